@@ -138,20 +138,20 @@ type LayerBuilder struct {
 
 // WorkspaceKeeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
 type WorkspaceKeeper interface {
-	// Kept returns the labels of all kept workspaces.
-	Kept(ctx context.Context) ([]Labels, error)
-	// Wipe removes a workspace. A workspace that does not exist is not an error.
-	Wipe(ctx context.Context, l Labels) error
+	// ListWorkspaces returns the labels of all kept workspaces.
+	ListWorkspaces(ctx context.Context) ([]Labels, error)
+	// RemoveWorkspace removes a workspace. A workspace that does not exist is not an error.
+	RemoveWorkspace(ctx context.Context, l Labels) error
 }
 
 // ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
 // paused and terminated together with the sandbox.
 type ServerHost interface {
-	// Serve ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
+	// StartServer ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
 	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
 	// server; the path changes when the container is replaced. It returns ErrNotFound if the sandbox does not exist
 	// or has no room for the server.
-	Serve(ctx context.Context, id string, n int, s Server) (socket string, err error)
+	StartServer(ctx context.Context, id string, n int, s Server) (socket string, err error)
 }
 
 // Server is an MCP server that speaks stdio in a separate container. Its variables, and the arguments that replace
@@ -164,9 +164,9 @@ type Server struct {
 // Restorer reports whether a sandbox was created with the workspace that its Spec requested. Providers that keep
 // workspaces by session do not implement it.
 type Restorer interface {
-	// Kept reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
+	// HasWorkspace reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
 	// empty.
-	Kept() bool
+	HasWorkspace() bool
 }
 
 // Provider creates, finds and ends the sandboxes of one engine.

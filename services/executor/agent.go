@@ -20,8 +20,8 @@ import (
 // no default.
 const openCodeModel = "gpt-4.1-mini"
 
-// placeholderKey is the API key of agents that reach models through the egress proxy. The proxy replaces it by the
-// real key.
+// placeholderKey is the API key that agents get if they reach models through the egress proxy. The proxy replaces it by the
+// model provider's real key.
 const placeholderKey = "spool"
 
 // endpoint holds the key and the URL with which agents reach a model provider. A field is "" if it is not set.
@@ -29,7 +29,7 @@ type endpoint struct{ key, url string }
 
 // usesProxy reports whether agents reach models through the egress proxy. All agents do, except those in local
 // sandboxes.
-func (c Config) usesProxy() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
+func (c Config) usesProxy() bool { return c.Sandbox == ProviderDocker || c.Sandbox == ProviderModal }
 
 // endpoint returns the endpoint with which agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
@@ -48,17 +48,18 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agent returns how the process of an agent of architecture arch is started: its model, command and environment. Only
-// that process sees the environment: it is not in the log, and other processes of the sandbox do not see it.
-func (c Config) agent(arch string, o events.Options) worker.Launch {
-	provider, model := c.model(arch, o)
-	l := worker.Launch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
+// agentLaunch returns the AgentLaunch of an agent of architecture arch: its model, command and environment. Only the agent's
+// process sees this environment: the log does not contain it, and other processes of the sandbox do not have it.
+func (c Config) agentLaunch(arch string, o events.Options) worker.AgentLaunch {
+	provider, model := c.effectiveModel(arch, o)
+	l := worker.AgentLaunch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
 	c.addModelSettings(&l, provider, o.ModelSettings)
 	return l
 }
 
-// addModelSettings adds model settings to a launch: first those of the preset, then those of the session.
-func (c Config) addModelSettings(l *worker.Launch, provider string, s events.ModelSettings) {
+// addModelSettings adds the model settings of the preset that s names to l, and then the settings s of the session, which
+// override them.
+func (c Config) addModelSettings(l *worker.AgentLaunch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
 	at := c.endpoint(provider)
@@ -86,7 +87,8 @@ func publicURLs() map[string]string {
 	return map[string]string{architecture.Anthropic: egress.AnthropicURL, architecture.OpenAI: egress.OpenAIURL, architecture.NVIDIA: egress.NVIDIAURL}
 }
 
-// modelEnvironment returns the variables by which the agent of an architecture finds its model provider.
+// modelEnvironment returns the environment variables that tell an agent of architecture arch how to reach the model
+// provider.
 func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	env := map[string]string{}
 	if c.usesProxy() {
@@ -115,8 +117,9 @@ func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	return env
 }
 
-// model returns the model provider and the model of a session. "" means the agent's own default model.
-func (c Config) model(arch string, o events.Options) (provider, model string) {
+// effectiveModel returns the model provider and the model that a session uses. A model of "" means the agent's own default
+// model.
+func (c Config) effectiveModel(arch string, o events.Options) (provider, model string) {
 	provider, model = c.modelProvider(arch, o)
 	switch {
 	case model != "":
@@ -164,8 +167,8 @@ func (c Config) modelProvider(arch string, o events.Options) (provider, model st
 	return architecture.OpenAI, o.Model
 }
 
-// configuredProviders returns the model providers that have a key or an address, or nil if only the egress proxy
-// knows them.
+// configuredProviders returns the names of the model providers for which the settings have a key or an address. It returns
+// nil if the settings have none and agents use the egress proxy, because then only the proxy knows its providers.
 func (c Config) configuredProviders() []string {
 	if len(c.ModelProviders) > 0 {
 		return c.ModelProviders
@@ -186,7 +189,8 @@ func (c Config) configuredProviders() []string {
 	return set
 }
 
-// checkModelProviders refuses unknown names, and removes empty lists.
+// checkModelProviders returns an error if the settings name an unknown model provider. It also removes empty names from
+// c.ModelProviders.
 func (c *Config) checkModelProviders() error {
 	c.ModelProviders = slices.DeleteFunc(slices.Clone(c.ModelProviders), func(name string) bool { return name == "" })
 	known := architecture.ModelProviders()
@@ -201,8 +205,8 @@ func (c *Config) checkModelProviders() error {
 	return nil
 }
 
-// pool returns the number of sandboxes that are kept ready, by architecture.
-func (c Config) pool() (map[string]int, error) {
+// poolSizes parses the setting Pool and returns the number of sandboxes to keep in the warm pool, by architecture.
+func (c Config) poolSizes() (map[string]int, error) {
 	out := map[string]int{}
 	for _, entry := range c.Pool {
 		if entry == "" {

@@ -126,7 +126,7 @@ func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 				}
 			}
 			// The files are written once, so the agent's own changes stay.
-			if err := os.WriteFile(filepath.Join(e.Workspaces(), s.id, "notes", "todo.md"), []byte("done\n"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(e.WorkspacesDir(), s.id, "notes", "todo.md"), []byte("done\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			second := s.post("again")

@@ -335,7 +335,7 @@ func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	if web := q.MCPServers[0]; web.URL != "http://127.0.0.1:7070/mcp/web" || len(web.Headers) != 0 {
 		t.Errorf("the agent is told %+v", web)
 	}
-	want := api.Upstream{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
+	want := api.MCPServer{Name: "web", URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer hunter2-hunter2", "Accept": "application/json"}, Secrets: []string{"hunter2-hunter2"}}
 	told := func() (n int) {
 		b.egress.mu.Lock()
 		defer b.egress.mu.Unlock()

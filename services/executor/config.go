@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// Config has the service's settings. The zero value of a field means its default.
+// Config has the settings of the executor. The zero value of a field means the default of its setting.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of the engine's name; empty means the user's data folder."`
 	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker and Modal also the path of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means the runner next to this program, else on the PATH."`
@@ -121,26 +121,27 @@ type Config struct {
 
 // The sandbox providers.
 const (
-	Local  = "local"
-	Docker = "docker"
-	Modal  = "modal"
+	ProviderLocal  = "local"
+	ProviderDocker = "docker"
+	ProviderModal  = "modal"
 )
 
-// DiskWatch is the value of DiskLimit with which no file system limits the disk usage; only the runner watches it.
-const DiskWatch = docker.DiskWatch
+// DiskLimitWatch is the value of Config.DiskLimit with which no file system enforces the disk limit: only the runner
+// measures the disk usage.
+const DiskLimitWatch = docker.DiskLimitWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
 	settings.Default(&c)
-	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
-		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
+	if c.Sandbox != ProviderLocal && c.Sandbox != ProviderDocker && c.Sandbox != ProviderModal {
+		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
 	}
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
 	}
 	// The default lies between the numbers of 16 bits, which accounts of the machine have, and 100000, from which useradd
 	// takes the subordinate users of rootless containers.
-	users, err := docker.ParseUsers(c.SandboxUIDs)
+	users, err := docker.ParseUserRange(c.SandboxUIDs)
 	if err != nil {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
 	}
@@ -180,10 +181,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
 	}
-	if err := c.checkEgress(); err != nil {
+	if err := c.checkEgressSettings(); err != nil {
 		return c, err
 	}
-	if c, err = c.checkModal(); err != nil {
+	if c, err = c.checkModalSettings(); err != nil {
 		return c, err
 	}
 	if err := c.checkDependencies(); err != nil {
@@ -193,7 +194,7 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Pool) == 0 {
 		c.Pool = nil
 	}
-	if _, err := c.pool(); err != nil {
+	if _, err := c.poolSizes(); err != nil {
 		return c, err
 	}
 	if c.Slots == 0 {
@@ -218,7 +219,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("max-attempts: %d is not between 1 and 100", c.MaxAttempts)
 	}
 	if c.WarmMemory == 0 {
-		c.WarmMemory = halfOfMemory()
+		c.WarmMemory = halfOfMachineMemory()
 	}
 	for _, d := range []struct {
 		name  string
@@ -247,8 +248,9 @@ func (c Config) withDefaults() (Config, error) {
 // maxSlots is the largest number of executions that one executor may run.
 const maxSlots = 1024
 
-// withFolder creates the data folder and fills in the settings that the folder contains.
-func (c Config) withFolder() (Config, error) {
+// withDataFolder creates the data folder, and returns the config with the folder's path and with the engine's name that
+// is stored in the folder.
+func (c Config) withDataFolder() (Config, error) {
 	if c.DataDir == "" {
 		base := os.Getenv("XDG_DATA_HOME")
 		if base == "" {
@@ -272,8 +274,8 @@ func (c Config) withFolder() (Config, error) {
 	return c, topology.CheckToken("engine", c.Engine)
 }
 
-// storedEngine returns the engine's name that the data folder holds. Without one it creates a name and stores it. If
-// two executors start at once, the second one reads the name of the first.
+// storedEngine returns the engine's name that is stored in the data folder dir. If there is none, it creates a name and
+// stores it. If two executors create a name at the same time, both return the same one.
 func storedEngine(dir string) (string, error) {
 	path := filepath.Join(dir, "engine")
 	raw, err := os.ReadFile(path)
@@ -288,7 +290,7 @@ func storedEngine(dir string) (string, error) {
 		return "", err
 	}
 	defer os.Remove(tmp.Name()) //nolint:errcheck // a second name of the same file, or a leftover
-	_, werr := tmp.WriteString(newEngine() + "\n")
+	_, werr := tmp.WriteString(newEngineName() + "\n")
 	if err := errors.Join(werr, tmp.Close()); err != nil {
 		return "", err
 	}
@@ -299,12 +301,13 @@ func storedEngine(dir string) (string, error) {
 	return strings.TrimSpace(string(raw)), err
 }
 
-// withRunner finds the runner's binary.
-func (c Config) withRunner() (Config, error) {
+// withRunnerPath returns the config with the path of the runner's binary. If the setting Runner is empty, it looks next
+// to this executable and on the PATH.
+func (c Config) withRunnerPath() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
 			return c, fmt.Errorf("runner: %w", err)
-		} else if info.IsDir() && c.Sandbox != Local {
+		} else if info.IsDir() && c.Sandbox != ProviderLocal {
 			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
 			return c, fmt.Errorf("runner: %s is not a program", c.Runner)
@@ -325,8 +328,8 @@ func (c Config) withRunner() (Config, error) {
 	return c, nil
 }
 
-// halfOfMemory returns half of the machine's memory in bytes, 2 GiB if that is unknown.
-func halfOfMemory() int64 {
+// halfOfMachineMemory returns half of the machine's memory in bytes, or 2 GiB if the size of the memory is unknown.
+func halfOfMachineMemory() int64 {
 	const unknown = 2 << 30
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -70,10 +70,10 @@ func TestNew_RefusesInvalidConfig(t *testing.T) {
 	check := func(c Config) error {
 		c, err := c.withDefaults()
 		if err == nil {
-			c, err = c.withFolder()
+			c, err = c.withDataFolder()
 		}
 		if err == nil {
-			_, err = c.withRunner()
+			_, err = c.withRunnerPath()
 		}
 		return err
 	}
@@ -88,13 +88,13 @@ func TestNew_RefusesInvalidConfig(t *testing.T) {
 		"runner: no":    {DataDir: t.TempDir()},
 		"sandbox-uids":  {SandboxUIDs: "10000-20000"},
 
-		"egress-image: egress-admin":  {Sandbox: Docker, EgressImage: "i", EgressAdmin: "/a", EgressSockets: "/s"},
-		`egress-network: "none"`:      {Sandbox: Docker, EgressImage: "i", EgressNetwork: "none"},
-		`egress-network: "container:`: {Sandbox: Docker, EgressImage: "i", EgressNetwork: "container:x"},
-		"anthropic-base-url":          {Sandbox: Docker, EgressImage: "i", AnthropicBaseURL: "nonsense"},
-		"openai-base-url":             {Sandbox: Docker, EgressImage: "i", OpenAIBaseURL: "ftp://x"},
-		"nvidia-base-url":             {Sandbox: Docker, EgressImage: "i", NVIDIABaseURL: "http://user@x"},
-		"OPENAI_API_KEY":              {Sandbox: Docker, EgressImage: "i", OpenAIKey: "two words"},
+		"egress-image: egress-admin":  {Sandbox: ProviderDocker, EgressImage: "i", EgressAdmin: "/a", EgressSockets: "/s"},
+		`egress-network: "none"`:      {Sandbox: ProviderDocker, EgressImage: "i", EgressNetwork: "none"},
+		`egress-network: "container:`: {Sandbox: ProviderDocker, EgressImage: "i", EgressNetwork: "container:x"},
+		"anthropic-base-url":          {Sandbox: ProviderDocker, EgressImage: "i", AnthropicBaseURL: "nonsense"},
+		"openai-base-url":             {Sandbox: ProviderDocker, EgressImage: "i", OpenAIBaseURL: "ftp://x"},
+		"nvidia-base-url":             {Sandbox: ProviderDocker, EgressImage: "i", NVIDIABaseURL: "http://user@x"},
+		"OPENAI_API_KEY":              {Sandbox: ProviderDocker, EgressImage: "i", OpenAIKey: "two words"},
 	} {
 		if err := check(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v does not say %q", c, err, want)
@@ -136,10 +136,10 @@ func TestModels_FollowArchitectureAndSettings(t *testing.T) {
 	}
 	nvidia := all
 	nvidia.OpenAIKey, nvidia.OpenAIBaseURL, nvidia.OpenAIModel = "", "", ""
-	docker := func(c Config) Config { c.Sandbox = Docker; return c }
+	docker := func(c Config) Config { c.Sandbox = ProviderDocker; return c }
 	// In compose the egress proxy has the keys, and the executor has only the models.
 	proxied := func(set ...string) Config {
-		return Config{Sandbox: Docker, AnthropicModel: "am", NVIDIAModel: "v/nm", ModelProviders: set}
+		return Config{Sandbox: ProviderDocker, AnthropicModel: "am", NVIDIAModel: "v/nm", ModelProviders: set}
 	}
 	prefers := all
 	prefers.ModelProvider = "nvidia"
@@ -200,9 +200,9 @@ func TestModels_FollowArchitectureAndSettings(t *testing.T) {
 		"proxy: NVIDIA alone, codex":       {proxied("nvidia"), "codex", "", "", "v/nm", by("nvidia")},
 		"proxy: no NVIDIA, slash":          {proxied("openai"), "spool", "v/x", "", "v/x", by("openai")},
 		"proxy: all, slash":                {proxied("openai", "nvidia"), "spool", "v/x", "", "v/x", by("nvidia")},
-		"proxy: the model of the executor": {Config{Sandbox: Docker, OpenAIModel: "v/om"}, "spool", "", "", "v/om", by("nvidia")},
+		"proxy: the model of the executor": {Config{Sandbox: ProviderDocker, OpenAIModel: "v/om"}, "spool", "", "", "v/om", by("nvidia")},
 	} {
-		launch := c.cfg.agent(c.runs, events.Options{Model: c.asked, ModelProvider: c.provider})
+		launch := c.cfg.agentLaunch(c.runs, events.Options{Model: c.asked, ModelProvider: c.provider})
 		model, env := launch.Model, launch.Env
 		maps.DeleteFunc(env, func(name, _ string) bool { return strings.HasSuffix(strings.ToUpper(name), "_PROXY") })
 		if model != c.wantModel || !maps.Equal(env, c.wantEnv) {
@@ -224,7 +224,7 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 	t.Parallel()
 	local := Config{OpenAIKey: "ok", OpenAIBaseURL: "http://o/v1", AnthropicKey: "ak", NVIDIAKey: "nk", NVIDIABaseURL: "http://n/v1"}
 	docker := local
-	docker.Sandbox = Docker
+	docker.Sandbox = ProviderDocker
 	own := events.ModelSettings{
 		Env:  map[string]string{"AGENT_KEY": "${MODEL_KEY}", "AGENT_URL": "${MODEL_BASE_URL}/chat", "AGENT_MODEL": "${MODEL}", "PRICE": "$$1"},
 		Args: []string{"--url", "${MODEL_BASE_URL}", "--model=${MODEL}"},
@@ -244,7 +244,7 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 		"over a preset":  {local, events.Options{Model: "m", ModelSettings: events.ModelSettings{Preset: "qwen", Env: map[string]string{"OPENAI_MODEL": "x-${MODEL}"}}}, map[string]string{"OPENAI_MODEL": "x-m"}, "agent"},
 	} {
 		c.o.Command = []string{"agent"}
-		l := c.cfg.agent("acp", c.o)
+		l := c.cfg.agentLaunch("acp", c.o)
 		for key, want := range c.env {
 			if l.Env[key] != want {
 				t.Errorf("%s: %s is %q, want %q", name, key, l.Env[key], want)
@@ -254,7 +254,7 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 			t.Errorf("%s: command %q, set %t", name, l.Command, l.Set)
 		}
 	}
-	l := local.agent("acp", events.Options{Model: "m", Command: []string{"opencode", "acp"}, ModelSettings: events.ModelSettings{Preset: "opencode"}})
+	l := local.agentLaunch("acp", events.Options{Model: "m", Command: []string{"opencode", "acp"}, ModelSettings: events.ModelSettings{Preset: "opencode"}})
 	var config struct {
 		Model    string
 		Provider map[string]struct {
@@ -264,7 +264,7 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 	if err := json.Unmarshal([]byte(l.Env["OPENCODE_CONFIG_CONTENT"]), &config); err != nil || config.Model != "spool/m" || config.Provider["spool"].Options.BaseURL != "http://o/v1" {
 		t.Errorf("opencode: %v %+v", err, config)
 	}
-	if l := local.agent("acp", events.Options{Model: "m", Command: []string{"a"}}); l.Set || len(l.Command) != 1 {
+	if l := local.agentLaunch("acp", events.Options{Model: "m", Command: []string{"a"}}); l.Set || len(l.Command) != 1 {
 		t.Errorf("without settings: %+v", l)
 	}
 }
@@ -272,12 +272,12 @@ func TestModelSettings_ReachAnACPAgent(t *testing.T) {
 // The pool uses the name of the architecture, for which turns look, also if the setting names an alias.
 func TestPoolTakesAliases(t *testing.T) {
 	t.Parallel()
-	got, err := Config{Pool: []string{"claude-sdk=2", "codex=1"}}.pool()
+	got, err := Config{Pool: []string{"claude-sdk=2", "codex=1"}}.poolSizes()
 	if err != nil || !maps.Equal(got, map[string]int{"claude-code": 2, "codex": 1}) {
 		t.Errorf("pool %v, %v", got, err)
 	}
 	for _, entry := range []string{"cobol=1", "=1", "codex", "codex=x", "codex=-1"} {
-		if _, err := (Config{Pool: []string{entry}}).pool(); err == nil || !strings.Contains(err.Error(), "pool: ") {
+		if _, err := (Config{Pool: []string{entry}}).poolSizes(); err == nil || !strings.Contains(err.Error(), "pool: ") {
 			t.Errorf("%s: %v", entry, err)
 		}
 	}

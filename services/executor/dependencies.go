@@ -17,18 +17,18 @@ import (
 
 // The sources of packages if the settings name no others.
 const (
-	npmRegistry = "https://registry.npmjs.org"
-	pipIndex    = "https://pypi.org/simple"
-	pipFiles    = "files.pythonhosted.org:443" // the index only names them
+	npmRegistry  = "https://registry.npmjs.org"
+	pipIndex     = "https://pypi.org/simple"
+	pipFilesHost = "files.pythonhosted.org:443" // the index only names them
 )
 
 // The shortest and the longest time for which the setting may keep an unused layer.
 const (
-	minKeep = time.Minute
-	maxKeep = 365 * 24 * time.Hour
+	minLayerKeep = time.Minute
+	maxLayerKeep = 365 * 24 * time.Hour
 )
 
-// checkDependencies checks the settings of layers, and sets the defaults.
+// checkDependencies sets the defaults of the settings for dependency layers, and returns an error if one of these settings is invalid.
 func (c *Config) checkDependencies() error {
 	for name, s := range map[string]string{"npm-registry": c.NPMRegistry, "pip-index-url": c.PIPIndexURL} {
 		if s == "" {
@@ -40,49 +40,51 @@ func (c *Config) checkDependencies() error {
 	}
 	c.DependenciesHosts = slices.DeleteFunc(c.DependenciesHosts, func(h string) bool { return h == "" })
 	var wrong *egress.EntryError
-	if _, err := egress.ParseAllowlist(c.registries().Hosts); errors.As(err, &wrong) {
+	if _, err := egress.ParseAllowlist(c.installRegistries().Hosts); errors.As(err, &wrong) {
 		return fmt.Errorf("dependencies-hosts, npm-registry or pip-index-url: %q: %s", wrong.Entry, wrong.Reason)
 	}
 	if c.DependenciesSize < 0 {
 		return fmt.Errorf("dependencies-size: %d is negative", c.DependenciesSize)
 	}
-	if c.DependenciesKeep < minKeep || c.DependenciesKeep > maxKeep {
-		return fmt.Errorf("dependencies-keep: %s is not between %s and %s", c.DependenciesKeep, minKeep, maxKeep)
+	if c.DependenciesKeep < minLayerKeep || c.DependenciesKeep > maxLayerKeep {
+		return fmt.Errorf("dependencies-keep: %s is not between %s and %s", c.DependenciesKeep, minLayerKeep, maxLayerKeep)
 	}
 	return nil
 }
 
-// layers returns the settings of layers for the provider. Empty settings of local sandboxes leave the choice to the
-// machine's installers.
-func (c Config) layers() layer.Config {
+// layerConfig returns the configuration of dependency layers for the sandbox provider. For local sandboxes an empty registry setting
+// means that npm and pip use the configuration of this machine.
+func (c Config) layerConfig() layer.Config {
 	l := layer.Config{NPMRegistry: c.NPMRegistry, PIPIndexURL: c.PIPIndexURL, Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}
-	if c.Sandbox == Docker {
-		l.NPMRegistry, l.PIPIndexURL = c.npm(), c.pip()
+	if c.Sandbox == ProviderDocker {
+		l.NPMRegistry, l.PIPIndexURL = c.npmRegistryURL(), c.pipIndexURL()
 	}
 	return l
 }
 
-func (c Config) npm() string {
+// npmRegistryURL returns the URL of the npm registry from which dependencies are installed.
+func (c Config) npmRegistryURL() string {
 	if c.NPMRegistry == "" {
 		return npmRegistry
 	}
 	return c.NPMRegistry
 }
 
-func (c Config) pip() string {
+// pipIndexURL returns the URL of the Python package index from which dependencies are installed.
+func (c Config) pipIndexURL() string {
 	if c.PIPIndexURL == "" {
 		return pipIndex
 	}
 	return c.PIPIndexURL
 }
 
-// registries returns the hosts and the routes of the egress proxy that a sandbox may reach while dependencies are installed in it.
-func (c Config) registries() provision.Registries {
+// installRegistries returns the hosts and the routes of the egress proxy that a sandbox may reach while dependencies are installed in it.
+func (c Config) installRegistries() provision.Registries {
 	r := provision.Registries{Hosts: slices.Clone(c.DependenciesHosts), Routes: []string{}}
-	if c.pip() == pipIndex {
-		r.Hosts = append(r.Hosts, pipFiles)
+	if c.pipIndexURL() == pipIndex {
+		r.Hosts = append(r.Hosts, pipFilesHost)
 	}
-	for _, s := range []string{c.npm(), c.pip()} {
+	for _, s := range []string{c.npmRegistryURL(), c.pipIndexURL()} {
 		u, err := url.Parse(s)
 		if err != nil {
 			continue // checked before

@@ -20,18 +20,18 @@ func TestSettingDependencies(t *testing.T) {
 		routes []string
 	}{
 		"docker": {
-			func(c *Config) { c.Sandbox = Docker },
+			func(c *Config) { c.Sandbox = ProviderDocker },
 			layer.Config{NPMRegistry: "https://registry.npmjs.org", PIPIndexURL: "https://pypi.org/simple", Within: 10 * time.Minute, MaxBytes: 2 << 30, Keep: 168 * time.Hour},
 			[]string{"files.pythonhosted.org:443", "pypi.org:443", "registry.npmjs.org:443"}, []string{},
 		},
 		"local": {
-			func(c *Config) { c.Sandbox = Local },
+			func(c *Config) { c.Sandbox = ProviderLocal },
 			layer.Config{Within: 10 * time.Minute, MaxBytes: 2 << 30, Keep: 168 * time.Hour},
 			[]string{"files.pythonhosted.org:443", "pypi.org:443", "registry.npmjs.org:443"}, []string{},
 		},
 		"others": {
 			func(c *Config) {
-				c.Sandbox, c.NPMRegistry, c.PIPIndexURL = Docker, "https://npm.example.com:8443/x/", "http://pip.example.com/simple"
+				c.Sandbox, c.NPMRegistry, c.PIPIndexURL = ProviderDocker, "https://npm.example.com:8443/x/", "http://pip.example.com/simple"
 				c.DependenciesHosts, c.DependenciesTimeout, c.DependenciesSize, c.DependenciesKeep = []string{"", "*.example.org", "npm.example.com:8443"}, time.Minute, 5, time.Hour
 			},
 			layer.Config{NPMRegistry: "https://npm.example.com:8443/x/", PIPIndexURL: "http://pip.example.com/simple", Within: time.Minute, MaxBytes: 5, Keep: time.Hour},
@@ -39,7 +39,7 @@ func TestSettingDependencies(t *testing.T) {
 		},
 		"routes": {
 			func(c *Config) {
-				c.Sandbox, c.NPMRegistry, c.PIPIndexURL = Docker, "http://127.0.0.1:7070/npm", "http://127.0.0.1:7070/pypi/simple"
+				c.Sandbox, c.NPMRegistry, c.PIPIndexURL = ProviderDocker, "http://127.0.0.1:7070/npm", "http://127.0.0.1:7070/pypi/simple"
 			},
 			layer.Config{NPMRegistry: "http://127.0.0.1:7070/npm", PIPIndexURL: "http://127.0.0.1:7070/pypi/simple", Within: 10 * time.Minute, MaxBytes: 2 << 30, Keep: 168 * time.Hour},
 			nil, []string{"npm", "pypi"},
@@ -53,10 +53,10 @@ func TestSettingDependencies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := cfg.layers(); got != c.layers {
+			if got := cfg.layerConfig(); got != c.layers {
 				t.Errorf("layers %+v", got)
 			}
-			if got := cfg.registries(); !slices.Equal(got.Hosts, c.hosts) || !slices.Equal(got.Routes, c.routes) || got.Routes == nil {
+			if got := cfg.installRegistries(); !slices.Equal(got.Hosts, c.hosts) || !slices.Equal(got.Routes, c.routes) || got.Routes == nil {
 				t.Errorf("registries %+v", got)
 			}
 		})

@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// chooseWithin is the maximum time for which the start of the executor waits until the provider has chosen how disk
-// limits are enforced. The choice takes longer if an image has to be pulled first; it then continues with the first
-// sandbox.
-const chooseWithin = time.Minute
+// chooseDiskLimitTimeout is the maximum time for which the start of the executor waits until the provider has chosen how to
+// enforce disk limits. The choice takes longer if the engine has to pull an image first; in that case it is repeated with the
+// first sandbox.
+const chooseDiskLimitTimeout = time.Minute
 
 // diskLimiter is a provider that limits the disk usage of its sandboxes.
 type diskLimiter interface {
@@ -25,6 +25,8 @@ type diskLimiter interface {
 	DiskLimit() string
 }
 
+// diskLimiter returns the executor's provider as a diskLimiter, or nil if the provider does not limit the disk usage of
+// sandboxes.
 func (e *Executor) diskLimiter() diskLimiter {
 	d, ok := e.own.(diskLimiter)
 	if !ok {
@@ -33,8 +35,8 @@ func (e *Executor) diskLimiter() diskLimiter {
 	return d
 }
 
-// diskLimit returns the mode that enforces disk limits, such as loop or quota, or "" if it is not chosen yet or the
-// provider has none.
+// diskLimit returns the mode by which the provider enforces disk limits, such as loop or quota. It returns "" if the provider
+// has not chosen a mode yet or does not limit the disk usage.
 func (e *Executor) diskLimit() string {
 	if d := e.diskLimiter(); d != nil {
 		return d.DiskLimit()
@@ -42,14 +44,15 @@ func (e *Executor) diskLimit() string {
 	return ""
 }
 
-// chooseDiskLimit makes the provider choose how disk limits are enforced. It returns an error if the engine cannot
-// enforce the configured mode. If the engine does not answer, it returns nil, and the first sandbox repeats the choice.
+// chooseDiskLimit makes the provider choose the mode by which it enforces disk limits. It returns an error if the engine
+// cannot enforce limits in the configured mode. If the engine does not answer, it returns nil, and the creation of the first
+// sandbox repeats the choice.
 func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	d := e.diskLimiter()
 	if d == nil {
 		return nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, chooseWithin)
+	bounded, cancel := context.WithTimeout(ctx, chooseDiskLimitTimeout)
 	defer cancel()
 	_, err := d.ChooseDiskLimit(bounded)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, docker.ErrDiskLimit) {
@@ -59,7 +62,8 @@ func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	return err
 }
 
-// registerDiskLimit registers a gauge that is 1 for the mode that enforces the disk limits and 0 for the others.
+// registerDiskLimit registers a gauge with a label for the mode. The gauge is 1 for the mode that enforces the disk limits,
+// which limit returns, and 0 for all other modes.
 func registerDiskLimit(r prometheus.Registerer, limit func() string) {
 	for _, mode := range docker.DiskLimits()[1:] {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -74,18 +78,18 @@ func registerDiskLimit(r prometheus.Registerer, limit func() string) {
 	}
 }
 
-// ProveDiskLimit returns the mode that would enforce the disk limits of Docker sandboxes with these settings. It tries
-// the modes on the engine, and leaves nothing there.
+// ProveDiskLimit returns the mode that would enforce the disk limits of Docker sandboxes with the settings c. To find it,
+// ProveDiskLimit tries the modes on the Docker engine. It removes everything that it created there.
 func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode string, err error) {
-	c.Sandbox, c.Engine = Docker, "doctor"
+	c.Sandbox, c.Engine = ProviderDocker, "doctor"
 	if c, err = c.withDefaults(); err != nil {
 		return "", err
 	}
-	if c, err = c.withRunner(); err != nil {
+	if c, err = c.withRunnerPath(); err != nil {
 		return "", err
 	}
 	try := func(use func(*docker.Provider) error) error {
-		p, err := c.provider(log)
+		p, err := c.newProvider(log)
 		if err != nil {
 			return err
 		}
@@ -103,7 +107,7 @@ func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode stri
 		return "", err
 	}
 	return mode, try(func(p *docker.Provider) error { // this provider does not use the runner's volume
-		_, err := p.Orphans(ctx, 0)
+		_, err := p.RemoveOrphans(ctx, 0)
 		return err
 	})
 }

@@ -81,7 +81,7 @@ func onEngine(t *testing.T) func(*executor.Config) {
 		dockerCLI(t, nil, "rmi", image)
 	})
 	return func(c *executor.Config) {
-		c.Sandbox, c.Engine, c.Runner, c.SandboxImage = executor.Docker, name, runner, "debian:bookworm-slim"
+		c.Sandbox, c.Engine, c.Runner, c.SandboxImage = executor.ProviderDocker, name, runner, "debian:bookworm-slim"
 		c.EgressImage, c.EgressNetwork = image, "host" // not every machine that runs the tests has a bridge
 		c.StopSandboxes = true
 	}
@@ -110,9 +110,9 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	if got := dockerCLI(t, nil, "inspect", "--format", "{{.HostConfig.NetworkMode}}", "spool-egress-"+cfg.Engine); got != cfg.EgressNetwork {
 		t.Errorf("its network is %q", got)
 	}
-	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.Docker })
+	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.ProviderDocker })
 	first := s.post("write a program")
-	s.jobAt(topology.JobAny(executor.Docker))
+	s.jobAt(topology.JobAny(executor.ProviderDocker))
 	if l := s.untilEnded(first); l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}
@@ -163,7 +163,7 @@ func TestEgress_JobsWaitForTheEngine(t *testing.T) {
 	local := b.local
 	b.local = func(c *executor.Config) {
 		local(c)
-		c.Sandbox, c.Engine, c.EgressImage = executor.Docker, "nowhere", "spool/egress"
+		c.Sandbox, c.Engine, c.EgressImage = executor.ProviderDocker, "nowhere", "spool/egress"
 		c.DockerHost = "unix://" + filepath.Join(t.TempDir(), "none.sock")
 	}
 	b.run()

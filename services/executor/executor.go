@@ -50,13 +50,13 @@ type Deps struct {
 
 	Metrics prometheus.Registerer // nil: no metrics
 
-	Workspaces contents.Store     // used with Provider; nil: none
-	Egress     metering.Egress    // used with Provider; nil: none
-	Skills     references.Skills  // used with Provider; nil: none
-	Secrets    references.Secrets // nil: the keys of Config
+	Workspaces contents.Store        // used with Provider; nil: none
+	Egress     metering.EgressClient // used with Provider; nil: none
+	Skills     references.Skills     // used with Provider; nil: none
+	Secrets    references.Secrets    // nil: the keys of Config
 }
 
-// Executor is one copy of the executor service.
+// An Executor is one instance of the executor service.
 type Executor struct {
 	cfg     Config
 	id      string
@@ -67,28 +67,29 @@ type Executor struct {
 	room    *storage.Watch
 	frames  *frames.Publisher
 	worker  *worker.Worker
-	store   *workspaces.Workspaces // nil if Deps has one
-	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
-	own     sandbox.Provider       // closed at the end; nil if Deps has one
-	jobs    *jobs
+	store   *workspaces.Store // nil if Deps has one
+	egress  egressClient      // the zero value if Deps has one, or if there is no egress proxy
+	own     sandbox.Provider  // closed at the end; nil if Deps has one
+	jobs    *jobReceiver
 
 	publisher *bus.Publisher // of dead letters, and of jobs for another engine
 	ready     chan struct{}
 
-	skills  *skills.Skills // nil if Deps has them
-	secrets *secrets       // nil if there is no key
+	skills  *skills.Installer // nil if Deps has them
+	secrets *secretOpener     // nil if there is no key
 }
 
 // New returns an Executor. It creates the data folder if it needs one, and sends nothing to NATS or to the engine.
 func New(cfg Config, deps Deps) (*Executor, error) {
-	e, err := build(cfg, deps)
+	e, err := newExecutor(cfg, deps)
 	if err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	return e, nil
 }
 
-func build(cfg Config, deps Deps) (*Executor, error) {
+// newExecutor returns an Executor as New does. New adds a prefix to its errors.
+func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("NATS, Log and Logger are required")
 	}
@@ -106,8 +107,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if deps.Provider == nil && cfg.Sandbox == Local || cfg.Engine == "" {
-		if cfg, err = cfg.withFolder(); err != nil {
+	if deps.Provider == nil && cfg.Sandbox == ProviderLocal || cfg.Engine == "" {
+		if cfg, err = cfg.withDataFolder(); err != nil {
 			return nil, err
 		}
 	}
@@ -118,10 +119,10 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Provider == nil {
 		e.store = workspaces.New(cfg.SnapshotVersion, deps.Logger)
 		deps.Workspaces = e.store
-		if cfg, err = cfg.withRunner(); err != nil {
+		if cfg, err = cfg.withRunnerPath(); err != nil {
 			return nil, err
 		}
-		if deps.Provider, err = cfg.provider(deps.Logger); err != nil {
+		if deps.Provider, err = cfg.newProvider(deps.Logger); err != nil {
 			return nil, err
 		}
 		e.own = deps.Provider
@@ -136,11 +137,11 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 			deps.Egress = e.egress
 		}
 	}
-	pool, err := cfg.pool()
+	pool, err := cfg.poolSizes()
 	if err != nil {
 		return nil, err
 	}
-	if e.secrets, err = cfg.secrets(); err != nil {
+	if e.secrets, err = cfg.newSecretOpener(); err != nil {
 		return nil, err
 	}
 	if e.secrets != nil {
@@ -161,12 +162,12 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
-	e.frames = frames.New(frames.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textInterval, Logger: deps.Logger})
+	e.frames = frames.New(frames.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textFrameInterval, Logger: deps.Logger})
 	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
-		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
-		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
+		Output: cfg.outputLimits(), SessionOutput: cfg.sessionOutputLimits(), Pace: cfg.outputPace(),
+		EngineGone: cfg.EngineGone, Agent: cfg.agentLaunch, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.installRegistries(), Rate: cfg.sandboxRate(), SandboxLife: cfg.sandboxLife(),
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
@@ -175,38 +176,37 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
 	}
-	e.leases.Count(e.worker.Working)
-	if e.jobs, err = newJobs(e); err != nil {
+	e.leases.SetCounter(e.worker.RunningByTenant)
+	if e.jobs, err = newJobReceiver(e); err != nil {
 		return nil, err
 	}
 	return e, nil
 }
 
-// newEngine returns a new name for the engine of a data folder.
-func newEngine() string { return strings.ToLower(rand.Text()[:16]) }
+// newEngineName returns a new random name for an engine.
+func newEngineName() string { return strings.ToLower(rand.Text()[:16]) }
 
 // ID returns the id of this executor, which is new with each New.
 func (e *Executor) ID() string { return e.id }
 
-// Ready returns a channel that is closed when the executor takes jobs.
+// Ready returns a channel that is closed when the executor begins to receive jobs.
 func (e *Executor) Ready() <-chan struct{} { return e.ready }
 
-// Workspaces returns the folder of the workspaces of local sandboxes, which has one folder for each session.
-func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
+// WorkspacesDir returns the path of the folder that contains the workspaces of local sandboxes, one folder for each session.
+func (e *Executor) WorkspacesDir() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
-// Run takes jobs until ctx ends. Then it hands its executions over: their agents
-// continue, and the next executor follows them. Sandboxes stay, unless
-// Config.StopSandboxes is set and no other executor of the engine is alive. Run
-// releases the lease at the end.
+// Run handles jobs until ctx ends, and then hands its running executions over: their agents continue to run, and another executor follows
+// them. Sandboxes keep running, unless Config.StopSandboxes is set and no other executor of the engine is alive. Before it returns, Run
+// deletes the executor's lease.
 func (e *Executor) Run(ctx context.Context) error {
-	if err := e.open(ctx); err != nil {
+	if err := e.openDependencies(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
 	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
 	if err != nil {
 		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
 	}
-	files, err := e.serveFiles()
+	files, err := e.serveLiveFiles()
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, control.Unsubscribe()))
 	}
@@ -231,7 +231,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { e.worker.RunAgents(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.worker.RunSweeps(work, e.cfg.SweepEvery); return nil })
 	all.Go(func() error { e.worker.RunPool(work); return nil })
-	all.Go(func() error { e.jobs.adopt(work); return nil })
+	all.Go(func() error { e.jobs.adoptEngines(work); return nil })
 	all.Go(func() error {
 		defer stop()
 		return e.jobs.run(work, e.ready)
@@ -255,17 +255,18 @@ func (e *Executor) Run(ctx context.Context) error {
 }
 
 const (
-	// openWithin is the time limit of one attempt to open the buckets, and openPause the pause between two attempts.
-	openWithin = 2 * time.Second
-	openPause  = 200 * time.Millisecond
+	// openTimeout is the time limit of one attempt to open the executor's NATS buckets, and openRetryPause is the pause between two attempts.
+	openTimeout    = 2 * time.Second
+	openRetryPause = 200 * time.Millisecond
 )
 
-// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits, tries Modal's settings and announces the executor.
-func (e *Executor) open(ctx context.Context) error {
+// openDependencies blocks until NATS and the executor's buckets are ready. Then it starts the egress proxy, makes the provider choose how
+// to enforce disk limits, checks the settings of Modal and writes the executor's lease.
+func (e *Executor) openDependencies(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
 	}
-	if err := e.await(ctx, e.openBuckets); err != nil {
+	if err := e.retryOpen(ctx, e.openBuckets); err != nil {
 		return err
 	}
 	if err := e.egress.open(ctx, e.deps.Logger); err != nil {
@@ -277,14 +278,14 @@ func (e *Executor) open(ctx context.Context) error {
 	if err := e.verifyModal(ctx); err != nil {
 		return err
 	}
-	return e.await(ctx, e.leases.Open)
+	return e.retryOpen(ctx, e.leases.Open)
 }
 
-// await calls open until it succeeds, because NATS may be down or not completely installed. It returns an error when
-// ctx ends or the connection is closed.
-func (e *Executor) await(ctx context.Context, open func(context.Context) error) error {
+// retryOpen calls open until it returns nil, because NATS may be down or its buckets may not exist yet. It returns an error when ctx ends
+// or the connection to NATS is closed.
+func (e *Executor) retryOpen(ctx context.Context, open func(context.Context) error) error {
 	for logged := false; ; logged = true {
-		try, cancel := context.WithTimeout(ctx, openWithin)
+		try, cancel := context.WithTimeout(ctx, openTimeout)
 		err := open(try)
 		cancel()
 		if err == nil || e.deps.NATS.IsClosed() {
@@ -293,12 +294,13 @@ func (e *Executor) await(ctx context.Context, open func(context.Context) error) 
 		if !logged {
 			e.deps.Logger.Warn("waiting for NATS and its buckets", "reason", err)
 		}
-		if retry.Pause(ctx, openPause) != nil {
+		if retry.Pause(ctx, openRetryPause) != nil {
 			return errors.Join(ctx.Err(), err)
 		}
 	}
 }
 
+// openBuckets opens the NATS buckets with workspaces, skills and secrets.
 func (e *Executor) openBuckets(ctx context.Context) error {
 	if e.store != nil {
 		if err := e.store.Open(ctx, e.js); err != nil {
@@ -310,7 +312,7 @@ func (e *Executor) openBuckets(ctx context.Context) error {
 			return err
 		}
 	}
-	return e.secrets.open(ctx, e.js)
+	return e.secrets.openBucket(ctx, e.js)
 }
 
 // closeConnections closes the connections to the engine and to the egress proxy.
@@ -325,16 +327,16 @@ func (e *Executor) closeConnections() error {
 // stopSandboxesTimeout is the time limit of stopSandboxes.
 const stopSandboxesTimeout = time.Minute
 
-// textInterval is the minimum time between two frames of text in flight of a partition.
-const textInterval = 10 * time.Millisecond
+// textFrameInterval is the minimum time between two published frames with text in flight of one partition.
+const textFrameInterval = 10 * time.Millisecond
 
-// stopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox, unless another executor of the engine
-// still has a lease.
+// stopSandboxes takes a snapshot of every sandbox on the engine and terminates the sandbox. It does nothing if another executor of the
+// engine has a lease.
 func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopSandboxesTimeout)
 	defer cancel()
 	// This executor's lease is released already: of several that stop at once, the last one finds no other.
-	if others, err := e.leases.Others(ctx); err != nil || others {
+	if others, err := e.leases.HasOtherExecutor(ctx); err != nil || others {
 		return err
 	}
 	if err := e.worker.StopSandboxes(ctx); err != nil {
@@ -343,8 +345,8 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// handleControl handles a message on the executor's subject topology.Ctl: a hint that a session has a new event or, if
-// the message has a reply subject, the question what this executor does for a session.
+// handleControl handles a message on the executor's subject topology.Ctl. Without a reply subject the message is a hint that a session has
+// a new event. With a reply subject it asks what this executor does for a session.
 func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {
@@ -352,7 +354,7 @@ func (e *Executor) handleControl(msg *nats.Msg) {
 		return
 	}
 	if msg.Reply == "" {
-		e.worker.Hint(ref.Session)
+		e.worker.WakeTurn(ref.Session)
 		return
 	}
 	raw, err := json.Marshal(e.worker.Answer(ref.Session))

@@ -152,7 +152,7 @@ func (b *fakeBox) Secret() string                        { return "" } // as in 
 func (b *fakeBox) ID() string                            { return b.spec.ID }
 func (b *fakeBox) Running(context.Context) (bool, error) { return !b.runner.isDead(), nil }
 func (b *fakeBox) Files() sandbox.Files                  { return b.files }
-func (b *fakeBox) Kept() bool                            { return b.kept }
+func (b *fakeBox) HasWorkspace() bool                    { return b.kept }
 func (b *fakeBox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if b.frozen() {
 		return nil, fmt.Errorf("fake sandbox: %s is paused", b.spec.ID)

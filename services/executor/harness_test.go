@@ -89,7 +89,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), benchLimit)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.Local}
+	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.ProviderLocal}
 	t.Cleanup(b.provider.close)
 	var err error
 	if b.js, err = jetstream.New(b.nc); err != nil {
@@ -147,7 +147,7 @@ func (b *bench) run(change ...func(*executor.Config)) *runningExecutor {
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineSettings: lease.EngineSettings{EngineGone: 4 * time.Second},
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
-	if b.sandbox == executor.Modal {
+	if b.sandbox == executor.ProviderModal {
 		cfg.ModalTokenID, cfg.ModalTokenSecret, cfg.ModalImage = "ak-test", "as-test", "debian"
 		cfg.EgressServer, cfg.EgressAuthority, cfg.EgressAdmin = "192.0.2.1:443", authority(b.t), "admin.sock"
 	}
@@ -307,7 +307,7 @@ type watchedLog struct {
 	after   func(events.Draft) // called after each stored commit; nil for none
 }
 
-// afterAppend makes the log call f after each commit that is stored from now on, before Append returns.
+// afterAppend makes the log call f after each commit that is stored from now on, before AppendDecision returns.
 func (l *watchedLog) afterAppend(f func(events.Draft)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -609,7 +609,7 @@ func (s *talk) check() {
 	}
 }
 
-// jobs returns the number of jobs that are left.
+// jobReceiver returns the number of jobs that are left.
 func (b *bench) jobs() uint64 {
 	b.t.Helper()
 	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)

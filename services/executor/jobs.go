@@ -14,28 +14,30 @@ import (
 )
 
 const (
-	// adoptEvery is the interval at which the executor looks for jobs of engines whose executors are gone.
-	adoptEvery = 5 * time.Second
-	// jobNak is the delay before a failed job is delivered again.
-	jobNak = 2 * time.Second
-	// handoverTimeout is the time limit for handing over jobs at the end.
+	// adoptInterval is the interval at which the executor looks for jobs of other engines that have no executor any more.
+	adoptInterval = 5 * time.Second
+	// jobRetryDelay is the delay after which a failed job is delivered again.
+	jobRetryDelay = 2 * time.Second
+	// handoverTimeout is the maximum time that running jobs may take to hand their executions over when the executor stops.
 	handoverTimeout = 10 * time.Second
 )
 
-// jobs receives the jobs of this executor's engine, and those of engines whose executors are gone.
-type jobs struct {
+// jobReceiver receives the jobs of this executor's engine, and those of other engines that have no executor any more.
+type jobReceiver struct {
 	e      *Executor
 	router *bus.Router
 }
 
-func newJobs(e *Executor) (*jobs, error) {
-	j := &jobs{e: e}
+// newJobReceiver returns a jobReceiver, which receives no jobs before run is called.
+func newJobReceiver(e *Executor) (*jobReceiver, error) {
+	j := &jobReceiver{e: e}
 	var err error
 	j.router, err = j.newRouter(topology.JobsAnyConsumer(e.cfg.Sandbox), topology.JobsOnConsumer(e.cfg.Sandbox, e.cfg.Engine))
 	return j, err
 }
 
-func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
+// newRouter returns a router that passes the jobs of the given JetStream consumers to the worker.
+func (j *jobReceiver) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handoverTimeout + 5*time.Second, Logger: j.e.deps.Logger})
 	if err != nil {
 		return nil, err
@@ -45,11 +47,11 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.Concurrency = deliveries(j.e.cfg.Slots)
+		cfg.Concurrency = maxDeliveries(j.e.cfg.Slots)
 		cfg.HeartBeat = time.Second
 		// The requests for further jobs of a frozen executor expire before its present jobs are delivered again.
 		cfg.PullExpiry = 3 * time.Second
-		cfg.NakDelay = jobNak
+		cfg.NakDelay = jobRetryDelay
 		cfg.DoubleAck = true
 		cfg.CloseTimeout = handoverTimeout
 		cfg.Logger = j.e.deps.Logger
@@ -65,8 +67,9 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 	return router, nil
 }
 
-// run receives jobs until ctx ends, and returns when the handlers of all jobs have returned.
-func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
+// run receives jobs until ctx ends, and returns when the handling of all jobs has ended. It closes ready when it begins to
+// receive.
+func (j *jobReceiver) run(ctx context.Context, ready chan<- struct{}) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	done := make(chan struct{})
@@ -81,13 +84,13 @@ func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adopt receives the jobs of engines whose executors are gone, until such an engine has an executor again. It blocks
-// until ctx ends.
-func (j *jobs) adopt(ctx context.Context) {
+// adoptEngines receives the jobs of other engines that have no executor, until such an engine has an executor again. It
+// blocks until ctx ends.
+func (j *jobReceiver) adoptEngines(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
 	adopted := map[string]context.CancelFunc{}
-	tick := time.NewTicker(min(adoptEvery, j.e.cfg.EngineGone))
+	tick := time.NewTicker(min(adoptInterval, j.e.cfg.EngineGone))
 	defer tick.Stop()
 	for {
 		select {
@@ -98,7 +101,7 @@ func (j *jobs) adopt(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		waiting, err := j.waiting(ctx)
+		waiting, err := j.abandonedEngines(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
 				j.e.deps.Logger.Warn("look for jobs of engines that are gone", "error", err)
@@ -113,16 +116,16 @@ func (j *jobs) adopt(ctx context.Context) {
 		}
 		for engine := range waiting {
 			if adopted[engine] == nil {
-				adopted[engine] = j.take(ctx, engine, &routers)
+				adopted[engine] = j.receiveJobsOf(ctx, engine, &routers)
 			}
 		}
 	}
 }
 
-// waiting returns the other engines that have jobs and that have had no live executor for longer than the setting
-// engine-gone.
-func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
+// abandonedEngines returns the names of the other engines that have jobs, and that have had no executor for longer than the
+// setting engine-gone.
+func (j *jobReceiver) abandonedEngines(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, adoptInterval)
 	defer cancel()
 	stream, err := j.e.js.Stream(ctx, topology.StreamJobs)
 	if err != nil {
@@ -143,8 +146,8 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// take starts to receive the jobs of another engine, until the returned function is called.
-func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
+// receiveJobsOf starts to receive the jobs of another engine, until the returned function is called.
+func (j *jobReceiver) receiveJobsOf(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
 	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
 	if err != nil {
@@ -160,7 +163,6 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	return stop
 }
 
-// deliveries returns the number of jobs that an executor with the given number of slots handles at once without
-// releasing the delivery. A long job releases its delivery when it has a permit or begins to wait for one, so more jobs
-// than that may run.
-func deliveries(slots int) int { return 2*slots + 4 }
+// maxDeliveries returns the number of jobs that an executor with the given number of slots handles at the same time. A job
+// that has a permit, or waits for one, no longer counts, so more jobs than that may run.
+func maxDeliveries(slots int) int { return 2*slots + 4 }

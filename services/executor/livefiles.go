@@ -6,8 +6,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/livefiles"
 )
 
-// serveFiles answers gateways that ask for files of the engine's running sandboxes.
-func (e *Executor) serveFiles() (*wire.Server, error) {
+// serveLiveFiles answers requests of gateways for files in the engine's running sandboxes, until the returned
+// server is closed.
+func (e *Executor) serveLiveFiles() (*wire.Server, error) {
 	source := livefiles.New(livefiles.Config{
 		Sessions: eventlog.Sessions{Log: e.deps.Log}, Sandbox: e.deps.Provider, Provider: e.cfg.Sandbox, Engine: e.cfg.Engine,
 	})

@@ -109,7 +109,7 @@ func (s *talk) removeAll(e *runningExecutor) {
 	s.job()
 	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
 	s.b.noJobs()
-	if _, err := os.Stat(filepath.Join(e.Workspaces(), s.id)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(e.WorkspacesDir(), s.id)); !os.IsNotExist(err) {
 		s.b.t.Errorf("the workspace is left: %v", err)
 	}
 	if left := processesOf(s.id); len(left) > 0 {
@@ -173,7 +173,7 @@ func TestLocal_TurnsRunTheRealAgent(t *testing.T) {
 	if l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}
-	raw, err := os.ReadFile(filepath.Join(e.Workspaces(), s.id, "hello.sh"))
+	raw, err := os.ReadFile(filepath.Join(e.WorkspacesDir(), s.id, "hello.sh"))
 	if err != nil || !strings.Contains(string(raw), "hello from") {
 		t.Errorf("the agent's file: %q, %v", raw, err)
 	}

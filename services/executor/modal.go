@@ -17,12 +17,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// checkModal checks the settings of Modal sandboxes, and sets those that follow from others.
-func (c Config) checkModal() (Config, error) {
-	if c.Sandbox != Modal {
+// checkModalSettings checks the settings of Modal sandboxes, and returns the config with the settings that follow from
+// them.
+func (c Config) checkModalSettings() (Config, error) {
+	if c.Sandbox != ProviderModal {
 		return c, nil
 	}
-	if err := c.checkPrice(); err != nil {
+	if err := c.checkSandboxPrice(); err != nil {
 		return c, err
 	}
 	c.Engine = cmp.Or(c.Engine, "modal-"+c.ModalApp)
@@ -36,15 +37,15 @@ func (c Config) checkModal() (Config, error) {
 		}
 		c.ModalTokenSecret, c.ModalTokenSecretFile = strings.TrimSpace(string(text)), ""
 	}
-	cfg, err := c.modal(nil)
+	cfg, err := c.modalConfig(nil)
 	if err != nil {
 		return c, err
 	}
 	return c, cfg.Check()
 }
 
-// modal returns the settings of the provider.
-func (c Config) modal(log *slog.Logger) (modal.Config, error) {
+// modalConfig returns the configuration of the Modal provider.
+func (c Config) modalConfig(log *slog.Logger) (modal.Config, error) {
 	images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
 	if err != nil {
 		return modal.Config{}, err
@@ -62,14 +63,14 @@ func (c Config) modal(log *slog.Logger) (modal.Config, error) {
 	return out, nil
 }
 
-// verifyModal asks Modal whether it accepts the settings. If Modal does not answer, the first sandbox reports wrong
-// settings.
+// verifyModal asks Modal whether it accepts the settings. It returns nil if Modal does not answer; the creation of the
+// first sandbox then reports wrong settings.
 func (e *Executor) verifyModal(ctx context.Context) error {
 	p, ok := e.own.(*modal.Provider)
 	if !ok {
 		return nil
 	}
-	err := p.Verify(ctx)
+	err := p.VerifySettings(ctx)
 	var typed *sandbox.Error
 	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
 		e.deps.Logger.Warn("Modal does not answer: its settings are not verified yet", "error", err)
@@ -78,18 +79,18 @@ func (e *Executor) verifyModal(ctx context.Context) error {
 	return err
 }
 
-// ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns one sentence
+// ProveModal checks the settings at Modal: the token, the environment, the app and the image. It returns one sentence
 // for each step that succeeded.
 func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, error) {
-	c.Sandbox = Modal
+	c.Sandbox = ProviderModal
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	if c, err = c.withRunner(); err != nil {
+	if c, err = c.withRunnerPath(); err != nil {
 		return nil, err
 	}
-	cfg, err := c.modal(log)
+	cfg, err := c.modalConfig(log)
 	if err != nil {
 		return nil, err
 	}
@@ -97,12 +98,12 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	if err != nil {
 		return nil, err
 	}
-	found, err := p.Prove(ctx)
+	found, err := p.ProveSettings(ctx)
 	return found, errors.Join(err, p.Close())
 }
 
-// CheckEgressListener returns an error that names the setting if the egress proxy would have no TLS listener, to which
-// sandboxes on Modal connect. getenv returns the proxy's settings by the names of their variables.
+// CheckEgressListener returns an error that names the setting if the settings of an egress proxy configure no TLS
+// listener, which sandboxes at Modal need. getenv returns the value of a variable with a setting of the proxy.
 func CheckEgressListener(getenv func(string) string) error {
 	for _, name := range []string{"SPOOL_EGRESS_LISTEN_TLS", "SPOOL_EGRESS_TLS_CERTIFICATE", "SPOOL_EGRESS_TLS_KEY"} {
 		if getenv(name) == "" {
@@ -112,25 +113,26 @@ func CheckEgressListener(getenv func(string) string) error {
 	return nil
 }
 
-// checkPrice returns an error if the price of Modal sandboxes is invalid.
-func (c Config) checkPrice() error {
+// checkSandboxPrice returns an error if the configured price of Modal sandboxes is not valid.
+func (c Config) checkSandboxPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
 		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars that is at least 0", p)
 	}
 	return nil
 }
 
-// rate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
-func (c Config) rate() run.Rate {
-	if c.Sandbox != Modal {
+// sandboxRate returns the price by which the running time of sandboxes is charged. The running time of Modal sandboxes
+// is metered even without a price.
+func (c Config) sandboxRate() run.Rate {
+	if c.Sandbox != ProviderModal {
 		return run.Rate{}
 	}
-	return run.Rate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
+	return run.Rate{Provider: ProviderModal, USDPerSecond: c.ModalSandboxPrice}
 }
 
-// sandboxLife returns the time after which the provider ends a sandbox; 0 means never.
+// sandboxLife returns the time after which the provider ends a sandbox by itself; 0 means never.
 func (c Config) sandboxLife() time.Duration {
-	if c.Sandbox != Modal {
+	if c.Sandbox != ProviderModal {
 		return 0
 	}
 	return c.ModalTimeout

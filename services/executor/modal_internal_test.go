@@ -29,7 +29,7 @@ func modalConfig(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Sandbox: Modal, Runner: filepath.Join(dir, "runner"), ModalTokenID: "ak-1", ModalTokenSecret: "as-1", ModalImage: "registry.example.com/sandbox:1",
+		Sandbox: ProviderModal, Runner: filepath.Join(dir, "runner"), ModalTokenID: "ak-1", ModalTokenSecret: "as-1", ModalImage: "registry.example.com/sandbox:1",
 		EgressServer: "192.0.2.7:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock",
 	}
 }
@@ -47,7 +47,7 @@ func TestSettingModal(t *testing.T) {
 		if err != nil {
 			return modal.Config{}, err
 		}
-		return c.modal(nil)
+		return c.modalConfig(nil)
 	}
 	plain, err := made(nil)
 	if err != nil {
@@ -117,7 +117,7 @@ func TestSettingSandbox_Modal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := c.provider(slog.New(slog.DiscardHandler))
+	own, err := c.newProvider(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 // newMeteredBench returns a bench whose sandboxes are metered.
 func newMeteredBench(t *testing.T, s script) *bench {
 	b := newBench(t, s)
-	b.sandbox = executor.Modal
+	b.sandbox = executor.ProviderModal
 	return b
 }
 
@@ -63,7 +63,7 @@ func (s *talk) checkUsage(price float64) map[string]uint64 {
 			if begin := e.Time.Add(-took); begin.Before(ready) || begin.Before(last) {
 				s.b.t.Errorf("%s from %s overlaps what is recorded up to %s, or begins before the sandbox at %s", took, begin, last, ready)
 			}
-			if want := price * took.Seconds(); math.Abs(d.CostUSD-want) > 1e-9 || d.Provider != executor.Modal {
+			if want := price * took.Seconds(); math.Abs(d.CostUSD-want) > 1e-9 || d.Provider != executor.ProviderModal {
 				s.b.t.Errorf("%+v has cost $%g", d, want)
 			}
 			recorded, last = recorded+took, e.Time

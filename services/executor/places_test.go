@@ -206,7 +206,7 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 
 func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
-		return fmt.Errorf("%w: outside", contents.ErrRefused)
+		return fmt.Errorf("%w: outside", contents.ErrInvalidContent)
 	}
 	select {
 	case block := <-s.puts:
@@ -278,10 +278,10 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]metering.Line, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]metering.JournalLine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []metering.Line
+	var out []metering.JournalLine
 	for i, data := range e.lines {
 		n := uint64(i + 1)
 		if after.Journal == "proxy" && n <= after.N {
@@ -295,7 +295,7 @@ func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) 
 			d.Journal, d.Line = "proxy", n
 			data = d
 		}
-		out = append(out, metering.Line{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
+		out = append(out, metering.JournalLine{Execution: e.by, Time: time.Now().Add(e.off), Data: data})
 	}
 	return out, nil
 }

@@ -12,38 +12,38 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// provider returns the provider that Sandbox names.
-func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
+// newProvider returns the sandbox provider that the setting Sandbox names.
+func (c Config) newProvider(log *slog.Logger) (sandbox.Provider, error) {
 	switch c.Sandbox {
-	case Docker:
+	case ProviderDocker:
 		sockets := c.EgressSockets
-		if c.startsEgress() {
+		if c.startsEgressProxy() {
 			sockets = docker.EgressVolume(c.Engine)
 		}
 		images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
 		if err != nil {
 			return nil, err
 		}
-		users, err := docker.ParseUsers(c.SandboxUIDs)
+		users, err := docker.ParseUserRange(c.SandboxUIDs)
 		if err != nil {
 			return nil, fmt.Errorf("sandbox-uids: %w", err)
 		}
 		return docker.New(docker.Config{
 			Host: c.DockerHost, Engine: c.Engine, Runner: c.Runner, Image: c.SandboxImage, Images: images, Pull: c.PullImages, Runtime: c.SandboxRuntime,
 			Limits:    sandbox.Limits{MemoryBytes: c.SandboxMemory, CPUs: c.SandboxCPUs, PIDs: c.SandboxPIDs, DiskBytes: c.SandboxDisk},
-			DiskLimit: c.DiskLimit, Files: c.SandboxFiles, TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layers(), Logger: log,
+			DiskLimit: c.DiskLimit, Files: c.SandboxFiles, TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layerConfig(), Logger: log,
 		})
-	case Local:
+	case ProviderLocal:
 		return local.New(local.Config{
-			Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layers(), Logger: log,
+			Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layerConfig(), Logger: log,
 			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: append([]string{c.DataDir}, c.Private...)},
 		})
-	case Modal:
-		cfg, err := c.modal(log)
+	case ProviderModal:
+		cfg, err := c.modalConfig(log)
 		if err != nil {
 			return nil, err
 		}
 		return modal.New(cfg)
 	}
-	return nil, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
+	return nil, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
 }

@@ -13,7 +13,7 @@ import (
 // aging returns a bench with metered sandboxes, and a function that sets the clock forward.
 func aging(t *testing.T) (b *bench, forward func(time.Duration)) {
 	b = newStoreBench(t, quick)
-	b.sandbox = executor.Modal
+	b.sandbox = executor.ProviderModal
 	var ahead atomic.Int64
 	b.now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	return b, func(d time.Duration) { ahead.Add(int64(d)) }
@@ -51,10 +51,10 @@ func TestSandboxLife_TurnBeginsInAnotherSandbox(t *testing.T) {
 		sandbox   string
 		replaced  bool
 	}{
-		"young":              {0, 19 * time.Hour, executor.Modal, false},
-		"old":                {0, 20 * time.Hour, executor.Modal, true},
-		"old by a setting":   {time.Hour, 50 * time.Minute, executor.Modal, true},
-		"another provider's": {time.Hour, 20 * time.Hour, executor.Local, false},
+		"young":              {0, 19 * time.Hour, executor.ProviderModal, false},
+		"old":                {0, 20 * time.Hour, executor.ProviderModal, true},
+		"old by a setting":   {time.Hour, 50 * time.Minute, executor.ProviderModal, true},
+		"another provider's": {time.Hour, 20 * time.Hour, executor.ProviderLocal, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

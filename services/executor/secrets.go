@@ -13,16 +13,16 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// secrets decrypts values that gateways encrypted. Its method open must be called first.
-type secrets struct {
+// secretOpener decrypts secrets with the private keys in the settings. openBucket must be called before Open.
+type secretOpener struct {
 	identities []age.Identity
 	opener     *secret.Opener
 }
 
-var _ references.Secrets = (*secrets)(nil)
+var _ references.Secrets = (*secretOpener)(nil)
 
-// secrets returns the private keys of the settings, nil if there are none.
-func (c Config) secrets() (*secrets, error) {
+// newSecretOpener returns a secretOpener with the private keys in the settings, or nil if there are none.
+func (c Config) newSecretOpener() (*secretOpener, error) {
 	text := c.SecretsKey
 	switch {
 	case c.SecretsKeyFile != "" && text != "":
@@ -40,10 +40,11 @@ func (c Config) secrets() (*secrets, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &secrets{identities: list}, nil
+	return &secretOpener{identities: list}, nil
 }
 
-func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
+// openBucket opens the NATS bucket with the encrypted secrets. It does nothing if s is nil.
+func (s *secretOpener) openBucket(ctx context.Context, js jetstream.JetStream) error {
 	if s == nil {
 		return nil
 	}
@@ -55,6 +56,6 @@ func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
 }
 
 // Open implements references.Secrets.
-func (s *secrets) Open(ctx context.Context, tenant, key string) (string, error) {
+func (s *secretOpener) Open(ctx context.Context, tenant, key string) (string, error) {
 	return s.opener.Open(ctx, tenant, key)
 }

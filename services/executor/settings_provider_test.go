@@ -37,7 +37,7 @@ import (
 func TestSettingDataDir(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "below", "here")
-	c, err := Config{DataDir: dir}.withFolder()
+	c, err := Config{DataDir: dir}.withDataFolder()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +45,8 @@ func TestSettingDataDir(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(kept)) != c.Engine || c.Engine == "" {
 		t.Errorf("engine %q is kept as %q, %v", c.Engine, kept, err)
 	}
-	if e := (&Executor{cfg: c}); e.Workspaces() != filepath.Join(dir, "workspaces") {
-		t.Errorf("workspaces are in %s", e.Workspaces())
+	if e := (&Executor{cfg: c}); e.WorkspacesDir() != filepath.Join(dir, "workspaces") {
+		t.Errorf("workspaces are in %s", e.WorkspacesDir())
 	}
 }
 
@@ -58,16 +58,16 @@ func TestSettingSandbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := c.provider(slog.New(slog.DiscardHandler))
+		p, err := c.newProvider(slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
-	if p, ok := provider(Local).(*local.Provider); !ok {
+	if p, ok := provider(ProviderLocal).(*local.Provider); !ok {
 		t.Errorf("local gives %T", p)
 	}
-	p, ok := provider(Docker).(*docker.Provider)
+	p, ok := provider(ProviderDocker).(*docker.Provider)
 	if !ok {
 		t.Fatalf("docker gives %T", p)
 	}
@@ -101,8 +101,8 @@ func TestSettingEgressAdmin(t *testing.T) {
 		}
 	}()
 	deps := Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: slog.New(slog.DiscardHandler)}
-	cfg := Config{Sandbox: Docker, Engine: "e", Runner: t.TempDir(), EgressAdmin: socket, EgressSockets: "sockets"}
-	e, err := build(cfg, deps)
+	cfg := Config{Sandbox: ProviderDocker, Engine: "e", Runner: t.TempDir(), EgressAdmin: socket, EgressSockets: "sockets"}
+	e, err := newExecutor(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestSettingEgressAdmin(t *testing.T) {
 	}
 	<-asked
 	cfg.EgressAdmin, cfg.EgressSockets = "", ""
-	if e, err = build(cfg, deps); err != nil || e.deps.Egress != nil {
+	if e, err = newExecutor(cfg, deps); err != nil || e.deps.Egress != nil {
 		t.Errorf("without it: %v, %v", e.deps.Egress, err)
 	}
 }
@@ -132,8 +132,8 @@ func TestSettingEgressServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := Config{Sandbox: Modal, EgressServer: "Proxy.example.com:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock"}
-	if err := good.checkEgress(); err != nil {
+	good := Config{Sandbox: ProviderModal, EgressServer: "Proxy.example.com:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock"}
+	if err := good.checkEgressSettings(); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := good.remoteEgress(); err != nil || got != (remoteEgress{"proxy.example.com:7443", string(text)}) {
@@ -149,8 +149,8 @@ func TestSettingEgressServer(t *testing.T) {
 		"has no certificate in PEM form":                        func(c *Config) { c.EgressAuthority = filepath.Join(dir, "authority", certificate.KeyFile) },
 		"egress-admin: it is empty":                             func(c *Config) { c.EgressAdmin = "" },
 		"egress-sockets, egress-image: they are for":            func(c *Config) { c.EgressSockets = "sockets" },
-		"for sandbox modal, and sandbox is docker":              func(c *Config) { c.Sandbox, c.EgressSockets = Docker, "sockets" },
-		"for sandbox modal, and sandbox is local":               func(c *Config) { c.Sandbox, c.EgressAdmin, c.EgressServer = Local, "", "" },
+		"for sandbox modal, and sandbox is docker":              func(c *Config) { c.Sandbox, c.EgressSockets = ProviderDocker, "sockets" },
+		"for sandbox modal, and sandbox is local":               func(c *Config) { c.Sandbox, c.EgressAdmin, c.EgressServer = ProviderLocal, "", "" },
 	} {
 		c := good
 		change(&c)
@@ -238,7 +238,7 @@ func TestSettingDocker(t *testing.T) {
 	runner := builtRunner(t)
 	engine, sockets := "test-"+strings.ToLower(rand.Text()[:12]), t.TempDir()
 	cfg := Config{
-		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, EgressSockets: sockets, EgressAdmin: "x", DiskLimit: docker.DiskWatch,
+		Sandbox: ProviderDocker, Engine: engine, Runner: runner, DockerHost: host, ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, EgressSockets: sockets, EgressAdmin: "x", DiskLimit: docker.DiskLimitWatch,
 		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20, SandboxUIDs: "31000-31000",
 	}
 	t.Cleanup(func() { // after the sandboxes, which have it
@@ -253,7 +253,7 @@ func TestSettingDocker(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		p, err := cfg.provider(slog.New(slog.DiscardHandler))
+		p, err := cfg.newProvider(slog.New(slog.DiscardHandler))
 		if err != nil {
 			return "", err
 		}
@@ -333,7 +333,7 @@ func TestSettingDocker(t *testing.T) {
 func TestSettingDiskLimit(t *testing.T) {
 	t.Parallel()
 	engine := "test-" + strings.ToLower(rand.Text()[:12])
-	cfg := Config{Sandbox: Docker, Engine: engine, Runner: builtRunner(t), ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, SandboxFiles: 5000, EgressSockets: t.TempDir(), EgressAdmin: "x"}
+	cfg := Config{Sandbox: ProviderDocker, Engine: engine, Runner: builtRunner(t), ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, SandboxFiles: 5000, EgressSockets: t.TempDir(), EgressAdmin: "x"}
 	api := needDocker(t)
 	t.Cleanup(func() { // after the sandboxes, which have it
 		if err := api.VolumeRemove(context.Background(), docker.SkillsVolume(engine), true); err != nil {
@@ -341,24 +341,24 @@ func TestSettingDiskLimit(t *testing.T) {
 		}
 	})
 	log := slog.New(slog.DiscardHandler)
-	if mode, err := cfg.ProveDiskLimit(t.Context(), log); mode != docker.DiskLoop || err != nil {
+	if mode, err := cfg.ProveDiskLimit(t.Context(), log); mode != docker.DiskLimitLoop || err != nil {
 		t.Fatalf("auto is %s, %v", mode, err)
 	}
 	left, err := api.VolumeList(t.Context(), volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", "dev.spool.engine=doctor"))})
 	if err != nil || len(left.Volumes) > 0 {
 		t.Errorf("the proof leaves %+v, %v", left.Volumes, err)
 	}
-	for mode, few := range map[string]bool{docker.DiskLoop: true, docker.DiskWatch: false} {
+	for mode, few := range map[string]bool{docker.DiskLimitLoop: true, docker.DiskLimitWatch: false} {
 		cfg.DiskLimit = mode
 		if got := inodes(t, cfg); (got >= 5000 && got < 8000) != few {
 			t.Errorf("%s: a workspace may have %d files", mode, got)
 		}
 	}
-	cfg.DiskLimit = docker.DiskQuota
+	cfg.DiskLimit = docker.DiskLimitQuota
 	if _, err := cfg.ProveDiskLimit(t.Context(), log); err == nil {
 		t.Skip("the engine's file system has project quota: no mode fails")
 	}
-	e, err := build(cfg, Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: log})
+	e, err := newExecutor(cfg, Deps{NATS: natstest.Conn(t, natstest.Run(t)), Log: newMemlog(t), Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +377,7 @@ func inodes(t *testing.T, cfg Config) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := cfg.provider(slog.New(slog.DiscardHandler))
+	p, err := cfg.newProvider(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

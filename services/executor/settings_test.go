@@ -40,7 +40,7 @@ func TestSettingLease(t *testing.T) {
 	if err := json.Unmarshal(entry.Value(), &l); err != nil {
 		t.Fatal(err)
 	}
-	if l.Engine != "harbour" || l.Address != "pier-7" || l.Slots != 3 || l.Provider != executor.Local { // Engine, Address, Slots, Sandbox
+	if l.Engine != "harbour" || l.Address != "pier-7" || l.Slots != 3 || l.Provider != executor.ProviderLocal { // Engine, Address, Slots, Sandbox
 		t.Errorf("lease %+v", l)
 	}
 }

@@ -37,7 +37,7 @@ func silentTool(b *bench, e *runningExecutor) (s *talk, execution string, pid in
 	b.t.Helper()
 	s = b.session(func(c *events.SessionCreated) { c.Architecture = "spool" })
 	execution = s.post("wait")
-	dir = filepath.Join(e.Workspaces(), s.id)
+	dir = filepath.Join(e.WorkspacesDir(), s.id)
 	b.until("the tool runs", func() bool {
 		raw, err := os.ReadFile(filepath.Join(dir, "pid"))
 		if err != nil {

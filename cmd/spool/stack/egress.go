@@ -32,10 +32,10 @@ const (
 // reads these settings, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
 func (s *Stack) startEgress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
-	if cfg.Sandbox != executor.Docker && cfg.Sandbox != executor.Modal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
+	if cfg.Sandbox != executor.ProviderDocker && cfg.Sandbox != executor.ProviderModal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
 		return nil
 	}
-	if cfg.Sandbox == executor.Modal {
+	if cfg.Sandbox == executor.ProviderModal {
 		if err := executor.CheckEgressListener(os.Getenv); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (s *Stack) startEgress(ctx, run context.Context) error {
 		}
 	}
 	cfg.EgressAdmin = admin
-	if cfg.Sandbox == executor.Docker {
+	if cfg.Sandbox == executor.ProviderDocker {
 		cfg.EgressSockets = sockets
 	}
 	return nil

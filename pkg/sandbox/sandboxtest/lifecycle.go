@@ -250,8 +250,8 @@ func takeOver(f *fixture) {
 // checkKept checks whether a sandbox reports that its workspace was kept, if it reports that.
 func (f *fixture) checkKept(box sandbox.Sandbox, want bool) {
 	f.Helper()
-	if r, ok := box.(sandbox.Restorer); ok && r.Kept() != want {
-		f.Errorf("kept is %v, want %v", r.Kept(), want)
+	if r, ok := box.(sandbox.Restorer); ok && r.HasWorkspace() != want {
+		f.Errorf("kept is %v, want %v", r.HasWorkspace(), want)
 	}
 }
 

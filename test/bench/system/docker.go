@@ -56,8 +56,8 @@ func (s *System) configureSandboxes(ctx context.Context) error {
 		return nil
 	}
 	s.engine = "bench" + strings.ToLower(rand.Text()[:12])
-	e.Sandbox, e.SandboxImage, e.Engine = executor.Docker, SandboxImage, s.engine
-	s.cfg.Session.Providers = []string{executor.Docker}
+	e.Sandbox, e.SandboxImage, e.Engine = executor.ProviderDocker, SandboxImage, s.engine
+	s.cfg.Session.Providers = []string{executor.ProviderDocker}
 	s.closers = append(s.closers, s.removeFromEngine)
 	egress, err := StartEgressProxy(ctx, s.cfg.Dir, s.cfg.ModelURL)
 	if err != nil {

@@ -16,7 +16,7 @@ const minSpeedup = 5.0
 // maxAddedLatencyMs returns the performance target of a sandbox provider: the maximum time, in milliseconds at the
 // median, by which a turn through Spool may be slower than a turn of the same agent without Spool.
 func maxAddedLatencyMs(provider string) float64 {
-	if provider == executor.Docker {
+	if provider == executor.ProviderDocker {
 		return 60
 	}
 	return 30
@@ -24,7 +24,7 @@ func maxAddedLatencyMs(provider string) float64 {
 
 // displayName returns the name of a sandbox provider in docs/performance.md.
 func displayName(provider string) string {
-	if provider == executor.Docker {
+	if provider == executor.ProviderDocker {
 		return "Docker"
 	}
 	return provider
@@ -36,7 +36,7 @@ func addedLatencyRow(provider, agent string, s *session, through, bare []time.Du
 	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), maxAddedLatencyMs(provider)
 	note := fmt.Sprintf("execution claimed after %.0f ms, agent started after %.0f ms; ",
 		row.Percentile(s.claimed[1:], 0.5), row.Percentile(s.started[1:], 0.5)) + "with the runner's 20 ms of coalescing; the model sends 12 bytes every 10 ms"
-	if provider == executor.Docker {
+	if provider == executor.ProviderDocker {
 		note += "; the bare agent runs outside of Docker and without the egress proxy"
 	}
 	return row.Row{

@@ -77,7 +77,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	for _, provider := range m.Places {
-		docker := provider == executor.Docker
+		docker := provider == executor.ProviderDocker
 		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}

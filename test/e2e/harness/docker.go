@@ -82,12 +82,12 @@ func (c *Cluster) startEgress(args ...string) {
 // that no container and no volume is left.
 func (c *Cluster) startDocker() {
 	e := &c.opts.Executor
-	e.Sandbox, e.SandboxImage = executor.Docker, SandboxImage
+	e.Sandbox, e.SandboxImage = executor.ProviderDocker, SandboxImage
 	if e.Engine == "" {
 		e.Engine = strings.ToLower(rand.Text()[:12])
 	}
 	e.StopSandboxes = true
-	c.opts.Session.Providers = []string{executor.Docker}
+	c.opts.Session.Providers = []string{executor.ProviderDocker}
 	// Tests name images that they have just built, and one that does not exist.
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {

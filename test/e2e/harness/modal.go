@@ -175,7 +175,7 @@ func (m *MockModal) NewUpInstallation(t testing.TB) *UpInstallation {
 	l := m.newTLSListener(t, filepath.Join(u.dir, "certificates"))
 	id, secret, _ := strings.Cut(ModalToken, ":")
 	u.env = append(u.env,
-		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_SANDBOX="+executor.Modal,
+		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_SANDBOX="+executor.ProviderModal,
 		"SPOOL_MODAL_TOKEN_ID="+id, "SPOOL_MODAL_TOKEN_SECRET="+secret, "SPOOL_MODAL_SERVER_URL="+m.URL, "SPOOL_MODAL_IMAGE="+SandboxImage,
 		"SPOOL_EGRESS_SERVER="+l.address, "SPOOL_EGRESS_AUTHORITY="+l.authority,
 		"SPOOL_EGRESS_LISTEN_TLS="+l.address, "SPOOL_EGRESS_TLS_CERTIFICATE="+l.certificate, "SPOOL_EGRESS_TLS_KEY="+l.key,
@@ -191,9 +191,9 @@ func (c *Cluster) startModal() {
 	c.startEgress("--listen-tls", l.address, "--tls-cert", l.certificate, "--tls-key", l.key)
 
 	e := &c.opts.Executor
-	e.Sandbox, e.EgressSockets, e.EgressServer, e.EgressAuthority = executor.Modal, "", l.address, l.authority
+	e.Sandbox, e.EgressSockets, e.EgressServer, e.EgressAuthority = executor.ProviderModal, "", l.address, l.authority
 	e.Engine = "modal-" + strings.ToLower(rand.Text()[:12])
-	c.opts.Session.Providers = []string{executor.Modal}
+	c.opts.Session.Providers = []string{executor.ProviderModal}
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
 		for _, s := range c.Modal.RunningSandboxes(c.T) {

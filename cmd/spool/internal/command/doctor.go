@@ -123,7 +123,7 @@ func (x *examination) checks(ctx context.Context) []check {
 		{"models", x.models},
 		{"server", x.gateway},
 	}
-	if x.Sandbox == executor.Modal {
+	if x.Sandbox == executor.ProviderModal {
 		list = append(list, check{modalSettings, x.modal})
 	}
 	return list
@@ -319,10 +319,10 @@ func (x *examination) runner(context.Context) finding {
 
 // diskLimit tries the mechanism that enforces the disk limits of Docker sandboxes.
 func (x *examination) diskLimit(ctx context.Context) finding {
-	if x.Sandbox == executor.Modal {
+	if x.Sandbox == executor.ProviderModal {
 		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
-	if x.Sandbox != executor.Docker {
+	if x.Sandbox != executor.ProviderDocker {
 		return ok("%s sandboxes have no disk limits; only Docker sandboxes do", x.Sandbox)
 	}
 	mode, err := executor.Config{DockerHost: x.DockerHost, ImageSettings: imagepolicy.ImageSettings{SandboxImage: x.SandboxImage}, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
@@ -330,7 +330,7 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	switch {
 	case err != nil:
 		return failedFinding(err.Error(), remedy)
-	case mode == executor.DiskWatch:
+	case mode == executor.DiskLimitWatch:
 		return note("watch: the limits are not enforced; a sandbox can fill the engine's disk before its turn is ended", remedy)
 	}
 	return ok("enforced by %s, tested on the engine", mode)

@@ -300,7 +300,7 @@ func isEgressListener(c container.InspectResponse, port nat.Port) bool {
 // usesModal reports whether all executors of the project make their sandboxes at Modal.
 func (x *securityExamination) usesModal() bool {
 	providers := x.setting("SPOOL_SANDBOX", "executor")
-	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.Modal })
+	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.ProviderModal })
 }
 
 // servicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
@@ -406,7 +406,7 @@ func (x *securityExamination) projectDiskLimit(context.Context) finding {
 		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
 	for _, mode := range x.setting("SPOOL_SANDBOX_DISK_LIMIT", "executor") {
-		if mode == executor.DiskWatch {
+		if mode == executor.DiskLimitWatch {
 			return note("watch: one sandbox can fill the engine's disk before its turn is ended", "set SPOOL_SANDBOX_DISK_LIMIT=auto, or look into the executor's log why it chose it")
 		}
 	}

@@ -8,5 +8,5 @@ import (
 )
 
 func main() {
-	os.Exit(egress.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(egress.RunCommandLine(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

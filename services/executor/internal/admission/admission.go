@@ -23,14 +23,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Leases returns what other executors do, from their leases and from their answers.
+// Leases returns which executions other executors run, according to their leases and their answers.
 type Leases interface {
-	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
-	// answer.
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it
+	// does not answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
-	// Running returns the number of executions of a tenant that run on all executors, including this one, as each
+	// RunningExecutions returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.
-	Running(ctx context.Context, tenant string) (int, error)
+	RunningExecutions(ctx context.Context, tenant string) (int, error)
 	// Renew publishes at once the number of executions that this executor runs.
 	Renew(ctx context.Context)
 }
@@ -43,8 +43,8 @@ type Budgets interface {
 	Limits(tenant string) events.TenantLimits
 }
 
-// Idle checks whether the sandbox of a session can be used.
-type Idle interface {
+// SandboxChecker checks whether this executor can use the sandbox of a session.
+type SandboxChecker interface {
 	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
 	CheckReachable(sb run.Sandbox) error
 	// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs.
@@ -65,7 +65,7 @@ type Config struct {
 	Leases  Leases
 	Budgets Budgets        // nil: no tenant has limits of its own
 	Room    *storage.Watch // nil: the store of NATS is never full
-	Idle    Idle
+	Idle    SandboxChecker
 	Sandbox sandbox.Provider
 	Dialer  *agents.Dialer
 	Logger  *slog.Logger
@@ -81,15 +81,15 @@ type Controller struct {
 // New returns a Controller.
 func New(cfg Config) *Controller {
 	c := &Controller{Config: cfg}
-	c.slots = permits.New(cfg.Slots, cfg.Reserved, c.maxExecutions)
+	c.slots = permits.New(cfg.Slots, cfg.Reserved, c.localExecutionLimit)
 	return c
 }
 
 const (
-	// claimDelay is the time after which a job is delivered again if its execution cannot be claimed now.
-	claimDelay = 2 * time.Second
-	// tenantDelay is the time after which a job is delivered again if its handling failed with errTenantSlots.
-	tenantDelay = 20 * time.Millisecond
+	// claimRetryDelay is the delay after which a job is delivered again if its execution cannot be claimed now.
+	claimRetryDelay = 2 * time.Second
+	// tenantSlotRetryDelay is the delay after which a job is delivered again if its tenant runs its maximum number of executions.
+	tenantSlotRetryDelay = 20 * time.Millisecond
 )
 
 var (
@@ -100,9 +100,9 @@ var (
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
-// Check returns an error unless this executor may claim the active execution of a session now. The error has the
-// delay after which the job is delivered again.
-func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
+// CheckClaim returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
+// the job is to be delivered again.
+func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.Loaded) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
@@ -120,8 +120,8 @@ func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
 	return c.checkEngine(ctx, l)
 }
 
-// CheckDue returns an error for an execution whose next attempt is not due yet; nil for any other. The delay of its job is short, since
-// the execution may be cancelled.
+// CheckDue returns an error for an execution whose next attempt is not due yet, and nil for any other execution. The error contains a short
+// delay for the job, since the execution may be cancelled meanwhile.
 func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	r := l.Run
 	if r.IsIdle() || l.Life.ControlOf(r.Execution).N > 0 {
@@ -131,12 +131,13 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	if wait <= 0 {
 		return nil
 	}
-	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimDelay))
+	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimRetryDelay))
 }
 
-// acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
-// needs a slot: an execution that runs already is followed, and one that a control ends is ended, however many jobs wait.
-func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
+// acquireSlot blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
+// needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
+// none.
+func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
 	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider
@@ -151,14 +152,14 @@ func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release f
 			c.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenantSlots)) && c.isRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoPermit) || errors.Is(err, permits.ErrQueueFull) || errors.Is(err, errTenantSlots)) && c.isAlreadyRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
 }
 
-// tenantSlots returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
-func (c *Controller) tenantSlots(tenant string) int {
+// tenantSlotLimit returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
+func (c *Controller) tenantSlotLimit(tenant string) int {
 	if c.Budgets != nil {
 		if own := c.Budgets.Limits(tenant).Slots; own > 0 {
 			return int(own)
@@ -177,47 +178,47 @@ func (c *Controller) MaxSandboxes(tenant string) int {
 	return c.TenantSandboxes
 }
 
-// maxExecutions returns the maximum number of concurrent executions of a tenant on this executor; 0 is no limit. Each
+// localExecutionLimit returns the maximum number of concurrent executions of a tenant on this executor; 0 is no limit. Each
 // execution needs a sandbox.
-func (c *Controller) maxExecutions(tenant string) int {
-	slots, sandboxes := c.tenantSlots(tenant), c.MaxSandboxes(tenant)
+func (c *Controller) localExecutionLimit(tenant string) int {
+	slots, sandboxes := c.tenantSlotLimit(tenant), c.MaxSandboxes(tenant)
 	if slots == 0 || sandboxes > 0 && sandboxes < slots {
 		return sandboxes
 	}
 	return slots
 }
 
-// checkTenantSlots returns an error if a tenant runs more than its maximum number of executions, over all executors.
-// It also counts the execution that has just acquired a slot here.
+// checkTenantSlots returns an error if a tenant runs more than its maximum number of executions, over all executors. The count includes the
+// execution that has just acquired a slot in this executor.
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.RetryAfter(err, claimDelay)
+			return bus.RetryAfter(err, claimRetryDelay)
 		}
 	}
-	most := c.tenantSlots(tenant)
+	most := c.tenantSlotLimit(tenant)
 	if most == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	n, err := c.Leases.Running(ctx, tenant)
+	n, err := c.Leases.RunningExecutions(ctx, tenant)
 	if err != nil {
-		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimRetryDelay)
 	}
 	if n > most {
-		c.slots.Refuse(tenant)
-		return bus.RetryAfter(errTenantSlots, tenantDelay)
+		c.slots.RefuseTenant(tenant)
+		return bus.RetryAfter(errTenantSlots, tenantSlotRetryDelay)
 	}
 	return nil
 }
 
-// Working returns the number of executions that run in this executor, by tenant.
-func (c *Controller) Working() map[string]int { return c.slots.Working() }
+// RunningByTenant returns the number of executions that run in this executor, by tenant.
+func (c *Controller) RunningByTenant() map[string]int { return c.slots.WorkByTenant() }
 
-// isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
-// is gone.
-func (c *Controller) isRunning(ctx context.Context, l *eventlog.Loaded) bool {
+// isAlreadyRunning reports whether the runner already runs the claimed execution although the log has no start of it, because the executor
+// that claimed it died.
+func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	a, err := c.Dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
@@ -229,8 +230,8 @@ func (c *Controller) isRunning(ctx context.Context, l *eventlog.Loaded) bool {
 	return a.Hello.Status.ExecutionID == l.Run.Execution
 }
 
-// checkClaimable returns an error unless the active execution may be claimed: nothing runs in the session, or the executor that claimed it is
-// gone, or answers that it does not run it.
+// checkClaimable returns nil if the active execution may be claimed: nothing runs in the session, or the executor of the last claim is
+// gone, or that executor answers that it does not run the execution.
 func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) error {
 	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
@@ -243,15 +244,15 @@ func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) err
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimRetryDelay)
 	case answer.Running == l.Run.Execution:
-		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimRetryDelay)
 	}
 	return nil
 }
 
-// checkEngine returns an error while the engine of a claimed execution is unavailable. An execution survives only a
-// few claims without progress, so it is not claimed before the engine is available again.
+// checkEngine returns an error while the engine of a claimed execution's sandbox is unavailable. After a few claims without progress an
+// execution fails, so it must not be claimed before the engine is available again.
 func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider
@@ -259,9 +260,9 @@ func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error 
 		return nil
 	}
 	_, err := c.Sandbox.Attach(ctx, sb.ID)
-	if !sandboxes.Unavailable(err) {
+	if !sandboxes.IsUnavailable(err) {
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
-	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimDelay)
+	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimRetryDelay)
 }

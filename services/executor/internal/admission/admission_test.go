@@ -36,8 +36,8 @@ func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.Ctl
 	return l.answer, l.err
 }
 
-func (l *leases) Running(context.Context, string) (int, error) { return l.running, nil }
-func (l *leases) Renew(context.Context)                        { l.renewed++ }
+func (l *leases) RunningExecutions(context.Context, string) (int, error) { return l.running, nil }
+func (l *leases) Renew(context.Context)                                  { l.renewed++ }
 
 // unused is a session whose sandbox nobody uses.
 type unused struct{}
@@ -48,7 +48,7 @@ func (unused) CheckUnused(context.Context, *eventlog.Loaded) error { return nil 
 // engine has one sandbox, or is unavailable.
 type engine struct {
 	sandbox.Provider
-	box *agentstest.Box
+	box *agentstest.FakeSandbox
 	err error
 }
 
@@ -110,7 +110,7 @@ func TestCheck(t *testing.T) {
 		"its executor runs it":      {leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}},
 		"its executor runs another": {leases: leases{answer: topology.CtlAnswer{Running: "exe_2"}}, want: true},
 		"its executor is gone":      {leases: leases{err: lease.ErrNoLease}, want: true},
-		"its executor is silent":    {leases: leases{err: lease.ErrSilent}},
+		"its executor is silent":    {leases: leases{err: lease.ErrNoAnswer}},
 		"claimed here":              {change: func(l *eventlog.Loaded) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}, want: true},
 		"engine unavailable":        {engine: away},
 		"sandbox gone":              {engine: sandbox.ErrNotFound, want: true},
@@ -124,7 +124,7 @@ func TestCheck(t *testing.T) {
 			c.change(l)
 		}
 		ctl := newController(func(cfg *admission.Config) { cfg.Leases, cfg.Sandbox = &c.leases, &engine{err: c.engine} })
-		if err := ctl.Check(t.Context(), l); (err == nil) != c.want {
+		if err := ctl.CheckClaim(t.Context(), l); (err == nil) != c.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -135,20 +135,20 @@ func TestAcquire_Full(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newController(nil)
-		first, err := c.Acquire(t.Context(), queued("acme"))
+		first, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil || !first.IsHeld() {
 			t.Fatal(err)
 		}
-		if _, err := c.Acquire(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoneFree) {
+		if _, err := c.AcquireSlot(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoPermit) {
 			t.Errorf("a second execution: %v", err)
 		}
 		l := queued("other")
 		l.Life.Control = session.Control{N: 1, ExecutionID: l.Life.Active.ExecutionID}
-		second, err := c.Acquire(t.Context(), l)
+		second, err := c.AcquireSlot(t.Context(), l)
 		if err != nil || second.IsHeld() || second.TryAcquire() {
 			t.Fatalf("a cancelled execution: %v", err)
 		}
-		if w := c.Working(); w["acme"] != 1 || w["other"] != 1 {
+		if w := c.RunningByTenant(); w["acme"] != 1 || w["other"] != 1 {
 			t.Errorf("working: %v", w)
 		}
 		first.Close()
@@ -156,7 +156,7 @@ func TestAcquire_Full(t *testing.T) {
 			t.Error("the free slot is not taken")
 		}
 		second.Close()
-		if w := c.Working(); len(w) > 0 {
+		if w := c.RunningByTenant(); len(w) > 0 {
 			t.Errorf("working at the end: %v", w)
 		}
 	})
@@ -165,17 +165,17 @@ func TestAcquire_Full(t *testing.T) {
 // TestAcquire_Running: an execution that its runner runs already is followed without a slot, although all are taken.
 func TestAcquire_Running(t *testing.T) {
 	t.Parallel()
-	for running, want := range map[string]error{"exe_1": nil, "exe_0": permits.ErrNoneFree} {
+	for running, want := range map[string]error{"exe_1": nil, "exe_0": permits.ErrNoPermit} {
 		synctest.Test(t, func(t *testing.T) {
-			box := agentstest.NewBox("a", 1)
+			box := agentstest.NewFakeSandbox("a", 1)
 			box.SetStatus(runner.Status{ExecutionID: running})
 			c := newController(func(cfg *admission.Config) { cfg.Sandbox = &engine{box: box} })
-			first, err := c.Acquire(t.Context(), queued("other"))
+			first, err := c.AcquireSlot(t.Context(), queued("other"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer first.Close()
-			second, err := c.Acquire(t.Context(), claimed())
+			second, err := c.AcquireSlot(t.Context(), claimed())
 			if !errors.Is(err, want) || err == nil && second.IsHeld() {
 				t.Errorf("the runner runs %s: %v", running, err)
 			}
@@ -192,12 +192,12 @@ func TestAcquire_TenantSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{running: 3}
 		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
-		if _, err := c.Acquire(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.Working()) > 0 {
-			t.Errorf("%v; renewed %d times, working %v", err, l.renewed, c.Working())
+		if _, err := c.AcquireSlot(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.RunningByTenant()) > 0 {
+			t.Errorf("%v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
 		time.Sleep(time.Second) // of the bubble: the tenant is refused for a short time
-		s, err := c.Acquire(t.Context(), queued("acme"))
+		s, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func TestAcquireBlocking_TenantSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{running: 1}
 		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
-		s, err := c.Acquire(t.Context(), queued("acme"))
+		s, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,15 +222,15 @@ func TestAcquireBlocking_TenantSlots(t *testing.T) {
 		l.running = 3
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.Working()) > 0 {
-			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.Working())
+		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.RunningByTenant()) > 0 {
+			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
 		release, err := s.AcquireBlocking(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Acquired(release)
+		s.SetPermit(release)
 		if !s.IsHeld() {
 			t.Error("the slot is not held")
 		}

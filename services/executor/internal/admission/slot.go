@@ -18,22 +18,22 @@ type Slot struct {
 	endCount func() // ends the count of a turn without a slot; nil if it began with one
 }
 
-// Acquire waits for the slot of the active execution of a session. The Slot is not held if the execution needs none now. The caller
-// must close it.
-func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
-	release, err := c.acquire(ctx, l)
+// AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot
+// now. The caller must close the Slot.
+func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
+	release, err := c.acquireSlot(ctx, l)
 	if err != nil {
 		return nil, err
 	}
 	s := &Slot{slots: c.slots, check: c.checkTenantSlots, renew: c.Leases.Renew, tenant: l.Tenant, release: release}
 	if release == nil {
-		s.endCount = c.slots.Count(l.Tenant)
+		s.endCount = c.slots.CountWork(l.Tenant)
 	}
 	return s, nil
 }
 
-// TryAcquire reports whether the turn may start an agent: the slot is held already, or one is free now. A turn whose slot was closed may not,
-// because the limits of its tenant are those of new work for it: its job has to be admitted again.
+// TryAcquire acquires the slot if a permit is free now, and reports whether the slot is held. It returns false after Close, because a
+// tenant's limits apply to the turn as to a new execution: its job has to be admitted again.
 func (s *Slot) TryAcquire() bool {
 	if s.release == nil && s.endCount != nil {
 		s.release, _ = s.slots.TryAcquire(s.tenant)
@@ -41,10 +41,10 @@ func (s *Slot) TryAcquire() bool {
 	return s.release != nil
 }
 
-// IsHeld reports whether the turn may start an agent.
+// IsHeld reports whether the slot is held, so that the turn may start an agent.
 func (s *Slot) IsHeld() bool { return s.release != nil }
 
-// Close releases the slot. The turn counts as no work until Acquired is called.
+// Close releases the slot. Until SetPermit is called, the turn does not count as a running execution.
 func (s *Slot) Close() {
 	if s.release != nil {
 		s.release()
@@ -55,8 +55,9 @@ func (s *Slot) Close() {
 	s.release, s.endCount = nil, nil
 }
 
-// AcquireBlocking blocks until a permit for the turn is free and the tenant may run a further execution, or ctx ends. Unlike other methods it
-// may be called by another goroutine. The turn's goroutine passes the result to Acquired, or calls it to release the permit.
+// AcquireBlocking blocks until a permit is free for the turn and the tenant may run a further execution, or ctx ends. Unlike the other
+// methods of Slot it may be called by another goroutine. The turn's goroutine passes the returned function to SetPermit, or calls it to
+// release the permit.
 func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) {
 	for {
 		if release, err = s.slots.AcquireBlocking(ctx, s.tenant); err != nil {
@@ -67,7 +68,7 @@ func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) 
 		}
 		release()
 		s.renew(ctx)
-		timer := time.NewTimer(tenantDelay)
+		timer := time.NewTimer(tenantSlotRetryDelay)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -77,5 +78,5 @@ func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) 
 	}
 }
 
-// Acquired makes a permit that AcquireBlocking returned the slot of the turn. The slot must be closed.
-func (s *Slot) Acquired(release func()) { s.release = release }
+// SetPermit sets the permit that the slot holds, by the function release that AcquireBlocking returned. The slot must be closed before.
+func (s *Slot) SetPermit(release func()) { s.release = release }

@@ -23,10 +23,11 @@ var ErrLost = errors.New("the sandbox is lost")
 // StatusTimeout is the time limit of a status request to a runner.
 const StatusTimeout = 2 * time.Second
 
-// stopTimeout is the maximum time that Stop waits for the end of an agent.
+// stopTimeout is the maximum time that StopAgent waits for the end of an agent.
 const stopTimeout = 30 * time.Second
 
-// An Agent is a runner that this executor has an open stream to. One goroutine at a time uses it.
+// An Agent is an open stream from this executor to a runner, with what is known about the runner's agent process. Only one
+// goroutine at a time may use it.
 type Agent struct {
 	Session topology.SessionRef
 	Sandbox string
@@ -44,7 +45,7 @@ type Agent struct {
 	checkEvery time.Duration // interval of health checks; 0 means none
 }
 
-// IsAlive reports whether the stream is open.
+// IsAlive reports whether the stream to the runner is open.
 func (a *Agent) IsAlive() bool {
 	select {
 	case <-a.Link.Done():
@@ -60,8 +61,8 @@ func (a *Agent) MayBeRunning(execution string, n uint64) bool {
 	return a.Hello != nil && (a.Hello.Status.ExecutionID == execution || a.Hello.Last > n)
 }
 
-// StopOther kills the execution that the runner runs, unless it is the given one, and returns when its processes have
-// ended. With "" it kills any execution. The error wraps run.ErrFenced if another executor has claimed the session's
+// StopOther kills the execution that the runner runs, unless that is the given execution, and returns when its processes have
+// ended. With execution "" it kills any execution. The error wraps run.ErrFenced if another executor has claimed the session's
 // runs since.
 func (a *Agent) StopOther(ctx context.Context, execution string) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
@@ -101,11 +102,11 @@ func (d *Dialer) Open(ctx context.Context, box sandbox.Sandbox, ref topology.Ses
 	return &Agent{Session: ref, Sandbox: box.ID(), Journal: hello.Journal, Link: l, Hello: &hello, Last: attach.After, epoch: attach.Epoch}, nil
 }
 
-// dialPauses are the pauses between attempts to reach a runner that exists according to the log.
-var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+// dialRetryPauses are the pauses between the attempts to connect to a runner that must exist according to the log.
+var dialRetryPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
-// Dial opens a stream to the runner of a session's sandbox. It waits for an unavailable engine. The error wraps ErrLost if the
-// runner or its journal is gone, and link.ErrFenced if a later epoch has the runner.
+// Dial opens a stream to the runner of a session's sandbox. It retries while the engine is unavailable. The error wraps ErrLost
+// if the runner or its journal is gone, and link.ErrFenced if the runner obeys a later epoch.
 func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*Agent, error) {
 	began := time.Now()
 	for i := 0; ; i++ {
@@ -113,23 +114,23 @@ func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 		if err == nil || errors.Is(err, ErrLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
 			return a, err
 		}
-		if sandboxes.Unavailable(err) {
+		if sandboxes.IsUnavailable(err) {
 			if time.Since(began) > d.Patience {
 				return nil, err
 			}
-			i = len(dialPauses) - 2
+			i = len(dialRetryPauses) - 2
 		}
-		if i == len(dialPauses) {
+		if i == len(dialRetryPauses) {
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", ErrLost, err)
 		}
 		d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
-		if retry.Pause(ctx, dialPauses[i]) != nil {
+		if retry.Pause(ctx, dialRetryPauses[i]) != nil {
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// DialOnce is Dial without a further attempt.
+// DialOnce is like Dial, but makes only one attempt to connect.
 func (d *Dialer) DialOnce(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, attach runner.Attach) (*Agent, error) {
 	box, err := d.Sandboxes.Attach(ctx, sb.ID)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -149,10 +150,10 @@ func (d *Dialer) DialOnce(ctx context.Context, sb run.Sandbox, ref topology.Sess
 	return a, nil
 }
 
-// Stop kills the agent in a sandbox, and returns when its processes have ended. It returns nil if the sandbox does
-// not exist. epoch must be that of the last claim: from then on the runner refuses every earlier epoch. The error
-// wraps run.ErrFenced if another executor has claimed the session's runs since.
-func (d *Dialer) Stop(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
+// StopAgent kills the agent in a sandbox, and returns when the agent's processes have ended. It returns nil if the sandbox does not
+// exist. epoch must be that of the last claim, and the runner refuses lower epochs from then on. The error wraps run.ErrFenced
+// if another executor has claimed the session's runs since.
+func (d *Dialer) StopAgent(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
 	if sb.ID == "" || sb.Journal == "" {
 		return nil // no runner was started in it
 	}

@@ -21,7 +21,7 @@ import (
 // provider finds sandboxes by id.
 type provider struct {
 	sandbox.Provider
-	boxes map[string]*agentstest.Box
+	boxes map[string]*agentstest.FakeSandbox
 	err   error // of the next Attach
 }
 
@@ -38,15 +38,15 @@ func (p *provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error)
 
 var log = slog.New(slog.DiscardHandler)
 
-func newDialer(boxes ...*agentstest.Box) (*agents.Dialer, *provider) {
-	p := &provider{boxes: map[string]*agentstest.Box{}}
+func newDialer(boxes ...*agentstest.FakeSandbox) (*agents.Dialer, *provider) {
+	p := &provider{boxes: map[string]*agentstest.FakeSandbox{}}
 	for _, b := range boxes {
 		p.boxes[b.Name] = b
 	}
 	return &agents.Dialer{Sandboxes: p, Provider: "fake", Engine: "here", Patience: time.Minute, Logger: log}, p
 }
 
-func open(t *testing.T, d *agents.Dialer, b *agentstest.Box) *agents.Agent {
+func open(t *testing.T, d *agents.Dialer, b *agentstest.FakeSandbox) *agents.Agent {
 	t.Helper()
 	a, err := d.Open(t.Context(), b, topology.SessionRef{Tenant: "default", Session: "ses_" + b.Name}, runner.Attach{Epoch: 1})
 	if err != nil {
@@ -72,7 +72,7 @@ func TestDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d, p := newDialer(agentstest.NewBox("a", 1))
+				d, p := newDialer(agentstest.NewFakeSandbox("a", 1))
 				p.err = c.err
 				a, err := d.Dial(t.Context(), c.sb, topology.SessionRef{}, runner.Attach{})
 				if !errors.Is(err, c.want) {
@@ -89,15 +89,15 @@ func TestDial(t *testing.T) {
 // An execution that the runner has is killed, and a runner without one is left alone.
 func TestStop_KillsTheExecution(t *testing.T) {
 	t.Parallel()
-	busy, calm := agentstest.NewBox("busy", 1), agentstest.NewBox("calm", 1)
+	busy, calm := agentstest.NewFakeSandbox("busy", 1), agentstest.NewFakeSandbox("calm", 1)
 	busy.SetStatus(runner.Status{ExecutionID: "exe_1", AgentPID: 42})
 	d, _ := newDialer(busy, calm)
-	stop := func(sb run.Sandbox) error { return d.Stop(t.Context(), sb, topology.SessionRef{}, 3) }
-	if err := stop(run.Sandbox{ID: "busy", Journal: "jnl_busy", Engine: "here", Provider: "fake"}); err != nil || !slices.Equal(busy.Ops(), []runner.Op{runner.OpKill}) {
-		t.Errorf("%v, commands %v", err, busy.Ops())
+	stop := func(sb run.Sandbox) error { return d.StopAgent(t.Context(), sb, topology.SessionRef{}, 3) }
+	if err := stop(run.Sandbox{ID: "busy", Journal: "jnl_busy", Engine: "here", Provider: "fake"}); err != nil || !slices.Equal(busy.ReceivedOps(), []runner.Op{runner.OpKill}) {
+		t.Errorf("%v, commands %v", err, busy.ReceivedOps())
 	}
-	if err := stop(run.Sandbox{ID: "calm", Journal: "jnl_calm", Engine: "here", Provider: "fake"}); err != nil || len(calm.Ops()) > 0 {
-		t.Errorf("%v, commands %v", err, calm.Ops())
+	if err := stop(run.Sandbox{ID: "calm", Journal: "jnl_calm", Engine: "here", Provider: "fake"}); err != nil || len(calm.ReceivedOps()) > 0 {
+		t.Errorf("%v, commands %v", err, calm.ReceivedOps())
 	}
 	if err := stop(run.Sandbox{ID: "none", Journal: "jnl_none", Engine: "here", Provider: "fake"}); err != nil {
 		t.Errorf("a sandbox that is gone: %v", err)
@@ -142,23 +142,23 @@ func (h *health) CheckGone(_ context.Context, a *agents.Agent) error {
 // TestRegistry_TakesRestingAgents: only an agent that rests can be taken, once; a closed registry keeps none.
 func TestRegistry_TakesRestingAgents(t *testing.T) {
 	t.Parallel()
-	b := agentstest.NewBox("a", 1)
+	b := agentstest.NewFakeSandbox("a", 1)
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
-	r.Use(a, 1)
-	if r.Take("ses_a") != nil {
+	r.AddWorking(a, 1)
+	if r.TakeResting("ses_a") != nil {
 		t.Error("an agent that works is taken")
 	}
-	r.Rest(a, 0)
-	if n, _ := r.Count(true); n != 1 {
+	r.AddResting(a, 0)
+	if n, _ := r.CountAgents(true); n != 1 {
 		t.Errorf("%d agents rest", n)
 	}
-	if r.Take("ses_a") != a || r.Take("ses_a") != nil {
+	if r.TakeResting("ses_a") != a || r.TakeResting("ses_a") != nil {
 		t.Error("a resting agent is not taken once")
 	}
 	r.Close()
-	r.Rest(a, 0)
+	r.AddResting(a, 0)
 	if a.IsAlive() {
 		t.Error("a closed registry keeps the stream open")
 	}
@@ -169,30 +169,30 @@ func TestRegistry_TakesRestingAgents(t *testing.T) {
 func TestRegistry_Run(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		old, recent, dead, cut := agentstest.NewBox("old", 60), agentstest.NewBox("recent", 60), agentstest.NewBox("dead", 0), agentstest.NewBox("cut", 0)
+		old, recent, dead, cut := agentstest.NewFakeSandbox("old", 60), agentstest.NewFakeSandbox("recent", 60), agentstest.NewFakeSandbox("dead", 0), agentstest.NewFakeSandbox("cut", 0)
 		dead.SetStatus(runner.Status{})
 		d, _ := newDialer(old, recent, dead, cut)
 		r := agents.NewRegistry(100, time.Now, log)
-		for _, b := range []*agentstest.Box{old, recent, dead, cut} {
+		for _, b := range []*agentstest.FakeSandbox{old, recent, dead, cut} {
 			every := time.Duration(0)
 			if b == recent {
 				every = 3 * time.Second
 			}
 			a := open(t, d, b)
-			r.Use(a, 1)
-			r.Rest(a, every)
+			r.AddWorking(a, 1)
+			r.AddResting(a, every)
 			time.Sleep(time.Millisecond)
 		}
-		cut.Cut()
+		cut.CloseStreams()
 		ctx, stop := context.WithTimeout(t.Context(), 5500*time.Millisecond)
 		defer stop()
 		var h health
 		r.Run(ctx, time.Second, &h)
-		if n, bytes := r.Count(true); n != 1 || bytes != 60 || r.Take("ses_old") != nil {
+		if n, bytes := r.CountAgents(true); n != 1 || bytes != 60 || r.TakeResting("ses_old") != nil {
 			t.Errorf("%d agents rest, with %d bytes", n, bytes)
 		}
-		if !slices.Contains(old.Ops(), runner.OpKill) || slices.Contains(recent.Ops(), runner.OpKill) {
-			t.Errorf("commands to the old agent %v, to the recent one %v", old.Ops(), recent.Ops())
+		if !slices.Contains(old.ReceivedOps(), runner.OpKill) || slices.Contains(recent.ReceivedOps(), runner.OpKill) {
+			t.Errorf("commands to the old agent %v, to the recent one %v", old.ReceivedOps(), recent.ReceivedOps())
 		}
 		if !slices.Equal(h.gone, []string{"cut"}) || !slices.Equal(h.checked, []string{"recent"}) {
 			t.Errorf("gone %v, checked %v", h.gone, h.checked)
@@ -204,13 +204,13 @@ func TestRegistry_Run(t *testing.T) {
 // TestRegistry_Shutdown: the runner is shut down over the stream of its resting agent.
 func TestRegistry_Shutdown(t *testing.T) {
 	t.Parallel()
-	b := agentstest.NewBox("a", 1)
+	b := agentstest.NewFakeSandbox("a", 1)
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
-	r.Rest(a, 0)
-	r.Shutdown(t.Context(), "ses_a", 2)
-	if !slices.Equal(b.Ops(), []runner.Op{runner.OpShutdown}) || a.IsAlive() {
-		t.Errorf("commands %v, alive: %v", b.Ops(), a.IsAlive())
+	r.AddResting(a, 0)
+	r.ShutdownRunner(t.Context(), "ses_a", 2)
+	if !slices.Equal(b.ReceivedOps(), []runner.Op{runner.OpShutdown}) || a.IsAlive() {
+		t.Errorf("commands %v, alive: %v", b.ReceivedOps(), a.IsAlive())
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Health records the health of the sandboxes of resting agents.
-type Health interface {
+// HealthRecorder checks the sandboxes of resting agents, and records changes of their health in the log.
+type HealthRecorder interface {
 	// CheckHealth asks the runner for its status, and records a change of the sandbox's health.
 	CheckHealth(ctx context.Context, a *Agent, epoch uint64) error
 	// CheckGone records that the sandbox has ended if it has. The stream of the agent has ended, perhaps because another executor
@@ -19,8 +19,8 @@ type Health interface {
 	CheckGone(ctx context.Context, a *Agent) error
 }
 
-// A Registry holds the agents that this executor has a stream to: those that work on a turn, and those that rest, warm, until their
-// session's next one. It is safe for concurrent use.
+// A Registry holds the agents that this executor has an open stream to: working agents, which execute a turn, and resting agents, which
+// stay warm until the next turn of their session. It is safe for concurrent use.
 type Registry struct {
 	memory uint64 // bytes that all agents together may use before resting ones are ended
 	now    func() time.Time
@@ -36,17 +36,17 @@ func NewRegistry(memory uint64, now func() time.Time, logger *slog.Logger) *Regi
 	return &Registry{memory: memory, now: now, logger: logger, agents: map[string]*Agent{}}
 }
 
-// Use records that an agent works on a turn under an epoch.
-func (r *Registry) Use(a *Agent, epoch uint64) {
+// AddWorking adds an agent that works on a turn under an epoch.
+func (r *Registry) AddWorking(a *Agent, epoch uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.resting, a.epoch = false, epoch
 	r.agents[a.Session.Session] = a
 }
 
-// Rest keeps an agent for the next turn of its session. The health of its sandbox is checked at an interval; 0 is never. A closed
-// Registry closes the stream.
-func (r *Registry) Rest(a *Agent, checkEvery time.Duration) {
+// AddResting adds an agent that rests until the next turn of its session. The health of its sandbox is checked at the interval
+// checkEvery; 0 means never. After Close, AddResting closes the agent's stream instead.
+func (r *Registry) AddResting(a *Agent, checkEvery time.Duration) {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
@@ -59,7 +59,7 @@ func (r *Registry) Rest(a *Agent, checkEvery time.Duration) {
 	r.mu.Unlock()
 }
 
-// Remove removes an agent. It does not close its stream.
+// Remove removes an agent from the Registry. It does not close the agent's stream.
 func (r *Registry) Remove(a *Agent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,8 +68,8 @@ func (r *Registry) Remove(a *Agent) {
 	}
 }
 
-// Take removes and returns the resting agent of a session, nil if there is none.
-func (r *Registry) Take(session string) *Agent {
+// TakeResting removes the resting agent of a session from the Registry and returns it, or nil if the session has none.
+func (r *Registry) TakeResting(session string) *Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.agents[session]
@@ -80,9 +80,10 @@ func (r *Registry) Take(session string) *Agent {
 	return a
 }
 
-// Shutdown ends the runner of a session over the stream of its resting agent, if there is one, and closes the stream.
-func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
-	a := r.Take(session)
+// ShutdownRunner makes the runner of a session exit, by a command over the stream of the session's resting agent, and closes the stream. It
+// does nothing if the session has no resting agent.
+func (r *Registry) ShutdownRunner(ctx context.Context, session string, epoch uint64) {
+	a := r.TakeResting(session)
 	if a == nil {
 		return
 	}
@@ -94,9 +95,9 @@ func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
 	a.Link.Close()
 }
 
-// Count returns the number of agents that rest or, with resting false, that work, and their memory in bytes when last
-// measured.
-func (r *Registry) Count(resting bool) (n int, bytes uint64) {
+// CountAgents returns the number of resting agents, or of working agents if resting is false, and the bytes of memory that they used when
+// they were last measured.
+func (r *Registry) CountAgents(resting bool) (n int, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, a := range r.agents {
@@ -110,7 +111,7 @@ func (r *Registry) Count(resting bool) (n int, bytes uint64) {
 // Run maintains the agents until ctx ends: it measures their memory, closes streams that have ended or have no agent process behind
 // them, checks the health of resting agents' sandboxes, and ends the agents that have rested for the longest while all agents
 // together use too much memory. Their sandboxes stay.
-func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) {
+func (r *Registry) Run(ctx context.Context, every time.Duration, health HealthRecorder) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -118,17 +119,19 @@ func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) 
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.maintain(ctx, health)
+			r.maintainAgents(ctx, health)
 		}
 	}
 }
 
-func (r *Registry) maintain(ctx context.Context, health Health) {
-	for _, a := range r.list(func(*Agent) bool { return true }) {
-		r.measure(ctx, a, health)
+// maintainAgents does the work of Run once: it measures agents' memory, closes dead streams, checks health, and ends resting agents that
+// use too much memory.
+func (r *Registry) maintainAgents(ctx context.Context, health HealthRecorder) {
+	for _, a := range r.listAgents(func(*Agent) bool { return true }) {
+		r.measureMemory(ctx, a, health)
 	}
 	now := r.now()
-	due := r.list(func(a *Agent) bool {
+	due := r.listAgents(func(a *Agent) bool {
 		isDue := a.resting && now.Sub(a.checked) >= a.checkEvery && a.checkEvery > 0
 		if isDue {
 			a.checked = now
@@ -140,13 +143,13 @@ func (r *Registry) maintain(ctx context.Context, health Health) {
 			r.logger.Warn("the health of a sandbox could not be checked", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
 		}
 	}
-	for _, a := range r.takeExcess() {
-		r.end(ctx, a)
+	for _, a := range r.takeExcessAgents() {
+		r.endAgent(ctx, a)
 	}
 }
 
-// end ends the process of a resting agent and closes the stream.
-func (r *Registry) end(ctx context.Context, a *Agent) {
+// endAgent ends the process of a resting agent and closes the stream.
+func (r *Registry) endAgent(ctx context.Context, a *Agent) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
 	if _, err := a.Link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: r.epochOf(a)}); err != nil {
@@ -155,8 +158,8 @@ func (r *Registry) end(ctx context.Context, a *Agent) {
 	a.Link.Close()
 }
 
-// list returns the agents for which match returns true. match is called with mu held.
-func (r *Registry) list(match func(*Agent) bool) []*Agent {
+// listAgents returns the agents for which match returns true. It calls match with mu held.
+func (r *Registry) listAgents(match func(*Agent) bool) []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []*Agent
@@ -175,8 +178,9 @@ func (r *Registry) epochOf(a *Agent) uint64 {
 	return a.epoch
 }
 
-// measure records the memory of an agent. It removes and closes the stream of a resting agent without a process.
-func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
+// measureMemory records how much memory an agent uses. If a resting agent has no process any more, measureMemory removes the agent and
+// closes its stream.
+func (r *Registry) measureMemory(ctx context.Context, a *Agent, health HealthRecorder) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
 	reply, err := a.Link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: r.epochOf(a)})
@@ -201,9 +205,9 @@ func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
 	a.Link.Close()
 }
 
-// takeExcess removes and returns resting agents until the remaining agents use no more memory than allowed. Agents
-// that have rested for the longest come first.
-func (r *Registry) takeExcess() []*Agent {
+// takeExcessAgents removes resting agents from the Registry, those that have rested for the longest first, until the remaining agents
+// use no more memory than allowed. It returns the removed agents.
+func (r *Registry) takeExcessAgents() []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var sum uint64
@@ -227,8 +231,8 @@ func (r *Registry) takeExcess() []*Agent {
 	return out
 }
 
-// Close closes the streams of resting agents, also of those that come to rest later. The agents continue to run, for
-// the next executor.
+// Close closes the streams of all resting agents, and of agents that are added as resting later. The agents' processes continue to run,
+// so that the next executor can use them.
 func (r *Registry) Close() {
 	r.mu.Lock()
 	r.closed = true

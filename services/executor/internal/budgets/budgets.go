@@ -35,14 +35,14 @@ type Execution struct {
 	Own     events.Budget // of this execution alone; Turns is 0 unless the egress proxy counts the model requests
 }
 
-// A Tracker computes how much of each budget is used, for one execution. The usage of a tenant is reported with a
-// delay, so the Tracker adds what this execution has used since the last report; the result never decreases. The zero
-// value is ready for use. It is not safe for concurrent use.
+// A Tracker computes for one execution how much of each budget is used. The usage of a tenant is reported with a delay, so the
+// Tracker adds what this execution has used since the last report; its results never decrease. The zero value is ready for use.
+// It is not safe for concurrent use.
 type Tracker struct {
 	allocations map[string]allocation
 }
 
-// An allocation is the usage of a budget of the tenant, as the Tracker has computed it last.
+// An allocation is the usage of one budget of a tenant as the Tracker has last computed it.
 type allocation struct {
 	total events.BudgetUsage // of all executions
 	own   events.BudgetUsage // of this execution, when total was computed
@@ -72,7 +72,7 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 		b = b.At(now)
 		account := "tenant/" + e.Tenant + "/" + string(b.Period) + "/" + b.From
 		b.Limit.Turns = 0
-		add(account, b.Whose(e.Tenant), b.Limit, t.update(account, b.Spent, own))
+		add(account, b.Whose(e.Tenant), b.Limit, t.updateTenantUsage(account, b.Spent, own))
 	}
 	return out
 }
@@ -92,9 +92,9 @@ func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Tim
 	return "", ""
 }
 
-// update returns the usage of the tenant budget account: the greater of the reported usage, and the last result plus
+// updateTenantUsage returns the usage of the tenant budget account: the greater of the reported usage, and the last result plus
 // what the execution has used since. own is the total usage of the execution.
-func (t *Tracker) update(account string, reported, own events.BudgetUsage) events.BudgetUsage {
+func (t *Tracker) updateTenantUsage(account string, reported, own events.BudgetUsage) events.BudgetUsage {
 	if t.allocations == nil {
 		t.allocations = map[string]allocation{}
 	}

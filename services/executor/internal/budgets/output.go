@@ -11,11 +11,12 @@ import (
 const CodeOutput = "OUTPUT_LIMIT"
 
 const (
-	// keptAfterCut is the maximum number of events that are kept after an output limit was exceeded. Only events that
-	// the next turn or the usage report needs are kept.
-	keptAfterCut = 64
-	// reserveBytes is the number of bytes of the NATS store's reserve that the output of a turn may use while the turn is stopped.
-	reserveBytes = 1 << 20
+	// maxEventsAfterCut is the maximum number of events that are stored after an output limit was exceeded. Only events that the
+	// next turn or the usage report needs are stored.
+	maxEventsAfterCut = 64
+	// maxReserveBytes is the number of bytes of the NATS store's reserve that the output of a turn may use while the turn is being
+	// stopped.
+	maxReserveBytes = 1 << 20
 )
 
 // OutputLimits limits the events and bytes that an agent may write; 0 means no limit.
@@ -24,7 +25,7 @@ type OutputLimits struct {
 	Session   events.Output // all executions of the session
 }
 
-// ForAgent returns l with the limits of an agent's definition in place of those that are higher.
+// ForAgent returns l, in which each limit that is higher than the limit of an agent's definition is replaced by the latter.
 func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
 	lower := func(limit *uint64, own uint32) {
 		if own > 0 && (*limit == 0 || uint64(own) < *limit) {
@@ -54,13 +55,13 @@ func NewOutputMeter(limits OutputLimits, before, written events.Output) OutputMe
 	return OutputMeter{limits: limits, before: before, written: written}
 }
 
-// Cut reports whether an output limit was exceeded, so that further output is not kept.
-func (m *OutputMeter) Cut() bool { return m.cut }
+// IsCut reports whether an output limit was exceeded, so that further output is not stored.
+func (m *OutputMeter) IsCut() bool { return m.cut }
 
-// Event counts an event of the runner's journal, and reports whether it is kept. onReserve reports whether the turn is being
-// stopped while only the reserve of the store is left. For the event that exceeds a limit first, message says which limit: the
-// caller must put it into the log before the event, and stop the turn.
-func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, message string) {
+// CountEvent counts an event of the runner's journal, and reports whether the event is to be stored. onReserve reports whether
+// the turn is being stopped while only the reserve of the NATS store is left. For the first event that exceeds a limit, message
+// names the limit: the caller must store message in the log before the event, and stop the turn.
+func (m *OutputMeter) CountEvent(e events.Event, onReserve func() bool) (keep bool, message string) {
 	if e.N == 0 { // of the executor, not of the journal
 		return true, ""
 	}
@@ -79,14 +80,14 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 	switch e.Data.(type) {
 	case events.ExecutionStarted, events.TranscriptWritten, events.MetadataUpdate:
 		m.kept++
-		return m.kept <= keptAfterCut, message
+		return m.kept <= maxEventsAfterCut, message
 	}
 	return false, message
 }
 
-// Text counts the bytes of text in flight. Their limit is equal to that of the bytes of events, and is separate from
-// it. The results are those of Event.
-func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
+// CountText counts bytes of text in flight. Their limit has the same size as the limit of the bytes of events, but is counted
+// separately. The results are those of CountEvent.
+func (m *OutputMeter) CountText(bytes int) (keep bool, message string) {
 	m.text += uint64(bytes) //nolint:gosec // a length
 	if !m.cut {
 		message = m.limitMessage(events.Output{Bytes: m.text})
@@ -95,7 +96,7 @@ func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
 	return !m.cut, message
 }
 
-// limitMessage returns a message that names the limit which the execution's output exceeds, or "" if there is none.
+// limitMessage returns a message that names the output limit which o exceeds, or "" if o exceeds none.
 func (m *OutputMeter) limitMessage(o events.Output) string {
 	for _, x := range []struct {
 		owner         string
@@ -111,10 +112,10 @@ func (m *OutputMeter) limitMessage(o events.Output) string {
 	return ""
 }
 
-// exceedsReserve counts an event that uses the reserve of the store. It returns a message if such events exceed their
-// limit, else "".
+// exceedsReserve counts an event that is stored in the reserve of the NATS store. It returns a message if such events exceed
+// maxReserveBytes, else "".
 func (m *OutputMeter) exceedsReserve(e events.Event) string {
-	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= reserveBytes {
+	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= maxReserveBytes {
 		return ""
 	}
 	return "the output of the execution is cut here: it is being stopped, and the store of NATS is full but for its reserve"

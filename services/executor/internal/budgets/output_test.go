@@ -32,26 +32,26 @@ func TestOutputMeter_CutsAtALimit(t *testing.T) {
 			t.Parallel()
 			m := budgets.NewOutputMeter(c.limits, c.before, c.written)
 			for n := range uint64(2) {
-				if keep, message := m.Event(line(n+1, events.Log{Message: "x"}), never); !keep || message != "" {
+				if keep, message := m.CountEvent(line(n+1, events.Log{Message: "x"}), never); !keep || message != "" {
 					t.Fatalf("event %d: kept %v, %q", n+1, keep, message)
 				}
 			}
-			if keep, message := m.Event(line(3, events.Log{Message: "x"}), never); keep || !strings.HasPrefix(message, c.want) || !m.Cut() {
-				t.Errorf("event 3: kept %v, %q, want %q; cut %v", keep, message, c.want, m.Cut())
+			if keep, message := m.CountEvent(line(3, events.Log{Message: "x"}), never); keep || !strings.HasPrefix(message, c.want) || !m.IsCut() {
+				t.Errorf("event 3: kept %v, %q, want %q; cut %v", keep, message, c.want, m.IsCut())
 			}
-			if keep, message := m.Event(line(4, events.Log{Message: "x"}), never); keep || message != "" {
+			if keep, message := m.CountEvent(line(4, events.Log{Message: "x"}), never); keep || message != "" {
 				t.Errorf("event 4: kept %v, %q", keep, message)
 			}
 			kept := 0
 			for n := range uint64(100) {
-				if keep, _ := m.Event(line(5+n, events.MetadataUpdate{}), never); keep {
+				if keep, _ := m.CountEvent(line(5+n, events.MetadataUpdate{}), never); keep {
 					kept++
 				}
 			}
 			if kept != 64 {
 				t.Errorf("%d needed events are kept after the cut, want 64", kept)
 			}
-			if keep, _ := m.Event(events.Event{Data: events.Log{}}, never); !keep {
+			if keep, _ := m.CountEvent(events.Event{Data: events.Log{}}, never); !keep {
 				t.Error("an event of the executor is cut")
 			}
 		})
@@ -62,13 +62,13 @@ func TestOutputMeter_CutsAtALimit(t *testing.T) {
 func TestOutputMeter_Text(t *testing.T) {
 	t.Parallel()
 	m := budgets.NewOutputMeter(budgets.OutputLimits{Execution: events.Output{Bytes: 1000}}, events.Output{}, events.Output{Bytes: 900})
-	if keep, message := m.Text(1000); !keep || message != "" {
+	if keep, message := m.CountText(1000); !keep || message != "" {
 		t.Errorf("at the limit: kept %v, %q", keep, message)
 	}
-	if keep, message := m.Text(1); keep || message == "" || !m.Cut() {
-		t.Errorf("over the limit: kept %v, %q, cut %v", keep, message, m.Cut())
+	if keep, message := m.CountText(1); keep || message == "" || !m.IsCut() {
+		t.Errorf("over the limit: kept %v, %q, cut %v", keep, message, m.IsCut())
 	}
-	if keep, message := m.Text(1); keep || message != "" {
+	if keep, message := m.CountText(1); keep || message != "" {
 		t.Errorf("after the cut: kept %v, %q", keep, message)
 	}
 }
@@ -78,13 +78,13 @@ func TestOutputMeter_Reserve(t *testing.T) {
 	t.Parallel()
 	m := budgets.NewOutputMeter(budgets.OutputLimits{}, events.Output{}, events.Output{})
 	big := events.Log{Message: strings.Repeat("x", 600<<10)}
-	if keep, _ := m.Event(line(1, big), never); !keep {
+	if keep, _ := m.CountEvent(line(1, big), never); !keep {
 		t.Error("cut without a limit")
 	}
-	if keep, message := m.Event(line(2, big), always); !keep || message != "" {
+	if keep, message := m.CountEvent(line(2, big), always); !keep || message != "" {
 		t.Errorf("the first event of the reserve: kept %v, %q", keep, message)
 	}
-	if keep, message := m.Event(line(3, big), always); keep || !strings.Contains(message, "the store of NATS is full but for its reserve") {
+	if keep, message := m.CountEvent(line(3, big), always); keep || !strings.Contains(message, "the store of NATS is full but for its reserve") {
 		t.Errorf("over the reserve: kept %v, %q", keep, message)
 	}
 }

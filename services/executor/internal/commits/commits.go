@@ -12,12 +12,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// maxPending is the size in bytes of unstored events from which the executor reads no more lines of the runner's
+// maxPending is the number of bytes of events that wait to be stored from which the executor reads no more lines of the runner's
 // journal.
 const maxPending = 4 << 20
 
-// A Buffer holds the events of an execution that are not stored yet. At most one commit is in flight; nothing else may append to the
-// execution's log meanwhile. Only the goroutine of the execution's turn uses a Buffer.
+// A Buffer holds the events of an execution that wait to be stored, and stores them in commits, at most one at a time. Nothing else
+// may append to the execution's log while a commit is running. Only the goroutine of the execution's turn uses a Buffer.
 type Buffer struct {
 	execution *runlog.Execution
 	window    time.Duration // least time from a stored commit to the next one
@@ -32,19 +32,20 @@ type Buffer struct {
 	timer     *time.Timer
 }
 
-// A Result is the outcome of a commit of a Buffer.
+// A Result is the outcome of one commit of a Buffer.
 type Result struct {
 	stored *eventlog.Loaded // state after the last stored part, also with an error
 	err    error
 }
 
-// New returns an empty Buffer, which starts a commit no sooner than window after the end of the last one. The caller must call Close.
+// New returns an empty Buffer. It starts a commit no sooner than window after the end of the previous one. The caller must call
+// Close.
 func New(x *runlog.Execution, window time.Duration) *Buffer {
 	return &Buffer{execution: x, window: window, done: make(chan Result, 1), timer: time.NewTimer(time.Hour)}
 }
 
-// Add encodes events and adds them to the next commit, which does not encode them again. After an error, the event that
-// cannot be encoded and those after it were not added.
+// Add adds events to the next commit. It encodes each event once. If an event cannot be encoded, Add returns an error and adds
+// neither that event nor those after it.
 func (b *Buffer) Add(list ...events.Event) error {
 	for _, e := range list {
 		encoded, size, err := e.Encoded()
@@ -56,31 +57,32 @@ func (b *Buffer) Add(list ...events.Event) error {
 	return nil
 }
 
-// AddFirst adds events to the next commit, before all others.
+// AddFirst adds events to the next commit, in front of all other events.
 func (b *Buffer) AddFirst(list ...events.Event) {
 	b.pending = append(list, b.pending...)
 }
 
-// Take removes and returns the events that are neither stored nor part of the commit in flight.
-func (b *Buffer) Take() []events.Event {
+// TakePending removes and returns the events that are neither stored nor part of the running commit.
+func (b *Buffer) TakePending() []events.Event {
 	list := b.pending
 	b.pending, b.size = nil, 0
 	return list
 }
 
-// IsFull reports whether so many events wait to be stored that the caller should add no more.
+// IsFull reports whether so many events wait to be stored that the caller should add no more events.
 func (b *Buffer) IsFull() bool { return b.size >= maxPending }
 
-// IsIdle reports whether no commit is in flight.
+// IsIdle reports whether no commit is running.
 func (b *Buffer) IsIdle() bool { return !b.inFlight }
 
-// IsStored reports whether every event that was added to the buffer is stored.
+// IsStored reports whether every event that was added to the Buffer is stored in the log.
 func (b *Buffer) IsStored() bool { return !b.inFlight && len(b.pending) == 0 }
 
-// Expedite allows the next commit to start at once, without the minimum time since the last one.
+// Expedite allows the next commit to start at once, without the minimum time after the previous one.
 func (b *Buffer) Expedite() { b.notBefore = time.Time{} }
 
-// IsDue reports whether a commit can start now. If it is too early, Timer is signalled later.
+// IsDue reports whether a commit can start now. If it is too early for a commit, the channel of DueTimer receives a value when one is
+// due.
 func (b *Buffer) IsDue() bool {
 	if b.inFlight || len(b.pending) == 0 {
 		return false
@@ -92,13 +94,13 @@ func (b *Buffer) IsDue() bool {
 	return true
 }
 
-// Timer is signalled when a commit that was too early is due.
-func (b *Buffer) Timer() <-chan time.Time { return b.timer.C }
+// DueTimer returns a channel that receives a value when a commit that was too early is due.
+func (b *Buffer) DueTimer() <-chan time.Time { return b.timer.C }
 
-// Start starts a commit of the events; IsDue must have returned true. After it, stored is called from another goroutine with the
-// number of the last line of the runner's journal that the log has. Done receives the result.
-func (b *Buffer) Start(ctx context.Context, stored func(line uint64)) {
-	list, l := b.Take(), b.execution.Session
+// StartCommit starts a commit of the events that wait; IsDue must have returned true. After the commit, stored is called in another
+// goroutine with the number of the last line of the runner's journal that the log has. The channel of Done receives the result.
+func (b *Buffer) StartCommit(ctx context.Context, stored func(line uint64)) {
+	list, l := b.TakePending(), b.execution.Session
 	b.inFlight = true
 	b.running.Go(func() {
 		after, err := b.execution.AppendTo(ctx, l, list)
@@ -109,49 +111,49 @@ func (b *Buffer) Start(ctx context.Context, stored func(line uint64)) {
 	})
 }
 
-// Done receives the result of the commit in flight, which the caller must pass to Finish.
+// Done returns a channel that receives the result of the running commit. The caller must pass the result to FinishCommit.
 func (b *Buffer) Done() <-chan Result { return b.done }
 
-// Finish must be called with the result that Done has received. It ends the commit in flight and returns its error.
-func (b *Buffer) Finish(r Result) error {
+// FinishCommit ends the running commit, and returns its error. It must be called with the result that the channel of Done has received.
+func (b *Buffer) FinishCommit(r Result) error {
 	b.notBefore = time.Now().Add(b.window)
-	return b.settle(r)
+	return b.applyResult(r)
 }
 
-// settle updates the execution's state by what the commit in flight has stored, and returns the commit's error.
-func (b *Buffer) settle(r Result) error {
+// applyResult updates the execution's state with what the running commit has stored, and returns the commit's error.
+func (b *Buffer) applyResult(r Result) error {
 	b.inFlight = false
 	b.execution.SetStored(r.stored)
 	return r.err
 }
 
-// Await blocks until no commit is in flight. Then the caller may append to the execution's log itself.
-func (b *Buffer) Await(ctx context.Context) error {
+// AwaitCommit blocks until no commit is running. Then the caller may append to the execution's log itself.
+func (b *Buffer) AwaitCommit(ctx context.Context) error {
 	if !b.inFlight {
 		return nil
 	}
 	select {
 	case r := <-b.done:
-		return b.settle(r)
+		return b.applyResult(r)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// Flush waits for the commit in flight and stores all events.
+// Flush waits for the running commit, and then stores all events that wait.
 func (b *Buffer) Flush(ctx context.Context) error {
-	if err := b.Await(ctx); err != nil {
+	if err := b.AwaitCommit(ctx); err != nil {
 		return err
 	}
-	return b.execution.Append(ctx, b.Take())
+	return b.execution.AppendEvents(ctx, b.TakePending())
 }
 
-// Close blocks until the commit in flight has ended, whose context the caller must have cancelled. What it has stored is part of the
-// execution's state afterwards.
+// Close blocks until the running commit has ended. The caller must have cancelled the commit's context. Afterwards the execution's
+// state includes what the commit has stored.
 func (b *Buffer) Close() {
 	b.timer.Stop()
 	b.running.Wait()
 	if b.inFlight {
-		_ = b.settle(<-b.done) // the turn ends with an error of its own
+		_ = b.applyResult(<-b.done) // the turn ends with an error of its own
 	}
 }

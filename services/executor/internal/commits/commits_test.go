@@ -23,7 +23,7 @@ const window = 50 * time.Millisecond
 func newBuffer(t *testing.T) (*commits.Buffer, *runlogtest.Fixture, *runlog.Execution) {
 	t.Helper()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	b := commits.New(x, window)
 	t.Cleanup(b.Close)
 	return b, bed, x
@@ -41,7 +41,7 @@ func fact(message string) events.Payload { return events.Error{Code: "TEST", Mes
 // messages returns the messages of the stored facts.
 func messages(bed *runlogtest.Fixture) string {
 	var out []string
-	for _, e := range bed.Stored() {
+	for _, e := range bed.StoredEvents() {
 		if f, ok := e.Data.(events.Error); ok {
 			out = append(out, f.Message)
 		}
@@ -62,29 +62,29 @@ func TestBuffer_Window(t *testing.T) {
 			t.Fatal("the first commit is not due")
 		}
 		acked := make(chan uint64, 1)
-		b.Start(t.Context(), func(line uint64) { acked <- line })
+		b.StartCommit(t.Context(), func(line uint64) { acked <- line })
 		add(t, b, x.NewEvents(fact("3"))...)
 		if b.IsDue() || b.IsIdle() {
 			t.Error("a second commit while one is in flight")
 		}
-		if err := b.Finish(<-b.Done()); err != nil {
+		if err := b.FinishCommit(<-b.Done()); err != nil {
 			t.Fatal(err)
 		}
 		<-acked
-		if got := messages(bed); got != "1 2" || x.Session.RunHead.Seq != bed.Load().RunHead.Seq {
+		if got := messages(bed); got != "1 2" || x.Session.RunHead.Seq != bed.LoadSession().RunHead.Seq {
 			t.Errorf("stored %q", got)
 		}
 		began := time.Now()
 		if b.IsDue() {
 			t.Error("due within the window")
 		}
-		<-b.Timer()
+		<-b.DueTimer()
 		if waited := time.Since(began); waited != window || !b.IsDue() {
 			t.Errorf("due %v after %s", b.IsDue(), waited)
 		}
-		b.Start(t.Context(), func(uint64) {})
+		b.StartCommit(t.Context(), func(uint64) {})
 		add(t, b, x.NewEvents(fact("4"))...)
-		if err := b.Finish(<-b.Done()); err != nil {
+		if err := b.FinishCommit(<-b.Done()); err != nil {
 			t.Fatal(err)
 		}
 		if b.Expedite(); !b.IsDue() {
@@ -98,7 +98,7 @@ func TestBuffer_Flush(t *testing.T) {
 	t.Parallel()
 	b, bed, x := newBuffer(t)
 	add(t, b, x.NewEvents(fact("1"))...)
-	b.Start(t.Context(), func(uint64) {})
+	b.StartCommit(t.Context(), func(uint64) {})
 	add(t, b, x.NewEvents(fact("3"))...)
 	b.AddFirst(x.NewEvents(fact("2"))...)
 	if err := b.Flush(t.Context()); err != nil {
@@ -113,10 +113,10 @@ func TestBuffer_Flush(t *testing.T) {
 func TestBuffer_Fenced(t *testing.T) {
 	t.Parallel()
 	b, bed, x := newBuffer(t)
-	bed.Claim()
+	bed.ClaimExecution()
 	add(t, b, x.NewEvents(fact("1"))...)
-	b.Start(t.Context(), func(uint64) { t.Error("acknowledged") })
-	if err := b.Finish(<-b.Done()); !errors.Is(err, run.ErrFenced) {
+	b.StartCommit(t.Context(), func(uint64) { t.Error("acknowledged") })
+	if err := b.FinishCommit(<-b.Done()); !errors.Is(err, run.ErrFenced) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -125,15 +125,15 @@ func TestBuffer_Fenced(t *testing.T) {
 func TestBuffer_Close(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	b := commits.New(x, window)
 	ctx, cancel := context.WithCancel(t.Context())
 	bed.Log.SetFaults(memlog.Faults{AfterAppend: func(context.Context, eventlog.Head) error { cancel(); return nil }})
 	add(t, b, x.NewEvents(fact("1"))...)
 	before := x.Session.RunHead.Seq
-	b.Start(ctx, func(uint64) {})
+	b.StartCommit(ctx, func(uint64) {})
 	b.Close()
-	if x.Session.RunHead.Seq == before || x.Session.RunHead.Seq != bed.Load().RunHead.Seq || !b.IsIdle() {
+	if x.Session.RunHead.Seq == before || x.Session.RunHead.Seq != bed.LoadSession().RunHead.Seq || !b.IsIdle() {
 		t.Errorf("the head is %d, after %d", x.Session.RunHead.Seq, before)
 	}
 }
@@ -177,7 +177,7 @@ func TestBuffer_IsFull(t *testing.T) {
 	if !b.IsFull() {
 		t.Error("not full")
 	}
-	if list := b.Take(); len(list) != 4 || b.IsFull() || !b.IsStored() {
+	if list := b.TakePending(); len(list) != 4 || b.IsFull() || !b.IsStored() {
 		t.Errorf("took %d events", len(list))
 	}
 }

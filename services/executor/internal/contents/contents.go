@@ -24,14 +24,14 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Store stores the contents of workspaces in the object store, and writes them into sandboxes.
+// Store stores the content of workspaces in the object store, and writes it into sandboxes.
 type Store interface {
 	// Snapshot stores what has changed since the previous snapshot; "" is none. If full is set, the runner looks at every file, even
 	// at those whose changes it would have been told of.
 	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (Snapshot, error)
 	// Restore fills a sandbox from a snapshot, or from some of its trees, and returns the number of files.
 	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
-	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrRefused if the content or the path
+	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrInvalidContent if the content or the path
 	// is invalid. Put calls fence before it puts the content in place, and returns its error.
 	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
 	// Provide copies the transcript that the agent starts with into a sandbox. The error wraps workspace.ErrNotFound if it is not in
@@ -39,12 +39,12 @@ type Store interface {
 	Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error
 }
 
-// A Fence returns an error once the caller may no longer write to a workspace, because another executor has claimed the
-// session's runs.
+// A Fence is a function that returns an error if the caller must not write to a workspace any more, because another executor has
+// claimed the session's runs.
 type Fence func(ctx context.Context) error
 
-// ErrRefused is wrapped by errors about content that a workspace can never contain.
-var ErrRefused = errors.New("refused")
+// ErrInvalidContent is wrapped by the error about content that can never be written to a workspace.
+var ErrInvalidContent = errors.New("refused")
 
 // A Snapshot describes a snapshot of a workspace that Store has stored.
 type Snapshot struct {
@@ -58,12 +58,12 @@ type Snapshot struct {
 	Diverged bool   // the whole tree was taken again, because the edits did not make the tree that the runner had found
 }
 
-// Timeout is the time limit of one snapshot, one restore, or the change of one file.
+// Timeout is the time limit of one snapshot, of one restore, and of one file change.
 const Timeout = 10 * time.Minute
 
-// A Mover takes snapshots of workspaces, restores them, and applies the file changes of clients. It is safe for
-// concurrent use.
-type Mover struct {
+// A Manager takes snapshots of workspaces, restores workspaces from snapshots, and applies the file changes that clients request. It
+// is safe for concurrent use.
+type Manager struct {
 	Store    Store
 	Sessions eventlog.Sessions
 	Now      func() time.Time
@@ -71,19 +71,20 @@ type Mover struct {
 	Measured func(ctx context.Context, took time.Duration, s Snapshot, err error)
 }
 
-// Snapshot stores a snapshot of a session's sandbox. The event names the last file change that l has as applied: one that arrives
-// during the snapshot is not in it.
-func (m *Mover) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
-	return m.snapshot(ctx, l, box, reason, false)
+// TakeSnapshot stores a snapshot of the workspace in a session's sandbox. The returned event names the last file change that l has as
+// applied; the snapshot does not contain later ones.
+func (m *Manager) TakeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.takeSnapshot(ctx, l, box, reason, false)
 }
 
-// FullSnapshot is like Snapshot, and looks at every file. It is called before a sandbox is given up: a change that is not in this
-// snapshot is lost.
-func (m *Mover) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
-	return m.snapshot(ctx, l, box, reason, true)
+// TakeFullSnapshot is like TakeSnapshot, but makes the runner look at every file. It is called before a sandbox is terminated, because a
+// change that is not in this snapshot is lost.
+func (m *Manager) TakeFullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.takeSnapshot(ctx, l, box, reason, true)
 }
 
-func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
+// takeSnapshot implements TakeSnapshot and TakeFullSnapshot.
+func (m *Manager) takeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -98,20 +99,20 @@ func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sa
 	}, nil
 }
 
-// Apply applies the file changes of a session that are not applied yet, and returns the event that records it; nil if there are none.
-// A change that is refused counts as applied; the event names it.
-func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
+// ApplyFileChanges applies the requested file changes of a session that were not applied yet, and returns the event that records that, or
+// nil if there are none. A change that is refused counts as applied; the event names it.
+func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
 	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
-	fence := m.fence(l)
+	fence := m.epochFence(l)
 	done := &events.FilesApplied{}
 	var refused []string
 	for _, e := range list {
-		n, path, err := m.change(ctx, box, e, fence)
+		n, path, err := m.applyChange(ctx, box, e, fence)
 		switch {
-		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutside):
+		case errors.Is(err, ErrInvalidContent), errors.Is(err, sandbox.ErrOutside):
 			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
 		case err != nil:
 			return nil, fmt.Errorf("put %s into the workspace: %w", path, err)
@@ -122,9 +123,9 @@ func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandb
 	return done, nil
 }
 
-// fence returns a Fence for the epoch of l. An executor that was suspended while another one claimed the session's runs must not
-// overwrite what the other one's turn has written.
-func (m *Mover) fence(l *eventlog.Loaded) Fence {
+// epochFence returns a Fence for the epoch of l. It keeps an executor that was suspended while another one claimed the session's runs from
+// overwriting what the other one's turn has written.
+func (m *Manager) epochFence(l *eventlog.Loaded) Fence {
 	return func(ctx context.Context) error {
 		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
 		if err != nil {
@@ -137,8 +138,9 @@ func (m *Mover) fence(l *eventlog.Loaded) Fence {
 	}
 }
 
-// change applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
-func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
+// applyChange applies one file change that a client requested, an event file_put or file_removed, to the workspace in a sandbox. It
+// returns the change's number and path.
+func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	switch d := e.Data.(type) {
@@ -157,52 +159,51 @@ func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event,
 	return 0, "", nil
 }
 
-// A Source is a snapshot from which a new workspace is filled, or the part of a snapshot to use.
-type Source struct {
+// A RestoreSource is a snapshot, or a part of one, from which a new workspace is filled.
+type RestoreSource struct {
 	session  string
 	snapshot string
 	trees    []workspace.Tree // none for all
 }
 
-// HasFiles reports whether the files of the workspace are part of the source. Otherwise it has the agent's records
-// only.
-func (s Source) HasFiles() bool {
+// HasFiles reports whether the source contains files of the workspace. Otherwise it contains only the agent's records.
+func (s RestoreSource) HasFiles() bool {
 	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
 }
 
-// IsUnfilled reports whether a session's workspace is new, and nothing was put into it yet. A folder of the host is never filled: it
-// belongs to a person. The workspace of a fork is unfilled until the log records that it was filled: no agent has run in it until
-// then, and an executor may have died before it could record that.
+// IsUnfilled reports whether a session's workspace is new and nothing was written to it yet. A folder of the user's machine is never
+// filled. The workspace of a fork is unfilled until the log records that it was filled, because an executor may have died before it
+// could record that, and no agent runs before.
 func IsUnfilled(l *eventlog.Loaded) bool {
 	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
 }
 
-// Sources returns what an unfilled workspace is filled from: the session's last snapshot, or for a fork without one the snapshots
-// that it began with.
-func Sources(l *eventlog.Loaded) []Source {
+// RestoreSources returns the snapshots from which an unfilled workspace is filled: the session's last one or, for a fork that has none yet,
+// those that the fork began with.
+func RestoreSources(l *eventlog.Loaded) []RestoreSource {
 	own, f := l.Run.Snapshot.ID, l.Life.Fork
 	switch {
 	case !IsUnfilled(l):
 		return nil
 	case own != "":
-		return []Source{{session: l.ID, snapshot: own}}
+		return []RestoreSource{{session: l.ID, snapshot: own}}
 	case f == nil:
 		return nil
 	case f.Snapshot != "" && f.Snapshot == f.Records && f.Files() == f.State():
-		return []Source{{session: f.Files(), snapshot: f.Snapshot}}
+		return []RestoreSource{{session: f.Files(), snapshot: f.Snapshot}}
 	}
-	var list []Source
+	var list []RestoreSource
 	if f.Snapshot != "" {
-		list = append(list, Source{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, RestoreSource{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
 	}
 	if f.Records != "" {
-		list = append(list, Source{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, RestoreSource{f.State(), f.Records, []workspace.Tree{workspace.Records}})
 	}
 	return list
 }
 
-// Restore fills a new workspace from at least one source.
-func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
+// RestoreWorkspace fills a new workspace from one or more sources, and returns the event that records it.
+func (m *Manager) RestoreWorkspace(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []RestoreSource) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -229,12 +230,12 @@ func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.San
 	return restored, nil
 }
 
-// Write writes the files of an agent's definition into a new workspace.
-func (m *Mover) Write(ctx context.Context, box sandbox.Sandbox, files []events.FileSpec) (events.WorkspaceRestored, error) {
+// WriteDefinitionFiles writes the files of an agent's definition into a new workspace, and returns the event that records it.
+func (m *Manager) WriteDefinitionFiles(ctx context.Context, box sandbox.Sandbox, files []events.FileSpec) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
-	archive, err := pack(files)
+	archive, err := tarFiles(files)
 	if err == nil {
 		err = workspace.Unpack(ctx, box, "", archive)
 	}
@@ -247,8 +248,8 @@ func (m *Mover) Write(ctx context.Context, box sandbox.Sandbox, files []events.F
 	}, nil
 }
 
-// pack returns the files of a definition as a tar archive.
-func pack(files []events.FileSpec) (io.Reader, error) {
+// tarFiles returns a tar archive with the files of an agent's definition.
+func tarFiles(files []events.FileSpec) (io.Reader, error) {
 	var b bytes.Buffer
 	out := tar.NewWriter(&b)
 	for _, f := range files {

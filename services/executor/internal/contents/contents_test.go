@@ -37,8 +37,8 @@ func (s *store) Snapshot(_ context.Context, _ sandbox.Sandbox, _ topology.Sessio
 	return contents.Snapshot{ID: "after " + previous, NewBytes: 7}, s.err
 }
 
-func newMover(s *store, measured func(uint64, error)) *contents.Mover {
-	return &contents.Mover{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, s contents.Snapshot, err error) { measured(s.NewBytes, err) }}
+func newMover(s *store, measured func(uint64, error)) *contents.Manager {
+	return &contents.Manager{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, s contents.Snapshot, err error) { measured(s.NewBytes, err) }}
 }
 
 // loaded returns a session whose sandbox is new, after some changes.
@@ -74,7 +74,7 @@ func TestSources(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := loaded(c.change)
-			from := contents.Sources(l)
+			from := contents.RestoreSources(l)
 			if len(from) == 0 {
 				if len(c.want) > 0 {
 					t.Error("no sources")
@@ -82,7 +82,7 @@ func TestSources(t *testing.T) {
 				return
 			}
 			s := &store{}
-			e, err := newMover(s, nil).Restore(t.Context(), l, agentstest.NewBox("box", 1), from)
+			e, err := newMover(s, nil).RestoreWorkspace(t.Context(), l, agentstest.NewFakeSandbox("box", 1), from)
 			if err != nil || !slices.Equal(s.restored, c.want) || int(e.Files) != 3*len(c.want) {
 				t.Errorf("restored %v, want %v; %d files, %v", s.restored, c.want, e.Files, err)
 			}
@@ -97,7 +97,7 @@ func TestSources(t *testing.T) {
 func TestRestore_SnapshotGone(t *testing.T) {
 	t.Parallel()
 	l := loaded(func(l *eventlog.Loaded) { l.Run.Snapshot.ID = "s1" })
-	_, err := newMover(&store{err: workspace.ErrNotFound}, nil).Restore(t.Context(), l, agentstest.NewBox("box", 1), contents.Sources(l))
+	_, err := newMover(&store{err: workspace.ErrNotFound}, nil).RestoreWorkspace(t.Context(), l, agentstest.NewFakeSandbox("box", 1), contents.RestoreSources(l))
 	var typed *sandbox.Error
 	if !errors.As(err, &typed) || typed.Code != command.CodeSnapshotGone {
 		t.Errorf("error %v", err)
@@ -112,12 +112,12 @@ func TestSnapshot(t *testing.T) {
 	var failed error
 	s := &store{}
 	m := newMover(s, func(n uint64, err error) { bytes, failed = n, err })
-	e, err := m.Snapshot(t.Context(), l, agentstest.NewBox("box", 1), "turn")
+	e, err := m.TakeSnapshot(t.Context(), l, agentstest.NewFakeSandbox("box", 1), "turn")
 	if err != nil || e.Snapshot != "after s1" || e.Reason != "turn" || e.Applied != 4 || e.Request != 2 || bytes != 7 {
 		t.Errorf("%+v, %v; measured %d bytes", e, err, bytes)
 	}
 	s.err = errors.New("the store is full")
-	if _, err := m.Snapshot(t.Context(), l, agentstest.NewBox("box", 1), "turn"); !errors.Is(err, s.err) || !errors.Is(failed, s.err) {
+	if _, err := m.TakeSnapshot(t.Context(), l, agentstest.NewFakeSandbox("box", 1), "turn"); !errors.Is(err, s.err) || !errors.Is(failed, s.err) {
 		t.Errorf("error %v, measured %v", err, failed)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// timeout is the time limit of one request to the log for the changed sessions of a shard.
-const timeout = 10 * time.Second
+// checkTimeout is the time limit of one request to the log for the sessions of a shard that have changed.
+const checkTimeout = 10 * time.Second
 
 // Config configures a Watcher. All fields are required.
 type Config struct {
@@ -23,8 +23,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Watcher finds out which of the watched sessions have a new event in their life, such as a control. It needs one
-// request for each shard, not for each session. It is safe for concurrent use.
+// A Watcher finds out which of the watched sessions have a new event in their life, such as a control. It needs one request
+// for each shard of the log, and not one for each session. It is safe for concurrent use.
 type Watcher struct {
 	cfg Config
 
@@ -43,12 +43,12 @@ type Watch struct {
 	checked bool   // the session has been part of a check
 }
 
-// New returns a Watcher that watches nothing.
+// New returns a Watcher without watched sessions.
 func New(cfg Config) *Watcher {
 	return &Watcher{cfg: cfg, watches: map[*Watch]struct{}{}}
 }
 
-// Watch watches the life of a session after the given head, until Close is called.
+// Watch begins to watch a session's life for events after the given head, until Close of the returned Watch is called.
 func (w *Watcher) Watch(life eventlog.Head) *Watch {
 	x := &Watch{watcher: w, life: life.Subject, moved: make(chan struct{}, 1), through: life.Seq}
 	w.mu.Lock()
@@ -57,18 +57,19 @@ func (w *Watcher) Watch(life eventlog.Head) *Watch {
 	return x
 }
 
-// Close ends the watch, after which Moved receives nothing any more.
+// Close ends the watch. Afterwards the channel of Changed receives nothing.
 func (x *Watch) Close() {
 	x.watcher.mu.Lock()
 	defer x.watcher.mu.Unlock()
 	delete(x.watcher.watches, x)
 }
 
-// Moved returns the channel that receives a value after the session's life has a new event. Replicas that lag may not
-// have the event yet, so the caller has to read the session from the leader.
-func (x *Watch) Moved() <-chan struct{} { return x.moved }
+// Changed returns a channel that receives a value when the session's life has a new event. Replicas that lag may not have the
+// event yet, so the caller has to read the session from the leader.
+func (x *Watch) Changed() <-chan struct{} { return x.moved }
 
-// Run checks all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
+// Run checks all watched sessions at an interval until ctx ends. A shard that does not answer does not delay the other
+// shards.
 func (w *Watcher) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -82,17 +83,17 @@ func (w *Watcher) Run(ctx context.Context) {
 					return
 				case <-tick.C:
 				}
-				w.check(ctx, shard)
+				w.checkShard(ctx, shard)
 			}
 		})
 	}
 }
 
-// check checks the sessions of a shard. Sessions that were not checked before have a request of their own: they may
-// have changed long before the position that the others have reached.
-func (w *Watcher) check(ctx context.Context, shard int) {
+// checkShard checks the watched sessions of a shard. It checks sessions that were not checked before by a separate request,
+// because they may have changed long before the position that the check of the others has reached.
+func (w *Watcher) checkShard(ctx context.Context, shard int) {
 	for _, checked := range []bool{true, false} {
-		watches, after := w.group(shard, checked)
+		watches, after := w.watchesOfShard(shard, checked)
 		if len(watches) == 0 {
 			continue
 		}
@@ -100,7 +101,7 @@ func (w *Watcher) check(ctx context.Context, shard int) {
 		for i, x := range watches {
 			subjects[i] = x.life
 		}
-		try, cancel := context.WithTimeout(ctx, timeout)
+		try, cancel := context.WithTimeout(ctx, checkTimeout)
 		c, err := w.cfg.Log.ChangedAmong(try, eventlog.Position{Shard: shard, Seq: after}, subjects)
 		cancel()
 		if err != nil {
@@ -109,13 +110,13 @@ func (w *Watcher) check(ctx context.Context, shard int) {
 			}
 			continue
 		}
-		w.advance(watches, c)
+		w.recordChecked(watches, c)
 	}
 }
 
-// group returns the watches of a shard that have been part of a check before or, with checked false, those that have
-// not. It also returns the position up to which all of them were checked.
-func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64) {
+// watchesOfShard returns the watches of a shard that were checked before or, if checked is false, those that were not. after
+// is the position up to which all of them were checked.
+func (w *Watcher) watchesOfShard(shard int, checked bool) (watches []*Watch, after uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for x := range w.watches {
@@ -130,8 +131,8 @@ func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64
 	return watches, after
 }
 
-// advance records up to which position the sessions were checked, and signals the watches of the sessions that changed.
-func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
+// recordChecked records the position up to which sessions were checked, and signals the watches of the sessions that have changed.
+func (w *Watcher) recordChecked(watches []*Watch, c eventlog.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, x := range watches {

@@ -103,7 +103,7 @@ func (b *bed) beat() {
 
 func moved(x *controls.Watch) bool {
 	select {
-	case <-x.Moved():
+	case <-x.Changed():
 		return true
 	default:
 		return false

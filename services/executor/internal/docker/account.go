@@ -14,35 +14,36 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// agentName is the name of a sandbox's user if the image has no account for that user.
-const agentName = "agent"
+// defaultUserName is the name that a container's user gets if the image has no account with the user's number.
+const defaultUserName = "agent"
 
 // accountFiles are the names of the files in /etc that list users and groups.
 var accountFiles = []string{"passwd", "group"}
 
-// accounts returns the name under which a user's volume stores an account file, passwd or group, for containers of this
-// image.
-func (pic imageInfo) accounts(file string) string {
+// accountFileName returns the name of the file in a user's volume that containers of this image mount as /etc/passwd or
+// /etc/group. file is passwd or group.
+func (pic imageInfo) accountFileName(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
 
-// account is the entry of a user in /etc/passwd, without the user's number.
+// account has the fields of a user's entry in /etc/passwd, except the user's number.
 type account struct{ name, home, shell string }
 
-// accountOf returns the account of a user of an image, by name or number, or a default account if the image has none.
+// accountOf returns the account of the user who, a name or a number, in an image's passwd file, or a default account if the
+// image has none.
 func accountOf(passwd []byte, who string) account {
 	for line := range strings.Lines(string(passwd)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 7 && (f[0] == who || f[2] == who) {
 			return account{name: f[0], home: f[5], shell: f[6]}
 		}
 	}
-	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
+	return account{name: defaultUserName, home: homeDir, shell: "/bin/sh"}
 }
 
-// file returns the content of an account file, passwd or group, for the user with the number id. It is the image's file
-// with the entry of the account in place of entries with the same name or number.
-func (a account) file(of string, image []byte, id int) []byte {
+// accountFile returns the content of the file of, passwd or group, for a container whose user has the number id: the image's
+// file with an entry for the account. The entry replaces entries with the same name or number.
+func (a account) accountFile(of string, image []byte, id int) []byte {
 	line := fmt.Sprintf("%s:x:%d:", a.name, id)
 	if of == "passwd" {
 		line = fmt.Sprintf("%s:x:%d:%d::%s:%s", a.name, id, id, a.home, a.shell)
@@ -59,32 +60,32 @@ func (a account) file(of string, image []byte, id int) []byte {
 	return out.Bytes()
 }
 
-// folder is a folder in a volume, with the file mode that prepareVolumes sets.
-type folder struct {
-	volumeAt
+// volumeFolder is a folder in a volume, with the file mode that prepareVolumes sets.
+type volumeFolder struct {
+	helperVolume
 	mode int64
 }
 
-// prepareVolumes makes a user the owner of folders in volumes, and writes passwd and group files for an image into
-// the user's volume. name, a name or a number, selects the account of the image whose entry is copied. home replaces
-// the home folder of the account, unless it is "".
-func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...folder) error {
+// prepareVolumes makes the user u the owner of folders in volumes, and writes passwd and group files into the user's volume
+// for containers of an image. name, a name or a number, selects the image's account whose entry is copied. home replaces the
+// account's home folder, unless it is "".
+func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...volumeFolder) error {
 	const what = "prepare the volumes"
-	var volumes []volumeAt
+	var volumes []helperVolume
 	for _, f := range folders {
-		volumes = append(volumes, f.volumeAt)
+		volumes = append(volumes, f.helperVolume)
 	}
 	if u.dir != "" {
-		volumes = append(volumes, volumeAt{userVolume(u.id), "user"})
+		volumes = append(volumes, helperVolume{userVolumeName(u.id), "user"})
 	}
 	if len(volumes) == 0 {
 		return nil
 	}
-	helper, err := p.helper(ctx, "", pic.ref, volumes...)
+	helper, err := p.createHelper(ctx, "", pic.ref, volumes...)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	defer p.discard(ctx, helper)
+	defer p.discardHelper(ctx, helper)
 	var archive bytes.Buffer
 	out := tar.NewWriter(&archive)
 	// A tar header is enough to set the owner of a folder. The engine ignores the header of ".", so it is unpacked one
@@ -102,12 +103,13 @@ func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, na
 	if err := out.Close(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return p.do(ctx, what, func(ctx context.Context) error {
+	return p.callEngineNoResult(ctx, what, func(ctx context.Context) error {
 		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
 	})
 }
 
-// writeAccounts writes the account files, passwd and group, for containers of a helper's image.
+// writeAccounts writes passwd and group files, with an entry for the user u, to a tar archive. They are based on the files of
+// the image from which a helper container was created.
 func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic imageInfo, u user, name, home string) error {
 	files, err := p.imageAccounts(ctx, helper, pic.id)
 	if err != nil {
@@ -118,8 +120,8 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 		a.home = home
 	}
 	for _, f := range accountFiles {
-		raw := a.file(f, files[f], u.id)
-		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accounts(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
+		raw := a.accountFile(f, files[f], u.id)
+		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accountFileName(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
 			return err
 		}
 		if _, err := out.Write(raw); err != nil {
@@ -129,7 +131,8 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 	return nil
 }
 
-// imageAccounts returns the account files of the image from which a helper was created, by name.
+// imageAccounts returns the content of the passwd and group files of the image from which a helper container was created, by
+// file name.
 func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
 	p.mu.Lock()
 	known := p.accounts[image]
@@ -139,7 +142,7 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	}
 	files := map[string][]byte{}
 	for _, f := range accountFiles {
-		raw, err := call(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readFile(ctx, helper, "/etc/"+f) })
+		raw, err := callEngine(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readContainerFile(ctx, helper, "/etc/"+f) })
 		if err != nil && !errdefs.IsNotFound(err) {
 			return nil, err
 		}
@@ -151,11 +154,12 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	return files, nil
 }
 
-// maxAccounts is the maximum number of bytes that are read of an image's account file.
-const maxAccounts = 1 << 20
+// maxAccountFileBytes is the maximum number of bytes that are read of an image's passwd or group file.
+const maxAccountFileBytes = 1 << 20
 
-// readFile reads a regular file of a container. It returns nil for anything else.
-func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]byte, error) {
+// readContainerFile returns the content of a regular file of a container. It returns nil if the file does not exist or is not
+// regular.
+func (p *Provider) readContainerFile(ctx context.Context, containerID, name string) ([]byte, error) {
 	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
 	if err != nil {
 		return nil, err
@@ -166,5 +170,5 @@ func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]by
 	if err != nil || h.Typeflag != tar.TypeReg {
 		return nil, err
 	}
-	return io.ReadAll(io.LimitReader(in, maxAccounts))
+	return io.ReadAll(io.LimitReader(in, maxAccountFileBytes))
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// box implements sandbox.Sandbox. It is safe for concurrent use.
+// box is a sandbox in a Docker container. It implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p         *Provider
 	id        string
@@ -31,14 +31,14 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept reports whether the sandbox has its workspace already, so that the caller must not restore it: the sandbox took the workspace
-// over, its container was started again, or Attach found it. Kept returns false for a sandbox that Create found running: the executor
-// that created it may have crashed before it restored the workspace.
-func (b *box) Kept() bool { return b.kept }
+// HasWorkspace reports whether the sandbox already has the session's workspace, so that the caller must not restore it. This is so if the
+// sandbox took over the volumes of another one, if its container was restarted, or if Attach found it. HasWorkspace returns false for a
+// sandbox that Create found running: the executor that created it may have crashed before it restored the workspace.
+func (b *box) HasWorkspace() bool { return b.kept }
 
-// Running reports whether the runner, which is the container's first process, runs.
+// Running reports whether the runner runs. The runner is the first process of the container.
 func (b *box) Running(ctx context.Context) (bool, error) {
-	got, err := call(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
+	got, err := callEngine(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return b.p.api.ContainerInspect(ctx, b.container)
 	})
 	if errdefs.IsNotFound(err) {
@@ -47,19 +47,19 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 	return err == nil && got.State.Running, err
 }
 
-// Files returns the workspace.
-func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
+// Files returns the files of the sandbox's workspace.
+func (b *box) Files() sandbox.Files { return guest.Files{Start: b.startRunner} }
 
-// awaitReady blocks until the runner listens, and then sends it the sandbox's secret.
+// awaitReady blocks until the sandbox's runner listens, and then sends it the sandbox's secret.
 func (b *box) awaitReady(ctx context.Context) error {
-	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
+	args, feed := []string{"wait-ready", "--within", runnerReadyTimeout.String()}, (func(io.Writer) error)(nil)
 	if b.secret != "" {
 		args, feed = append(args, "--claim"), func(w io.Writer) error {
 			_, err := io.WriteString(w, b.secret)
 			return err
 		}
 	}
-	out, err := b.runner(ctx, feed, args...)
+	out, err := b.runRunner(ctx, feed, args...)
 	if err == nil && out.Code == 0 {
 		return nil
 	}
@@ -73,13 +73,13 @@ func (b *box) awaitReady(ctx context.Context) error {
 	return guest.WithCode(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
 }
 
-// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx bounds only the start. If the first argument is "runner", the
-// command is the runner program, which ends at the end of its stdin. Process.Kill ends every other command and its descendants.
+// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx limits only the start. If the first argument is "runner", the
+// command is the runner program, which ends when its stdin is closed. Process.Kill ends any other command with its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	dir, err := guest.Start(b.command).Dir(ctx, workspaceDir, c.Dir)
+	dir, err := guest.StartFunc(b.startRunner).FolderPath(ctx, workspaceDir, c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
@@ -95,20 +95,20 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 		id = rand.Text()
 		opts.Cmd = append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...)
 	}
-	return b.start(ctx, opts, id)
+	return b.startExec(ctx, opts, id)
 }
 
-// command starts the runner program in the container with the arguments args.
-func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
-	proc, err := b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
+// startRunner starts the runner program with the arguments args in the sandbox's container.
+func (b *box) startRunner(ctx context.Context, args ...string) (guest.Process, error) {
+	proc, err := b.startExec(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
 	if err != nil {
 		return nil, err
 	}
 	return proc, nil
 }
 
-// runner runs the runner program in the container with the arguments args, and blocks until the program has ended. feed writes the
-// program's stdin; see guest.Start.Run.
-func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
-	return guest.Start(b.command).Run(ctx, feed, args...)
+// runRunner runs the runner program with the arguments args in the sandbox's container, and blocks until the program has ended. feed writes
+// to the program's stdin; see guest.StartFunc.Run.
+func (b *box) runRunner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.RunResult, error) {
+	return guest.StartFunc(b.startRunner).Run(ctx, feed, args...)
 }

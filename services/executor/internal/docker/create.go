@@ -33,37 +33,36 @@ const (
 	runnerPath     = binDir + "/runner"
 	egressDir      = "/run/spool/egress"
 	egressSocket   = egressDir + "/egress.sock"
-	serversDir     = "/spool/mcp"
-	searchPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	mcpSocketsDir  = "/spool/mcp"
+	defaultPATH    = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runFolderBytes is the size limit in bytes of the folder in memory in which the runner keeps its socket and other
-// files of its own.
+// runFolderBytes is the size limit in bytes of the in-memory folder runDir, in which the runner keeps its socket and other files.
 const runFolderBytes = 1 << 20
 
-// maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
+// maxCreateAttempts is the maximum number of attempts to create a container. Another attempt follows only after errVanished; every other
 // error ends the creation.
-const maxAttempts = 20
+const maxCreateAttempts = 20
 
-// errVanished is returned when another executor has changed what this one has just looked up: it has removed a
-// container or a volume, or created the same container. The caller may look it up again.
+// errVanished is returned when another executor has removed a container or a volume that this executor has just looked up, or has created
+// the same container first. The caller may look it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
-// Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
-// container if it has ended.
+// Create creates a sandbox and blocks until its runner answers. If a sandbox with the id exists, Create returns that one, and starts its
+// container if the container has stopped.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if err := p.check(spec); err != nil {
+	if err := p.checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
-	for range maxAttempts {
+	for range maxCreateAttempts {
 		var b *box
 		var c listedSandbox
-		c, err = p.find(ctx, spec.ID)
+		c, err = p.findSandbox(ctx, spec.ID)
 		if errors.Is(err, sandbox.ErrNotFound) {
-			b, err = p.make(ctx, spec)
+			b, err = p.createNew(ctx, spec)
 		} else if err == nil {
-			b, err = p.reuse(ctx, c)
+			b, err = p.reuseContainer(ctx, c)
 		}
 		if err == nil {
 			return b, nil
@@ -71,21 +70,21 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, pollInterval) != nil {
+		if retry.Pause(ctx, enginePollInterval) != nil {
 			return nil, ctx.Err()
 		}
 	}
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
-// check returns an error for a Spec that is invalid, or that this provider cannot fulfil.
-func (p *Provider) check(spec sandbox.Spec) error {
+// checkSpec returns an error if a Spec is invalid or this provider cannot fulfil it.
+func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
 		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
 	}
-	if spec.Servers < 0 || spec.Servers > maxServers {
-		err = errors.Join(err, fmt.Errorf("servers: %d is not between 0 and %d", spec.Servers, maxServers))
+	if spec.Servers < 0 || spec.Servers > maxMCPServers {
+		err = errors.Join(err, fmt.Errorf("servers: %d is not between 0 and %d", spec.Servers, maxMCPServers))
 	}
 	if l := spec.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 {
 		err = errors.Join(err, errors.New("limits: they cannot be negative"))
@@ -102,8 +101,8 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// plan holds everything that determines the container of a new sandbox.
-type plan struct {
+// containerPlan holds everything from which the container of a new sandbox is configured: image, volumes, user and runner.
+type containerPlan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
 	pic    imageInfo
@@ -114,24 +113,24 @@ type plan struct {
 	kept   bool
 }
 
-// make creates a new sandbox and blocks until its runner answers. After an error it has removed what it created. The error wraps errVanished
-// if another attempt may succeed.
-func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
-	pl, err := p.prepare(ctx, spec)
+// createNew creates a new sandbox and blocks until its runner answers. After an error it removes what it created. The error wraps
+// errVanished if another attempt may succeed.
+func (p *Provider) createNew(ctx context.Context, spec sandbox.Spec) (*box, error) {
+	pl, err := p.prepareContainer(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
 	if pl.owner != spec.ID {
-		if err := p.note(ctx, spec.ID, pl.owner); err != nil {
+		if err := p.recordVolumesOwner(ctx, spec.ID, pl.owner); err != nil {
 			return nil, err
 		}
 	}
 	if err := p.createSockets(ctx, spec); err != nil {
 		return nil, err
 	}
-	config, host := p.profile(pl)
-	made, err := call(ctx, p, "make the container", func(ctx context.Context) (container.CreateResponse, error) {
-		return p.api.ContainerCreate(ctx, config, host, nil, nil, name(spec.ID))
+	config, host := p.containerConfig(pl)
+	made, err := callEngine(ctx, p, "make the container", func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, config, host, nil, nil, containerName(spec.ID))
 	})
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // the next attempt finds it
@@ -141,28 +140,29 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 		err = p.checkVolumes(ctx, pl)
 	}
 	if err == nil {
-		err = p.start(ctx, made.ID)
+		err = p.startContainer(ctx, made.ID)
 	}
 	b := &box{p: p, id: spec.ID, container: made.ID, secret: pl.secret, kept: pl.kept}
 	if err == nil {
 		err = b.awaitReady(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.undo(context.WithoutCancel(ctx), pl, made.ID))
+		return nil, errors.Join(err, p.undoCreate(context.WithoutCancel(ctx), pl, made.ID))
 	}
 	if spec.Workspace != "" && spec.Workspace != spec.ID {
 		// The note of the earlier sandbox, if there is one, is not needed any more.
-		if _, err := p.removeVolume(ctx, noteVolume(spec.Workspace)); err != nil {
+		if _, err := p.removeVolume(ctx, noteVolumeName(spec.Workspace)); err != nil {
 			p.cfg.Logger.Warn("a note stays until the sweep", "sandbox", spec.Workspace, "error", err)
 		}
 	}
 	return b, nil
 }
 
-// prepare creates everything on the engine that the container needs: the image, the volumes and the user. It returns the container's plan.
-func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error) {
-	pl := plan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlay(p.cfg.Limits, spec.Limits)}
-	cpus, err := p.processors(ctx)
+// prepareContainer creates what the container of a new sandbox needs on the engine, such as the image, the volumes and the user, and
+// returns the plan of the container.
+func (p *Provider) prepareContainer(ctx context.Context, spec sandbox.Spec) (containerPlan, error) {
+	pl := containerPlan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlayLimits(p.cfg.Limits, spec.Limits)}
+	cpus, err := p.engineCPUs(ctx)
 	if err != nil {
 		return pl, err
 	}
@@ -171,20 +171,20 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 	if ref == "" {
 		ref = p.cfg.Image
 	}
-	if pl.pic, err = p.image(ctx, fieldImage, ref); err != nil {
+	if pl.pic, err = p.lookUpAllowedImage(ctx, imageFields, ref); err != nil {
 		return pl, err
 	}
-	if pl.runner, err = p.binary(pl.pic); err != nil {
+	if pl.runner, err = p.runnerForImage(pl.pic); err != nil {
 		return pl, err
 	}
-	if err := p.fill(ctx, pl.runner, ref); err != nil {
+	if err := p.fillRunnerVolume(ctx, pl.runner, ref); err != nil {
 		return pl, err
 	}
 	if err := p.createSkillsVolume(ctx, ref); err != nil {
 		return pl, err
 	}
 	if spec.Workspace != "" {
-		owner, err := p.owner(ctx, spec.Workspace)
+		owner, err := p.volumesOwner(ctx, spec.Workspace)
 		if err != nil {
 			return pl, err
 		}
@@ -193,20 +193,20 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 		}
 		if pl.kept {
 			pl.owner = owner
-			if pl.user, err = p.userOf(ctx, owner); err != nil {
+			if pl.user, err = p.volumesUser(ctx, owner); err != nil {
 				return pl, err
 			}
-			return pl, p.prepareVolumes(ctx, pl.pic, pl.user, agentName, homeDir)
+			return pl, p.prepareVolumes(ctx, pl.pic, pl.user, defaultUserName, homeDir)
 		}
 	}
 	pl.user, err = p.createVolumes(ctx, pl)
 	return pl, err
 }
 
-// checkVolumes returns an error unless the volumes of the new container are those that were prepared. A sweep may have
-// removed a volume before the container used it; the engine then created an empty one in its place. The error then wraps errVanished,
-// except for a layer, which the caller cannot create again.
-func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
+// checkVolumes returns an error unless the new container mounts the volumes that were prepared for it. A sweep may have removed a volume
+// before the container used it; the engine then created an empty volume of the same name. The error wraps errVanished, except for a
+// dependency layer, which the caller cannot create again.
+func (p *Provider) checkVolumes(ctx context.Context, pl containerPlan) error {
 	if err := p.checkRunnerVolume(ctx, pl.runner); err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 			return err
 		}
 	}
-	if err := p.checkUserVolume(ctx, pl.user, p.reservation(pl.owner)); err != nil {
+	if err := p.checkUserVolume(ctx, pl.user, p.reservationLabels(pl.owner)); err != nil {
 		return err
 	}
 	there, err := p.volumesExist(ctx, pl.owner)
@@ -236,23 +236,23 @@ func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 	return err
 }
 
-// checkRunnerVolume returns an error that wraps errVanished unless the runner's volume, which a container now uses, is the volume that was
-// filled.
+// checkRunnerVolume returns an error that wraps errVanished if the engine has replaced the runner's volume by an empty one, after a sweep
+// removed it.
 func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error {
-	l, err := p.volumeLabels(ctx, r.volume())
+	l, err := p.volumeLabels(ctx, r.volumeName())
 	if err != nil || l[labelRole] == roleRunner {
 		return err
 	}
-	r.forget()
-	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
+	r.forgetVolume()
+	return fmt.Errorf("volume %s: %w", r.volumeName(), errVanished)
 }
 
-// undo removes everything that was created for a sandbox whose creation failed. A workspace that was taken over from
-// another sandbox stays.
-func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error {
+// undoCreate removes everything that was created for a sandbox whose creation failed. It keeps a workspace that was taken over from another
+// sandbox.
+func (p *Provider) undoCreate(ctx context.Context, pl containerPlan, containerID string) error {
 	var err error
 	if containerID != "" {
-		err = p.remove(ctx, containerID)
+		err = p.removeContainer(ctx, containerID)
 	}
 	doomed := []string{}
 	skills := SkillsVolume(p.cfg.Engine)
@@ -265,19 +265,19 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		}
 	}
 	for n := range pl.spec.Servers {
-		doomed = append(doomed, socketVolume(pl.spec.ID, n))
+		doomed = append(doomed, socketVolumeName(pl.spec.ID, n))
 	}
 	if !pl.kept {
-		doomed = append(doomed, workVolume(pl.spec.ID), stateVolume(pl.spec.ID))
+		doomed = append(doomed, workspaceVolumeName(pl.spec.ID), stateVolumeName(pl.spec.ID))
 	}
 	if pl.owner != pl.spec.ID {
-		doomed = append(doomed, noteVolume(pl.spec.ID))
+		doomed = append(doomed, noteVolumeName(pl.spec.ID))
 	}
-	if l, lerr := p.volumeLabels(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
-		doomed = append(doomed, pl.runner.volume()) // empty, created by the engine
+	if l, lerr := p.volumeLabels(ctx, pl.runner.volumeName()); lerr == nil && l[labelRole] != roleRunner {
+		doomed = append(doomed, pl.runner.volumeName()) // empty, created by the engine
 	}
-	if l, lerr := p.volumeLabels(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
-		doomed = append(doomed, userVolume(pl.user.id)) // empty, created by the engine
+	if l, lerr := p.volumeLabels(ctx, userVolumeName(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
+		doomed = append(doomed, userVolumeName(pl.user.id)) // empty, created by the engine
 	}
 	for _, v := range doomed {
 		_, rerr := p.removeVolume(ctx, v)
@@ -287,8 +287,8 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // keeps the user while the workspace exists
 }
 
-// reuse returns the sandbox of a container that exists, and starts or resumes the container if necessary.
-func (p *Provider) reuse(ctx context.Context, c listedSandbox) (*box, error) {
+// reuseContainer returns the sandbox of an existing container. It starts or resumes the container if necessary.
+func (p *Provider) reuseContainer(ctx context.Context, c listedSandbox) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:
@@ -297,12 +297,12 @@ func (p *Provider) reuse(ctx context.Context, c listedSandbox) (*box, error) {
 			return nil, err
 		}
 	case container.StateRemoving, container.StateDead:
-		if err := p.remove(ctx, c.container); err != nil {
+		if err := p.removeContainer(ctx, c.container); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("container of %s: %w", c.id, errVanished)
 	default:
-		if err := p.start(ctx, c.container); err != nil {
+		if err := p.startContainer(ctx, c.container); err != nil {
 			if errdefs.IsNotFound(err) {
 				return nil, fmt.Errorf("container of %s: %w", c.id, errVanished)
 			}
@@ -318,48 +318,48 @@ func (p *Provider) reuse(ctx context.Context, c listedSandbox) (*box, error) {
 	return b, err
 }
 
-// start starts a container; it returns nil for one that runs. If the container's volumes cannot be mounted, start attaches
-// them and tries once more: loop devices do not survive a restart of the machine.
-func (p *Provider) start(ctx context.Context, containerID string) error {
-	err := p.startOnce(ctx, containerID)
+// startContainer starts a container; it returns nil if the container already runs. If the container's volumes cannot be mounted, it
+// attaches their loop devices, which do not survive a restart of the machine, and tries once more.
+func (p *Provider) startContainer(ctx context.Context, containerID string) error {
+	err := p.startContainerOnce(ctx, containerID)
 	if err == nil || errdefs.IsNotFound(err) || guest.IsUnavailable(err) || ctx.Err() != nil {
 		return err
 	}
-	attached, aerr := p.reattach(ctx, containerID)
+	attached, aerr := p.reattachVolumes(ctx, containerID)
 	if aerr != nil || !attached {
 		return errors.Join(err, aerr)
 	}
 	p.cfg.Logger.Info("attached the volumes of a container again", "container", containerID, "reason", err)
-	return p.startOnce(ctx, containerID)
+	return p.startContainerOnce(ctx, containerID)
 }
 
-// startOnce starts a container; it returns nil for one that runs.
-func (p *Provider) startOnce(ctx context.Context, containerID string) error {
-	return p.do(ctx, "start the container", func(ctx context.Context) error {
+// startContainerOnce starts a container; it returns nil if the container already runs.
+func (p *Provider) startContainerOnce(ctx context.Context, containerID string) error {
+	return p.callEngineNoResult(ctx, "start the container", func(ctx context.Context) error {
 		return p.api.ContainerStart(ctx, containerID, container.StartOptions{})
 	})
 }
 
-// profile returns the configuration of a sandbox's container, hardened.
-func (p *Provider) profile(pl plan) (*container.Config, *container.HostConfig) {
+// containerConfig returns the hardened configuration of a sandbox's container.
+func (p *Provider) containerConfig(pl containerPlan) (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
-		User: pl.user.String(), Env: p.environ(pl), StopSignal: "SIGTERM",
-		Labels:      labels(pl),
+		User: pl.user.String(), Env: p.environment(pl), StopSignal: "SIGTERM",
+		Labels:      sandboxLabels(pl),
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 	}
-	host := p.restrictions(pl.limits)
+	host := p.restrictedHostConfig(pl.limits)
 	host.Tmpfs, host.Mounts = p.tmpfs(pl.pic, pl.user), p.mounts(pl)
 	return config, host
 }
 
-// restrictions returns the restrictions of every container in which agents or their servers run.
-func (p *Provider) restrictions(l sandbox.Limits) *container.HostConfig {
+// restrictedHostConfig returns a host configuration with the restrictions of every container in which an agent or an MCP server runs.
+func (p *Provider) restrictedHostConfig(l sandbox.Limits) *container.HostConfig {
 	return &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
-		LogConfig:     smallLog(),
+		LogConfig:     smallLogConfig(),
 		Resources: container.Resources{
 			Memory: l.MemoryBytes, MemorySwap: l.MemoryBytes, // equal: no swap
 			NanoCPUs: int64(l.CPUs * 1e9), PidsLimit: &l.PIDs,
@@ -368,8 +368,8 @@ func (p *Provider) restrictions(l sandbox.Limits) *container.HostConfig {
 	}
 }
 
-// ulimits returns the limits that the kernel enforces for each process, or for a user in all containers.
-// An engine without the capability SYS_RESOURCE cannot go above its own hard limits, so none is high.
+// ulimits returns the resource limits of a container's processes. None is high, because a Docker engine without the capability SYS_RESOURCE
+// cannot exceed its own hard limits.
 func ulimits() []*units.Ulimit {
 	var out []*units.Ulimit
 	for _, l := range []struct {
@@ -387,19 +387,20 @@ func ulimits() []*units.Ulimit {
 	return out
 }
 
-// smallLog returns a log configuration that keeps the end of a container's output.
-func smallLog() container.LogConfig {
+// smallLogConfig returns a log configuration that keeps only the end of a container's output.
+func smallLogConfig() container.LogConfig {
 	return container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}}
 }
 
-// environ returns the environment of all processes in a sandbox. The image's variables and those of each process are added to it.
-func (p *Provider) environ(pl plan) []string {
+// environment returns the environment variables that all processes in a sandbox have, in addition to the variables of the image and of each
+// process.
+func (p *Provider) environment(pl containerPlan) []string {
 	path := pl.pic.path
 	if path == "" {
-		path = searchPath
+		path = defaultPATH
 	}
 	if pl.spec.Layer != "" {
-		path = strings.Join(append(layer.Path(layerDir), path), ":")
+		path = strings.Join(append(layer.ProgramFolders(layerDir), path), ":")
 	}
 	env := []string{
 		"PATH=" + path, "HOME=" + homeDir, "LANG=C.UTF-8",
@@ -407,7 +408,7 @@ func (p *Provider) environ(pl plan) []string {
 		"SPOOL_RUNNER_DISK_LIMIT=" + strconv.FormatInt(pl.limits.DiskBytes, 10),
 	}
 	if pl.spec.Layer != "" {
-		env = append(env, layer.Environ(layerDir)...)
+		env = append(env, layer.Environment(layerDir)...)
 	}
 	if pl.spec.EgressToken != "" {
 		env = append(env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, "SPOOL_RUNNER_EGRESS_TOKEN="+pl.spec.EgressToken)
@@ -418,16 +419,16 @@ func (p *Provider) environ(pl plan) []string {
 // shmDir is the folder of shared memory, of the engine's default size.
 const shmDir = "/dev/shm"
 
+// shmOptions are the mount options of shmDir.
 var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
 
-// tmpfsLimit returns the mount options of a folder in memory. They limit its size, and its files to one for each page
-// of that size.
+// tmpfsLimit returns the mount options that limit a tmpfs to a number of bytes, and to one file for each page of that size.
 func tmpfsLimit(bytes int64) string {
-	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesForFile, 64))
+	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesPerFile, 64))
 }
 
-// tmpfs returns the folders in memory. Volumes that the image declares are among them: on disk, no limit would apply to
-// them.
+// tmpfs returns the folders of a sandbox's container that are in memory, with their mount options. They include the volumes that the image
+// declares, because no limit would apply to such a volume on disk.
 func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
 	size := "rw,exec,nosuid,nodev," + tmpfsLimit(p.cfg.TmpBytes)
@@ -438,31 +439,31 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runFolderBytes) + own
-	for _, taken := range []string{workspaceDir, workspaceAlias, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
+	for _, taken := range []string{workspaceDir, workspaceAlias, stateDir, binDir, skillsDir, layerDir, egressDir, mcpSocketsDir, userDir} {
 		delete(out, taken)
 	}
 	return out
 }
 
-// mounts returns the volumes of a sandbox's container, and their places in it.
-func (p *Provider) mounts(pl plan) []mount.Mount {
-	work := volumeAt{name: workVolume(pl.owner)}
+// mounts returns the volume mounts of a sandbox's container.
+func (p *Provider) mounts(pl containerPlan) []mount.Mount {
+	work := helperVolume{name: workspaceVolumeName(pl.owner)}
 	out := []mount.Mount{
 		work.mount(workspaceDir, false), work.mount(workspaceAlias, false),
-		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
-		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
-		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),
+		helperVolume{name: stateVolumeName(pl.owner)}.mount(stateDir, false),
+		helperVolume{name: pl.runner.volumeName()}.mount(binDir, true),
+		helperVolume{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
-		out = append(out, volumeAt{name: v}.mount(layerDir, pl.spec.LayerTarget == ""))
+		out = append(out, helperVolume{name: v}.mount(layerDir, pl.spec.LayerTarget == ""))
 	}
 	for n := range pl.spec.Servers {
-		out = append(out, volumeAt{name: socketVolume(pl.spec.ID, n)}.mount(serverDir(n), true))
+		out = append(out, helperVolume{name: socketVolumeName(pl.spec.ID, n)}.mount(serverSocketDir(n), true))
 	}
 	return append(append(out, pl.user.mounts(pl.pic)...), p.egressMount()...)
 }
 
-// egressMount returns the mount with the egress proxy's socket; none if the sandbox has no egress.
+// egressMount returns the mount with the socket of the egress proxy, or none if the sandbox has no egress.
 func (p *Provider) egressMount() []mount.Mount {
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":
@@ -470,6 +471,6 @@ func (p *Provider) egressMount() []mount.Mount {
 	case filepath.IsAbs(sockets):
 		return []mount.Mount{{Type: mount.TypeBind, Source: sockets, Target: egressDir, ReadOnly: true}}
 	default:
-		return []mount.Mount{volumeAt{name: sockets}.mount(egressDir, true)}
+		return []mount.Mount{helperVolume{name: sockets}.mount(egressDir, true)}
 	}
 }

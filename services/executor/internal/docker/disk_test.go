@@ -31,8 +31,8 @@ func needLoop(t testing.TB) Config {
 	if os.Getuid() != 0 {
 		t.Skip("only root sees the engine's loop devices")
 	}
-	if cfg.DiskLimit != DiskLoop {
-		t.Skipf("the engine enforces disk limits by %s, not by %s", cfg.DiskLimit, DiskLoop)
+	if cfg.DiskLimit != DiskLimitLoop {
+		t.Skipf("the engine enforces disk limits by %s, not by %s", cfg.DiskLimit, DiskLimitLoop)
 	}
 	return cfg
 }
@@ -93,7 +93,7 @@ func detach(t testing.TB, devices map[string]string) {
 		if err := errors.Join(unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0), f.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Remove(diskNodes + strings.TrimPrefix(name, "spool:")); err != nil {
+		if err := os.Remove(diskNodeDir + strings.TrimPrefix(name, "spool:")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +102,7 @@ func detach(t testing.TB, devices map[string]string) {
 // until waits until the condition holds.
 func until(t testing.TB, what string, fact func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !fact(); time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(2 * time.Minute); !fact(); time.Sleep(enginePollInterval) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not come", what)
 		}
@@ -140,7 +140,7 @@ func TestDiskLimit_FreedSpaceReturns(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needLoop(t))
 	b := create(t, p, newSpec(t))
-	v, err := p.api.VolumeInspect(t.Context(), workVolume(b.id))
+	v, err := p.api.VolumeInspect(t.Context(), workspaceVolumeName(b.id))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestDiskLimit_SurvivesTheMachine(t *testing.T) {
 	next := newSpec(t)
 	next.Workspace = spec.ID
 	heir := create(t, provide(t, p.cfg), next)
-	if out, errs, _ := sh(t, heir, "cat mark"); out != "mine" || !heir.Kept() {
+	if out, errs, _ := sh(t, heir, "cat mark"); out != "mine" || !heir.HasWorkspace() {
 		t.Errorf("taken over, the mark is %q, %s", out, errs)
 	}
 }
@@ -248,9 +248,9 @@ func TestDiskLimit_NothingStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the end of the loop devices", func() bool { return len(loops(t, b.id)) == 0 })
-	for _, v := range []string{workVolume(b.id), stateVolume(b.id)} {
+	for _, v := range []string{workspaceVolumeName(b.id), stateVolumeName(b.id)} {
 		until(t, "the end of the node of "+v, func() bool {
-			_, err := os.Lstat(diskNodes + v)
+			_, err := os.Lstat(diskNodeDir + v)
 			return errors.Is(err, os.ErrNotExist)
 		})
 	}
@@ -260,7 +260,7 @@ func TestDiskLimit_NothingStays(t *testing.T) {
 const asCreator = "SPOOL_DOCKER_TEST_CREATOR"
 
 func createForever() int {
-	p, err := New(withRequired(Config{Engine: os.Getenv(asCreator), Runner: os.Getenv(asCreator + "_RUNNER"), Image: testImage, DiskLimit: DiskLoop}))
+	p, err := New(withRequired(Config{Engine: os.Getenv(asCreator), Runner: os.Getenv(asCreator + "_RUNNER"), Image: testImage, DiskLimit: DiskLimitLoop}))
 	for err == nil {
 		var id, session string
 		id, err = events.NewID(events.KindSandbox, time.Now(), rand.Reader)
@@ -314,7 +314,7 @@ func TestDiskLimit_KilledExecutorLeavesNothing(t *testing.T) {
 			err = errors.Join(err, p.Terminate(t.Context(), i.ID, true))
 		}
 		q := provide(t, cfg)
-		_, oerr := q.Orphans(t.Context(), 0)
+		_, oerr := q.RemoveOrphans(t.Context(), 0)
 		if err := errors.Join(err, oerr); err != nil {
 			t.Log(err)
 			return false
@@ -331,10 +331,10 @@ func TestDiskLimit_KilledExecutorLeavesNothing(t *testing.T) {
 	}
 	for _, name := range names {
 		until(t, "the end of the loop device and the node of "+name, func() bool {
-			if _, err := os.Lstat(diskNodes + name); len(loops(t, name)) == 0 && errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Lstat(diskNodeDir + name); len(loops(t, name)) == 0 && errors.Is(err, os.ErrNotExist) {
 				return true
 			}
-			if err := p.sweepDisks(t.Context()); err != nil { // what ended after the sweep goes with the next
+			if err := p.sweepLoopDevices(t.Context()); err != nil { // what ended after the sweep goes with the next
 				t.Log(err)
 			}
 			return false
@@ -347,7 +347,7 @@ func TestDiskLimit_TakesOverOtherVolumes(t *testing.T) {
 	t.Parallel()
 	loop := needLoop(t)
 	watch := loop
-	watch.DiskLimit = DiskWatch
+	watch.DiskLimit = DiskLimitWatch
 	for name, pair := range map[string][2]Config{"watch to loop": {watch, loop}, "loop to watch": {loop, watch}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -371,30 +371,30 @@ func TestDiskLimit_TakesOverOtherVolumes(t *testing.T) {
 func TestChooseDiskLimit(t *testing.T) {
 	t.Parallel()
 	cfg := needLoop(t)
-	cfg.DiskLimit = DiskAuto
+	cfg.DiskLimit = DiskLimitAuto
 	p := provide(t, cfg)
-	if mode, err := p.ChooseDiskLimit(t.Context()); mode != DiskLoop || err != nil || p.DiskLimit() != mode {
+	if mode, err := p.ChooseDiskLimit(t.Context()); mode != DiskLimitLoop || err != nil || p.DiskLimit() != mode {
 		t.Errorf("auto is %s (%s), %v", mode, p.DiskLimit(), err)
 	}
 	// Without mkfs in the image there are no loop devices.
 	ref := "spool-test:without-mkfs"
 	bare(t, p, ref, "amd64")
-	cfg.Image, cfg.DiskLimit = ref, DiskLoop
+	cfg.Image, cfg.DiskLimit = ref, DiskLimitLoop
 	if mode, err := provide(t, cfg).ChooseDiskLimit(t.Context()); err == nil || !strings.Contains(err.Error(), "SPOOL_SANDBOX_DISK_LIMIT") || !strings.Contains(err.Error(), "e2fsprogs") {
 		t.Errorf("without mkfs.ext4: %s, %v", mode, err)
 	}
 	var log bytes.Buffer
-	cfg.DiskLimit, cfg.Logger = DiskAuto, slog.New(slog.NewTextHandler(&log, nil))
+	cfg.DiskLimit, cfg.Logger = DiskLimitAuto, slog.New(slog.NewTextHandler(&log, nil))
 	q := provide(t, cfg)
 	mode, err := q.ChooseDiskLimit(t.Context())
-	if err != nil || mode == DiskLoop {
+	if err != nil || mode == DiskLimitLoop {
 		t.Errorf("auto without mkfs.ext4: %s, %v", mode, err)
 	}
-	if mode == DiskWatch && !strings.Contains(log.String(), "level=WARN") {
+	if mode == DiskLimitWatch && !strings.Contains(log.String(), "level=WARN") {
 		t.Errorf("nobody is warned: %s", log.String())
 	}
 	// If the engine does not answer, the error does not concern the mode.
-	cfg.Host, cfg.DiskLimit = "unix:///nowhere", DiskLoop
+	cfg.Host, cfg.DiskLimit = "unix:///nowhere", DiskLimitLoop
 	_, err = provide(t, cfg).ChooseDiskLimit(t.Context())
 	wantCode(t, "without an engine", err, sandbox.CodeEngineUnavailable, "start it")
 	if _, err := New(withRequired(Config{Engine: engine, Runner: "none", DiskLimit: "hope"})); err == nil || !strings.Contains(err.Error(), "hope") {
@@ -410,23 +410,23 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	b := create(t, p, newSpec(t)) // copies the runner
-	pic, err := p.image(t.Context(), fieldImage, testImage)
+	pic, err := p.lookUpAllowedImage(t.Context(), imageFields, testImage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := p.binary(pic)
+	r, err := p.runnerForImage(pic)
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := namePrefix + "unlimited-" + strings.ToLower(b.id)
-	if err := p.makeDisks(t.Context(), DiskWatch, probeBytes, probeFiles, map[string]string{labelEngine: engine}, name); err != nil {
+	if err := p.createVolumesInMode(t.Context(), DiskLimitWatch, probeVolumeBytes, probeVolumeFiles, map[string]string{labelEngine: engine}, name); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.removeDisks(context.Background(), name) })
-	if err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
+	t.Cleanup(func() { p.removeVolumes(context.Background(), name) })
+	if err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", volumeFolder{helperVolume{name, "work"}, 0o700}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.exceedLimits(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
+	if err := p.exceedLimits(t.Context(), pic, r, name, probeVolumeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
 		t.Errorf("a volume without limits: %v", err)
 	}
 }

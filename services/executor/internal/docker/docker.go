@@ -65,10 +65,10 @@ type Config struct {
 	// TmpBytes is the size of /tmp, and of the home folder. Their content counts as memory.
 	TmpBytes int64
 	// Users is the range of users, one for each sandbox. Providers of an engine may have different ranges.
-	Users Users
+	Users UserRange
 	// DiskLimit selects how disk limits are enforced, one of DiskLimits.
 	DiskLimit string
-	// Files is the largest number of files and folders in a volume, where DiskLoop enforces that; a small volume may
+	// Files is the largest number of files and folders in a volume, where DiskLimitLoop enforces that; a small volume may
 	// hold fewer.
 	Files int64
 	// EgressSockets holds the egress proxy's socket: the name of a volume, or an
@@ -81,12 +81,12 @@ type Config struct {
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call of the Docker API.
-	callWithin = 30 * time.Second
-	// pullWithin is the time limit of the pull of an image.
-	pullWithin = 15 * time.Minute
-	// readyWithin is the maximum time that a runner may take to listen.
-	readyWithin = 20 * time.Second
+	// apiTimeout is the time limit of one call of the Docker API.
+	apiTimeout = 30 * time.Second
+	// pullTimeout is the time limit of the pull of an image.
+	pullTimeout = 15 * time.Minute
+	// runnerReadyTimeout is the maximum time that a runner may take to listen.
+	runnerReadyTimeout = 20 * time.Second
 	// shutdownTimeout is the maximum time that a runner may take to end its processes before they are killed.
 	shutdownTimeout = 3 * time.Second
 )
@@ -102,15 +102,15 @@ type Provider struct {
 	stale      time.Duration // age at which a lock counts as abandoned
 
 	negotiated atomic.Bool
-	watch      watch
+	watch      enginePinger
 	pulls      singleflight.Group
 	cpus       atomic.Int64 // number of the engine's CPUs; 0 if unknown yet
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary     // by architecture
 	accounts   map[string]map[string][]byte // files of accounts, by the image's id and the file's name
 	skills     skillStore
-	layers     layer.Once // by digest
-	disks      disks
+	layers     layer.SingleFlight // by digest
+	disks      diskState
 }
 
 // New returns a provider. It makes no request to the engine.
@@ -127,7 +127,7 @@ func New(cfg Config) (*Provider, error) {
 	if !slices.Contains(DiskLimits(), cfg.DiskLimit) {
 		return nil, fmt.Errorf("docker sandboxes: DiskLimit %q is none of %s", cfg.DiskLimit, strings.Join(DiskLimits(), ", "))
 	}
-	if err := cfg.Users.check(); err != nil {
+	if err := cfg.Users.validate(); err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Users: %w", err)
 	}
 	if err := cfg.Layers.Check(); err != nil {
@@ -136,24 +136,24 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	api, err := connect(cfg.Host)
+	api, err := newEngineClient(cfg.Host)
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: abandonedAge, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newSkillStore()}
-	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
+	p := &Provider{cfg: cfg, api: api, within: apiTimeout, pullWithin: pullTimeout, stale: abandonedAge, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newSkillStore()}
+	p.watch = enginePinger{p: p, every: pingInterval, open: map[*process]bool{}}
 	return p, nil
 }
 
-// Close blocks until the space of removed volumes is free, and closes idle connections.
-// Sandboxes are not affected.
+// Close blocks until the loop devices of removed volumes are detached, and closes idle connections to the engine. It does not affect
+// sandboxes.
 func (p *Provider) Close() error {
 	p.disks.sweepings.Wait()
 	return p.api.Close()
 }
 
-// overlay returns l with the limits that are set in by.
-func overlay(l, by sandbox.Limits) sandbox.Limits {
+// overlayLimits returns l, in which the limits that are set in by replace those of l.
+func overlayLimits(l, by sandbox.Limits) sandbox.Limits {
 	if by.MemoryBytes > 0 {
 		l.MemoryBytes = by.MemoryBytes
 	}
@@ -169,21 +169,22 @@ func overlay(l, by sandbox.Limits) sandbox.Limits {
 	return l
 }
 
-// call calls the engine by f, within a limit of time. It translates the error; what is the operation in its text.
-func call[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
+// callEngine calls f, which makes one request to the Docker API, with the time limit apiTimeout, and translates its error. what names
+// the operation in the error.
+func callEngine[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
-	if err := p.negotiate(bounded); err != nil {
+	if err := p.negotiateAPIVersion(bounded); err != nil {
 		var none T
-		return none, p.translate(ctx, what, err)
+		return none, p.translateError(ctx, what, err)
 	}
 	v, err := f(bounded)
-	return v, p.translate(ctx, what, err)
+	return v, p.translateError(ctx, what, err)
 }
 
-// negotiate sets the API's version before the first call. The client could do that by itself,
-// but not safely with concurrent calls.
-func (p *Provider) negotiate(ctx context.Context) error {
+// negotiateAPIVersion sets the version of the Docker API before the first request. The Docker client could negotiate it by itself, but
+// not safely with concurrent requests.
+func (p *Provider) negotiateAPIVersion(ctx context.Context) error {
 	if p.negotiated.Load() {
 		return nil
 	}
@@ -200,8 +201,8 @@ func (p *Provider) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// do is call for a function that returns no value.
-func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
-	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+// callEngineNoResult is like callEngine, for a function that returns only an error.
+func (p *Provider) callEngineNoResult(ctx context.Context, what string, f func(context.Context) error) error {
+	_, err := callEngine(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
 }

@@ -63,9 +63,9 @@ func TestMain(m *testing.M) {
 
 // withRequired returns cfg with every required setting that a test does not name, except Engine and Runner.
 func withRequired(cfg Config) Config {
-	cfg.Limits = overlay(sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}, cfg.Limits)
-	cfg.TmpBytes, cfg.Files, cfg.DiskLimit = cmp.Or(cfg.TmpBytes, 512<<20), cmp.Or(cfg.Files, 1_000_000), cmp.Or(cfg.DiskLimit, DiskAuto)
-	cfg.Users = cmp.Or(cfg.Users, Users{First: 70000, Last: 99999})
+	cfg.Limits = overlayLimits(sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}, cfg.Limits)
+	cfg.TmpBytes, cfg.Files, cfg.DiskLimit = cmp.Or(cfg.TmpBytes, 512<<20), cmp.Or(cfg.Files, 1_000_000), cmp.Or(cfg.DiskLimit, DiskLimitAuto)
+	cfg.Users = cmp.Or(cfg.Users, UserRange{First: 70000, Last: 99999})
 	l := &cfg.Layers
 	l.Within, l.MaxBytes, l.Keep = cmp.Or(l.Within, 10*time.Minute), cmp.Or(l.MaxBytes, 2<<30), cmp.Or(l.Keep, 7*24*time.Hour)
 	return cfg
@@ -87,8 +87,8 @@ func leftovers() error {
 	var problems []error
 	// The runner's volume is meant to stay.
 	if path, err := runners(); err == nil {
-		_, sum, err := digest(path, io.Discard)
-		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volume())
+		_, sum, err := copyWithDigest(path, io.Discard)
+		_, rerr := p.removeVolume(ctx, (&runnerBinary{digest: sum}).volumeName())
 		problems = append(problems, err, rerr)
 	}
 	// And so are those of skills, one for each engine.
@@ -104,7 +104,7 @@ func leftovers() error {
 	problems = append(problems, err)
 	containers = slices.DeleteFunc(containers, func(c container.Summary) bool { return !strings.HasPrefix(c.Labels[labelEngine], engine) })
 	for _, c := range containers {
-		problems = append(problems, fmt.Errorf("container %v was left behind", c.Names), p.remove(ctx, c.ID))
+		problems = append(problems, fmt.Errorf("container %v was left behind", c.Names), p.removeContainer(ctx, c.ID))
 	}
 	volumes, err := p.api.VolumeList(ctx, volume.ListOptions{Filters: ours})
 	problems = append(problems, err)
@@ -197,7 +197,7 @@ func newSpec(t testing.TB) sandbox.Spec {
 	}}
 }
 
-// create creates a sandbox that ends with the test.
+// createContainer creates a sandbox that ends with the test.
 func create(t testing.TB, p *Provider, spec sandbox.Spec) *box {
 	t.Helper()
 	t.Cleanup(func() {
@@ -243,7 +243,7 @@ func TestProvider(t *testing.T) {
 // killRunner kills a sandbox's container.
 func killRunner(t testing.TB, p *Provider, id string) {
 	t.Helper()
-	c, err := p.find(t.Context(), id)
+	c, err := p.findSandbox(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func (d *dockerd) start() {
 		d.t.Fatal(err)
 	}
 	p := provide(d.t, Config{Host: d.host, Engine: engine, Runner: "none"})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(enginePollInterval) {
 		_, err := p.api.Ping(d.t.Context())
 		if err == nil {
 			return
@@ -107,7 +107,7 @@ func TestEngineRestarts(t *testing.T) {
 	p := provide(t, cfg)
 	bare(t, p, "spool-test:bare", "amd64")
 	cfg.Image = "spool-test:bare"
-	cfg.DiskLimit = DiskWatch // the image has no mkfs
+	cfg.DiskLimit = DiskLimitWatch // the image has no mkfs
 	p = provide(t, cfg)
 	spec := newSpec(t)
 	b := create(t, p, spec)
@@ -130,7 +130,7 @@ func TestEngineRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !again.(*box).Kept() {
+	if !again.(*box).HasWorkspace() {
 		t.Error("the workspace is said to be new")
 	}
 	r, err := again.Files().Get(t.Context(), "mark")
@@ -149,7 +149,7 @@ func TestDiskFull(t *testing.T) {
 	d := newDockerd(t, "192m")
 	cfg.Host = d.host
 	cfg.Image = "spool-test:bare"
-	cfg.DiskLimit = DiskWatch // the image has no mkfs
+	cfg.DiskLimit = DiskLimitWatch // the image has no mkfs
 	p := provide(t, cfg)
 	bare(t, p, cfg.Image, "amd64")
 	b := create(t, p, newSpec(t))
@@ -180,7 +180,7 @@ func TestDiskFull(t *testing.T) {
 	if err := os.Remove(filepath.Join(d.dir, "data", "filler")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), 0); err != nil { // what the failure left
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil { // what the failure left
 		t.Error(err)
 	}
 	create(t, p, newSpec(t))
@@ -200,7 +200,7 @@ func TestFrozenEngine_ReleasesItsCallers(t *testing.T) {
 	cfg := needEngine(t)
 	d := newDockerd(t, "")
 	cfg.Host, cfg.Image = d.host, "spool-test:bare"
-	cfg.DiskLimit = DiskWatch // the image has no mkfs
+	cfg.DiskLimit = DiskLimitWatch // the image has no mkfs
 	first := provide(t, cfg)
 	bare(t, first, cfg.Image, "amd64")
 	spec := newSpec(t)

@@ -88,7 +88,7 @@ func newEgressBed(t testing.TB, changes ...string) *egressBed {
 	}
 	egressImage(t, p, bed.image, "", changes...)
 	t.Cleanup(func() {
-		err := p.remove(context.Background(), EgressVolume(cfg.Engine))
+		err := p.removeContainer(context.Background(), EgressVolume(cfg.Engine))
 		for _, v := range []string{EgressVolume(cfg.Engine), egressDataVolume(cfg.Engine)} {
 			_, rerr := p.removeVolume(context.Background(), v)
 			err = errors.Join(err, rerr)

@@ -15,9 +15,10 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Dial opens a connection to the proxy's admin socket: it runs a command in the proxy's container that connects the socket to the
-// command's stdin and stdout. Like Ensure, it starts the proxy first if necessary. ctx bounds Dial only, not the connection. The
-// connection supports deadlines, and its Close ends the command. Opening one takes a process in the container, and about 60 ms.
+// Dial opens a connection to the egress proxy's admin socket: it runs a command in the proxy's container that connects the socket
+// to the command's stdin and stdout. Like EnsureRunning, it first starts the proxy if necessary. ctx limits only Dial, not the
+// connection. The connection supports deadlines, and closing it ends the command. A connection takes about 60 ms to open, and
+// needs one process in the container.
 func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 	var err error
 	for range 2 {
@@ -26,24 +27,25 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 			return nil, err
 		}
 		var proc *process
-		if proc, err = e.exec(ctx, c, "dial"); err == nil {
+		if proc, err = e.startEgressProgram(ctx, c, "dial"); err == nil {
 			return newEgressConn(proc), nil
 		}
 		if !errors.Is(err, sandbox.ErrNotFound) && !errdefs.IsConflict(err) {
 			break
 		}
-		e.forget(c) // the container was removed or stopped
+		e.forgetContainer(c) // the container was removed or stopped
 	}
 	if errors.Is(err, sandbox.ErrNotFound) { // %v hides sandbox.ErrNotFound: no sandbox is missing
-		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.Name(), err) //nolint:errorlint // see above
+		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.ContainerName(), err) //nolint:errorlint // see above
 	}
-	return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
+	return nil, fmt.Errorf("egress proxy %s: %w", e.ContainerName(), err)
 }
 
-// maxStderr is the number of bytes of a command's stderr that are kept.
-const maxStderr = 4 << 10
+// maxStderrBytes is the number of bytes of a command's stderr that are kept.
+const maxStderrBytes = 4 << 10
 
-// egressConn is a connection over a command's streams. A net.Pipe in between provides the deadlines.
+// egressConn is a connection to the egress proxy over the stdin and stdout of a command in its container. A net.Pipe between them
+// provides deadlines.
 type egressConn struct {
 	net.Conn // the caller's end of the pipe
 	far      net.Conn
@@ -52,6 +54,7 @@ type egressConn struct {
 	cause    atomic.Pointer[error] // why the streams ended; set before far is closed
 }
 
+// newEgressConn returns a connection over the stdin and stdout of proc.
 func newEgressConn(proc *process) *egressConn {
 	c := &egressConn{proc: proc}
 	c.Conn, c.far = net.Pipe()
@@ -63,7 +66,7 @@ func newEgressConn(proc *process) *egressConn {
 	stderrRead := make(chan struct{})
 	c.copiers.Go(func() {
 		defer close(stderrRead)
-		_, _ = io.CopyN(&stderr, proc.Stderr(), maxStderr) // stderr ends when stdout does
+		_, _ = io.CopyN(&stderr, proc.Stderr(), maxStderrBytes) // stderr ends when stdout does
 		_, _ = io.Copy(io.Discard, proc.Stderr())
 	})
 	c.copiers.Go(func() {
@@ -85,19 +88,19 @@ func newEgressConn(proc *process) *egressConn {
 	return c
 }
 
-// Read reads from the proxy. After the end it returns io.EOF, or the error that ended the streams.
+// Read reads what the egress proxy sends. After the end it returns io.EOF, or the error that ended the command's streams.
 func (c *egressConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	return n, c.causeOf(err, io.EOF)
 }
 
-// Write writes to the proxy.
+// Write sends bytes to the egress proxy.
 func (c *egressConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	return n, c.causeOf(err, io.ErrClosedPipe)
 }
 
-// causeOf returns the error that ended the streams in place of the pipe's end error.
+// causeOf returns the error that ended the command's streams if err is the pipe's error end, and err otherwise.
 func (c *egressConn) causeOf(err, end error) error {
 	if cause := c.cause.Load(); cause != nil && errors.Is(err, end) {
 		return *cause
@@ -105,7 +108,7 @@ func (c *egressConn) causeOf(err, end error) error {
 	return err
 }
 
-// Close ends the command, and returns when all goroutines of the connection have ended.
+// Close ends the connection's command, and returns when all goroutines of the connection have ended.
 func (c *egressConn) Close() error {
 	err := errors.Join(c.Conn.Close(), c.proc.Kill())
 	c.copiers.Wait()

@@ -35,7 +35,7 @@ func TestEgressProxy(t *testing.T) {
 		e := bed.proxy(env)
 		for range 2 {
 			all.Go(func() {
-				if err := e.Ensure(t.Context()); err != nil {
+				if err := e.EnsureRunning(t.Context()); err != nil {
 					t.Error(err)
 				}
 			})
@@ -81,22 +81,22 @@ func TestEgressProxy(t *testing.T) {
 
 	// Sweeps remove neither the proxy nor its volumes, also while the proxy is absent.
 	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Error(err)
 	}
 	if list, err := p.List(t.Context()); err != nil || len(list) != 1 {
 		t.Errorf("sandboxes: %+v, %v", list, err)
 	}
-	if got, err := e.find(t.Context()); err != nil || got != first {
+	if got, err := e.findContainer(t.Context()); err != nil || got != first {
 		t.Errorf("after a sweep: %q, %v", got, err)
 	}
 	if err := p.Terminate(t.Context(), spec.ID, true); err != nil {
 		t.Error(err)
 	}
-	if err := p.remove(t.Context(), first); err != nil {
+	if err := p.removeContainer(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Error(err)
 	}
 
@@ -108,7 +108,7 @@ func TestEgressProxy(t *testing.T) {
 		}
 		return err
 	})
-	second, err := e.find(t.Context())
+	second, err := e.findContainer(t.Context())
 	if err != nil || second == "" || second == first {
 		t.Errorf("container %q after %q, %v", second, first, err)
 	}
@@ -121,7 +121,7 @@ func TestEgressProxy(t *testing.T) {
 func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 	t.Helper()
 	list, err := e.p.api.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelEngine+"="+e.p.cfg.Engine))})
-	if err != nil || len(list) != 1 || !slices.Equal(list[0].Names, []string{"/" + e.Name()}) {
+	if err != nil || len(list) != 1 || !slices.Equal(list[0].Names, []string{"/" + e.ContainerName()}) {
 		t.Fatalf("containers: %+v, %v", list, err)
 	}
 	got, err := e.p.api.ContainerInspect(t.Context(), list[0].ID)
@@ -140,7 +140,7 @@ func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 // poll calls f until it returns no error, or the time limit is reached.
 func poll(t testing.TB, what string, f func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(enginePollInterval) {
 		err := f()
 		if err == nil {
 			return
@@ -154,7 +154,7 @@ func poll(t testing.TB, what string, f func() error) {
 func waitLines(t *testing.T, c *api.Client, id string, want int) {
 	t.Helper()
 	poll(t, "lines", func() error {
-		lines, err := c.Lines(t.Context(), id, "", 0, false)
+		lines, err := c.JournalLines(t.Context(), id, "", 0, false)
 		if err != nil || len(lines) != want {
 			return fmt.Errorf("%d lines, %w", len(lines), err)
 		}
@@ -260,10 +260,10 @@ func TestEgressDiffers(t *testing.T) {
 	bed := newEgressBed(t)
 	env := map[string]string{"ANTHROPIC_API_KEY": egressKey, "OPENAI_API_KEY": ""}
 	e := bed.proxy(env)
-	if err := e.Ensure(t.Context()); err != nil {
+	if err := e.EnsureRunning(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	first, err := e.find(t.Context())
+	first, err := e.findContainer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,13 +273,13 @@ func TestEgressDiffers(t *testing.T) {
 	another.cfg.Network = "none"
 	egressImage(t, another.p, bed.image, "a newer one", `ENTRYPOINT ["/egress"]`)
 	for range 2 {
-		if err := another.Ensure(t.Context()); err != nil {
+		if err := another.EnsureRunning(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		another.forget(another.running)
+		another.forgetContainer(another.running)
 	}
 	said := bed.log.take()
-	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.Name(), "docker rm -f " + e.Name()} {
+	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.ContainerName(), "docker rm -f " + e.ContainerName()} {
 		if !strings.Contains(said, want) {
 			t.Errorf("logged without %q: %s", want, said)
 		}
@@ -287,13 +287,13 @@ func TestEgressDiffers(t *testing.T) {
 	if strings.Contains(said, "sk-") || strings.Count(said, "\n") != 1 {
 		t.Errorf("logged: %s", said)
 	}
-	if id, err := e.find(t.Context()); err != nil || id != first {
+	if id, err := e.findContainer(t.Context()); err != nil || id != first {
 		t.Errorf("container %q after %q, %v", id, first, err)
 	}
 	// If the image is not on the engine any more, the names are compared.
 	gone := bed.proxy(env)
 	gone.cfg.Image = "spool-test/no-such"
-	if err := gone.Ensure(t.Context()); err != nil {
+	if err := gone.EnsureRunning(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if said := bed.log.take(); !strings.Contains(said, "differs=[image]") {
@@ -308,31 +308,31 @@ func TestEgressProxyFails(t *testing.T) {
 	ctx := t.Context()
 	none := bed.proxy(nil)
 	none.cfg.Image = "spool-test/no-such:1"
-	wantCode(t, "no image", none.Ensure(ctx), sandbox.CodeImageNotFound, "no-such")
+	wantCode(t, "no image", none.EnsureRunning(ctx), sandbox.CodeImageNotFound, "no-such")
 	network := bed.proxy(nil)
 	network.cfg.Network = "spool-test-no-such"
-	if err := network.Ensure(ctx); err == nil || !strings.Contains(err.Error(), "spool-test-no-such") {
+	if err := network.EnsureRunning(ctx); err == nil || !strings.Contains(err.Error(), "spool-test-no-such") {
 		t.Errorf("no network: %v", err)
 	}
-	if err := bed.proxy(map[string]string{"SPOOL_ANTHROPIC_BASE_URL": "ftp://x"}).Ensure(ctx); err == nil || !strings.Contains(err.Error(), "anthropic-base-url") {
+	if err := bed.proxy(map[string]string{"SPOOL_ANTHROPIC_BASE_URL": "ftp://x"}).EnsureRunning(ctx); err == nil || !strings.Contains(err.Error(), "anthropic-base-url") {
 		t.Errorf("a bad setting: %v", err)
 	}
 	silent := bed.proxy(nil)
 	silent.cfg.Image = testImage
-	wantCode(t, "no entrypoint", silent.Ensure(ctx), sandbox.CodeImageUnsupported, "entrypoint")
+	wantCode(t, "no entrypoint", silent.EnsureRunning(ctx), sandbox.CodeImageUnsupported, "entrypoint")
 	if _, err := NewEgressProxy(silent.p, EgressConfig{}); err == nil || !strings.Contains(err.Error(), "Image") {
 		t.Errorf("no image: %v", err)
 	}
-	if _, err := none.p.api.ContainerInspect(ctx, none.Name()); !errdefs.IsNotFound(err) {
+	if _, err := none.p.api.ContainerInspect(ctx, none.ContainerName()); !errdefs.IsNotFound(err) {
 		t.Errorf("a container stays: %v", err)
 	}
 	// If another container has the name, it is not changed.
-	made, err := none.p.api.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: []string{"true"}}, nil, nil, nil, none.Name())
+	made, err := none.p.api.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: []string{"true"}}, nil, nil, nil, none.ContainerName())
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, "the name is taken", bed.proxy(nil).Ensure(ctx), sandbox.CodeSandboxFailed, "rename it")
-	if got, err := none.p.api.ContainerInspect(ctx, none.Name()); err != nil || got.ID != made.ID {
+	wantCode(t, "the name is taken", bed.proxy(nil).EnsureRunning(ctx), sandbox.CodeSandboxFailed, "rename it")
+	if got, err := none.p.api.ContainerInspect(ctx, none.ContainerName()); err != nil || got.ID != made.ID {
 		t.Errorf("%v, %v", got.ID, err)
 	}
 }
@@ -346,7 +346,7 @@ func TestEgressEngineAway(t *testing.T) {
 	bed.cfg.Host = w.host
 	e := bed.proxy(nil)
 	client, _ := reach(t, e)
-	wantCode(t, "ensure", e.Ensure(t.Context()), sandbox.CodeEngineUnavailable, "start it")
+	wantCode(t, "ensure", e.EnsureRunning(t.Context()), sandbox.CodeEngineUnavailable, "start it")
 	_, err := client.State(t.Context(), newID(t, events.KindSandbox))
 	wantCode(t, "state", err, sandbox.CodeEngineUnavailable, "start it")
 	w.sever(false)

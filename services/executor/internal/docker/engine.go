@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// connect returns a client of the engine. It opens no connection.
-func connect(host string) (*client.Client, error) {
+// newEngineClient returns a client of the Docker engine at host. It opens no connection.
+func newEngineClient(host string) (*client.Client, error) {
 	host = cmp.Or(host, os.Getenv(client.EnvOverrideHost))
 	opts := []client.Opt{client.WithTLSClientConfigFromEnv(), client.WithAPIVersionNegotiation()}
 	if host == "" {
@@ -43,14 +43,14 @@ func connect(host string) (*client.Client, error) {
 	return nil, fmt.Errorf("%q: scheme %s is not supported: want unix:///path, tcp://host:port or ssh://user@host", host, u.Scheme)
 }
 
-// translate returns an engine's error as guest.Translate does. ctx is the caller's context.
-func (p *Provider) translate(ctx context.Context, what string, err error) error {
-	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+// translateError returns an engine's error as guest.TranslateError does. ctx is the caller's context.
+func (p *Provider) translateError(ctx context.Context, what string, err error) error {
+	return guest.TranslateError(ctx, what, err, func(err error) *sandbox.Error {
 		switch {
-		case unreachable(err):
+		case isUnreachable(err):
 			return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
 				"%s: the Docker engine at %s does not answer: start it, or set the address of one that runs (%v)", what, p.api.DaemonHost(), err)}
-		case guest.IsFull(err):
+		case guest.IsDiskFull(err):
 			return &sandbox.Error{Code: sandbox.CodeDiskFull, Err: err, Message: fmt.Sprintf(
 				"%s: the disk of the Docker engine at %s is full: remove images or volumes that nobody needs (%v)", what, p.api.DaemonHost(), err)}
 		}
@@ -58,8 +58,9 @@ func (p *Provider) translate(ctx context.Context, what string, err error) error 
 	})
 }
 
-// unreachable reports whether an error means that the engine was not reached, rather than that it refused the request.
-func unreachable(err error) bool {
+// isUnreachable reports whether an error means that the Docker engine could not be reached, rather than that it refused
+// the request.
+func isUnreachable(err error) bool {
 	var network net.Error
 	return client.IsErrConnectionFailed(err) || errdefs.IsUnavailable(err) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||

@@ -69,7 +69,7 @@ func everything(t testing.TB, p *Provider) {
 		"resume":    func() error { return p.Resume(ctx, spec.ID) },
 		"adopt":     func() error { return p.Adopt(ctx, spec.ID, spec.Labels) },
 		"state":     func() error { _, err := p.State(ctx, spec.ID); return err },
-		"orphans":   func() error { _, err := p.Orphans(ctx, time.Hour); return err },
+		"orphans":   func() error { _, err := p.RemoveOrphans(ctx, time.Hour); return err },
 		"running":   func() error { _, err := b.Running(ctx); return err },
 		"exec":      func() error { _, err := b.Exec(ctx, sandbox.Command{Args: []string{"true"}}); return err },
 		"put":       func() error { return b.Files().Put(ctx, "x", strings.NewReader("x")) },
@@ -135,7 +135,7 @@ func TestNew(t *testing.T) {
 		"Limits":           func(c *Config) { c.Limits.MemoryBytes = 0 },
 		"must be positive": func(c *Config) { c.TmpBytes = -1 },
 		"Files must be":    func(c *Config) { c.Files = 0 },
-		"Users":            func(c *Config) { c.Users = Users{} },
+		"Users":            func(c *Config) { c.Users = UserRange{} },
 		"DiskLimit":        func(c *Config) { c.DiskLimit = "" },
 		"Layers":           func(c *Config) { c.Layers.Keep = 0 },
 		"Host":             func(c *Config) { c.Host = "nonsense" },
@@ -336,13 +336,13 @@ func TestConnectionBreak_IsAnError(t *testing.T) {
 	reader, writer := io.Pipe()
 	put := make(chan error, 1)
 	go func() { put <- far.Files().Put(t.Context(), "old", reader) }()
-	if _, err := writer.Write(make([]byte, 3*guest.Chunk)); err != nil {
+	if _, err := writer.Write(make([]byte, 3*guest.ChunkBytes)); err != nil {
 		t.Fatal(err)
 	}
 	w.sever(true)
 	go func() {
 		for { // until the other side gives up
-			if _, err := writer.Write(make([]byte, guest.Chunk)); err != nil {
+			if _, err := writer.Write(make([]byte, guest.ChunkBytes)); err != nil {
 				return
 			}
 		}

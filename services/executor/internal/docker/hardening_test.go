@@ -299,7 +299,7 @@ func TestCPULimit(t *testing.T) {
 	if code != 0 || len(f) != 2 {
 		t.Fatalf("%q, code %d: %s", out, code, errs)
 	}
-	used, wall := number(f[0]), number(f[1])
+	used, wall := parseUintOrZero(f[0]), parseUintOrZero(f[1])
 	if ratio := float64(used) / float64(wall); wall == 0 || ratio > 0.25 {
 		t.Errorf("used %d µs of %d: %.2f, want at most 0.2 and a little", used, wall, ratio)
 	}

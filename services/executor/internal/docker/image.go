@@ -29,33 +29,33 @@ type imageInfo struct {
 	cmd          []string
 }
 
-// fieldImage names the fields that set the image of a sandbox, for errors.
-const fieldImage = "sessionOptions.image, or the agent's image: "
+// imageFields names the fields that can set the image of a sandbox. Errors about the image begin with it.
+const imageFields = "sessionOptions.image, or the agent's image: "
 
-// image looks up an image that a tenant may have named. field begins the error if the image is not allowed. The engine
-// learns only the names of allowed images.
-func (p *Provider) image(ctx context.Context, field, ref string) (imageInfo, error) {
+// lookUpAllowedImage looks up an image that a tenant may have named, after it has checked that the operator allows the image. field
+// is the beginning of the error if the image is not allowed. The engine gets no request about images that are not allowed.
+func (p *Provider) lookUpAllowedImage(ctx context.Context, field, ref string) (imageInfo, error) {
 	if ref == p.cfg.Image {
-		return p.lookUp(ctx, ref, true)
+		return p.lookUpImage(ctx, ref, true)
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
 		return imageInfo{}, &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: field + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
-	return p.lookUp(ctx, ref, p.cfg.Pull)
+	return p.lookUpImage(ctx, ref, p.cfg.Pull)
 }
 
-// lookUp looks up an image, and pulls it if it is absent and pull is set.
-func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (imageInfo, error) {
+// lookUpImage returns the properties of an image. If the engine does not have the image and pull is true, it pulls the image first.
+func (p *Provider) lookUpImage(ctx context.Context, ref string, pull bool) (imageInfo, error) {
 	if ref == "" {
 		return imageInfo{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
 	}
 	look := func() (image.InspectResponse, error) {
-		return call(ctx, p, "look up image "+ref, func(ctx context.Context) (image.InspectResponse, error) { return p.api.ImageInspect(ctx, ref) })
+		return callEngine(ctx, p, "look up image "+ref, func(ctx context.Context) (image.InspectResponse, error) { return p.api.ImageInspect(ctx, ref) })
 	}
 	found, err := look()
 	if errdefs.IsNotFound(err) && pull {
-		if err = p.pull(ctx, ref); err == nil {
+		if err = p.pullShared(ctx, ref); err == nil {
 			found, err = look()
 		}
 	}
@@ -84,14 +84,14 @@ func (p *Provider) lookUp(ctx context.Context, ref string, pull bool) (imageInfo
 	return pic, nil
 }
 
-// pull fetches an image. Concurrent calls for the same image share one pull, which continues for the others when one of
-// them gives up.
-func (p *Provider) pull(ctx context.Context, ref string) error {
+// pullShared pulls an image. Concurrent calls for the same image share one pull, which continues for the other calls when the
+// context of one of them ends.
+func (p *Provider) pullShared(ctx context.Context, ref string) error {
 	done := p.pulls.DoChan(ref, func() (any, error) {
 		pulling, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.pullWithin)
 		defer cancel()
 		p.cfg.Logger.Info("pull an image", "image", ref)
-		return nil, p.pullNow(pulling, ref)
+		return nil, p.pullImage(pulling, ref)
 	})
 	select {
 	case r := <-done:
@@ -101,10 +101,10 @@ func (p *Provider) pull(ctx context.Context, ref string) error {
 	}
 }
 
-// pullNow fetches an image. The registry's error is only logged: a registry is any host that the image's name has, or
-// to which that host refers.
-func (p *Provider) pullNow(ctx context.Context, ref string) error {
-	err := p.fetch(ctx, ref)
+// pullImage pulls an image. It only logs the registry's error, and does not return it: the registry may be any host that a tenant
+// named in the image, or a host to which that one refers.
+func (p *Provider) pullImage(ctx context.Context, ref string) error {
+	err := p.callPull(ctx, ref)
 	if err == nil {
 		return nil
 	}
@@ -113,14 +113,15 @@ func (p *Provider) pullNow(ctx context.Context, ref string) error {
 	if ctx.Err() != nil {
 		return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q was not pulled within %s: have the operator, whose log says why, load it there", ref, p.pullWithin), nil)
 	}
-	if _, gone := call(ctx, p, "pull image "+ref, p.api.Ping); gone != nil {
+	if _, gone := callEngine(ctx, p, "pull image "+ref, p.api.Ping); gone != nil {
 		return gone
 	}
 	return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
 }
 
-// fetch makes the engine pull an image, and blocks until that has ended. The error is the engine's or the registry's.
-func (p *Provider) fetch(ctx context.Context, ref string) error {
+// callPull makes the engine pull an image, and blocks until the pull has ended. It returns the error of the engine or of the
+// registry.
+func (p *Provider) callPull(ctx context.Context, ref string) error {
 	stream, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
 	if err != nil {
 		return err

@@ -70,7 +70,7 @@ func uses(t *testing.T, p *Provider, image string) map[string]error {
 	spec.Image = image
 	_, errs["a sandbox"] = p.Create(t.Context(), spec)
 	b := withServers(t, p, 1)
-	_, errs["an MCP server"] = p.Serve(t.Context(), b.id, 0, sandbox.Server{Image: image})
+	_, errs["an MCP server"] = p.StartServer(t.Context(), b.id, 0, sandbox.Server{Image: image})
 	_, errs["a layer"] = p.Layer(t.Context(), sandbox.Packages{Image: image}, sandbox.LayerBuilder{})
 	return errs
 }
@@ -208,7 +208,7 @@ func TestImage_OfTheEngineThatIsTold(t *testing.T) {
 		told = nil
 		var log safeBuffer
 		p := provide(t, Config{Engine: engine, Runner: "none", Image: "own:1", Images: list, Pull: c.pull, Host: "tcp://" + fake.Listener.Addr().String(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		_, err := p.image(t.Context(), fieldImage, c.image)
+		_, err := p.lookUpAllowedImage(t.Context(), imageFields, c.image)
 		wantCode(t, c.name, err, c.code, "the operator")
 		for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 			if strings.Contains(cause.Error(), registryWords) || strings.Contains(cause.Error(), "no space") {

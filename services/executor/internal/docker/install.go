@@ -16,67 +16,68 @@ import (
 )
 
 const (
-	// measureEvery is the interval at which the disk usage of an installer is measured.
-	measureEvery = 3 * time.Second
-	// exitMissing is the exit code of a shell for a program that does not exist.
-	exitMissing = 127
+	// diskMeasureInterval is the interval at which the disk usage of an installer is measured.
+	diskMeasureInterval = 3 * time.Second
+	// exitProgramNotFound is the exit code of a shell for a program that does not exist.
+	exitProgramNotFound = 127
 )
 
-// installEnv are variables for installers: temporary files and caches are on disk, and are removed with the sandbox.
+// installEnv are the environment variables of installers. They put temporary files and caches on the sandbox's disk, which is
+// removed with the sandbox.
 var installEnv = map[string]string{
 	"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
 	"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
 	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
 }
 
-// errTooSlow is the cause with which the context of an installation ends at its time limit.
-var errTooSlow = errors.New("the time limit was reached")
+// errInstallTimeout is the cancellation cause of an installation's context at its time limit.
+var errInstallTimeout = errors.New("the time limit was reached")
 
-// install runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
-// with the sandbox.
-func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
+// installPackages runs the installers of the wanted packages in a sandbox that fills a dependency layer. Processes that a package's
+// script leaves running end with the sandbox.
+func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
 	defer cancel()
 	for _, i := range cfg.Installers(want.Set, layerDir) {
 		var said layer.Tail
 		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {
-		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
-			return cfg.TooSlow(said.String())
+		case context.Cause(ctx) == errInstallTimeout: //nolint:errorlint // the cause is never wrapped
+			return cfg.TimeoutError(said.String())
 		case err != nil:
 			return err
-		case code == exitMissing:
-			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
+		case code == exitProgramNotFound:
+			return layer.InstallError("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
 		case code < 0:
-			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
+			return layer.InstallError("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
 		case code != 0:
-			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.LastLines(said.String()))
+			return layer.InstallError("%s ended with code %d; it last said: %s", i.Name, code, layer.LastLines(said.String()))
 		}
 	}
 	// Other users must be able to read the layer, whatever permissions a package sets.
-	if err := p.makeReadable(ctx, box); err != nil {
+	if err := p.makeLayerReadable(ctx, box); err != nil {
 		return err
 	}
 	size, _, err := measureLayer(ctx, box)
 	if err == nil && size > cfg.MaxBytes {
-		err = cfg.TooLarge()
+		err = cfg.TooLargeError()
 	}
 	return err
 }
 
-// makeReadable makes all files of a layer readable for every user, and its folders searchable.
-func (p *Provider) makeReadable(ctx context.Context, box sandbox.Sandbox) error {
+// makeLayerReadable lets every user read the files of a dependency layer and search its folders.
+func (p *Provider) makeLayerReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.runInstaller(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {
-		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
+		err = layer.InstallError("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
 	}
 	return err
 }
 
-// runInstaller runs one installer in a sandbox and returns its exit code. It copies the installer's output to said. If the installer
-// writes too much, or if ctx ends, runInstaller kills it and returns an error.
+// runInstaller runs one installer in a sandbox and returns its exit code. It copies the installer's output to said. It kills the
+// installer and returns an error if the installer writes too much to disk, or if ctx ends.
 func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: append([]string{"sh", "-c", `mkdir -p "$TMPDIR" && exec "$@"`, "sh"}, i.Args...), Env: installEnv})
 	if err != nil {
@@ -95,7 +96,7 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 		code, werr = proc.Wait()
 		ended <- errors.Join(errs[0], errs[1], werr)
 	}()
-	tick := time.NewTicker(measureEvery)
+	tick := time.NewTicker(diskMeasureInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -106,7 +107,7 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 		case <-tick.C:
 			// Twice the limit, because downloaded and unpacked files temporarily lie next to the layer.
 			if _, all, werr := measureLayer(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
-				err = p.cfg.Layers.TooLarge()
+				err = p.cfg.Layers.TooLargeError()
 			}
 		}
 		if err != nil {
@@ -119,7 +120,8 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 	}
 }
 
-// measureLayer returns the size of a layer, and of everything that its sandbox has written to disk, in bytes.
+// measureLayer returns two sizes in bytes: that of a dependency layer, and that of everything that the layer's sandbox has written
+// to disk.
 func measureLayer(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: []string{"du", "-sk", layerDir, workspaceDir}})
 	if err != nil {

@@ -220,26 +220,26 @@ func TestLayerLeftBehind(t *testing.T) {
 	p := provide(t, b.cfg)
 	p.stale = 300 * time.Millisecond
 	packages := want(t, events.Dependencies{NPM: both.NPM})
-	pic, err := p.image(t.Context(), "", layerImage)
+	pic, err := p.lookUpAllowedImage(t.Context(), "", layerImage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	digest := packages.Digest(pic.id, pic.platform)
-	lock, err := p.helper(t.Context(), p.layerName(digest)+"-make", layerImage)
+	lock, err := p.createHelper(t.Context(), p.layerNamePrefix(digest)+"-make", layerImage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.discard(context.Background(), lock) })
+	t.Cleanup(func() { p.discardHelper(context.Background(), lock) })
 	// Half a layer, with a sandbox that fills it.
 	half := p.layerVolumePrefix(digest) + "half"
-	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
+	if err := p.createVolume(t.Context(), half, map[string]string{labelVersion: labelsVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest}); err != nil {
 		t.Fatal(err)
 	}
 	spec := specOf(t, p)
 	spec.LayerTarget = half
 	create(t, p, spec)
 	for range 2 {
-		if _, err := p.removeAbandoned(t.Context(), digest, lock); err != nil {
+		if _, err := p.removeAbandonedLock(t.Context(), digest, lock); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -261,7 +261,7 @@ func TestLayerMadeTwice(t *testing.T) {
 	b := newLayerBed(t, greeter("true"), nil)
 	p := provide(t, b.cfg)
 	packages := want(t, events.Dependencies{NPM: both.NPM})
-	pic, err := p.image(t.Context(), "", layerImage)
+	pic, err := p.lookUpAllowedImage(t.Context(), "", layerImage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,9 +270,9 @@ func TestLayerMadeTwice(t *testing.T) {
 	w := b.builder(p, nil)
 	build := w.Build
 	w.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
-		err := p.makeVolume(ctx, quicker, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest})
+		err := p.createVolume(ctx, quicker, map[string]string{labelVersion: labelsVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: digest})
 		if err == nil {
-			_, err = p.publish(ctx, digest, quicker)
+			_, err = p.publishLayer(ctx, digest, quicker)
 		}
 		return errors.Join(err, build(ctx, spec, work))
 	}
@@ -296,11 +296,11 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	half := p.layerVolumePrefix(strings.Repeat("0", 64)) + "half"
-	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: strings.Repeat("0", 64)}); err != nil {
+	if err := p.createVolume(t.Context(), half, map[string]string{labelVersion: labelsVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: strings.Repeat("0", 64)}); err != nil {
 		t.Fatal(err)
 	}
 	// A record of a layer that never existed.
-	if err := p.touch(t.Context(), strings.Repeat("0", 64)); err != nil {
+	if err := p.recordLayerUse(t.Context(), strings.Repeat("0", 64)); err != nil {
 		t.Fatal(err)
 	}
 	spec := specOf(t, p)
@@ -316,7 +316,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if left := sweep(p.cfg.Layers.Within); len(left) != 8 {
 		t.Errorf("at once there are left %v", left)
 	}
-	if left := sweep(p.cfg.Layers.Within + layerWait + time.Minute); slices.Contains(left, half) || len(left) != 7 {
+	if left := sweep(p.cfg.Layers.Within + layerWaitMargin + time.Minute); slices.Contains(left, half) || len(left) != 7 {
 		t.Errorf("after an installation's time there are left %v", left)
 	}
 	if left := sweep(p.cfg.Layers.Keep - time.Hour); !slices.Contains(left, old) || !slices.Contains(left, used) {

@@ -16,13 +16,13 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Attach returns the sandbox with an id whose container runs, or is paused; sandbox.ErrNotFound if there is none.
+// Attach returns the sandbox with an id whose container runs or is paused, or sandbox.ErrNotFound if there is none.
 func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
-	c, err := p.find(ctx, id)
+	c, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if !c.alive() {
+	if !c.isAlive() {
 		return nil, fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
 	}
 	return &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: true}, nil
@@ -36,40 +36,39 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	}
 	out := make([]sandbox.Info, len(list))
 	for i, c := range list {
-		out[i] = sandbox.Info{ID: c.id, Labels: c.labels, Created: c.created, Running: c.alive(), Paused: c.state == container.StatePaused}
+		out[i] = sandbox.Info{ID: c.id, Labels: c.labels, Created: c.created, Running: c.isAlive(), Paused: c.state == container.StatePaused}
 	}
 	return out, nil
 }
 
-// Terminate ends a sandbox and removes its container. Without wipe its volumes
-// stay for the next sandbox, whose Spec.Workspace names this one. With wipe they
-// are removed, unless another container uses them.
+// Terminate ends a sandbox and removes its container. If wipe is false, the sandbox's volumes stay, so that a sandbox whose Spec.Workspace
+// names this one can take them over. If wipe is true, the volumes are removed, unless another container uses them.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
 	}
-	c, err := p.find(ctx, id)
+	c, err := p.findSandbox(ctx, id)
 	known := err == nil
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
 	if !known {
-		if c.owner, err = p.owner(ctx, id); err != nil {
+		if c.owner, err = p.volumesOwner(ctx, id); err != nil {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 	}
 	if known && !wipe {
-		if err := p.note(ctx, id, c.owner); err != nil { // first, so that the volumes are found if a later step fails
+		if err := p.recordVolumesOwner(ctx, id, c.owner); err != nil { // first, so that the volumes are found if a later step fails
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
-		p.stop(ctx, c)
+		p.stopRunner(ctx, c)
 	}
 	// The servers are removed before the sandbox, through which they are found if this fails.
 	if err := p.removeServers(ctx, id); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if known {
-		if err := p.remove(ctx, c.container); err != nil {
+		if err := p.removeContainer(ctx, c.container); err != nil {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 	}
@@ -79,28 +78,28 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if !wipe {
 		return nil
 	}
-	if err := p.wipe(ctx, id, c.owner); err != nil {
+	if err := p.removeSandboxVolumes(ctx, id, c.owner); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-// wipe removes the volumes of a sandbox, and the notes about them.
-func (p *Provider) wipe(ctx context.Context, id, owner string) error {
-	for _, v := range []string{workVolume(owner), stateVolume(owner), noteVolume(id), noteVolume(owner)} {
+// removeSandboxVolumes removes the volumes of a sandbox, and the empty volumes that record their owner.
+func (p *Provider) removeSandboxVolumes(ctx context.Context, id, owner string) error {
+	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner), noteVolumeName(id), noteVolumeName(owner)} {
 		if _, err := p.removeVolume(ctx, v); err != nil {
 			return err
 		}
 	}
 	p.reclaimSpace()
-	if labels, err := p.volumeLabels(ctx, workVolume(owner)); err != nil || labels != nil {
+	if labels, err := p.volumeLabels(ctx, workspaceVolumeName(owner)); err != nil || labels != nil {
 		return err // another container uses them by now
 	}
 	// Notes of sandboxes in between: if a sandbox was ended by its turn and by the sweep at the same time, its note may
 	// have been written again after the next sandbox had removed it.
-	list, _, err := p.ownVolumes(ctx)
+	list, _, err := p.engineVolumes(ctx)
 	for _, v := range list {
-		if v.Labels[labelRole] == roleNote && v.Labels[labelOwner] == owner {
+		if v.Labels[labelRole] == roleNote && v.Labels[labelVolumesOwner] == owner {
 			_, gone := p.removeVolume(ctx, v.Name)
 			err = errors.Join(err, gone)
 		}
@@ -108,28 +107,28 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 	return errors.Join(err, p.releaseUsers(ctx, owner))
 }
 
-// stop asks the runner to end the agents of a running sandbox. Processes that have not ended in time are killed
+// stopRunner makes the runner of a running sandbox end its agents, and waits a short time. Processes that have not ended by then are killed
 // with the container.
-func (p *Provider) stop(ctx context.Context, c listedSandbox) {
+func (p *Provider) stopRunner(ctx context.Context, c listedSandbox) {
 	if c.state != container.StateRunning {
 		return
 	}
 	seconds := int(shutdownTimeout / time.Second)
-	if err := p.do(ctx, "stop the container", func(ctx context.Context) error {
+	if err := p.callEngineNoResult(ctx, "stop the container", func(ctx context.Context) error {
 		return p.api.ContainerStop(ctx, c.container, container.StopOptions{Timeout: &seconds})
 	}); err != nil {
 		p.cfg.Logger.Debug("a sandbox does not stop, it will be killed", "sandbox", c.id, "error", err)
 	}
 }
 
-// remove kills and removes a container, and blocks until it does not exist any more.
-func (p *Provider) remove(ctx context.Context, containerID string) error {
+// removeContainer kills and removes a container, and blocks until it no longer exists.
+func (p *Provider) removeContainer(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
+	tick := time.NewTicker(enginePollInterval)
 	defer tick.Stop()
 	for {
-		err := p.do(ctx, "remove the container", func(ctx context.Context) error {
+		err := p.callEngineNoResult(ctx, "remove the container", func(ctx context.Context) error {
 			return p.api.ContainerRemove(ctx, containerID, container.RemoveOptions{Force: true, RemoveVolumes: true})
 		})
 		if err == nil || errdefs.IsNotFound(err) {
@@ -148,7 +147,7 @@ func (p *Provider) remove(ctx context.Context, containerID string) error {
 
 // Pause freezes every process of a sandbox, then those of its MCP servers.
 func (p *Provider) Pause(ctx context.Context, id string) error {
-	if err := p.freeze(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause); err != nil {
+	if err := p.changeContainerState(ctx, id, container.StateRunning, container.StatePaused, "pause", p.api.ContainerPause); err != nil {
 		return err
 	}
 	return p.freezeServers(ctx, id, container.StateRunning, "pause", p.api.ContainerPause)
@@ -159,13 +158,13 @@ func (p *Provider) Resume(ctx context.Context, id string) error {
 	if err := p.freezeServers(ctx, id, container.StatePaused, "resume", p.api.ContainerUnpause); err != nil {
 		return err
 	}
-	return p.freeze(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
+	return p.changeContainerState(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
 }
 
-// freeze calls f, which pauses or resumes a container, for the container of a sandbox that is in the state from. It returns nil if the
-// container is in the state to already.
-func (p *Provider) freeze(ctx context.Context, id string, from, to container.ContainerState, what string, f func(context.Context, string) error) error {
-	c, err := p.find(ctx, id)
+// changeContainerState calls f, which pauses or resumes a container, for the container of a sandbox that is in the state from. It returns
+// nil if the container is already in the state to.
+func (p *Provider) changeContainerState(ctx context.Context, id string, from, to container.ContainerState, what string, f func(context.Context, string) error) error {
+	c, err := p.findSandbox(ctx, id)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: %w", what, err)
@@ -174,23 +173,23 @@ func (p *Provider) freeze(ctx context.Context, id string, from, to container.Con
 	case c.state != from:
 		return fmt.Errorf("%s sandbox %s: it does not run: %w", what, id, sandbox.ErrNotFound)
 	}
-	err = p.do(ctx, what+" sandbox "+id, func(ctx context.Context) error { return f(ctx, c.container) })
+	err = p.callEngineNoResult(ctx, what+" sandbox "+id, func(ctx context.Context) error { return f(ctx, c.container) })
 	if err == nil {
 		return nil
 	}
-	if now, ferr := p.find(ctx, id); ferr == nil && now.state == to {
+	if now, ferr := p.findSandbox(ctx, id); ferr == nil && now.state == to {
 		return nil // another program was faster
 	}
 	return err
 }
 
-// Adopt replaces the labels of a pooled sandbox by those of the session that takes it. Labels of a container cannot
-// change, so they are written into its name.
+// Adopt replaces the labels of a sandbox of the warm pool by those of the session that takes it. Docker cannot change the labels of a
+// container, so Adopt writes them into the container's name.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)
 	}
-	c, err := p.find(ctx, id)
+	c, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return fmt.Errorf("adopt: %w", err)
 	}
@@ -198,7 +197,7 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	if c.name == to {
 		return nil
 	}
-	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return p.api.ContainerRename(ctx, c.container, to) })
+	return p.callEngineNoResult(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return p.api.ContainerRename(ctx, c.container, to) })
 }
 
 // State is the state of the container of a sandbox.
@@ -211,11 +210,11 @@ type State struct {
 
 // State returns the state of a sandbox; sandbox.ErrNotFound if there is none.
 func (p *Provider) State(ctx context.Context, id string) (State, error) {
-	c, err := p.find(ctx, id)
+	c, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return State{}, err
 	}
-	got, err := call(ctx, p, "look at sandbox "+id, func(ctx context.Context) (container.InspectResponse, error) {
+	got, err := callEngine(ctx, p, "look at sandbox "+id, func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, c.container)
 	})
 	if errdefs.IsNotFound(err) {
@@ -231,7 +230,7 @@ func (p *Provider) State(ctx context.Context, id string) (State, error) {
 // outputTail returns the end of a container's output.
 func (p *Provider) outputTail(ctx context.Context, containerID string) string {
 	var text bytes.Buffer
-	err := p.do(ctx, "read the runner's log", func(ctx context.Context) error {
+	err := p.callEngineNoResult(ctx, "read the runner's log", func(ctx context.Context) error {
 		stream, err := p.api.ContainerLogs(ctx, containerID, container.LogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})
 		if err != nil {
 			return err

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
+	// outputBufferBytes is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// command blocks in its writes.
-	outputBuffer = 256 << 10
-	// firstPoll and maxPoll are the first and the longest interval at which the executor asks the engine whether a
-	// command has exited, after the command's streams have ended. The interval doubles each time.
-	firstPoll = 2 * time.Millisecond
-	maxPoll   = time.Second
+	outputBufferBytes = 256 << 10
+	// firstExitPoll and maxExitPoll are the first and the longest interval at which the executor asks the engine whether a command has
+	// exited, after the command's output has ended. The interval doubles each time.
+	firstExitPoll = 2 * time.Millisecond
+	maxExitPoll   = time.Second
 )
 
 // process is a command that runs in the container of a sandbox.
@@ -35,7 +35,7 @@ type process struct {
 	kill string // the id by which "runner kill" ends the command; "" for the runner program itself and for the egress program
 	conn types.HijackedResponse
 
-	stdin          *input
+	stdin          *stdinWriter
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
 	killed         chan struct{} // closed by Kill. Wait then does not wait for the exit code of a command that has not started, or that ends with its stdin
@@ -47,10 +47,11 @@ type process struct {
 	err  error
 }
 
-// start starts a command and returns without waiting for its end.
-func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string) (*process, error) {
+// startExec starts a command in the container and returns without waiting for its end. kill is the name by which "runner kill" finds the
+// command, "" if the command is the runner program itself.
+func (b *box) startExec(ctx context.Context, opts container.ExecOptions, kill string) (*process, error) {
 	opts.AttachStdin, opts.AttachStdout, opts.AttachStderr = true, true, true
-	made, err := call(ctx, b.p, "exec in sandbox "+b.id, func(ctx context.Context) (container.ExecCreateResponse, error) {
+	made, err := callEngine(ctx, b.p, "exec in sandbox "+b.id, func(ctx context.Context) (container.ExecCreateResponse, error) {
 		return b.p.api.ContainerExecCreate(ctx, b.container, opts)
 	})
 	if errdefs.IsNotFound(err) {
@@ -59,22 +60,22 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	if err != nil {
 		return nil, err
 	}
-	conn, err := b.join(ctx, made.ID)
+	conn, err := b.attachExec(ctx, made.ID)
 	if err != nil {
 		return nil, err
 	}
 	proc := &process{
-		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), killed: make(chan struct{}),
+		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &stdinWriter{conn: conn},
+		stdout: guest.NewPipe(outputBufferBytes), stderr: guest.NewPipe(outputBufferBytes), ended: make(chan struct{}), killed: make(chan struct{}),
 	}
-	b.p.watch.add(proc)
-	go proc.read()
+	b.p.watch.addProcess(proc)
+	go proc.copyOutput()
 	return proc, nil
 }
 
-// join starts an exec and returns the connection to its streams. The Docker client observes ctx only while it dials, so join itself
-// stops waiting for an engine that does not answer.
-func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, error) {
+// attachExec starts an exec of Docker and returns the connection to the streams of its command. It returns when ctx ends, also if the
+// engine does not answer: the Docker client observes ctx only while it connects.
+func (b *box) attachExec(ctx context.Context, exec string) (types.HijackedResponse, error) {
 	type result struct {
 		conn types.HijackedResponse
 		err  error
@@ -101,13 +102,13 @@ func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, er
 			}
 		}()
 	}
-	return types.HijackedResponse{}, b.p.translate(ctx, "exec in sandbox "+b.id, err)
+	return types.HijackedResponse{}, b.p.translateError(ctx, "exec in sandbox "+b.id, err)
 }
 
-// read copies the output of the command to p.stdout and p.stderr until the connection ends, and then closes p.ended.
-func (p *process) read() {
+// copyOutput copies the output of the command to p.stdout and p.stderr until the connection ends, and then closes p.ended.
+func (p *process) copyOutput() {
 	defer close(p.ended)
-	defer p.b.p.watch.remove(p)
+	defer p.b.p.watch.removeProcess(p)
 	_, err := stdcopy.StdCopy(p.stdout, p.stderr, p.conn.Reader)
 	if errors.Is(err, io.ErrClosedPipe) {
 		err = nil // the reader has abandoned the stream
@@ -115,15 +116,15 @@ func (p *process) read() {
 	if lost := p.lost.Load(); lost != nil {
 		err = *lost
 	}
-	err = p.b.p.translate(context.Background(), "streams of a command in sandbox "+p.b.id, err)
+	err = p.b.p.translateError(context.Background(), "streams of a command in sandbox "+p.b.id, err)
 	p.stdout.End(err)
 	p.stderr.End(err)
 	p.conn.Close()
 }
 
-// endStreams closes the connection to a command's streams because the engine does not answer. The streams then return
-// err.
-func (p *process) endStreams(err error) {
+// closeStreams closes the connection to the command's streams because the engine does not answer. Reads and writes of the streams then
+// return err.
+func (p *process) closeStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
 }
@@ -137,23 +138,23 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. Exit code -1 without an error means that
-// the exit code is not known: the container does not exist any more; or Kill was called, and the command is the runner program
-// itself or had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more
-// than once, also concurrently.
+// Wait blocks until the command has ended, and returns its exit code; see guest.ExitCode. An exit code of -1 without an error means that
+// the exit code is not known, because the container no longer exists, or because Kill was called for the runner program or for a command
+// that had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more than once,
+// also concurrently.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
-		p.code, p.err = p.exit()
+		p.code, p.err = p.awaitExit()
 	})
 	return p.code, p.err
 }
 
-// exit asks the engine for the exit code until the command has ended. Its results are those of Wait.
-func (p *process) exit() (int, error) {
+// awaitExit asks the engine for the command's exit code at growing intervals until the command has ended. Its results are those of Wait.
+func (p *process) awaitExit() (int, error) {
 	since := time.Now()
-	for pause := firstPoll; ; pause = min(2*pause, maxPoll) {
-		got, err := p.inspect()
+	for pause := firstExitPoll; ; pause = min(2*pause, maxExitPoll) {
+		got, err := p.inspectExec()
 		if errdefs.IsNotFound(err) {
 			return -1, nil
 		}
@@ -180,19 +181,20 @@ func (p *process) exit() (int, error) {
 	}
 }
 
-// hasEnded reports whether a command has ended. The engine returns the connection before it starts the command. Until
-// the start it reports exit code 0, as for a command that has ended, but no pid.
+// hasEnded reports whether the command of an exec has ended, rather than not yet started. The engine reports exit code 0 before the start
+// too, but then no pid.
 func hasEnded(got container.ExecInspect) bool {
 	return !got.Running && (got.Pid != 0 || got.ExitCode != 0)
 }
 
-func (p *process) inspect() (container.ExecInspect, error) {
-	return call(context.Background(), p.b.p, "look at a command in sandbox "+p.b.id, func(ctx context.Context) (container.ExecInspect, error) {
+// inspectExec returns the engine's description of the command.
+func (p *process) inspectExec() (container.ExecInspect, error) {
+	return callEngine(context.Background(), p.b.p, "look at a command in sandbox "+p.b.id, func(ctx context.Context) (container.ExecInspect, error) {
 		return p.b.p.api.ContainerExecInspect(ctx, p.exec)
 	})
 }
 
-// Abandon closes the streams at once and blocks until they have ended.
+// Abandon closes the command's streams at once, and blocks until they are closed.
 func (p *process) Abandon() {
 	p.stdout.Abandon()
 	p.stderr.Abandon()
@@ -208,7 +210,7 @@ func (p *process) Kill() error {
 		p.killOnce.Do(func() { close(p.killed) })
 		return nil
 	}
-	got, err := p.inspect()
+	got, err := p.inspectExec()
 	if errdefs.IsNotFound(err) || err == nil && hasEnded(got) {
 		return nil
 	}
@@ -217,7 +219,7 @@ func (p *process) Kill() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.b.p.within)
 	defer cancel()
-	out, err := p.b.runner(ctx, nil, "kill", "--id", p.kill) // a command that has not begun will not begin after this
+	out, err := p.b.runRunner(ctx, nil, "kill", "--id", p.kill) // a command that has not begun will not begin after this
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return nil
 	}
@@ -231,14 +233,14 @@ func (p *process) Kill() error {
 	return nil
 }
 
-// input is the standard input of a command in a container.
-type input struct {
+// stdinWriter writes to the standard input of a command in a container.
+type stdinWriter struct {
 	conn types.HijackedResponse
 	once sync.Once
 	err  error
 }
 
-func (i *input) Write(b []byte) (int, error) {
+func (i *stdinWriter) Write(b []byte) (int, error) {
 	n, err := i.conn.Conn.Write(b)
 	if err != nil {
 		err = fmt.Errorf("%w: %w", guest.ErrStdin, err)
@@ -247,7 +249,7 @@ func (i *input) Write(b []byte) (int, error) {
 }
 
 // Close closes the command's stdin. It may be called more than once.
-func (i *input) Close() error {
+func (i *stdinWriter) Close() error {
 	i.once.Do(func() { i.err = i.conn.CloseWrite() })
 	return i.err
 }

@@ -22,19 +22,19 @@ import (
 )
 
 const (
-	// fillWithin is the time limit for copying the runner into its volume, including the wait for other executors that
-	// do the same.
-	fillWithin = 3 * time.Minute
-	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter
-	// than abandonedAge, so that the holder of an older lock must have died.
+	// runnerCopyTimeout is the time limit for copying the runner into its volume, including the time until other executors that do the same
+	// have finished.
+	runnerCopyTimeout = 3 * time.Minute
+	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter than abandonedAge, so
+	// that the holder of an older lock must have died.
 	volumeLockTimeout = time.Minute
 	// abandonedAge is the age from which a lock on a volume counts as abandoned by an executor that has died.
 	abandonedAge = 90 * time.Second
-	// pollInterval is the interval at which the state of the engine is read during a wait.
-	pollInterval = 100 * time.Millisecond
-	// completeFile is the name of the file that is written last into the runner's volume, so that it marks the volume
-	// as complete.
-	completeFile = "complete"
+	// enginePollInterval is the interval at which the state of the engine is read during a wait.
+	enginePollInterval = 100 * time.Millisecond
+	// runnerCompleteFile is the name of the file that is written last into the runner's volume. Its presence means that the volume is
+	// complete.
+	runnerCompleteFile = "complete"
 )
 
 // runnerBinary is the runner program for one processor architecture.
@@ -47,23 +47,24 @@ type runnerBinary struct {
 	filled bool // the volume was found complete
 }
 
-func (r *runnerBinary) volume() string { return namePrefix + "runner-" + r.digest[:12] }
+// volumeName returns the name of the volume that holds the runner, which contains its digest.
+func (r *runnerBinary) volumeName() string { return namePrefix + "runner-" + r.digest[:12] }
 
-// forget makes the next call of Provider.fill check again whether the volume of the runner is complete.
-func (r *runnerBinary) forget() {
+// forgetVolume makes the next call of Provider.fillRunnerVolume check again whether the volume of the runner is complete.
+func (r *runnerBinary) forgetVolume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.filled = false
 }
 
-// architectures maps the machine in the header of an ELF binary to the name of the processor architecture in images.
-var architectures = map[elf.Machine]string{
+// imageArchitectures maps the machine in the header of an ELF binary to the name of the processor architecture in images.
+var imageArchitectures = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
 }
 
-// binary returns the runner for the architecture of an image.
-func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
+// runnerForImage returns the runner program for the processor architecture of an image.
+func (p *Provider) runnerForImage(pic imageInfo) (*runnerBinary, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r := p.runners[pic.architecture]; r != nil {
@@ -88,7 +89,7 @@ func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the runner's binary %s is not a program for Linux: %w", path, err)
 	}
-	machine := architectures[file.Machine]
+	machine := imageArchitectures[file.Machine]
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("the runner's binary: %w", err)
 	}
@@ -96,15 +97,15 @@ func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
 		return nil, unsupported("the runner at " + path + " for " + machine)
 	}
 	r := &runnerBinary{path: path}
-	if r.size, r.digest, err = digest(path, io.Discard); err != nil {
+	if r.size, r.digest, err = copyWithDigest(path, io.Discard); err != nil {
 		return nil, fmt.Errorf("the runner's binary: %w", err)
 	}
 	p.runners[pic.architecture] = r
 	return r, nil
 }
 
-// digest copies a file and returns its size and its SHA-256 in hexadecimal.
-func digest(path string, to io.Writer) (int64, string, error) {
+// copyWithDigest copies the file at path to the writer to, and returns the file's size and its SHA-256 in hexadecimal.
+func copyWithDigest(path string, to io.Writer) (int64, string, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return 0, "", err
@@ -115,27 +116,27 @@ func digest(path string, to io.Writer) (int64, string, error) {
 	return n, hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// fill creates the volume of the runner and copies the runner into it, unless the volume is complete. Of several executors only the one that
-// holds the lock does; the lock is the name of the helper container.
-func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) error {
+// fillRunnerVolume creates the volume of the runner and copies the runner into it, unless the volume is complete. Only the executor that
+// created the helper container with a fixed name, which is the lock, copies the runner.
+func (p *Provider) fillRunnerVolume(ctx context.Context, r *runnerBinary, image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.filled {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, fillWithin)
+	ctx, cancel := context.WithTimeout(ctx, runnerCopyTimeout)
 	defer cancel()
-	if err := p.makeVolume(ctx, r.volume(), map[string]string{
-		labelVersion: layoutVersion, labelRole: roleRunner, labelRunner: r.digest, labelEngine: p.cfg.Engine,
+	if err := p.createVolume(ctx, r.volumeName(), map[string]string{
+		labelVersion: labelsVersion, labelRole: roleRunner, labelRunner: r.digest, labelEngine: p.cfg.Engine,
 	}); err != nil {
 		return err
 	}
-	helper, err := p.lock(ctx, r.volume()+"-fill", image, volumeAt{r.volume(), "runner"})
+	helper, err := p.createLockHelper(ctx, r.volumeName()+"-fill", image, helperVolume{r.volumeName(), "runner"})
 	if err != nil {
 		return fmt.Errorf("copy the runner to the engine: %w", err)
 	}
-	defer p.discard(ctx, helper)
-	there, err := p.isComplete(ctx, helper, r)
+	defer p.discardHelper(ctx, helper)
+	there, err := p.isRunnerVolumeComplete(ctx, helper, r)
 	if err == nil && !there {
 		err = p.copyRunner(ctx, helper, r)
 	}
@@ -146,19 +147,19 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	return nil
 }
 
-// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes
-// a helper that is older than abandonedAge.
-func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
-	tick := time.NewTicker(pollInterval)
+// createLockHelper creates a helper container with the given name, and returns its id. It blocks while another executor's helper container
+// has the name, and removes one that is older than abandonedAge.
+func (p *Provider) createLockHelper(ctx context.Context, name, image string, volumes ...helperVolume) (string, error) {
+	tick := time.NewTicker(enginePollInterval)
 	defer tick.Stop()
 	var holder string
 	var since time.Time
 	for {
-		id, err := p.helper(ctx, name, image, volumes...)
+		id, err := p.createHelper(ctx, name, image, volumes...)
 		if !errdefs.IsConflict(err) {
 			return id, err
 		}
-		other, err := call(ctx, p, "inspect the lock of the volume", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
+		other, err := callEngine(ctx, p, "inspect the lock of the volume", func(ctx context.Context) (container.InspectResponse, error) { return p.api.ContainerInspect(ctx, name) })
 		switch {
 		case errdefs.IsNotFound(err): // removed just now, or not created completely
 		case err != nil:
@@ -167,7 +168,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 			holder, since = other.ID, time.Now()
 		case time.Since(since) > p.stale:
 			p.cfg.Logger.Warn("removing an abandoned helper", "container", name)
-			p.discard(ctx, holder)
+			p.discardHelper(ctx, holder)
 		}
 		select {
 		case <-ctx.Done():
@@ -177,10 +178,10 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 	}
 }
 
-// isComplete reports whether the runner's volume has the file completeFile. It reads the volume through a helper.
-func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
-	for name, size := range map[string]int64{"runner": r.size, completeFile: int64(len(r.digest))} {
-		stat, err := call(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
+// isRunnerVolumeComplete reports whether the runner's volume contains runnerCompleteFile. It reads the volume through a helper container.
+func (p *Provider) isRunnerVolumeComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
+	for name, size := range map[string]int64{"runner": r.size, runnerCompleteFile: int64(len(r.digest))} {
+		stat, err := callEngine(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
 			return p.api.ContainerStatPath(ctx, helper, "/v/runner/"+name)
 		})
 		if errdefs.IsNotFound(err) || err == nil && stat.Size != size {
@@ -198,7 +199,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
-		err := r.writeArchive(writer)
+		err := r.writeTar(writer)
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
@@ -209,23 +210,23 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return fmt.Errorf("read the runner's binary: %w", werr)
 	}
-	return p.translate(ctx, "bring the runner to the engine", err)
+	return p.translateError(ctx, "bring the runner to the engine", err)
 }
 
-// writeArchive writes a tar with the runner, and with completeFile at its end.
-func (r *runnerBinary) writeArchive(to io.Writer) error {
+// writeTar writes a tar archive with the runner, followed by runnerCompleteFile.
+func (r *runnerBinary) writeTar(to io.Writer) error {
 	out := tar.NewWriter(to)
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {
 		return err
 	}
-	_, sum, err := digest(r.path, out)
+	_, sum, err := copyWithDigest(r.path, out)
 	if err != nil {
 		return err
 	}
 	if sum != r.digest {
 		return fmt.Errorf("%s has changed: restart the executor", r.path)
 	}
-	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + completeFile, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
+	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + runnerCompleteFile, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(out, sum); err != nil {

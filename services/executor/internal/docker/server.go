@@ -28,35 +28,38 @@ import (
 // An MCP server of a sandbox is a container with the same restrictions, whose first process is also the runner. They
 // share a volume in memory with a socket. The server can write to the volume, the sandbox can only read it.
 const (
-	// maxServers is the largest number of MCP servers of a sandbox.
-	maxServers = 64
-	// socketSize is the size limit in bytes of a volume for the socket of an MCP server, and socketFiles its limit of
+	// maxMCPServers is the largest number of MCP servers in containers of one sandbox.
+	maxMCPServers = 64
+	// socketVolumeBytes is the size limit in bytes of a volume for the socket of an MCP server, and socketVolumeFiles its limit of
 	// files.
-	socketSize  = 1 << 20
-	socketFiles = 64
+	socketVolumeBytes = 1 << 20
+	socketVolumeFiles = 64
 )
 
-// newSocket returns a new name for the socket of an MCP server's container. A restarted container has another name, by
-// which the runner notices the restart.
-func newSocket() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
+// newSocketName returns a new random name for the socket of an MCP server's container. A restarted container gets another name, so that the
+// runner in the sandbox notices the restart.
+func newSocketName() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
 
-func socketVolume(id string, n int) string { return name(id) + "-mcp-" + strconv.Itoa(n) }
-func serverName(id string, n int) string   { return socketVolume(id, n) }
+// socketVolumeName returns the name of the volume with the socket of the n-th MCP server of the sandbox id.
+func socketVolumeName(id string, n int) string { return containerName(id) + "-mcp-" + strconv.Itoa(n) }
 
-// serverDir returns the folder in a sandbox with the socket of a server.
-func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
+// serverContainerName returns the name of the container of the n-th MCP server of the sandbox id.
+func serverContainerName(id string, n int) string { return socketVolumeName(id, n) }
 
-// createSockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
-// them on disk.
+// serverSocketDir returns the folder in a sandbox that contains the socket of the n-th MCP server.
+func serverSocketDir(n int) string { return path.Join(mcpSocketsDir, strconv.Itoa(n)) }
+
+// createSockets creates the volumes with the sockets that a new sandbox shares with the containers of its MCP servers. The volumes are in
+// memory, because no limit would apply to them on disk.
 func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
-		v := socketVolume(spec.ID, n)
-		if err := p.do(ctx, "make volume "+v, func(ctx context.Context) error {
+		v := socketVolumeName(spec.ID, n)
+		if err := p.callEngineNoResult(ctx, "make volume "+v, func(ctx context.Context) error {
 			_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{
 				Name: v, Driver: "local",
-				DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs", "o": fmt.Sprintf("size=%d,nr_inodes=%d,mode=0777,noexec,nosuid,nodev", socketSize, socketFiles)},
+				DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs", "o": fmt.Sprintf("size=%d,nr_inodes=%d,mode=0777,noexec,nosuid,nodev", socketVolumeBytes, socketVolumeFiles)},
 				Labels: map[string]string{
-					labelVersion: layoutVersion, labelRole: roleSocket, labelEngine: p.cfg.Engine, labelSandbox: spec.ID, labelOwner: spec.ID,
+					labelVersion: labelsVersion, labelRole: roleSocket, labelEngine: p.cfg.Engine, labelSandbox: spec.ID, labelVolumesOwner: spec.ID,
 				},
 			})
 			return err
@@ -67,9 +70,9 @@ func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	return nil
 }
 
-// removeServerVolumes removes the socket volumes of a sandbox's servers, and releases the users of the servers.
+// removeServerVolumes removes the socket volumes of a sandbox's MCP servers, and releases the user numbers of the servers.
 func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
-	list, err := call(ctx, p, "list volumes of "+id, func(ctx context.Context) (volume.ListResponse, error) {
+	list, err := callEngine(ctx, p, "list volumes of "+id, func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
 			filters.Arg("label", labelEngine+"="+p.cfg.Engine), filters.Arg("label", labelSandbox+"="+id))})
 	})
@@ -87,30 +90,30 @@ func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
 	return nil
 }
 
-// servers returns the servers of a sandbox, or of all sandboxes if id is empty.
-func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary, error) {
+// listServers returns the containers of the MCP servers of a sandbox, or of all sandboxes if id is "".
+func (p *Provider) listServers(ctx context.Context, id string) ([]container.Summary, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleServer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
 		args.Add("label", labelSandbox+"="+id)
 	}
-	return call(ctx, p, "list MCP servers", func(ctx context.Context) ([]container.Summary, error) {
+	return callEngine(ctx, p, "list MCP servers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: args})
 	})
 }
 
 // removeServers removes the containers of a sandbox's MCP servers.
 func (p *Provider) removeServers(ctx context.Context, id string) error {
-	list, err := p.servers(ctx, id)
+	list, err := p.listServers(ctx, id)
 	for _, c := range list {
-		err = errors.Join(err, p.remove(ctx, c.ID))
+		err = errors.Join(err, p.removeContainer(ctx, c.ID))
 	}
 	return err
 }
 
-// removeOrphanServers removes servers whose sandbox does not exist. It lists the servers before the sandboxes, and a
+// removeOrphanServers removes the containers of MCP servers whose sandbox does not exist. It lists the servers before the sandboxes. A
 // server is created after its sandbox, so no server of an existing sandbox is removed.
 func (p *Provider) removeOrphanServers(ctx context.Context) error {
-	list, err := p.servers(ctx, "")
+	list, err := p.listServers(ctx, "")
 	if err != nil || len(list) == 0 {
 		return err
 	}
@@ -123,16 +126,16 @@ func (p *Provider) removeOrphanServers(ctx context.Context) error {
 			continue
 		}
 		p.cfg.Logger.Info("an MCP server's sandbox is gone", "container", c.ID, "sandbox", c.Labels[labelSandbox])
-		if err := p.remove(ctx, c.ID); err != nil {
+		if err := p.removeContainer(ctx, c.ID); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// freezeServers pauses or resumes the servers of a sandbox that are in the state from.
+// freezeServers calls f, which pauses or resumes a container, for the containers of a sandbox's MCP servers that are in the state from.
 func (p *Provider) freezeServers(ctx context.Context, id string, from container.ContainerState, what string, f func(context.Context, string) error) error {
-	list, err := p.servers(ctx, id)
+	list, err := p.listServers(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -140,7 +143,7 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 		if c.State != from {
 			continue
 		}
-		err := p.do(ctx, what+" an MCP server of "+id, func(ctx context.Context) error { return f(ctx, c.ID) })
+		err := p.callEngineNoResult(ctx, what+" an MCP server of "+id, func(ctx context.Context) error { return f(ctx, c.ID) })
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) { // it is gone, or another program was faster
 			return err
 		}
@@ -148,61 +151,61 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 	return nil
 }
 
-// Serve starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
-// of sockets in the sandbox.
-func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
-	box, err := p.find(ctx, id)
+// StartServer starts the n-th MCP server of a sandbox, counted from 0, in its own container, unless it already runs. It returns the path of
+// the server's socket, relative to the folder of sockets in the sandbox.
+func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+	box, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("serve: %w", err)
 	}
 	if n < 0 || uint64(n) >= box.servers {
 		return "", fmt.Errorf("sandbox %s has its limit of %d MCP servers: %w", id, box.servers, sandbox.ErrNotFound)
 	}
-	for range maxAttempts {
+	for range maxCreateAttempts {
 		var socket string
 		if socket, err = p.serverSocket(ctx, id, n, s); err == nil && socket == "" {
-			socket, err = p.makeServer(ctx, box, n, s)
+			socket, err = p.createServer(ctx, box, n, s)
 		}
 		if err == nil {
-			return path.Join(serverDir(n), socket), nil
+			return path.Join(serverSocketDir(n), socket), nil
 		}
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, pollInterval) != nil {
+		if retry.Pause(ctx, enginePollInterval) != nil {
 			return "", ctx.Err()
 		}
 	}
 	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
-// serverSocket returns the socket of a running MCP server, or "" if there is none. It removes a server that has ended,
-// or that was created from another definition.
+// serverSocket returns the path of the socket of a running MCP server, or "" if the server does not run. It removes the container of a
+// server that has ended, or that was created from another definition.
 func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
-	list, err := p.servers(ctx, id)
+	list, err := p.listServers(ctx, id)
 	if err != nil {
 		return "", err
 	}
 	want := serverLabel(n, s)
 	for _, c := range list {
-		number, _, _ := strings.Cut(c.Labels[labelServer], " ")
+		number, _, _ := strings.Cut(c.Labels[labelServerDefinition], " ")
 		switch {
 		case number != strconv.Itoa(n):
 			continue
-		case c.Labels[labelServer] == want && c.State == container.StateRunning:
+		case c.Labels[labelServerDefinition] == want && c.State == container.StateRunning:
 			return c.Labels[labelSocket], nil
-		case c.Labels[labelServer] == want && c.State == container.StatePaused:
-			err := p.do(ctx, "resume an MCP server of "+id, func(ctx context.Context) error { return p.api.ContainerUnpause(ctx, c.ID) })
+		case c.Labels[labelServerDefinition] == want && c.State == container.StatePaused:
+			err := p.callEngineNoResult(ctx, "resume an MCP server of "+id, func(ctx context.Context) error { return p.api.ContainerUnpause(ctx, c.ID) })
 			return c.Labels[labelSocket], err
 		}
-		if err := p.remove(ctx, c.ID); err != nil {
+		if err := p.removeContainer(ctx, c.ID); err != nil {
 			return "", err
 		}
 	}
 	return "", nil
 }
 
-// serverLabel returns a label with a server's number and definition.
+// serverLabel returns the value of the label with the number and the definition of an MCP server.
 func serverLabel(n int, s sandbox.Server) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -212,18 +215,18 @@ func serverLabel(n int, s sandbox.Server) string {
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
 }
 
-// makeServer creates the container of the n-th server and returns the name of its socket. The error wraps errVanished if another attempt may
-// succeed.
-func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
-	pic, err := p.image(ctx, "", s.Image)
+// createServer creates and starts the container of the n-th MCP server of a sandbox, and returns the name of its socket. The error wraps
+// errVanished if another attempt may succeed.
+func (p *Provider) createServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
+	pic, err := p.lookUpAllowedImage(ctx, "", s.Image)
 	if err != nil {
 		return "", err
 	}
-	r, err := p.binary(pic)
+	r, err := p.runnerForImage(pic)
 	if err != nil {
 		return "", err
 	}
-	if err := p.fill(ctx, r, s.Image); err != nil {
+	if err := p.fillRunnerVolume(ctx, r, s.Image); err != nil {
 		return "", err
 	}
 	u, reserved, err := p.serverUser(ctx, box.id, n)
@@ -232,7 +235,7 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	}
 	// The account has the name and the home folder of the image's user, but not its number: the number could be that of
 	// another sandbox.
-	name, home := agentName, homeDir
+	name, home := defaultUserName, homeDir
 	if !isRoot(pic.user) {
 		name, _, _ = strings.Cut(pic.user, ":")
 		home = ""
@@ -240,13 +243,13 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	if err := p.prepareVolumes(ctx, pic, u, name, home); err != nil {
 		return "", err
 	}
-	socket := newSocket()
+	socket := newSocketName()
 	config, host, err := p.serverProfile(ctx, box, n, s, socket, pic, r, u)
 	if err != nil {
 		return "", err
 	}
-	made, err := call(ctx, p, "make the container of an MCP server", func(ctx context.Context) (container.CreateResponse, error) {
-		return p.api.ContainerCreate(ctx, config, host, nil, nil, serverName(box.id, n))
+	made, err := callEngine(ctx, p, "make the container of an MCP server", func(ctx context.Context) (container.CreateResponse, error) {
+		return p.api.ContainerCreate(ctx, config, host, nil, nil, serverContainerName(box.id, n))
 	})
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor creates it: %w", errVanished, err) // the next attempt finds it
@@ -256,7 +259,7 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 		err = errors.Join(p.checkServerVolumes(ctx, box.id, n, r), p.checkUserVolume(ctx, u, reserved))
 	}
 	if err == nil {
-		err = p.start(ctx, made.ID)
+		err = p.startContainer(ctx, made.ID)
 	}
 	if err == nil {
 		err = p.awaitServerReady(ctx, box.id, made.ID, socket)
@@ -266,34 +269,34 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	}
 	undo := context.WithoutCancel(ctx)
 	if made.ID != "" {
-		err = errors.Join(err, p.remove(undo, made.ID))
+		err = errors.Join(err, p.removeContainer(undo, made.ID))
 	}
 	if errors.Is(err, errNoSocket) {
-		_, rerr := p.removeVolume(undo, socketVolume(box.id, n)) // empty, created by the engine
+		_, rerr := p.removeVolume(undo, socketVolumeName(box.id, n)) // empty, created by the engine
 		err = errors.Join(err, rerr)
 	}
 	return "", errors.Join(err, p.releaseUser(undo, u, reserved))
 }
 
-// errNoSocket is returned when the sandbox was removed while a container for one of its MCP servers was created.
+// errNoSocket is returned when a sandbox was removed while the container of one of its MCP servers was being created.
 var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
 
-// checkServerVolumes returns an error unless the volumes of a server's container are those that were prepared; see checkVolumes.
+// checkServerVolumes returns an error unless the container of an MCP server mounts the volumes that were prepared for it; see checkVolumes.
 func (p *Provider) checkServerVolumes(ctx context.Context, id string, n int, r *runnerBinary) error {
 	if err := p.checkRunnerVolume(ctx, r); err != nil {
 		return err
 	}
-	l, err := p.volumeLabels(ctx, socketVolume(id, n))
+	l, err := p.volumeLabels(ctx, socketVolumeName(id, n))
 	if err == nil && l[labelRole] != roleSocket {
 		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
 	}
 	return err
 }
 
-// awaitServerReady blocks until the runner of a server's container listens on the socket.
+// awaitServerReady blocks until the runner in an MCP server's container listens on the socket.
 func (p *Provider) awaitServerReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
-	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
+	out, err := b.runRunner(ctx, nil, "mcp-ready", "--socket", path.Join(mcpSocketsDir, socket), "--within", runnerReadyTimeout.String())
 	if err == nil && out.Code == 0 {
 		return nil
 	}
@@ -313,10 +316,10 @@ func isRoot(user string) bool {
 	return user == "" || user == "root" || strings.Trim(user, "0") == ""
 }
 
-// serverProfile returns the configuration of a server's container.
+// serverProfile returns the configuration of the container of an MCP server.
 func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
-	cpus, err := p.processors(ctx)
+	cpus, err := p.engineCPUs(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -331,21 +334,21 @@ func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, 
 	config := &container.Config{
 		Image: pic.ref, Hostname: "mcp", StopSignal: "SIGTERM", Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Entrypoint: []string{
-			runnerPath, "mcp-serve", "--socket", path.Join(serversDir, socket),
+			runnerPath, "mcp-serve", "--socket", path.Join(mcpSocketsDir, socket),
 			"--entrypoint", string(entrypoint), "--cmd", string(cmd), "--scratch", strings.Join(scratch, ","),
 		},
 		User: u.String(),
 		Labels: map[string]string{
-			labelVersion: layoutVersion, labelRole: roleServer, labelUser: strconv.Itoa(u.id), labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServer: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
+			labelVersion: labelsVersion, labelRole: roleServer, labelUser: strconv.Itoa(u.id), labelEngine: p.cfg.Engine, labelSandbox: box.id, labelServerDefinition: serverLabel(n, s), labelSocket: socket, labelRunner: r.digest,
 			labelTenant: box.labels.Tenant, labelSession: box.labels.Session, labelEpoch: strconv.FormatUint(box.labels.Epoch, 10),
 		},
 	}
 	if isRoot(pic.user) {
 		config.Env = []string{"HOME=" + homeDir}
 	}
-	host := p.restrictions(limits)
+	host := p.restrictedHostConfig(limits)
 	host.Tmpfs = tmpfs
-	host.Mounts = append(host.Mounts, volumeAt{name: r.volume()}.mount(binDir, true), volumeAt{name: socketVolume(box.id, n)}.mount(serversDir, false))
+	host.Mounts = append(host.Mounts, helperVolume{name: r.volumeName()}.mount(binDir, true), helperVolume{name: socketVolumeName(box.id, n)}.mount(mcpSocketsDir, false))
 	host.Mounts = append(host.Mounts, u.mounts(pic)...)
 	if !s.Egress {
 		return config, host, nil
@@ -354,12 +357,12 @@ func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, 
 	if err != nil || token == "" {
 		return config, host, err
 	}
-	config.Env = append(config.Env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, tokenVariable+token)
+	config.Env = append(config.Env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, egressTokenPrefix+token)
 	host.Mounts = append(host.Mounts, p.egressMount()...)
 	return config, host, nil
 }
 
-// serverTmpfs returns the folders in memory of a server.
+// serverTmpfs returns the in-memory folders of an MCP server's container, with their mount options.
 func (p *Provider) serverTmpfs(pic imageInfo) map[string]string {
 	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
 	out := map[string]string{shmDir: shmOptions}
@@ -367,19 +370,19 @@ func (p *Provider) serverTmpfs(pic imageInfo) map[string]string {
 		out[filepath.Clean(v)] = size
 	}
 	out["/tmp"], out[homeDir] = size, size
-	for _, taken := range []string{binDir, egressDir, serversDir, userDir} {
+	for _, taken := range []string{binDir, egressDir, mcpSocketsDir, userDir} {
 		delete(out, taken)
 	}
 	return out
 }
 
-// tokenVariable is the variable that holds a sandbox's token for the egress proxy.
-const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN="
+// egressTokenPrefix is the beginning of the environment variable that holds a sandbox's token for the egress proxy.
+const egressTokenPrefix = "SPOOL_RUNNER_EGRESS_TOKEN="
 
 // egressToken returns the token with which a sandbox identifies itself to the egress proxy, "" for a sandbox without
 // egress.
 func (p *Provider) egressToken(ctx context.Context, box listedSandbox) (string, error) {
-	got, err := call(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
+	got, err := callEngine(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, box.container)
 	})
 	if errdefs.IsNotFound(err) {
@@ -389,7 +392,7 @@ func (p *Provider) egressToken(ctx context.Context, box listedSandbox) (string, 
 		return "", err
 	}
 	for _, v := range got.Config.Env {
-		if token, ok := strings.CutPrefix(v, tokenVariable); ok {
+		if token, ok := strings.CutPrefix(v, egressTokenPrefix); ok {
 			return token, nil
 		}
 	}

@@ -33,7 +33,7 @@ func imageWith(t *testing.T, p *Provider, changes ...string) string {
 		t.Fatal(err)
 	}
 	_, err = p.api.ContainerCommit(t.Context(), made.ID, container.CommitOptions{Reference: name, Changes: changes})
-	if err := errors.Join(err, p.remove(t.Context(), made.ID)); err != nil {
+	if err := errors.Join(err, p.removeContainer(t.Context(), made.ID)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -54,7 +54,7 @@ func withServers(t *testing.T, p *Provider, n int) *box {
 
 func serve(t *testing.T, p *Provider, b *box, n int, s sandbox.Server) string {
 	t.Helper()
-	socket, err := p.Serve(t.Context(), b.id, n, s)
+	socket, err := p.StartServer(t.Context(), b.id, n, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func runServer(t *testing.T, b *box, socket string, env map[string]string, args 
 // serverContainers returns the containers of a sandbox's servers.
 func serverContainers(t *testing.T, p *Provider, id string) []string {
 	t.Helper()
-	list, err := p.servers(t.Context(), id)
+	list, err := p.listServers(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +262,7 @@ func TestServerOutlivesItsProvider(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Serve(t.Context(), b.id, 0, s); err != nil {
+	if _, err := second.StartServer(t.Context(), b.id, 0, s); err != nil {
 		t.Fatal(err)
 	}
 	out, errs, _ := sh(t, found, `while ! grep -q began out; do :; done; echo more >in; while ! grep -q more out; do :; done; kill $(cat holder); while ! grep -q over out; do :; done; cat out`)
@@ -287,10 +287,10 @@ func TestServers_EndWithTheirSandbox(t *testing.T) {
 		serve(t, p, b, 0, sandbox.Server{Image: image})
 		serve(t, p, b, 1, sandbox.Server{Image: image})
 	}
-	if err := p.remove(t.Context(), stray.container); err != nil { // an executor did this and died
+	if err := p.removeContainer(t.Context(), stray.container); err != nil { // an executor did this and died
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	if left, room := serverContainers(t, p, stray.id), sockets(t, p, stray.id); len(left)+len(room) != 0 {
@@ -342,7 +342,7 @@ func TestServersThatFail(t *testing.T) {
 		imageWith(t, p, `ENTRYPOINT ["/no/such/program"]`): {sandbox.CodeServerFailed, "/no/such/program"},
 		"sha256:" + strings.Repeat("0123456789abcdef", 4):  {sandbox.CodeImageNotFound, "0123456789abcdef"},
 	} {
-		_, err := p.Serve(t.Context(), b.id, 0, sandbox.Server{Image: image})
+		_, err := p.StartServer(t.Context(), b.id, 0, sandbox.Server{Image: image})
 		var typed *sandbox.Error
 		if !errors.As(err, &typed) || typed.Code != want.code || !strings.Contains(err.Error(), want.words) {
 			t.Errorf("%s: %v, want %s with %q", image, err, want.code, want.words)
@@ -351,14 +351,14 @@ func TestServersThatFail(t *testing.T) {
 	if left := serverContainers(t, p, b.id); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
-	if _, err := p.Serve(t.Context(), b.id, 1, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := p.StartServer(t.Context(), b.id, 1, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("one more than there is room for: %v", err)
 	}
-	if _, err := p.Serve(t.Context(), newID(t, "sbx"), 0, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := p.StartServer(t.Context(), newID(t, "sbx"), 0, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("of no sandbox: %v", err)
 	}
 	spec := newSpec(t)
-	if spec.Servers = -1; p.check(spec) == nil {
+	if spec.Servers = -1; p.checkSpec(spec) == nil {
 		t.Error("a negative number of servers is taken")
 	}
 }

@@ -17,23 +17,23 @@ import (
 )
 
 const (
-	// skillsDir is the folder in sandboxes with the engine's skills, each under its digest. Processes inside cannot
-	// list it: a skill is found only by its digest.
+	// skillsDir is the folder in sandboxes with the skills of the engine, each in a folder named by its digest. Processes in a sandbox
+	// cannot list skillsDir, so they find only skills whose digest they know.
 	skillsDir = "/bin/skills"
 	// labelSkills marks the volume of skills. The volume has no role label, so no sweep removes it.
 	labelSkills = "dev.spool.skills"
 	// copySkillsTimeout is the time limit for copying a batch of skills to the engine, including the wait for other
 	// executors.
 	copySkillsTimeout = 5 * time.Minute
-	// batchBytes is the size of ZIPs from which an executor that holds the lock copies no further skill: after
-	// abandonedAge, other executors would consider its lock abandoned.
-	batchBytes = 64 << 20
+	// skillBatchBytes is the total size of ZIPs after which one holder of the lock copies no further skill. It keeps the copy shorter than
+	// abandonedAge, after which other executors would consider the lock abandoned.
+	skillBatchBytes = 64 << 20
 )
 
 // SkillsVolume returns the name of the volume with an engine's skills.
 func SkillsVolume(engine string) string { return namePrefix + "skills-" + engine }
 
-// createSkillsVolume creates the volume of skills unless it exists.
+// createSkillsVolume creates the volume with the engine's skills, unless it exists.
 func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	name := SkillsVolume(p.cfg.Engine)
 	l, err := p.volumeLabels(ctx, name)
@@ -43,27 +43,27 @@ func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	p.skills.mu.Lock()
 	clear(p.skills.there)
 	p.skills.mu.Unlock()
-	if err := p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: p.cfg.Engine, labelSkills: p.cfg.Engine}); err != nil {
+	if err := p.createVolume(ctx, name, map[string]string{labelVersion: labelsVersion, labelEngine: p.cfg.Engine, labelSkills: p.cfg.Engine}); err != nil {
 		return err
 	}
-	helper, err := p.helper(ctx, "", image, volumeAt{name, "skills"})
+	helper, err := p.createHelper(ctx, "", image, helperVolume{name, "skills"})
 	if err != nil {
 		return fmt.Errorf("prepare the folder of skills: %w", err)
 	}
-	defer p.discard(ctx, helper)
-	return p.stream(ctx, helper, "prepare the folder of skills", func(out *tar.Writer) error {
+	defer p.discardHelper(ctx, helper)
+	return p.streamTar(ctx, helper, "prepare the folder of skills", func(out *tar.Writer) error {
 		return out.WriteHeader(&tar.Header{Name: "v/skills/", Typeflag: tar.TypeDir, Mode: 0o711, ModTime: time.Unix(0, 0)})
 	})
 }
 
-// wantedSkill is a skill that a caller of StoreSkill wants to have on the engine.
+// wantedSkill is a skill for which callers of StoreSkill wait until it is on the engine.
 type wantedSkill struct {
 	digest string
 	zip    func(context.Context) (*os.File, error)
 	done   chan error // buffered
 }
 
-// skillStore holds the skills that the provider's engine has, and those that callers wait for.
+// skillStore records which skills are on the provider's engine, and which ones callers wait for.
 type skillStore struct {
 	turn   chan struct{}   // its holder copies all wanted skills
 	mu     sync.Mutex      // guards the fields below
@@ -75,9 +75,9 @@ func newSkillStore() skillStore {
 	return skillStore{turn: make(chan struct{}, 1), there: map[string]bool{}}
 }
 
-// StoreSkill copies a skill to the volume that all sandboxes of the engine see, and returns its folder. Creating a
-// container and copying into it takes much longer than the transfer of the bytes, so skills that callers request
-// meanwhile are copied together.
+// StoreSkill copies a skill to the volume that all sandboxes of the engine mount, and returns the skill's folder in sandboxes. A copy
+// needs a helper container, which takes much longer than the transfer, so all skills that callers request in the meantime are copied
+// together.
 func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
 	l, err := p.volumeLabels(ctx, SkillsVolume(p.cfg.Engine))
@@ -107,7 +107,7 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	return dir, nil
 }
 
-// copyWantedSkills copies all skills that callers have requested so far, and answers the callers.
+// copyWantedSkills copies all skills that callers of StoreSkill have requested so far, and wakes the callers with the result.
 func (p *Provider) copyWantedSkills(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
@@ -128,7 +128,7 @@ func (p *Provider) copyWantedSkills(ctx context.Context) {
 	}
 	errs := map[string]error{}
 	for len(list) > 0 {
-		list = p.copySome(ctx, list, errs)
+		list = p.copySkillBatch(ctx, list, errs)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,19 +142,19 @@ func (p *Provider) copyWantedSkills(ctx context.Context) {
 	}
 }
 
-// copySome copies as many skills as one holder of the lock may, and returns the rest. Errors go to errs. Among several
-// executors the name of the helper container is the lock.
-func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
-	helper, err := p.skillsHelper(ctx)
+// copySkillBatch copies as many skills of list as one holder of the lock may copy, and returns the remaining ones. It stores errors in
+// errs, by digest. A helper container, whose name only one executor can create, is the lock.
+func (p *Provider) copySkillBatch(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
+	helper, err := p.lockSkillsVolume(ctx)
 	if err != nil {
 		setMissingErrors(list, errs, err)
 		return nil
 	}
-	defer p.discard(ctx, helper)
+	defer p.discardHelper(ctx, helper)
 	var missing []*wantedSkill
 	for _, w := range list {
-		_, err := call(ctx, p, "look for a skill", func(ctx context.Context) (container.PathStat, error) {
-			return p.api.ContainerStatPath(ctx, helper, "/v/skills/"+w.digest+"."+completeFile)
+		_, err := callEngine(ctx, p, "look for a skill", func(ctx context.Context) (container.PathStat, error) {
+			return p.api.ContainerStatPath(ctx, helper, "/v/skills/"+w.digest+"."+runnerCompleteFile)
 		})
 		switch {
 		case errdefs.IsNotFound(err):
@@ -174,7 +174,7 @@ func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[s
 	return missing[n:]
 }
 
-// setMissingErrors sets err as the error of each skill of list that has no error yet.
+// setMissingErrors sets err as the error of each skill in list that has no error in errs yet.
 func setMissingErrors(list []*wantedSkill, errs map[string]error, err error) {
 	for _, w := range list {
 		if errs[w.digest] == nil {
@@ -183,27 +183,26 @@ func setMissingErrors(list []*wantedSkill, errs map[string]error, err error) {
 	}
 }
 
-// skillsHelper creates the volume of skills and a helper for it, and returns the helper. The helper's name is the lock on the volume.
-func (p *Provider) skillsHelper(ctx context.Context) (string, error) {
+// lockSkillsVolume creates the volume of skills, and a helper container that mounts it, and returns the container's id. The container's
+// name is the lock on the volume.
+func (p *Provider) lockSkillsVolume(ctx context.Context) (string, error) {
 	if err := p.createSkillsVolume(ctx, p.cfg.Image); err != nil {
 		return "", err
 	}
 	name := SkillsVolume(p.cfg.Engine)
-	return p.lock(ctx, name, p.cfg.Image, volumeAt{name, "skills"})
+	return p.createLockHelper(ctx, name, p.cfg.Image, helperVolume{name, "skills"})
 }
 
-// copySkills copies skills into the volume, and returns the number that it handled before batchBytes were reached. The
-// file that marks a skill as complete comes last. A skill that cannot be read, or is broken, is left out, and has an
-// error in errs.
-//
-// A copy is never interrupted: the engine may continue to unpack the received part of an interrupted copy after the
+// copySkills copies skills into the volume through a helper container, until the ZIPs have skillBatchBytes in total. It returns the
+// number of skills of list that it handled. For each skill the file that marks it as complete comes last. A skill that cannot be read or
+// is broken gets an error in errs. A copy is never interrupted, because the engine may continue to unpack what it has received after the
 // next copy has ended.
 func (p *Provider) copySkills(ctx context.Context, helper string, list []*wantedSkill, errs map[string]error) (n int, err error) {
-	err = p.stream(ctx, helper, "copy", func(out *tar.Writer) error {
-		for written := int64(0); n < len(list) && written < batchBytes; {
+	err = p.streamTar(ctx, helper, "copy", func(out *tar.Writer) error {
+		for written := int64(0); n < len(list) && written < skillBatchBytes; {
 			w := list[n]
 			n++
-			zip, size, err := w.fetch(ctx)
+			zip, size, err := w.fetchZIP(ctx)
 			if err != nil {
 				errs[w.digest] = err
 				continue
@@ -219,8 +218,8 @@ func (p *Provider) copySkills(ctx context.Context, helper string, list []*wanted
 	return n, err
 }
 
-// fetch returns a skill's ZIP and its size, after reading it to its end without an error.
-func (w *wantedSkill) fetch(ctx context.Context) (*os.File, int64, error) {
+// fetchZIP returns the file with a skill's ZIP and its size, after it has read the file to its end without an error.
+func (w *wantedSkill) fetchZIP(ctx context.Context) (*os.File, int64, error) {
 	f, err := w.zip(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -235,19 +234,19 @@ func (w *wantedSkill) fetch(ctx context.Context) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// writeSkill writes a skill's folder and the file that marks it as complete.
+// writeSkill writes the folder of a skill to a tar archive, followed by the file that marks the skill as complete.
 func writeSkill(ctx context.Context, digest string, zip *os.File, size int64, out *tar.Writer) error {
 	if err := out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "/", Typeflag: tar.TypeDir, Mode: 0o555, ModTime: time.Unix(0, 0)}); err != nil {
 		return err
 	}
-	if err := tarBelow("v/skills/"+digest+"/", out, func(w io.Writer) error { return skill.Tar(ctx, zip, size, w) }); err != nil {
+	if err := copyTarBelow("v/skills/"+digest+"/", out, func(w io.Writer) error { return skill.Tar(ctx, zip, size, w) }); err != nil {
 		return err
 	}
-	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + completeFile, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
+	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + runnerCompleteFile, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
 }
 
-// tarBelow copies the entries of another tar with a folder in front of their names.
-func tarBelow(folder string, out *tar.Writer, from func(io.Writer) error) error {
+// copyTarBelow copies the entries of the tar archive that from writes to out, and puts the path folder in front of their names.
+func copyTarBelow(folder string, out *tar.Writer, from func(io.Writer) error) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
@@ -282,8 +281,8 @@ func tarBelow(folder string, out *tar.Writer, from func(io.Writer) error) error 
 	return err
 }
 
-// stream copies a tar into a helper while it is written.
-func (p *Provider) stream(ctx context.Context, helper, what string, write func(*tar.Writer) error) error {
+// streamTar copies the tar archive that write produces into a helper container while it is written.
+func (p *Provider) streamTar(ctx context.Context, helper, what string, write func(*tar.Writer) error) error {
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
@@ -300,5 +299,5 @@ func (p *Provider) stream(ctx context.Context, helper, what string, write func(*
 	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
 		return fmt.Errorf("%s: %w", what, werr)
 	}
-	return p.translate(ctx, what, err)
+	return p.translateError(ctx, what, err)
 }

@@ -231,11 +231,11 @@ func helpers(t *testing.T, p *Provider) (count func() int) {
 		filters.Arg("type", "container"), filters.Arg("container", SkillsVolume(p.cfg.Engine)), filters.Arg("event", "create"),
 	)})
 	return func() (n int) {
-		last, err := p.skillsHelper(ctx) // it comes after all others
+		last, err := p.lockSkillsVolume(ctx) // it comes after all others
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.discard(ctx, last)
+		p.discardHelper(ctx, last)
 		for {
 			select {
 			case m := <-made:

@@ -132,7 +132,7 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	spec := newSpec(t)
 	b := create(t, p, spec)
 	proc, _ := attached(t, b)
-	got, err := call(t.Context(), p, "look", func(ctx context.Context) (container.InspectResponse, error) {
+	got, err := callEngine(t.Context(), p, "look", func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, b.container)
 	})
 	if err != nil {

@@ -58,7 +58,7 @@ func site(t *testing.T) (oneHost, *x509.CertPool) {
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
-	text, err := ca.Trust([]string{"GET ok.example"})
+	text, err := ca.TrustCertificate([]string{"GET ok.example"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,58 +30,59 @@ import (
 // mounts it. The volume also holds the container's /etc/passwd and /etc/group.
 
 const (
-	// earlierUser is the user number of all sandboxes of earlier releases, in which sandboxes shared one user.
-	earlierUser = 10001
-	// servicesUser is the user number in the images of Spool's services.
-	servicesUser = 10001
-	// nobodyUser and noUser are numbers with a special meaning in the kernel.
-	nobodyUser, noUser = 65534, 65535
+	// earlierReleaseUser is the user number of all sandboxes of earlier releases, in which all sandboxes had the same user.
+	earlierReleaseUser = 10001
+	// serviceImageUser is the user number of the processes in the images of Spool's services.
+	serviceImageUser = 10001
+	// nobodyUser and invalidUser are user numbers with a special meaning in the kernel, so no sandbox may have them.
+	nobodyUser, invalidUser = 65534, 65535
 	// minUser is the first user number that is not reserved for system accounts.
 	minUser = 1000
 	// maxUser is the largest user number that archives in the ustar format can hold.
 	maxUser = 1<<21 - 1
-	// mappedUsers is the number of user numbers in a container if the engine maps users (user namespaces).
+	// mappedUsers is the number of user numbers in a container if the engine uses user namespaces.
 	mappedUsers = 1 << 16
 )
 
-// userDir is the path in a container of the volume that reserves the container's user.
+// userDir is the path in a container at which the volume that reserves the container's user number is mounted.
 const userDir = "/spool/user"
 
-// Users is a range of user numbers, both ends included.
-type Users struct{ First, Last int }
+// UserRange is a range of user numbers for sandboxes, including both ends.
+type UserRange struct{ First, Last int }
 
-// ParseUsers parses FIRST-LAST.
-func ParseUsers(s string) (Users, error) {
+// ParseUserRange parses a range of user numbers in the form FIRST-LAST.
+func ParseUserRange(s string) (UserRange, error) {
 	first, last, found := strings.Cut(s, "-")
 	a, err1 := strconv.Atoi(first)
 	b, err2 := strconv.Atoi(last)
 	if !found || err1 != nil || err2 != nil {
-		return Users{}, fmt.Errorf("%q is not a range of user numbers like 70000-99999", s)
+		return UserRange{}, fmt.Errorf("%q is not a range of user numbers like 70000-99999", s)
 	}
-	u := Users{First: a, Last: b}
-	return u, u.check()
+	u := UserRange{First: a, Last: b}
+	return u, u.validate()
 }
 
-func (u Users) check() error {
+// validate returns an error if the range is empty, is out of bounds, or includes a reserved user number.
+func (u UserRange) validate() error {
 	switch {
 	case u.First > u.Last:
 		return fmt.Errorf("range %s is empty: its first number is larger than its last", u)
 	case u.First < minUser || u.Last > maxUser:
 		return fmt.Errorf("range %s is not between %d and %d", u, minUser, maxUser)
 	}
-	for _, n := range []int{servicesUser, egressUser, nobodyUser, noUser} {
+	for _, n := range []int{serviceImageUser, egressUser, nobodyUser, invalidUser} {
 		if u.First <= n && n <= u.Last {
 			return fmt.Errorf("range %s includes %d, which is reserved: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
-				u, n, servicesUser, egressUser, nobodyUser, noUser)
+				u, n, serviceImageUser, egressUser, nobodyUser, invalidUser)
 		}
 	}
 	return nil
 }
 
-// String returns FIRST-LAST.
-func (u Users) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
+// String returns the range in the form FIRST-LAST.
+func (u UserRange) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
 
-// checkUsers returns an error if the engine cannot run containers as the users of the range.
+// checkUsers returns an error if the Docker engine cannot run containers as the users of the configured range.
 func (p *Provider) checkUsers(info system.Info) error {
 	mapped := slices.ContainsFunc(info.SecurityOptions, func(o string) bool {
 		return strings.HasPrefix(o, "name=userns") || strings.HasPrefix(o, "name=rootless")
@@ -92,41 +93,42 @@ func (p *Provider) checkUsers(info system.Info) error {
 	return guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
 }
 
-// user is the user of a container, and the volume that reserves the user's number.
+// user is the user of a container: its number, and the volume that reserves the number.
 type user struct {
 	id  int
-	dir string // the engine's path of the volume; "" for earlierUser, which has none
+	dir string // the engine's path of the volume; "" for earlierReleaseUser, which has none
 }
 
 const userPrefix = namePrefix + "user-"
 
-func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
+// userVolumeName returns the name of the volume that reserves a user number.
+func userVolumeName(id int) string { return userPrefix + strconv.Itoa(id) }
 
 // String returns the user in the format of a container's config.
 func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
 
-// mounts returns the mounts of the user's volume, which the engine keeps while a container mounts it, and of the files
-// of accounts. An engine before version 26 cannot mount a file of a volume, so the files are mounted by their path on
-// the engine's machine.
+// mounts returns the mounts of the volume that reserves the user's number, and of the passwd and group files in it. The engine cannot
+// remove the volume while a container mounts it. An engine before version 26 cannot mount a single file of a volume, so the files are
+// mounted by their path on the engine's machine.
 func (u user) mounts(pic imageInfo) []mount.Mount {
 	if u.dir == "" {
 		return nil
 	}
-	out := []mount.Mount{volumeAt{name: userVolume(u.id)}.mount(userDir, true)}
+	out := []mount.Mount{helperVolume{name: userVolumeName(u.id)}.mount(userDir, true)}
 	for _, f := range accountFiles {
-		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accounts(f), Target: "/etc/" + f, ReadOnly: true})
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accountFileName(f), Target: "/etc/" + f, ReadOnly: true})
 	}
 	return out
 }
 
-// reservation returns the labels of a volume that reserves a user number for an owner, a sandbox.
-func (p *Provider) reservation(owner string) map[string]string {
-	return map[string]string{labelVersion: layoutVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelOwner: owner}
+// reservationLabels returns the labels of a volume that reserves a user number for the sandbox owner.
+func (p *Provider) reservationLabels(owner string) map[string]string {
+	return map[string]string{labelVersion: labelsVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelVolumesOwner: owner}
 }
 
-// isReserved reports whether the labels is of a user's volume are those of the reservation want.
-func isReserved(is, want map[string]string) bool {
-	for _, l := range []string{labelRole, labelEngine, labelOwner, labelServer} {
+// hasReservationLabels reports whether the labels is of a volume contain the labels want of a reservation of a user number.
+func hasReservationLabels(is, want map[string]string) bool {
+	for _, l := range []string{labelRole, labelEngine, labelVolumesOwner, labelServerDefinition} {
 		if is[l] != want[l] {
 			return false
 		}
@@ -134,11 +136,12 @@ func isReserved(is, want map[string]string) bool {
 	return true
 }
 
-// reserve reserves a user, and reports whether the user belongs to the caller: another executor may have reserved it.
-func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
-	name := userVolume(id)
+// reserveUser reserves the user number id by creating a volume with the labels. It returns false if another owner has reserved the
+// number.
+func (p *Provider) reserveUser(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
+	name := userVolumeName(id)
 	for {
-		made, err := call(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
+		made, err := callEngine(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
 			return p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels}) // or finds the existing one
 		})
 		if err == nil && made.Labels[labelRole] == "" { // the engine created it for a container that started too late
@@ -147,22 +150,22 @@ func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string
 				continue
 			}
 		}
-		return user{id: id, dir: made.Mountpoint}, err == nil && isReserved(made.Labels, labels), err
+		return user{id: id, dir: made.Mountpoint}, err == nil && hasReservationLabels(made.Labels, labels), err
 	}
 }
 
-// randomTries is the number of random user numbers that newUser tries before it lists the reserved ones.
-const randomTries = 4
+// randomUserTries is the number of random user numbers that reserveNewUser tries before it lists the reserved numbers.
+const randomUserTries = 4
 
-// newUser reserves a user that is not in use.
-func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
+// reserveNewUser reserves a user number of the configured range that nobody has reserved.
+func (p *Provider) reserveNewUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
-	for range randomTries {
-		if u, mine, err := p.reserve(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
+	for range randomUserTries {
+		if u, mine, err := p.reserveUser(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
 			return u, err
 		}
 	}
-	list, err := p.userVolumes(ctx) // for all engines on the daemon: they share the machine
+	list, err := p.reservedUserVolumes(ctx) // for all engines on the daemon: they share the machine
 	if err != nil {
 		return user{}, err
 	}
@@ -173,31 +176,32 @@ func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user,
 	start := rand.IntN(size) //nolint:gosec // no secret
 	for i := range size {
 		id := p.cfg.Users.First + (start+i)%size
-		if taken[userVolume(id)] {
+		if taken[userVolumeName(id)] {
 			continue
 		}
-		if u, mine, err := p.reserve(ctx, id, labels); mine || err != nil {
+		if u, mine, err := p.reserveUser(ctx, id, labels); mine || err != nil {
 			return u, err
 		}
 	}
 	return user{}, guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
 }
 
-// userVolumes returns the volumes of the reserved users that have all of the labels.
-func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
+// reservedUserVolumes returns the volumes that reserve user numbers and have all of the given labels.
+func (p *Provider) reservedUserVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleUser))
 	for _, l := range labels {
 		args.Add("label", l)
 	}
-	list, err := call(ctx, p, "list users", func(ctx context.Context) (volume.ListResponse, error) {
+	list, err := callEngine(ctx, p, "list users", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: args})
 	})
 	return list.Volumes, err
 }
 
-// userOf returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
-func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
-	l, err := p.volumeLabels(ctx, workVolume(owner))
+// volumesUser returns the user that owns the volumes of the sandbox owner. Volumes of an earlier release have no label with the user;
+// their user is earlierReleaseUser.
+func (p *Provider) volumesUser(ctx context.Context, owner string) (user, error) {
+	l, err := p.volumeLabels(ctx, workspaceVolumeName(owner))
 	if err != nil {
 		return user{}, err
 	}
@@ -205,34 +209,34 @@ func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 		return user{}, fmt.Errorf("workspace of %s: %w", owner, errVanished)
 	}
 	if l[labelUser] == "" {
-		return user{id: earlierUser}, nil
+		return user{id: earlierReleaseUser}, nil
 	}
-	id := int(number(l[labelUser])) //nolint:gosec // written here
-	u, mine, err := p.reserve(ctx, id, p.reservation(owner))
+	id := int(parseUintOrZero(l[labelUser])) //nolint:gosec // written here
+	u, mine, err := p.reserveUser(ctx, id, p.reservationLabels(owner))
 	if err == nil && !mine {
-		err = fmt.Errorf("user %d of workspace %s is reserved by another sandbox: remove volume %s; the session gets its last snapshot", id, owner, workVolume(owner))
+		err = fmt.Errorf("user %d of workspace %s is reserved by another sandbox: remove volume %s; the session gets its last snapshot", id, owner, workspaceVolumeName(owner))
 	}
 	return u, err
 }
 
-// serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It reserves a user if
-// there is none.
+// serverUser returns the user of a sandbox's n-th MCP server and the labels of its reservation. If there is none, it reserves a user
+// number.
 func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
-	labels := p.reservation(id)
-	labels[labelSandbox], labels[labelServer] = id, strconv.Itoa(n)
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+id, labelServer+"="+strconv.Itoa(n))
+	labels := p.reservationLabels(id)
+	labels[labelSandbox], labels[labelServerDefinition] = id, strconv.Itoa(n)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelVolumesOwner+"="+id, labelServerDefinition+"="+strconv.Itoa(n))
 	if err != nil {
 		return user{}, nil, err
 	}
 	if len(list) > 0 {
-		return user{id: int(number(strings.TrimPrefix(list[0].Name, userPrefix))), dir: list[0].Mountpoint}, labels, nil //nolint:gosec // written here
+		return user{id: int(parseUintOrZero(strings.TrimPrefix(list[0].Name, userPrefix))), dir: list[0].Mountpoint}, labels, nil //nolint:gosec // written here
 	}
-	u, err := p.newUser(ctx, labels)
+	u, err := p.reserveNewUser(ctx, labels)
 	return u, labels, err
 }
 
-// wrapVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
-// tried to create the same container has removed them. It returns any other error unchanged.
+// wrapVanished wraps an error of the engine in errVanished if the error names the passwd or group file of the user: another executor
+// that tried to create the same container has removed the user's volume. It returns any other error unchanged.
 func (u user) wrapVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
@@ -246,35 +250,35 @@ func (p *Provider) checkUserVolume(ctx context.Context, u user, labels map[strin
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volumeLabels(ctx, userVolume(u.id))
-	if err == nil && !isReserved(l, labels) {
+	l, err := p.volumeLabels(ctx, userVolumeName(u.id))
+	if err == nil && !hasReservationLabels(l, labels) {
 		return fmt.Errorf("user %d: %w", u.id, errVanished)
 	}
 	return err
 }
 
-// releaseUser releases a user, unless a container or another sandbox uses it. It also removes the volume that the
-// engine creates in place of a reservation that is gone.
+// releaseUser removes the volume that reserves a user number, unless a container mounts it or its labels are those of another sandbox.
+// It also removes an empty volume that the engine created in place of a removed one.
 func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]string) error {
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volumeLabels(ctx, userVolume(u.id))
-	if err != nil || l[labelRole] != "" && !isReserved(l, labels) {
+	l, err := p.volumeLabels(ctx, userVolumeName(u.id))
+	if err != nil || l[labelRole] != "" && !hasReservationLabels(l, labels) {
 		return err
 	}
-	_, err = p.removeVolume(ctx, userVolume(u.id))
+	_, err = p.removeVolume(ctx, userVolumeName(u.id))
 	return err
 }
 
-// releaseUsers releases the users of an owner whose volumes are gone.
+// releaseUsers releases the user numbers that are reserved for a sandbox whose volumes are gone.
 func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
-	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
+	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner)} {
 		if l, err := p.volumeLabels(ctx, v); err != nil || l != nil {
 			return err
 		}
 	}
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+owner)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelVolumesOwner+"="+owner)
 	for _, v := range list {
 		_, rerr := p.removeVolume(ctx, v.Name)
 		err = errors.Join(err, rerr)
@@ -282,9 +286,9 @@ func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	return err
 }
 
-// releaseOldUsers releases the users that were reserved before the given time and whose owner is not in used.
+// releaseOldUsers releases the user numbers that were reserved before the time before, and whose owner is not in used.
 func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine)
 	if err != nil {
 		return err
 	}
@@ -293,7 +297,7 @@ func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, be
 		if err != nil {
 			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
 		}
-		if owner := v.Labels[labelOwner]; !used[owner] && made.Before(before) {
+		if owner := v.Labels[labelVolumesOwner]; !used[owner] && made.Before(before) {
 			if err := p.releaseUsers(ctx, owner); err != nil {
 				return err
 			}

@@ -17,8 +17,8 @@ import (
 
 func TestParseUsers(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]Users{"70000-99999": {70000, 99999}, "20000-20000": {20000, 20000}, "200000-265535": {200000, 265535}} {
-		if got, err := ParseUsers(text); got != want || err != nil {
+	for text, want := range map[string]UserRange{"70000-99999": {70000, 99999}, "20000-20000": {20000, 20000}, "200000-265535": {200000, 265535}} {
+		if got, err := ParseUserRange(text); got != want || err != nil {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
@@ -26,7 +26,7 @@ func TestParseUsers(t *testing.T) {
 		"": "not a range", "20000": "not a range", "a-b": "not a range", "2-": "not a range", "30000-20000": "is empty", "999-2000": "not between", "20000-3000000": "not between",
 		"10001-10001": "services' user", "10002-20000": "egress proxy's", "60000-70000": "nobody", "65535-70000": "invalid",
 	} {
-		if _, err := ParseUsers(text); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := ParseUserRange(text); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want %q", text, err, says)
 		}
 	}
@@ -40,11 +40,11 @@ func TestAccount_FileHasTheUserOnce(t *testing.T) {
 		"5":     "root:x:0:0:root:/root:/bin/bash\nagent:x:10001:10001::/home/old:/bin/zsh\nlast:x:70001:70001::/:/bin/sh\n",
 		"99":    "root:x:0:0:root:/root:/bin/bash\nlast:x:5:5::/:/bin/sh\nagent:x:70001:70001::/home/spool:/bin/sh\n",
 	} {
-		if got := string(accountOf(passwd, name).file("passwd", passwd, 70001)); got != want {
+		if got := string(accountOf(passwd, name).accountFile("passwd", passwd, 70001)); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if got := string(account{name: "agent"}.file("group", []byte("root:x:0:\nagent:x:10001:\n"), 70001)); got != "root:x:0:\nagent:x:70001:\n" {
+	if got := string(account{name: "agent"}.accountFile("group", []byte("root:x:0:\nagent:x:10001:\n"), 70001)); got != "root:x:0:\nagent:x:70001:\n" {
 		t.Errorf("group: %q", got)
 	}
 }
@@ -64,7 +64,7 @@ func userIn(t *testing.T, b *box) int {
 // hasReservation reports whether a user's volume is on the engine.
 func hasReservation(t *testing.T, p *Provider, id int) bool {
 	t.Helper()
-	return exists(t, p, userVolume(id))[0]
+	return exists(t, p, userVolumeName(id))[0]
 }
 
 // A session's workspace keeps its user from sandbox to sandbox. The user is released once, with the workspace.
@@ -95,18 +95,18 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 		t.Error("the user of a kept workspace was released")
 	}
 	// Another executor, with other settings.
-	cfg.Users = Users{20000, 20009}
+	cfg.Users = UserRange{20000, 20009}
 	second := newSpec(t)
 	second.Workspace = first.ID
 	next := provide(t, cfg)
 	b := create(t, next, second)
-	if got := userIn(t, b); got != id || !b.Kept() {
-		t.Errorf("kept %v, as user %d, was %d", b.Kept(), got, id)
+	if got := userIn(t, b); got != id || !b.HasWorkspace() {
+		t.Errorf("kept %v, as user %d, was %d", b.HasWorkspace(), got, id)
 	}
 	if out, _, _ := sh(t, b, `cat mine`); out != "secret" {
 		t.Errorf("a file of the sandbox before: %q", out)
 	}
-	if gone, err := p.removeVolume(t.Context(), userVolume(id)); gone || err != nil {
+	if gone, err := p.removeVolume(t.Context(), userVolumeName(id)); gone || err != nil {
 		t.Errorf("a reservation in use was removed: %v", err)
 	}
 	if err := p.Terminate(t.Context(), second.ID, true); err != nil {
@@ -121,7 +121,7 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 func TestUser_OfOneSandboxAlone(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
-	cfg.Users = Users{30000, 30002}
+	cfg.Users = UserRange{30000, 30002}
 	type result struct {
 		spec sandbox.Spec
 		box  *box
@@ -174,22 +174,22 @@ func TestUser_OfAnEarlierWorkspace(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	earlier := newSpec(t)
-	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: earlier.ID}
-	for _, v := range []string{workVolume(earlier.ID), stateVolume(earlier.ID)} {
-		if err := p.makeVolume(t.Context(), v, owned); err != nil {
+	owned := map[string]string{labelVersion: labelsVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelVolumesOwner: earlier.ID}
+	for _, v := range []string{workspaceVolumeName(earlier.ID), stateVolumeName(earlier.ID)} {
+		if err := p.createVolume(t.Context(), v, owned); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, user{id: earlierUser}, "", "",
-		folder{volumeAt{workVolume(earlier.ID), "work"}, 0o700}, folder{volumeAt{stateVolume(earlier.ID), "state"}, 0o700})
+	err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, user{id: earlierReleaseUser}, "", "",
+		volumeFolder{helperVolume{workspaceVolumeName(earlier.ID), "work"}, 0o700}, volumeFolder{helperVolume{stateVolumeName(earlier.ID), "state"}, 0o700})
 	if err != nil {
 		t.Fatal(err)
 	}
 	spec := newSpec(t)
 	spec.Workspace = earlier.ID
 	b := create(t, p, spec)
-	if id := userIn(t, b); id != earlierUser || !b.Kept() {
-		t.Errorf("user %d, kept %v", id, b.Kept())
+	if id := userIn(t, b); id != earlierReleaseUser || !b.HasWorkspace() {
+		t.Errorf("user %d, kept %v", id, b.HasWorkspace())
 	}
 }
 
@@ -203,25 +203,25 @@ func TestUser_LeftReserved(t *testing.T) {
 	kept.Labels.Engine = cfg.Engine
 	b := create(t, p, kept)
 	id := userIn(t, b)
-	left, err := p.newUser(t.Context(), p.reservation(newSpec(t).ID))
+	left, err := p.reserveNewUser(t.Context(), p.reservationLabels(newSpec(t).ID))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, left.id) {
+	if _, err := p.RemoveOrphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, left.id) {
 		t.Errorf("within the hour the user was released, %v", err)
 	}
 	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
-	if _, err := p.Orphans(t.Context(), 0); err != nil || hasReservation(t, p, left.id) || !hasReservation(t, p, id) {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil || hasReservation(t, p, left.id) || !hasReservation(t, p, id) {
 		t.Errorf("left behind: %v, of a sandbox: %v, %v", hasReservation(t, p, left.id), hasReservation(t, p, id), err)
 	}
 	if err := p.Terminate(t.Context(), kept.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, id) {
+	if _, err := p.RemoveOrphans(t.Context(), time.Hour); err != nil || !hasReservation(t, p, id) {
 		t.Errorf("the user of a kept workspace was released: %v", err)
 	}
 	time.Sleep(1100 * time.Millisecond)
-	if _, err := p.Orphans(t.Context(), 0); err != nil || hasReservation(t, p, id) {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil || hasReservation(t, p, id) {
 		t.Errorf("the user stays without its workspace: %v", err)
 	}
 }
@@ -231,16 +231,16 @@ func TestUser_LeftReserved(t *testing.T) {
 func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
 	t.Parallel()
 	cfg := needEngine(t)
-	cfg.Users = Users{30010, 30010}
+	cfg.Users = UserRange{30010, 30010}
 	p := provide(t, cfg)
-	if _, err := p.api.VolumeCreate(t.Context(), volume.CreateOptions{Name: userVolume(30010)}); err != nil {
+	if _, err := p.api.VolumeCreate(t.Context(), volume.CreateOptions{Name: userVolumeName(30010)}); err != nil {
 		t.Fatal(err)
 	}
 	spec := newSpec(t)
 	if id := userIn(t, create(t, p, spec)); id != 30010 {
 		t.Errorf("user %d", id)
 	}
-	if err := p.checkUserVolume(t.Context(), user{id: 30010, dir: "/"}, p.reservation(newSpec(t).ID)); !errors.Is(err, errVanished) {
+	if err := p.checkUserVolume(t.Context(), user{id: 30010, dir: "/"}, p.reservationLabels(newSpec(t).ID)); !errors.Is(err, errVanished) {
 		t.Errorf("another sandbox's reservation counts: %v", err)
 	}
 }
@@ -262,8 +262,8 @@ func TestUser_OfASandboxMadeTwice(t *testing.T) {
 	all.Wait()
 	p := provide(t, cfg)
 	id := userIn(t, create(t, p, spec))
-	list, err := p.userVolumes(t.Context(), labelOwner+"="+spec.ID)
-	if err != nil || len(list) != 1 || list[0].Name != userVolume(id) {
+	list, err := p.reservedUserVolumes(t.Context(), labelVolumesOwner+"="+spec.ID)
+	if err != nil || len(list) != 1 || list[0].Name != userVolumeName(id) {
 		t.Errorf("reservations of user %d: %v, %v", id, list, err)
 	}
 }
@@ -326,7 +326,7 @@ func TestUser_IsFoundByPrograms(t *testing.T) {
 // does.
 func TestUsers_OfAnEngineThatMapsThem(t *testing.T) {
 	t.Parallel()
-	high, low := provide(t, Config{Engine: "e", Runner: "r"}), provide(t, Config{Engine: "e", Runner: "r", Users: Users{20000, 59999}})
+	high, low := provide(t, Config{Engine: "e", Runner: "r"}), provide(t, Config{Engine: "e", Runner: "r", Users: UserRange{20000, 59999}})
 	for option, mapped := range map[string]bool{"name=rootless": true, "name=userns": true, "name=seccomp,profile=builtin": false} {
 		info := system.Info{SecurityOptions: []string{"name=cgroupns", option}}
 		if err := low.checkUsers(info); err != nil {

@@ -16,105 +16,112 @@ import (
 	"github.com/docker/docker/api/types/volume"
 )
 
-func workVolume(id string) string  { return namePrefix + id + "-work" }
-func stateVolume(id string) string { return namePrefix + id + "-state" }
-func noteVolume(id string) string  { return namePrefix + id + "-owner" }
+// workspaceVolumeName returns the name of the volume with a sandbox's workspace.
+func workspaceVolumeName(id string) string { return namePrefix + id + "-work" }
 
-// volumeAt is a volume, and the folder below /v at which a helper container mounts it.
-type volumeAt struct{ name, folder string }
+// stateVolumeName returns the name of the volume with the agent's own records of a sandbox.
+func stateVolumeName(id string) string { return namePrefix + id + "-state" }
 
-func (v volumeAt) mount(target string, readOnly bool) mount.Mount {
+// noteVolumeName returns the name of the empty volume whose label names the owner of a sandbox's volumes.
+func noteVolumeName(id string) string { return namePrefix + id + "-owner" }
+
+// helperVolume is a volume that a helper container mounts below /v, at the path folder.
+type helperVolume struct{ name, folder string }
+
+// mount returns the mount of the volume at a path of a container.
+func (v helperVolume) mount(target string, readOnly bool) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: v.name, Target: target, ReadOnly: readOnly, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// makeVolume creates a volume unless it exists.
-func (p *Provider) makeVolume(ctx context.Context, name string, labels map[string]string) error {
-	return p.do(ctx, "make volume "+name, func(ctx context.Context) error {
+// createVolume creates a volume, unless it exists.
+func (p *Provider) createVolume(ctx context.Context, name string, labels map[string]string) error {
+	return p.callEngineNoResult(ctx, "make volume "+name, func(ctx context.Context) error {
 		_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels})
 		return err
 	})
 }
 
-// volumeLabels returns the labels of a volume. It returns none if the volume does not exist, or if the engine created it
-// implicitly for a container.
+// volumeLabels returns the labels of a volume. It returns nil if the volume does not exist, or if the engine created it without labels for
+// a container.
 func (p *Provider) volumeLabels(ctx context.Context, name string) (map[string]string, error) {
-	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
+	v, err := callEngine(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
 	if errdefs.IsNotFound(err) {
 		return nil, nil
 	}
 	return v.Labels, err
 }
 
-// removeVolume removes a volume unless a container uses it, and reports whether it did.
+// removeVolume removes a volume unless a container uses it, and reports whether the volume was removed.
 func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) {
-	err := p.do(ctx, "remove volume "+name, func(ctx context.Context) error { return p.api.VolumeRemove(ctx, name, false) })
+	err := p.callEngineNoResult(ctx, "remove volume "+name, func(ctx context.Context) error { return p.api.VolumeRemove(ctx, name, false) })
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// createVolumes creates the volumes of a new sandbox, for its workspace and its agent's records, both owned by a new user,
-// and returns the user. That user also owns the layer that the sandbox fills.
-func (p *Provider) createVolumes(ctx context.Context, pl plan) (user, error) {
+// createVolumes creates the volumes of a new sandbox, for its workspace and for its agent's records, and makes a new user their owner,
+// which it returns. The user also owns the volume of the dependency layer if the sandbox installs one.
+func (p *Provider) createVolumes(ctx context.Context, pl containerPlan) (user, error) {
 	id := pl.spec.ID
-	u, err := p.userAndVolumes(ctx, pl)
+	u, err := p.createUserAndVolumes(ctx, pl)
 	if err != nil {
 		undo := context.WithoutCancel(ctx)
-		p.removeDisks(undo, workVolume(id), stateVolume(id))
+		p.removeVolumes(undo, workspaceVolumeName(id), stateVolumeName(id))
 		err = errors.Join(err, p.releaseUsers(undo, id))
 	}
 	return u, err
 }
 
-func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
+// createUserAndVolumes reserves a user number for a new sandbox and creates the sandbox's volumes.
+func (p *Provider) createUserAndVolumes(ctx context.Context, pl containerPlan) (user, error) {
 	id := pl.spec.ID
-	u, err := p.newUser(ctx, p.reservation(id))
+	u, err := p.reserveNewUser(ctx, p.reservationLabels(id))
 	if err != nil {
 		return u, err
 	}
-	owned := map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id, labelUser: strconv.Itoa(u.id)}
-	if err := p.makeLimited(ctx, pl.limits.DiskBytes, owned, workVolume(id), stateVolume(id)); err != nil {
+	owned := map[string]string{labelVersion: labelsVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelVolumesOwner: id, labelUser: strconv.Itoa(u.id)}
+	if err := p.createLimitedVolumes(ctx, pl.limits.DiskBytes, owned, workspaceVolumeName(id), stateVolumeName(id)); err != nil {
 		return u, err
 	}
-	is, err := p.userOf(ctx, id)
+	is, err := p.volumesUser(ctx, id)
 	if err != nil {
 		return u, err
 	}
 	if is != u { // another executor creates the same sandbox, and was faster
-		if err := p.releaseUser(ctx, u, p.reservation(id)); err != nil {
+		if err := p.releaseUser(ctx, u, p.reservationLabels(id)); err != nil {
 			return u, err
 		}
 	}
-	folders := []folder{{volumeAt{workVolume(id), "work"}, 0o700}, {volumeAt{stateVolume(id), "state"}, 0o700}}
+	folders := []volumeFolder{{helperVolume{workspaceVolumeName(id), "work"}, 0o700}, {helperVolume{stateVolumeName(id), "state"}, 0o700}}
 	if pl.spec.LayerTarget != "" {
-		folders = append(folders, folder{volumeAt{pl.spec.LayerTarget, "layer"}, 0o755})
+		folders = append(folders, volumeFolder{helperVolume{pl.spec.LayerTarget, "layer"}, 0o755})
 	}
-	return is, p.prepareVolumes(ctx, pl.pic, is, agentName, homeDir, folders...)
+	return is, p.prepareVolumes(ctx, pl.pic, is, defaultUserName, homeDir, folders...)
 }
 
-// neverStarted is the program of helper containers, which are never started.
-const neverStarted = "/never-started"
+// helperProgram is the program of helper containers. It does not exist, because helper containers are never started.
+const helperProgram = "/never-started"
 
-// helper creates a container that is never started, and returns its id. Files are copied into the given volumes through it. The caller must
-// call discard.
-func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
+// createHelper creates a helper container, which is never started, and returns its id. Files are copied into the given volumes through it.
+// The caller must call discardHelper.
+func (p *Provider) createHelper(ctx context.Context, name, image string, volumes ...helperVolume) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
 	for _, v := range volumes {
 		host.Mounts = append(host.Mounts, v.mount("/v/"+v.folder, false))
 	}
-	made, err := call(ctx, p, "make a helper", func(ctx context.Context) (container.CreateResponse, error) {
+	made, err := callEngine(ctx, p, "make a helper", func(ctx context.Context) (container.CreateResponse, error) {
 		return p.api.ContainerCreate(ctx, &container.Config{
-			Image: image, Entrypoint: []string{neverStarted},
-			Labels: map[string]string{labelVersion: layoutVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine},
+			Image: image, Entrypoint: []string{helperProgram},
+			Labels: map[string]string{labelVersion: labelsVersion, labelRole: roleHelper, labelEngine: p.cfg.Engine},
 		}, host, nil, nil, name)
 	})
 	return made.ID, err
 }
 
-// discard removes a helper, also if ctx has ended.
-func (p *Provider) discard(ctx context.Context, helper string) {
-	err := p.do(context.WithoutCancel(ctx), "remove a helper", func(ctx context.Context) error {
+// discardHelper removes a helper container, also if ctx has ended.
+func (p *Provider) discardHelper(ctx context.Context, helper string) {
+	err := p.callEngineNoResult(context.WithoutCancel(ctx), "remove a helper", func(ctx context.Context) error {
 		return p.api.ContainerRemove(ctx, helper, container.RemoveOptions{Force: true, RemoveVolumes: true})
 	})
 	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
@@ -122,29 +129,30 @@ func (p *Provider) discard(ctx context.Context, helper string) {
 	}
 }
 
-// owner returns the sandbox after which the volumes of the sandbox id are named: another one if id has taken them over.
-func (p *Provider) owner(ctx context.Context, id string) (string, error) {
-	note, err := p.volumeLabels(ctx, noteVolume(id))
-	if err != nil || note[labelOwner] == "" {
+// volumesOwner returns the id of the sandbox after which the volumes of the sandbox id are named. This is another sandbox if id has taken
+// over its volumes.
+func (p *Provider) volumesOwner(ctx context.Context, id string) (string, error) {
+	note, err := p.volumeLabels(ctx, noteVolumeName(id))
+	if err != nil || note[labelVolumesOwner] == "" {
 		return id, err
 	}
-	return note[labelOwner], nil
+	return note[labelVolumesOwner], nil
 }
 
-// note records on the engine after which sandbox, the owner, the volumes of the sandbox id are named. It replaces an
-// earlier note, so that the age of the note is the time since the last use of the workspace.
-func (p *Provider) note(ctx context.Context, id, owner string) error {
-	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
+// recordVolumesOwner records on the engine that the volumes of the sandbox id are named after the sandbox owner. It creates the record
+// again if there is one, so that the record's creation time is the last use of the workspace.
+func (p *Provider) recordVolumesOwner(ctx context.Context, id, owner string) error {
+	if _, err := p.removeVolume(ctx, noteVolumeName(id)); err != nil {
 		return err
 	}
-	return p.makeVolume(ctx, noteVolume(id), map[string]string{
-		labelVersion: layoutVersion, labelRole: roleNote, labelEngine: p.cfg.Engine, labelSandbox: id, labelOwner: owner,
+	return p.createVolume(ctx, noteVolumeName(id), map[string]string{
+		labelVersion: labelsVersion, labelRole: roleNote, labelEngine: p.cfg.Engine, labelSandbox: id, labelVolumesOwner: owner,
 	})
 }
 
-// volumesExist reports whether the volumes of a sandbox exist.
+// volumesExist reports whether the workspace and state volumes of a sandbox exist.
 func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error) {
-	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
+	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner)} {
 		l, err := p.volumeLabels(ctx, v)
 		if err != nil || l[labelRole] != roleVolume {
 			return false, err
@@ -153,11 +161,11 @@ func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error)
 	return true, nil
 }
 
-// Orphans removes everything that no sandbox needs any more: volumes of this provider's engine that no container uses
-// and that were last used before olderThan, likewise runners of other versions, and abandoned helpers. For layers of
-// packages Config.Layers applies. It returns the number of removed volumes, without those of layers and users.
-func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
-	info, err := call(ctx, p, "read the engine's time", p.api.Info)
+// RemoveOrphans removes volumes of this provider's engine that no container uses and that were last used longer than olderThan ago. It also
+// removes the volumes of other versions of the runner, abandoned helper containers, and dependency layers according to Config.Layers. It
+// returns the number of removed volumes, without those of layers and users.
+func (p *Provider) RemoveOrphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
+	info, err := callEngine(ctx, p, "read the engine's time", p.api.Info)
 	if err != nil {
 		return 0, err
 	}
@@ -175,11 +183,11 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if err := p.removeOrphanServers(ctx); err != nil {
 		return 0, err
 	}
-	used, err := p.usedOwners(ctx)
+	used, err := p.ownersInUse(ctx)
 	if err != nil {
 		return 0, err
 	}
-	list, last, err := p.ownVolumes(ctx)
+	list, last, err := p.engineVolumes(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -199,20 +207,20 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if removed > 0 {
 		p.reclaimSpace()
 	}
-	return removed, errors.Join(p.releaseOldUsers(ctx, used, before), p.sweepDisksIfDue(ctx, list))
+	return removed, errors.Join(p.releaseOldUsers(ctx, used, before), p.sweepLoopDevicesIfDue(ctx, list))
 }
 
-// ownerOf returns the owner of a volume: its sandbox, or the runner's digest.
+// ownerOf returns what a volume belongs to: the id of a sandbox, or the digest of a runner.
 func ownerOf(v *volume.Volume) string {
 	if v.Labels[labelRole] == roleRunner {
 		return v.Labels[labelRunner]
 	}
-	return v.Labels[labelOwner]
+	return v.Labels[labelVolumesOwner]
 }
 
-// usedOwners returns the owners and digests that containers, or this provider, use.
-func (p *Provider) usedOwners(ctx context.Context) (map[string]bool, error) {
-	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+// ownersInUse returns the ids of sandboxes and the digests of runners whose volumes are used by a container or by this provider.
+func (p *Provider) ownersInUse(ctx context.Context) (map[string]bool, error) {
+	list, err := callEngine(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
 	})
 	if err != nil {
@@ -220,7 +228,7 @@ func (p *Provider) usedOwners(ctx context.Context) (map[string]bool, error) {
 	}
 	used := map[string]bool{}
 	for _, c := range list {
-		used[c.Labels[labelOwner]], used[c.Labels[labelRunner]], used[c.Labels[labelSandbox]] = true, true, true
+		used[c.Labels[labelVolumesOwner]], used[c.Labels[labelRunner]], used[c.Labels[labelSandbox]] = true, true, true
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,9 +238,9 @@ func (p *Provider) usedOwners(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// ownVolumes returns the volumes of this provider's engine, and by owner the time at which the owner's volumes were last used.
-func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
-	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
+// engineVolumes returns the volumes of this provider's engine, and the times at which they were last used, by owner.
+func (p *Provider) engineVolumes(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
+	answer, err := callEngine(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
 			filters.Arg("label", labelRole), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
 	})
@@ -257,10 +265,10 @@ func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string
 	return out, last, nil
 }
 
-// removeOldHelpers removes helpers that no executor uses any more. It keeps a running volume tool, which ends by itself, and one that was
-// just created, which is about to be started.
+// removeOldHelpers removes helper containers that were created before the time before. It keeps a running volume tool, which ends by
+// itself.
 func (p *Provider) removeOldHelpers(ctx context.Context, now, before time.Time) error {
-	list, err := call(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
+	list, err := callEngine(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
 			filters.Arg("label", labelRole+"="+roleHelper), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
 	})
@@ -269,20 +277,20 @@ func (p *Provider) removeOldHelpers(ctx context.Context, now, before time.Time) 
 	}
 	for _, c := range list {
 		made := time.Unix(c.Created, 0)
-		starting := c.State == container.StateCreated && c.Command != neverStarted && now.Sub(made) < callWithin
+		starting := c.State == container.StateCreated && c.Command != helperProgram && now.Sub(made) < apiTimeout
 		if c.State != container.StateRunning && !starting && made.Before(before) {
-			p.discard(ctx, c.ID)
+			p.discardHelper(ctx, c.ID)
 		}
 	}
 	return nil
 }
 
-// processors returns the number of the engine's CPUs. A container cannot have more.
-func (p *Provider) processors(ctx context.Context) (int64, error) {
+// engineCPUs returns the number of CPUs of the engine's machine. A container cannot have more.
+func (p *Provider) engineCPUs(ctx context.Context) (int64, error) {
 	if n := p.cpus.Load(); n > 0 {
 		return n, nil
 	}
-	info, err := call(ctx, p, "read the engine's number of CPUs", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
+	info, err := callEngine(ctx, p, "read the engine's number of CPUs", func(ctx context.Context) (system.Info, error) { return p.api.Info(ctx) })
 	if err != nil {
 		return 0, err
 	}

@@ -34,11 +34,11 @@ func ownRunner(t testing.TB) (Config, string) {
 	if err := os.WriteFile(cfg.Runner, append(raw, t.Name()+engine...), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	_, sum, err := digest(cfg.Runner, io.Discard)
+	_, sum, err := copyWithDigest(cfg.Runner, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := (&runnerBinary{digest: sum}).volume()
+	name := (&runnerBinary{digest: sum}).volumeName()
 	p := provide(t, cfg)
 	t.Cleanup(func() {
 		if _, err := p.removeVolume(context.Background(), name); err != nil {
@@ -129,10 +129,10 @@ func TestRunnerVolumeHalfFilled(t *testing.T) {
 	p := provide(t, cfg)
 	p.stale = time.Millisecond
 	ctx := t.Context()
-	if err := p.makeVolume(ctx, name, map[string]string{labelRole: roleRunner}); err != nil {
+	if err := p.createVolume(ctx, name, map[string]string{labelRole: roleRunner}); err != nil {
 		t.Fatal(err)
 	}
-	helper, err := p.helper(ctx, name+"-fill", testImage, volumeAt{name, "runner"})
+	helper, err := p.createHelper(ctx, name+"-fill", testImage, helperVolume{name, "runner"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestVolumesOfSeveral(t *testing.T) {
 	if err := p.Terminate(t.Context(), first.ID, true); err != nil {
 		t.Fatal(err)
 	}
-	if got := exists(t, p, workVolume(first.ID), stateVolume(first.ID), workVolume(second.ID)); !got[0] || !got[1] || got[2] {
+	if got := exists(t, p, workspaceVolumeName(first.ID), stateVolumeName(first.ID), workspaceVolumeName(second.ID)); !got[0] || !got[1] || got[2] {
 		t.Errorf("volumes of the first, and one of the second: %v", got)
 	}
 	if out, _, _ := sh(t, b, `cat x`); out != "x" {
@@ -214,14 +214,14 @@ func TestVolumesOfSeveral(t *testing.T) {
 	}
 	// A sandbox in between was ended twice concurrently, and has its note again.
 	between := newSpec(t).ID
-	if err := p.note(t.Context(), between, first.ID); err != nil {
+	if err := p.recordVolumesOwner(t.Context(), between, first.ID); err != nil {
 		t.Fatal(err)
 	}
 	// Long after its container is gone, the second can be wiped.
 	if err := p.Terminate(t.Context(), second.ID, true); err != nil {
 		t.Fatal(err)
 	}
-	if got := exists(t, p, workVolume(first.ID), stateVolume(first.ID), noteVolume(first.ID), noteVolume(second.ID), noteVolume(between)); slices.Contains(got, true) {
+	if got := exists(t, p, workspaceVolumeName(first.ID), stateVolumeName(first.ID), noteVolumeName(first.ID), noteVolumeName(second.ID), noteVolumeName(between)); slices.Contains(got, true) {
 		t.Errorf("volumes stay: %v", got)
 	}
 }
@@ -245,18 +245,18 @@ func TestOrphans(t *testing.T) {
 	}
 	third.Workspace = left.ID
 	b := create(t, p, third) // has the volumes of left
-	helper, err := p.helper(t.Context(), "", testImage)
+	helper, err := p.createHelper(t.Context(), "", testImage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	old, err := p.api.VolumeCreate(t.Context(), volume.CreateOptions{Name: "spool-test-" + strings.ToLower(engine) + "-old", Labels: map[string]string{
-		labelRole: roleVolume, labelEngine: cfg.Engine, labelOwner: newID(t, events.KindSandbox),
+		labelRole: roleVolume, labelEngine: cfg.Engine, labelVolumesOwner: newID(t, events.KindSandbox),
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	foreign, err := p.api.VolumeCreate(t.Context(), volume.CreateOptions{Name: "spool-test-" + strings.ToLower(engine) + "-foreign", Labels: map[string]string{
-		labelRole: roleVolume, labelEngine: "another", labelOwner: newID(t, events.KindSandbox),
+		labelRole: roleVolume, labelEngine: "another", labelVolumesOwner: newID(t, events.KindSandbox),
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -267,15 +267,15 @@ func TestOrphans(t *testing.T) {
 		}
 	})
 
-	if n, err := p.Orphans(t.Context(), time.Hour); n != 0 || err != nil {
+	if n, err := p.RemoveOrphans(t.Context(), time.Hour); n != 0 || err != nil {
 		t.Errorf("within the hour: %d removed, %v", n, err)
 	}
 	second := func() { time.Sleep(1100 * time.Millisecond) } // the engine's dates are whole seconds
 	second()
-	if n, err := p.Orphans(t.Context(), 0); n != 1 || err != nil {
+	if n, err := p.RemoveOrphans(t.Context(), 0); n != 1 || err != nil {
 		t.Errorf("%d removed, %v, want the old one", n, err)
 	}
-	if got := exists(t, p, old.Name, foreign.Name, workVolume(alive.ID), workVolume(left.ID), noteVolume(third.ID)); got[0] || !got[1] || !got[2] || !got[3] || !got[4] {
+	if got := exists(t, p, old.Name, foreign.Name, workspaceVolumeName(alive.ID), workspaceVolumeName(left.ID), noteVolumeName(third.ID)); got[0] || !got[1] || !got[2] || !got[3] || !got[4] {
 		t.Errorf("volumes: %v", got)
 	}
 	if _, err := p.api.ContainerInspect(t.Context(), helper); err == nil {
@@ -289,7 +289,7 @@ func TestOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	second()
-	if n, err := p.Orphans(t.Context(), 0); n != 3 || err != nil {
+	if n, err := p.RemoveOrphans(t.Context(), 0); n != 3 || err != nil {
 		t.Errorf("%d removed, %v, want workspace, records and note", n, err)
 	}
 }
@@ -317,8 +317,8 @@ func TestContainerRemovedByHand(t *testing.T) {
 		next := newSpec(t)
 		next.Workspace = b.id
 		b = create(t, p, next)
-		if out, _, _ := sh(t, b, `cat x`); out != "x" || !b.Kept() {
-			t.Errorf("x is %q, kept %v", out, b.Kept())
+		if out, _, _ := sh(t, b, `cat x`); out != "x" || !b.HasWorkspace() {
+			t.Errorf("x is %q, kept %v", out, b.HasWorkspace())
 		}
 	}
 }
@@ -352,7 +352,7 @@ func TestImages(t *testing.T) {
 		t.Errorf("with a folder of runners: %v", err)
 	}
 	cfg.Image = ""
-	cfg.DiskLimit = DiskWatch // there is no image with mkfs
+	cfg.DiskLimit = DiskLimitWatch // there is no image with mkfs
 	p = provide(t, cfg)
 	wantCode(t, "no image", try(""), sandbox.CodeImageNotFound, "default image")
 }
@@ -381,7 +381,7 @@ func TestImage_DoesNotWeakenTheRestrictions(t *testing.T) {
 		Labels:      map[string]string{labelTenant: "evil", labelExecutor: "evil"},
 		Healthcheck: &container.HealthConfig{Test: []string{"CMD", "false"}, Interval: time.Second},
 	}})
-	p.discard(t.Context(), made.ID)
+	p.discardHelper(t.Context(), made.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +395,7 @@ func TestImage_DoesNotWeakenTheRestrictions(t *testing.T) {
 	spec.Labels.Tenant, spec.Labels.Session = "", ""
 	b := create(t, p, spec)
 	for line, want := range map[string]string{
-		`id -un`:                       agentName,
+		`id -un`:                       defaultUserName,
 		`pwd`:                          workspaceDir,
 		`echo $OF_THE_IMAGE $PATH`:     "1 /opt/bin:/usr/bin:/bin",
 		`stat -f -c %T /data /tmp`:     "tmpfs\ntmpfs",
@@ -437,18 +437,18 @@ func TestRunnerSilent(t *testing.T) {
 	cfg.Runner = "/bin/false" // a program for Linux that is no runner
 	p := provide(t, cfg)
 	spec := newSpec(t)
-	if cfg.DiskLimit == DiskLoop {
+	if cfg.DiskLimit == DiskLimitLoop {
 		_, err := p.Create(t.Context(), spec)
 		wantCode(t, "make the volumes", err, sandbox.CodeSandboxFailed, "volume make")
-		if got := exists(t, p, workVolume(spec.ID), stateVolume(spec.ID)); got[0] || got[1] {
+		if got := exists(t, p, workspaceVolumeName(spec.ID), stateVolumeName(spec.ID)); got[0] || got[1] {
 			t.Errorf("volumes stay: %v", got)
 		}
 	}
-	cfg.DiskLimit = DiskWatch
+	cfg.DiskLimit = DiskLimitWatch
 	p = provide(t, cfg)
 	_, err := p.Create(t.Context(), spec)
 	wantCode(t, "create", err, sandbox.CodeRunnerSilent, "does not answer")
-	if got := exists(t, p, workVolume(spec.ID), stateVolume(spec.ID)); got[0] || got[1] {
+	if got := exists(t, p, workspaceVolumeName(spec.ID), stateVolumeName(spec.ID)); got[0] || got[1] {
 		t.Errorf("volumes stay: %v", got)
 	}
 	if infos, err := p.List(t.Context()); err != nil {
@@ -460,11 +460,11 @@ func TestRunnerSilent(t *testing.T) {
 			}
 		}
 	}
-	_, sum, err := digest(cfg.Runner, io.Discard)
+	_, sum, err := copyWithDigest(cfg.Runner, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := p.removeVolume(t.Context(), (&runnerBinary{digest: sum}).volume()); !gone || err != nil {
+	if gone, err := p.removeVolume(t.Context(), (&runnerBinary{digest: sum}).volumeName()); !gone || err != nil {
 		t.Errorf("its volume: %v, %v", gone, err)
 	}
 	for _, runner := range []string{filepath.Join(t.TempDir(), "none"), "/etc/hostname"} {

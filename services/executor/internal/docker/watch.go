@@ -10,14 +10,15 @@ import (
 // machine is lost, does not close them. So the engine is pinged at an interval
 // while any stream is open.
 const (
-	// askEvery is the interval at which the executor pings the engine while commands run.
-	askEvery = 5 * time.Second
-	// maxMissedPings is the number of consecutive failed pings after which the streams of all commands are ended.
+	// pingInterval is the interval at which the executor pings the engine while commands run.
+	pingInterval = 5 * time.Second
+	// maxMissedPings is the number of consecutive failed pings after which the streams of all commands are closed.
 	maxMissedPings = 2
 )
 
-// watch pings the engine while commands run, and ends the streams of all commands if the engine does not answer.
-type watch struct {
+// enginePinger pings the Docker engine while commands run in its containers, and closes the streams of all commands if the engine does not
+// answer.
+type enginePinger struct {
 	p     *Provider
 	every time.Duration
 
@@ -26,19 +27,19 @@ type watch struct {
 	stop context.CancelFunc // of ask; nil while it does not run
 }
 
-// add begins to ping the engine on behalf of a process, until remove is called for it.
-func (w *watch) add(proc *process) {
+// addProcess makes the pinger ping the engine on behalf of a command, until remove is called for it.
+func (w *enginePinger) addProcess(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open[proc] = true
 	if w.stop == nil {
 		var ctx context.Context
 		ctx, w.stop = context.WithCancel(context.Background())
-		go w.ask(ctx)
+		go w.pingRepeatedly(ctx)
 	}
 }
 
-func (w *watch) remove(proc *process) {
+func (w *enginePinger) removeProcess(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.open, proc)
@@ -48,8 +49,9 @@ func (w *watch) remove(proc *process) {
 	}
 }
 
-// ask pings the engine at the interval w.every until ctx ends. After maxMissedPings failed pings in a row it ends the streams of all processes.
-func (w *watch) ask(ctx context.Context) {
+// pingRepeatedly pings the engine at the interval w.every until ctx ends. After maxMissedPings failed pings in a row it closes the streams
+// of all commands.
+func (w *enginePinger) pingRepeatedly(ctx context.Context) {
 	tick := time.NewTicker(w.every)
 	defer tick.Stop()
 	for silent := 0; ; {
@@ -58,7 +60,7 @@ func (w *watch) ask(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		err := w.p.do(ctx, "ask for a sign of life", func(ctx context.Context) error {
+		err := w.p.callEngineNoResult(ctx, "ask for a sign of life", func(ctx context.Context) error {
 			_, err := w.p.api.Ping(ctx)
 			return err
 		})
@@ -70,7 +72,7 @@ func (w *watch) ask(ctx context.Context) {
 		}
 		w.mu.Lock()
 		for proc := range w.open {
-			proc.endStreams(err)
+			proc.closeStreams(err)
 		}
 		w.mu.Unlock()
 	}

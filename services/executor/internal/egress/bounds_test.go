@@ -151,7 +151,7 @@ func TestFullJournal_RefusesModelCalls(t *testing.T) {
 	if err != nil || s.Last != calls {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, s.Journal, calls); err != nil {
+	if err := w.client.AckLines(t.Context(), b.id, s.Journal, calls); err != nil {
 		t.Fatal(err)
 	}
 	if status, _, _ := b.post("/openai/responses", "{}"); status != http.StatusOK {

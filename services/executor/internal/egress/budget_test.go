@@ -162,7 +162,7 @@ func TestLines_SettledIncludesCallsThatEnd(t *testing.T) {
 	b := w.box()
 	for i := range 40 {
 		b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
-		list, err := b.client.Lines(t.Context(), b.id, "", 0, true)
+		list, err := b.client.JournalLines(t.Context(), b.id, "", 0, true)
 		if err != nil || len(list) != i+1 {
 			t.Fatalf("after %d calls there are %d lines, %v", i+1, len(list), err)
 		}
@@ -172,7 +172,7 @@ func TestLines_SettledIncludesCallsThatEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
-	if list, err := b.client.Lines(t.Context(), b.id, "", 40, true); err != nil || len(list) != 1 || b.denied(list[0]).Code != "BUDGET_EXHAUSTED" {
+	if list, err := b.client.JournalLines(t.Context(), b.id, "", 40, true); err != nil || len(list) != 1 || b.denied(list[0]).Code != "BUDGET_EXHAUSTED" {
 		t.Errorf("of what was denied there is %+v, %v", list, err)
 	}
 }
@@ -193,12 +193,12 @@ func TestLines_DoesNotWaitForOpenCalls(t *testing.T) {
 		b.post("/anthropic/v1/messages", `{"model":"`+priced+`"}`)
 	}()
 	<-asked
-	if list, err := b.client.Lines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 0 {
+	if list, err := b.client.JournalLines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 0 {
 		t.Errorf("%d lines, %v", len(list), err)
 	}
 	close(answer)
 	<-done
-	if list, err := b.client.Lines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 1 {
+	if list, err := b.client.JournalLines(t.Context(), b.id, "", 0, true); err != nil || len(list) != 1 {
 		t.Errorf("%d lines at its end, %v", len(list), err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Settings are the settings of the egress program.
+// Settings are the settings of the egress program, as its flags and variables set them.
 type Settings struct {
 	Config
 	settings.Logging
@@ -33,11 +33,12 @@ type cli struct {
 	Dial   struct{} `cmd:"" help:"Connect stdin and stdout to the admin socket."`
 }
 
-// healthWithin is the time limit of a health check of the egress proxy.
-const healthWithin = 5 * time.Second
+// healthTimeout is the time limit of a health check of the egress proxy.
+const healthTimeout = 5 * time.Second
 
-// Main runs the command line, and returns the exit code: 0, 1 for a failure, 2 for wrong usage.
-func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+// RunCommandLine runs the egress program with the command line args, and returns the exit code: 0, 1 for a
+// failure, 2 for wrong usage.
+func RunCommandLine(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	const name = "egress"
 	var c cli
 	code := -1
@@ -58,11 +59,11 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if c.Config, err = c.withDefaults(); err == nil {
 		switch parsed.Command() {
 		case "health":
-			err = health(c.Config)
+			err = checkHealth(c.Config)
 		case "dial":
-			err = dial(c.Config, stdin, stdout)
+			err = connectToAdminSocket(c.Config, stdin, stdout)
 		default:
-			err = serve(c, stderr)
+			err = serveProxy(c, stderr)
 		}
 	}
 	if err != nil {
@@ -72,8 +73,9 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// serve runs the proxy until a signal. A second signal ends it without waiting for open requests.
-func serve(c cli, stderr io.Writer) error {
+// serveProxy runs the egress proxy until the process gets a signal. A second signal ends the proxy without
+// waiting for open requests.
+func serveProxy(c cli, stderr io.Writer) error {
 	log := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: c.LogLevel})).With("service", "egress")
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -99,16 +101,18 @@ func serve(c cli, stderr io.Writer) error {
 	return s.Run(ctx)
 }
 
-func health(c Config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), healthWithin)
+// checkHealth returns an error unless the proxy at the configured admin socket is healthy.
+func checkHealth(c Config) error {
+	ctx, cancel := context.WithTimeout(context.Background(), healthTimeout)
 	defer cancel()
 	client := api.NewClient(api.DialSocket(c.ListenAdmin))
 	defer client.Close()
 	return client.Health(ctx)
 }
 
-// dial copies between the streams and the admin socket, until the socket's connection ends.
-func dial(c Config, in io.Reader, out io.Writer) error {
+// connectToAdminSocket copies in to the admin socket and the socket's answers to out, until the socket's
+// connection ends.
+func connectToAdminSocket(c Config, in io.Reader, out io.Writer) error {
 	conn, err := net.Dial("unix", c.ListenAdmin)
 	if err != nil {
 		return fmt.Errorf("listen-admin: %w", err)

@@ -116,7 +116,7 @@ func TestCommand_RefusesWrongUsage(t *testing.T) {
 		{[]string{"--idle", "1ns"}, 1, "", "idle"},
 	} {
 		var out, stderr bytes.Buffer
-		code := egress.Main(c.args, strings.NewReader(""), &out, &stderr)
+		code := egress.RunCommandLine(c.args, strings.NewReader(""), &out, &stderr)
 		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(stderr.String(), c.err) {
 			t.Errorf("%v: %d\n%s\n%s", c.args, code, out.String(), stderr.String())
 		}

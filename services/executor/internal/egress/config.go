@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// Config has the settings of the proxy. The zero value has every default.
+// Config has the settings of the egress proxy. A zero field means the default of its setting.
 type Config struct {
 	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket for sandboxes; its folder is shared with them."`
 	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the admin API for executors; in another folder, which no sandbox sees."`
@@ -97,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.checkSockets()
 }
 
-// checkTLS checks that the settings of the TLS listener are all set, or none of them.
+// checkTLS returns an error if only some of the settings of the TLS listener are set.
 func (c Config) checkTLS() error {
 	named, err := certificate.CheckPair(c.TLSCert, c.TLSKey)
 	switch {
@@ -116,18 +116,18 @@ func (c Config) checkTLS() error {
 	return nil
 }
 
-// Check validates the settings as far as it can without reading files. The error names the setting.
+// Check returns an error that names the setting if a setting is invalid, as far as Check can find that without reading files.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {
 		return err
 	}
 	c.Hosts = ""
-	_, err = c.routes(nil)
+	_, err = c.loadRoutes(nil)
 	return err
 }
 
-// checkSockets checks that the admin socket and the data are not in the folder that sandboxes see.
+// checkSockets returns an error if the admin socket or the data folder is in the folder that sandboxes see.
 func (c Config) checkSockets() error {
 	shared, err := filepath.Abs(filepath.Dir(c.ListenSandboxes))
 	if err != nil {
@@ -145,9 +145,9 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// parseClosed parses the setting Closed: networks that sandboxes may not reach, in addition to those whose addresses
-// are not public.
-func (c Config) parseClosed() ([]netip.Prefix, error) {
+// parseClosedNetworks parses the setting Closed, a list of networks that sandboxes may not reach. All addresses that are not
+// public are closed anyway.
+func (c Config) parseClosedNetworks() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
@@ -159,8 +159,9 @@ func (c Config) parseClosed() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// parseOpen parses the setting Open: the MCP servers that agents may use although their addresses are not public.
-func (c Config) parseOpen() ([]egress.Target, error) {
+// parseOpenServers parses the setting Open, a list of MCP servers that agents may reach although their addresses are not
+// public.
+func (c Config) parseOpenServers() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
 		if s == "" {
@@ -175,8 +176,8 @@ func (c Config) parseOpen() ([]egress.Target, error) {
 	return out, nil
 }
 
-// prices returns the price table.
-func (c Config) prices() (meter.Prices, error) {
+// loadPrices returns the table of model prices: that of the configured file, or the built-in one.
+func (c Config) loadPrices() (meter.Prices, error) {
 	if c.Prices == "" {
 		return meter.DefaultPrices()
 	}
@@ -191,14 +192,15 @@ func (c Config) prices() (meter.Prices, error) {
 	return p, nil
 }
 
-// routes returns the routes of the model providers and those of the file.
-func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
+// loadRoutes returns the routes to the model providers, and the routes that the hosts file describes. getenv returns the
+// variables with credentials.
+func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 	bearer := func(name, key, keyName, base, baseName, public string) (proxy.Route, error) {
-		u, err := baseURL(base, public)
+		u, err := parseBaseURL(base, public)
 		if err != nil {
 			return proxy.Route{}, fmt.Errorf("%s: %w", baseName, err)
 		}
-		rt := proxy.Route{Name: name, Kind: proxy.OpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
+		rt := proxy.Route{Name: name, Kind: proxy.KindOpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
 		if key == "" && base == "" {
 			rt.Unset = "the egress proxy has no key for " + u.Host + ": its operator sets " + keyName
 		}
@@ -211,7 +213,7 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 	if strings.HasSuffix(strings.TrimSuffix(anthropic.Base.Path, "/"), "/v1") {
 		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, clients append it")
 	}
-	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.Anthropic, "X-Api-Key", ""
+	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.KindAnthropic, "X-Api-Key", ""
 	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", OpenAIURL)
 	if err != nil {
 		return nil, err
@@ -235,6 +237,8 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 	return append(out, more...), nil
 }
 
+// checkSecret returns an error that begins with name if the value of a secret contains a character other than printable ASCII,
+// or a space.
 func checkSecret(name, value string) error {
 	if strings.TrimFunc(value, func(r rune) bool { return r > ' ' && r <= '~' }) != "" || strings.ContainsAny(value, " \t\r\n") {
 		return fmt.Errorf("%s: it has a character that no key has, such as a space or a newline", name)
@@ -242,8 +246,8 @@ func checkSecret(name, value string) error {
 	return nil
 }
 
-// baseURL parses the base URL of an endpoint.
-func baseURL(s, unset string) (*url.URL, error) {
+// parseBaseURL parses the base URL s of an endpoint; it uses unset if s is "".
+func parseBaseURL(s, unset string) (*url.URL, error) {
 	if s == "" {
 		s = unset
 	}

@@ -289,12 +289,12 @@ func (b *box) do(req *http.Request) (int, http.Header, string) {
 }
 
 // lines blocks until the journal has n lines after a number, and returns these.
-func (b *box) lines(after uint64, n int) []api.Line {
+func (b *box) lines(after uint64, n int) []api.JournalLine {
 	b.t.Helper()
-	var out []api.Line
+	var out []api.JournalLine
 	poll(b.t, fmt.Sprintf("the journal of %s has %d lines after %d", b.id, n, after), func() bool {
 		var err error
-		if out, err = b.client.Lines(b.t.Context(), b.id, "", after, false); err != nil {
+		if out, err = b.client.JournalLines(b.t.Context(), b.id, "", after, false); err != nil {
 			b.t.Fatalf("read the journal: %v", err)
 		}
 		return len(out) >= n
@@ -302,17 +302,17 @@ func (b *box) lines(after uint64, n int) []api.Line {
 	return out[:n]
 }
 
-func (b *box) called(l api.Line) (m events.ModelCalled) {
+func (b *box) called(l api.JournalLine) (m events.ModelCalled) {
 	b.t.Helper()
 	return decode[events.ModelCalled](b.t, l, "model_called")
 }
 
-func (b *box) denied(l api.Line) (m events.EgressDenied) {
+func (b *box) denied(l api.JournalLine) (m events.EgressDenied) {
 	b.t.Helper()
 	return decode[events.EgressDenied](b.t, l, "egress_denied")
 }
 
-func decode[T any](t *testing.T, l api.Line, kind events.Type) (v T) {
+func decode[T any](t *testing.T, l api.JournalLine, kind events.Type) (v T) {
 	t.Helper()
 	if l.Type != kind {
 		t.Fatalf("line %d is of type %s, not %s: %s", l.N, l.Type, kind, l.Data)

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// host is an upstream host that the operator describes in the file of SPOOL_EGRESS_HOSTS.
-type host struct {
+// upstreamHost is an upstream host that the operator describes in the file of SPOOL_EGRESS_HOSTS.
+type upstreamHost struct {
 	Name   string  `yaml:"name"`   // of the route, the first element of its path
 	URL    string  `yaml:"url"`    // that the rest of a path is appended to
 	Header *string `yaml:"header"` // of the credential; absent means Authorization
@@ -25,15 +25,16 @@ type host struct {
 }
 
 var (
-	routeName  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
-	headerName = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
-	schemeName = regexp.MustCompile(`^[A-Za-z0-9-]{0,32}$`)
+	routeNameFormat  = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
+	headerNameFormat = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`)
+	schemeNameFormat = regexp.MustCompile(`^[A-Za-z0-9-]{0,32}$`)
 )
 
-// parseHosts parses the file, which has a list `hosts:`. An error names the entry and its field.
+// parseHosts parses the operator's file of upstream hosts, which has a list `hosts:`, and returns a route for
+// each host. An error names the entry and its field. getenv returns the variables with credentials.
 func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Route, error) {
 	var doc struct {
-		Hosts []host `yaml:"hosts"`
+		Hosts []upstreamHost `yaml:"hosts"`
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
 	dec.KnownFields(true)
@@ -56,8 +57,9 @@ func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Ro
 	return out, nil
 }
 
-func (h host) route(getenv func(string) string) (proxy.Route, error) {
-	if !routeName.MatchString(h.Name) {
+// route returns the proxy's route to the host, with the credential that getenv returns.
+func (h upstreamHost) route(getenv func(string) string) (proxy.Route, error) {
+	if !routeNameFormat.MatchString(h.Name) {
 		return proxy.Route{}, errors.New("name: it is not 1 to 32 of a-z, 0-9 and -")
 	}
 	if h.Name == "mcp" {
@@ -66,19 +68,19 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 	if h.URL == "" {
 		return proxy.Route{}, errors.New("url: it is absent")
 	}
-	u, err := baseURL(h.URL, "")
+	u, err := parseBaseURL(h.URL, "")
 	if err != nil {
 		return proxy.Route{}, fmt.Errorf("url: %w", err)
 	}
-	rt := proxy.Route{Name: h.Name, Kind: proxy.Kind(h.Kind), Base: u, Header: "Authorization", All: true}
+	rt := proxy.Route{Name: h.Name, Kind: proxy.RouteKind(h.Kind), Base: u, Header: "Authorization", All: true}
 	switch rt.Kind {
-	case proxy.Anthropic, proxy.OpenAI, proxy.Plain:
+	case proxy.KindAnthropic, proxy.KindOpenAI, proxy.KindPlain:
 	default:
 		return proxy.Route{}, fmt.Errorf("kind: %q is neither anthropic nor openai", h.Kind)
 	}
 	if h.Header != nil {
 		rt.Header = http.CanonicalHeaderKey(*h.Header)
-		if !headerName.MatchString(rt.Header) {
+		if !headerNameFormat.MatchString(rt.Header) {
 			return proxy.Route{}, fmt.Errorf("header: %q is not a header name", *h.Header)
 		}
 	}
@@ -87,7 +89,7 @@ func (h host) route(getenv func(string) string) (proxy.Route, error) {
 	}
 	if h.Scheme != nil {
 		rt.Scheme = *h.Scheme
-		if !schemeName.MatchString(rt.Scheme) {
+		if !schemeNameFormat.MatchString(rt.Scheme) {
 			return proxy.Route{}, fmt.Errorf("scheme: %q is not an authentication scheme", *h.Scheme)
 		}
 	}

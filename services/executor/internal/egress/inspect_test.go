@@ -58,7 +58,7 @@ func certified(t *testing.T, ca *authority.Authority, name string) *tls.Config {
 // roots returns the certificates that verify ok.example.
 func roots(t *testing.T, ca *authority.Authority) *x509.CertPool {
 	t.Helper()
-	text, err := ca.Trust([]string{"GET ok.example"})
+	text, err := ca.TrustCertificate([]string{"GET ok.example"})
 	if err != nil {
 		t.Fatal(err)
 	}

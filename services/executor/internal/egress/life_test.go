@@ -129,7 +129,7 @@ func TestRelease_VoidsTheTokenAndKeepsTheJournal(t *testing.T) {
 	}
 	<-gone
 	// The usage is journaled although the call was canceled.
-	lines, err := w.client.Lines(t.Context(), b.id, state.Journal, 0, false)
+	lines, err := w.client.JournalLines(t.Context(), b.id, state.Journal, 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestRelease_VoidsTheTokenAndKeepsTheJournal(t *testing.T) {
 	} else if answer, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || answer.StatusCode != http.StatusProxyAuthRequired {
 		t.Errorf("with the void token: %v, %v", answer, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, state.Journal, 1); err != nil {
+	if err := w.client.AckLines(t.Context(), b.id, state.Journal, 1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.client.State(t.Context(), b.id); code(err) != api.CodeNotFound {
@@ -156,7 +156,7 @@ func TestRelease_VoidsTheTokenAndKeepsTheJournal(t *testing.T) {
 	if _, err := os.Stat(w.cfg.Data + "/sandboxes/" + b.id); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
 	}
-	if _, err := w.client.Lines(t.Context(), b.id, "", 0, false); code(err) != api.CodeNotFound {
+	if _, err := w.client.JournalLines(t.Context(), b.id, "", 0, false); code(err) != api.CodeNotFound {
 		t.Errorf("the journal of a forgotten sandbox: %v", err)
 	}
 }
@@ -299,18 +299,18 @@ func TestAck_DeletesLines(t *testing.T) {
 	if got := b.lines(1, 2); got[0].N != 2 {
 		t.Errorf("after 1: %+v", got)
 	}
-	if err := w.client.Ack(t.Context(), b.id, name, 4); code(err) != api.CodeInvalid {
+	if err := w.client.AckLines(t.Context(), b.id, name, 4); code(err) != api.CodeInvalid {
 		t.Errorf("ahead: %v", err)
 	}
 	// An acknowledgement of another journal deletes nothing, and its position returns all lines.
 	other := mint(t, events.KindJournal)
-	if err := w.client.Ack(t.Context(), b.id, other, 2); err != nil {
+	if err := w.client.AckLines(t.Context(), b.id, other, 2); err != nil {
 		t.Error(err)
 	}
-	if list, err := w.client.Lines(t.Context(), b.id, other, 2, false); err != nil || len(list) != 3 || list[0].N != 1 {
+	if list, err := w.client.JournalLines(t.Context(), b.id, other, 2, false); err != nil || len(list) != 3 || list[0].N != 1 {
 		t.Errorf("after line 2 of another journal: %+v, %v", list, err)
 	}
-	if err := w.client.Ack(t.Context(), b.id, name, 2); err != nil {
+	if err := w.client.AckLines(t.Context(), b.id, name, 2); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := w.client.State(t.Context(), b.id); err != nil || s.First != 3 || s.Last != 3 {

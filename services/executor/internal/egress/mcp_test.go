@@ -28,7 +28,7 @@ func echoRequest(w http.ResponseWriter, r *http.Request) {
 		r.Header.Get("Cookie"), r.Header.Get("Authorization") == credential, r.Header.Get("Authorization"), body)
 }
 
-func (b *box) register(upstreams ...api.Upstream) {
+func (b *box) register(upstreams ...api.MCPServer) {
 	b.t.Helper()
 	b.reg.Token, b.reg.Upstreams = "", upstreams
 	if _, err := b.client.Register(b.t.Context(), b.id, b.reg); err != nil {
@@ -62,8 +62,8 @@ func TestServers_KeepTheirKeysSecret(t *testing.T) {
 	b := w.box()
 	headers, secrets := map[string]string{"Authorization": credential, "X-Plain": "auth-ok="}, []string{strings.TrimPrefix(credential, "Bearer ")}
 	b.register(
-		api.Upstream{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers, Secrets: secrets},
-		api.Upstream{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers, Secrets: secrets},
+		api.MCPServer{Name: "docs", URL: "http://ok.example/mcp?tenant=1", Headers: headers, Secrets: secrets},
+		api.MCPServer{Name: "ours", URL: internal.URL + "/v1/mcp", Headers: headers, Secrets: secrets},
 	)
 	for _, c := range []struct{ method, path, want string }{
 		{"POST", "/mcp/docs", "POST /mcp?tenant=1 host=ok.example session=m-1"},
@@ -128,7 +128,7 @@ func TestServers_PrivateAddressesAreDenied(t *testing.T) {
 	change, _, p := withPublicNetwork(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	b := newWorld(t, change).box()
 	for i, host := range []string{"loopback.example", "169.254.169.254", "mixed.example", "127.0.0.1:8080"} {
-		b.register(api.Upstream{Name: "m", URL: "http://" + host + "/mcp"})
+		b.register(api.MCPServer{Name: "m", URL: "http://" + host + "/mcp"})
 		if status, _, body := b.ask("POST", "/mcp/m"); status != http.StatusForbidden {
 			t.Errorf("%s: %d %s", host, status, body)
 		}
@@ -145,19 +145,19 @@ func TestServers_PrivateAddressesAreDenied(t *testing.T) {
 func TestRegister_RefusesInvalidServers(t *testing.T) {
 	t.Parallel()
 	b := newWorld(t, nil).box()
-	many := make([]api.Upstream, 65)
+	many := make([]api.MCPServer, 65)
 	for name, c := range map[string]struct {
-		list  []api.Upstream
+		list  []api.MCPServer
 		field string
 	}{
 		"too many":     {many, "upstreams"},
-		"a name":       {[]api.Upstream{{Name: "a/b", URL: "http://ok.example"}}, "upstreams[0].name"},
-		"twice":        {[]api.Upstream{{Name: "a", URL: "http://ok.example"}, {Name: "a", URL: "http://ok.example"}}, "upstreams[1].name"},
-		"a scheme":     {[]api.Upstream{{Name: "a", URL: "file:///etc/passwd"}}, "upstreams[0].url"},
-		"a user":       {[]api.Upstream{{Name: "a", URL: "http://u:secret-value@ok.example"}}, "upstreams[0].url"},
-		"a host":       {[]api.Upstream{{Name: "a", URL: "http://127.1/"}}, "upstreams[0].url"},
-		"a header":     {[]api.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A b": "secret-value"}}}, "upstreams[0].headers"},
-		"a line break": {[]api.Upstream{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A": "secret-value\r\nX: y"}}}, "upstreams[0].headers"},
+		"a name":       {[]api.MCPServer{{Name: "a/b", URL: "http://ok.example"}}, "upstreams[0].name"},
+		"twice":        {[]api.MCPServer{{Name: "a", URL: "http://ok.example"}, {Name: "a", URL: "http://ok.example"}}, "upstreams[1].name"},
+		"a scheme":     {[]api.MCPServer{{Name: "a", URL: "file:///etc/passwd"}}, "upstreams[0].url"},
+		"a user":       {[]api.MCPServer{{Name: "a", URL: "http://u:secret-value@ok.example"}}, "upstreams[0].url"},
+		"a host":       {[]api.MCPServer{{Name: "a", URL: "http://127.1/"}}, "upstreams[0].url"},
+		"a header":     {[]api.MCPServer{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A b": "secret-value"}}}, "upstreams[0].headers"},
+		"a line break": {[]api.MCPServer{{Name: "a", URL: "http://ok.example", Headers: map[string]string{"A": "secret-value\r\nX: y"}}}, "upstreams[0].headers"},
 	} {
 		g := b.reg
 		g.Token, g.Upstreams = "", c.list
@@ -175,7 +175,7 @@ func TestServers_AreUnknownAfterARestart(t *testing.T) {
 	change, _, _ := withPublicNetwork(t, echoRequest)
 	w := newWorld(t, change)
 	b := w.box()
-	server := api.Upstream{Name: "docs", URL: "http://ok.example/mcp"}
+	server := api.MCPServer{Name: "docs", URL: "http://ok.example/mcp"}
 	b.register(server)
 	w.stop()
 	w.start()
@@ -197,7 +197,7 @@ func TestHostsOnly_ReachesNoModelsAndServers(t *testing.T) {
 	change, _, p := withPublicNetwork(t, echoRequest)
 	w := newWorld(t, change)
 	b := w.box("ok.example")
-	b.register(api.Upstream{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
+	b.register(api.MCPServer{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
 	b.http = w.clientOf(b.token + runner.EgressHosts)
 	for _, path := range []string{"/mcp/docs", "/anthropic/v1/messages", "/openai/v1/models", "/"} {
 		if status, _, body := b.ask("POST", path); status != http.StatusForbidden || !strings.Contains(body, "NOT_ALLOWED") {

@@ -40,7 +40,7 @@ type Deps struct {
 	Kill     <-chan struct{}                                                      // when it is closed, Run ends without waiting for open requests
 }
 
-// Service is the egress proxy: its registry, journals and listeners.
+// Service is the egress proxy with its registry, journals and listeners.
 type Service struct {
 	cfg       Config
 	log       *slog.Logger
@@ -69,19 +69,19 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if deps.Getenv == nil {
 		deps.Getenv = os.Getenv
 	}
-	routes, err := cfg.routes(deps.Getenv)
+	routes, err := cfg.loadRoutes(deps.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	prices, err := cfg.prices()
+	prices, err := cfg.loadPrices()
 	if err != nil {
 		return nil, err
 	}
-	open, err := cfg.parseOpen()
+	open, err := cfg.parseOpenServers()
 	if err != nil {
 		return nil, err
 	}
-	closed, err := cfg.parseClosed()
+	closed, err := cfg.parseClosedNetworks()
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 			return nil, err
 		}
 	}
-	if s.lock, err = lockData(cfg.Data); err != nil {
+	if s.lock, err = lockDataFolder(cfg.Data); err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
 	s.journals = journal.NewStore(journal.Config{MaxBytes: cfg.JournalMax, Logger: s.log, Failed: s.setWriteError, Denied: s.logDenial})
@@ -121,8 +121,8 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// lockData creates the folder if it does not exist, and locks it until the returned file is closed.
-func lockData(dir string) (*os.File, error) {
+// lockDataFolder creates the data folder if it does not exist, and locks it until the returned file is closed.
+func lockDataFolder(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -136,34 +136,35 @@ func lockData(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// setWriteError records the result of a write of journals.
+// setWriteError records the error of the last write of journals, nil if it succeeded, for the health check.
 func (s *Service) setWriteError(err error) {
 	if err == nil {
 		s.writeErr.Store(nil)
 		return
 	}
-	s.metrics.JournalWriteFailed()
+	s.metrics.CountJournalWriteFailure()
 	s.writeErr.Store(&err)
 }
 
-// logDenial writes a denial to the program's log. The journal limits the rate of these lines.
+// logDenial writes a denial to the program's log. The journal limits the rate of calls.
 func (s *Service) logDenial(d journal.Denial) {
 	s.log.Warn("egress denied", "sandbox", d.Sandbox, "tenant", d.Tenant, "session", d.Session, "execution", d.Execution, "line", d.Data.Line, "host", d.Data.Host, "port", d.Data.Port,
 		"method", d.Data.Method, "address", d.Data.Address, "code", d.Data.Code, "reason", d.Data.Message, "count", d.Data.Count)
 }
 
-func (s *Service) health() error {
+// checkHealth returns an error if the proxy cannot write journals, is shutting down, or has no valid TLS certificate.
+func (s *Service) checkHealth() error {
 	if err := s.writeErr.Load(); err != nil {
 		return fmt.Errorf("journals are not written: %w", *err)
 	}
 	if s.draining.Load() {
 		return errors.New("the proxy is about to end")
 	}
-	return s.certificateHealth()
+	return s.checkCertificate()
 }
 
-// certificateHealth returns an error if sandboxes will refuse the certificate of the TLS listener, or if its changed files cannot be loaded.
-func (s *Service) certificateHealth() error {
+// checkCertificate returns an error if the certificate of the TLS listener has expired, or its changed files cannot be loaded.
+func (s *Service) checkCertificate() error {
 	if s.pair == nil {
 		return nil
 	}
@@ -174,8 +175,8 @@ func (s *Service) certificateHealth() error {
 	return err
 }
 
-// listen opens the listeners for sandboxes.
-func (s *Service) listen() ([]proxy.Listener, error) {
+// listenForSandboxes opens the listening sockets to which sandboxes connect.
+func (s *Service) listenForSandboxes() ([]proxy.Listener, error) {
 	local, err := listenUnix(s.cfg.ListenSandboxes, 0o755, 0o666)
 	if err != nil {
 		return nil, fmt.Errorf("listen-sandboxes: %w", err)
@@ -190,16 +191,16 @@ func (s *Service) listen() ([]proxy.Listener, error) {
 	}
 	settings := s.pair.TLS()
 	settings.MinVersion = tls.VersionTLS13
-	return append(list, proxy.Listener{Listener: remote, TLS: &proxy.TLS{
+	return append(list, proxy.Listener{Listener: remote, TLS: &proxy.TLSConfig{
 		Config: settings, Within: s.cfg.TLSHandshake, Connections: s.cfg.TLSConnections, PerAddress: s.cfg.TLSAddressConnections,
 	}}), nil
 }
 
-// Run serves until ctx ends. Then it waits for open requests up to Config.Drain, and writes all journals. It returns nil if ctx
-// ended it.
+// Run serves sandboxes and the admin API until ctx ends. Then it waits for open requests up to Config.Drain, writes all journals, and
+// returns nil.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.lock.Close() //nolint:errcheck // nothing was written to it
-	sandboxes, err := s.listen()
+	sandboxes, err := s.listenForSandboxes()
 	if err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer adminListener.Close() //nolint:errcheck // closed below already
 
 	adminServer := &http.Server{
-		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.health, Trust: s.authority.Trust, Logger: s.log}),
+		Handler:           admin.New(admin.Config{Registry: s.registry, Metrics: s.metrics.Handler(), Health: s.checkHealth, Trust: s.authority.TrustCertificate, Logger: s.log}),
 		ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	servers := []*http.Server{adminServer}
@@ -238,24 +239,25 @@ func (s *Service) Run(ctx context.Context) error {
 	s.log.Info("ready", "sandboxes", s.cfg.ListenSandboxes, "tls", s.cfg.ListenTLS, "admin", s.cfg.ListenAdmin, "registered", s.registry.Count())
 
 	<-failed.Done()
-	s.drain(sandboxes)
+	s.drainRequests(sandboxes)
 	for _, srv := range servers {
-		err = errors.Join(err, shutdown(srv))
+		err = errors.Join(err, shutdownHTTPServer(srv))
 	}
 	err = errors.Join(err, g.Wait())
 	stopStorage()
 	return errors.Join(err, stores.Wait())
 }
 
+// metricsServer returns the HTTP server of the proxy's metrics.
 func (s *Service) metricsServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.metrics.Handler())
-	mux.Handle("GET /healthz", admin.Health(s.health))
+	mux.Handle("GET /healthz", admin.Health(s.checkHealth))
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 }
 
-// drain accepts no more connections and waits for open requests, up to Config.Drain.
-func (s *Service) drain(listeners []proxy.Listener) {
+// drainRequests stops accepting connections, and waits for open requests up to Config.Drain.
+func (s *Service) drainRequests(listeners []proxy.Listener) {
 	s.draining.Store(true)
 	s.log.Info("stopping", "drain", s.cfg.Drain)
 	for _, l := range listeners {
@@ -287,8 +289,8 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// shutdown ends an HTTP server: it waits a few seconds for running requests, and then cancels them.
-func shutdown(srv *http.Server) error {
+// shutdownHTTPServer stops an HTTP server: it waits a few seconds for running requests, and then cancels them.
+func shutdownHTTPServer(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := srv.Shutdown(ctx); err != nil {
@@ -297,7 +299,7 @@ func shutdown(srv *http.Server) error {
 	return nil
 }
 
-// listenUnix listens on a Unix socket. It replaces a socket file on which no process listens any more.
+// listenUnix listens on a Unix socket. It replaces a socket file on which no process listens.
 func listenUnix(path string, folder, mode fs.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), folder); err != nil {
 		return nil, err

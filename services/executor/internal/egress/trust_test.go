@@ -17,7 +17,7 @@ import (
 
 func loseAuthority(t *testing.T, data string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(data, authority.File)); err != nil {
+	if err := os.Remove(filepath.Join(data, authority.FileName)); err != nil {
 		t.Fatal(err)
 	}
 }

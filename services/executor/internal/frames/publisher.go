@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// maxFrame is the size in bytes above which a frame is published without waiting for the interval.
-	maxFrame = 256 << 10
-	// positionEvery is the interval at which a frame requests an acknowledgement, which has the present sequence of the
-	// stream DELTAS. Position returns a sequence for positionAge at most: a reader that starts at an older one would
-	// read too many deltas of other executors.
-	positionEvery = 100 * time.Millisecond
-	positionAge   = time.Minute
-	// frameOverhead is about the size in bytes of a frame with one delta without the delta's JSON.
-	frameOverhead = 128
-	// textsTimeout is the time limit of one call of Texts.
+	// maxFrameBytes is the size in bytes above which a frame is published at once, without waiting for the minimum time
+	// between two frames.
+	maxFrameBytes = 256 << 10
+	// positionInterval is the interval at which a published frame requests an acknowledgement, which contains the present
+	// sequence of the stream DELTAS. Position returns a sequence that is at most maxPositionAge old: a reader that starts at
+	// an older one would read too many deltas of other executors.
+	positionInterval = 100 * time.Millisecond
+	maxPositionAge   = time.Minute
+	// frameOverheadBytes is about the size in bytes of a frame with one delta without the delta's JSON.
+	frameOverheadBytes = 128
+	// textsTimeout is the time limit of one call of ReadTexts.
 	textsTimeout = 10 * time.Second
 )
 
@@ -42,9 +43,9 @@ type Config struct {
 	Logger     *slog.Logger
 }
 
-// Publisher publishes the deltas of an executor's sessions: those of all sessions of a partition together in a frame, at
-// most one frame for each interval. A delta that comes after a pause of an interval is published at once. Deltas may be
-// lost, because the event that completes a block has the whole text. It is safe for concurrent use.
+// Publisher publishes the deltas of an executor's sessions in frames. A frame contains the deltas of all sessions of a
+// partition, and the time between two frames of a partition is at least Config.Interval. Deltas may be lost, because the
+// event that completes a block has the block's whole text. It is safe for concurrent use.
 type Publisher struct {
 	cfg    Config
 	next   []pendingFrame              // by partition
@@ -53,13 +54,13 @@ type Publisher struct {
 	acks   atomic.Pointer[string]      // subject of acknowledgements; nil before Open
 }
 
-// storedFrame is the sequence in the stream DELTAS of a frame that NATS has acknowledged.
+// storedFrame has the sequence in the stream DELTAS of the last frame that NATS has acknowledged.
 type storedFrame struct {
 	seq uint64
 	at  time.Time // when it was acknowledged
 }
 
-// pendingFrame is the next frame of a partition, to which deltas are added until it is published.
+// pendingFrame is the next frame of a partition. Deltas are added to it until it is published.
 type pendingFrame struct {
 	mu      sync.Mutex
 	frame   []byte    // nil: no delta is waiting
@@ -74,16 +75,17 @@ func New(cfg Config) *Publisher {
 }
 
 // Open subscribes to the acknowledgements of frames, from which the Publisher learns the sequence of the stream DELTAS.
-// Until Open was called, Position returns 0. stop publishes the waiting deltas and ends the subscription.
+// Before Open was called, Position returns 0. The returned function stop publishes the remaining deltas and ends the
+// subscription.
 func (p *Publisher) Open() (stop func() error, err error) {
 	inbox := p.cfg.NATS.NewInbox()
-	sub, err := p.cfg.NATS.Subscribe(inbox, p.acknowledged)
+	sub, err := p.cfg.NATS.Subscribe(inbox, p.handleAck)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to acknowledgements of deltas: %w", err)
 	}
 	p.acks.Store(&inbox)
 	return func() error {
-		p.flushAll()
+		p.publishAllFrames()
 		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 			return fmt.Errorf("end the subscription to acknowledgements of deltas: %w", err)
 		}
@@ -101,32 +103,32 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	f := &p.next[partition]
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.frame != nil && len(f.frame)+len(raw) > maxFrame { // a large delta must not make the frame of others too large for NATS
-		p.flush(partition)
+	if f.frame != nil && len(f.frame)+len(raw) > maxFrameBytes { // a large delta must not make the frame of others too large for NATS
+		p.publishFrame(partition)
 	}
 	if f.frame == nil {
 		f.number++
-		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverhead), f.number)
+		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverheadBytes), f.number)
 	}
 	f.frame = events.AppendFrameDelta(f.frame, events.FrameSession(tenant, session), raw)
 	wait := p.cfg.Interval - time.Since(f.sent)
 	switch {
-	case wait <= 0 && !f.pending, len(f.frame) > maxFrame:
-		p.flush(partition)
+	case wait <= 0 && !f.pending, len(f.frame) > maxFrameBytes:
+		p.publishFrame(partition)
 	case !f.pending:
 		f.pending = true
 		time.AfterFunc(wait, func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.pending = false
-			p.flush(partition)
+			p.publishFrame(partition)
 		})
 	}
 	return nil
 }
 
-// flush publishes the frame of a partition, if there is one. The lock of its pendingFrame is held.
-func (p *Publisher) flush(partition int) {
+// publishFrame publishes the pending frame of a partition, if it has deltas. The caller holds the lock of the pendingFrame.
+func (p *Publisher) publishFrame(partition int) {
 	f := &p.next[partition]
 	if f.frame == nil {
 		return
@@ -134,7 +136,7 @@ func (p *Publisher) flush(partition int) {
 	now := time.Now()
 	m := &nats.Msg{Subject: events.FrameSubject(partition, p.cfg.Executor), Data: f.frame}
 	asked := p.asked.Load()
-	if acks := p.acks.Load(); acks != nil && now.UnixNano()-asked >= int64(positionEvery) && p.asked.CompareAndSwap(asked, now.UnixNano()) {
+	if acks := p.acks.Load(); acks != nil && now.UnixNano()-asked >= int64(positionInterval) && p.asked.CompareAndSwap(asked, now.UnixNano()) {
 		m.Reply = *acks
 	}
 	if err := p.cfg.NATS.PublishMsg(m); err != nil {
@@ -143,18 +145,18 @@ func (p *Publisher) flush(partition int) {
 	f.frame, f.sent = nil, now
 }
 
-// flushAll publishes the frames of all partitions.
-func (p *Publisher) flushAll() {
+// publishAllFrames publishes the pending frames of all partitions.
+func (p *Publisher) publishAllFrames() {
 	for i := range p.next {
 		p.next[i].mu.Lock()
-		p.flush(i)
+		p.publishFrame(i)
 		p.next[i].mu.Unlock()
 	}
 }
 
-// acknowledged handles the acknowledgement of a frame and stores its sequence. The last acknowledgement counts and not
-// the highest sequence, because the sequences of a stream that was created again begin at 1.
-func (p *Publisher) acknowledged(m *nats.Msg) {
+// handleAck handles the acknowledgement of a frame, and stores the frame's sequence in the stream DELTAS. It stores the
+// last acknowledgement and not the highest sequence, because sequences begin at 1 again if the stream was created again.
+func (p *Publisher) handleAck(m *nats.Msg) {
 	var ack struct {
 		Seq uint64 `json:"seq"`
 	}
@@ -165,19 +167,19 @@ func (p *Publisher) acknowledged(m *nats.Msg) {
 	p.stored.Store(&storedFrame{ack.Seq, time.Now()})
 }
 
-// Position returns a sequence in the stream DELTAS after which all deltas are stored that are published from now on, or 0
-// if no recent one is known. All partitions share the stream.
+// Position returns a sequence in the stream DELTAS that precedes all deltas that are published from now on, or 0 if no
+// recent sequence is known.
 func (p *Publisher) Position() uint64 {
 	last := p.stored.Load()
-	if last == nil || time.Since(last.at) > positionAge {
+	if last == nil || time.Since(last.at) > maxPositionAge {
 		return 0
 	}
 	return last.seq
 }
 
-// Texts returns the text of a session's blocks, by block id, as far as the deltas after a position in the stream DELTAS
-// have it.
-func (p *Publisher) Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
+// ReadTexts returns the text in flight of a session's blocks, by block id, from the deltas in the stream DELTAS that follow
+// a position.
+func (p *Publisher) ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
 	known := map[string]*blocks.Text{}

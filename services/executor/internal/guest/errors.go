@@ -8,10 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Translate returns an error of a provider's API in the form that sandbox.Provider requires. It returns, in this order: nil for nil;
-// an error that wraps the cause when ctx, the caller's context, has ended; err itself when it is a *sandbox.Error; the
-// *sandbox.Error that classify returns; err with what, the operation that failed, before it. classify returns nil for an error that has no code.
-func Translate(ctx context.Context, what string, err error, classify func(error) *sandbox.Error) error {
+// TranslateError converts an error of a provider's API to the form that sandbox.Provider requires, and returns nil for nil. If ctx, the
+// caller's context, has ended, it returns an error that wraps the cause. Otherwise it returns err itself if that is a *sandbox.Error, or
+// else the *sandbox.Error that classify returns, or else err with what, the failed operation, in front. classify returns nil for an error
+// without a code.
+func TranslateError(ctx context.Context, what string, err error, classify func(error) *sandbox.Error) error {
 	var typed *sandbox.Error
 	switch {
 	case err == nil:
@@ -27,8 +28,8 @@ func Translate(ctx context.Context, what string, err error, classify func(error)
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// WithCode returns the error of a sandbox that was not created: a *sandbox.Error with code, and err after message. An err that is a
-// *sandbox.Error already, or the end of a context, is returned as it is. err may be nil.
+// WithCode returns a *sandbox.Error with a code for a sandbox that could not be created: its text is message followed by err, which may be
+// nil. If err is already a *sandbox.Error or the end of a context, WithCode returns err unchanged.
 func WithCode(code, message string, err error) error {
 	var typed *sandbox.Error
 	if errors.As(err, &typed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -52,7 +53,8 @@ const (
 	maxSignal  = 64
 )
 
-// ExitCode returns a process's exit code as sandbox.Process.Wait returns it: -1 for a code from 129 to 192, which stands for a signal.
+// ExitCode converts a process's exit code to that of sandbox.Process.Wait: -1 for a code from 129 to 192, which stands for a signal, and
+// the code itself otherwise.
 func ExitCode(code int) int {
 	if code > signalBase && code <= signalBase+maxSignal {
 		return -1

@@ -35,7 +35,7 @@ func TestTranslate_ReturnsTheFirstMeaningThatHolds(t *testing.T) {
 		"an error that classify knows not": {t.Context(), plain, plain, "look: plain", false},
 		"a code after the end of ctx":      {ended, full, context.Canceled, "look: context canceled", false},
 	} {
-		got := guest.Translate(c.ctx, "look", c.err, classify)
+		got := guest.TranslateError(c.ctx, "look", c.err, classify)
 		var typed *sandbox.Error
 		if !errors.Is(got, c.is) || got != nil && got.Error() != c.says || errors.As(got, &typed) != c.typed {
 			t.Errorf("%s: %v, want %q", name, got, c.says)

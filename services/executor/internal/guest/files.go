@@ -15,15 +15,16 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Files implements sandbox.Files by file commands of the runner, which sees the workspace from inside the sandbox.
+// Files reads and writes the workspace of a sandbox by file commands of the runner, which run inside the sandbox. It implements
+// sandbox.Files.
 type Files struct {
-	Start Start
+	Start StartFunc
 }
 
-// relative returns a slash-separated path, relative to the workspace, in its shortest form. It returns an error for an absolute path and
-// for one that leads out of the workspace. It does not follow symbolic links: the runner does that inside the sandbox, and refuses links
-// that point out of the workspace.
-func relative(name string) (string, error) {
+// cleanRelativePath returns the shortest form of a slash-separated path relative to the workspace. It returns an error for an absolute
+// path, and for a path that leads out of the workspace. It does not follow symbolic links; the runner does that, and refuses links out of
+// the workspace.
+func cleanRelativePath(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
@@ -34,18 +35,18 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// Chunk is the largest piece in which a file is sent, in bytes.
-const Chunk = 64 << 10
+// ChunkBytes is the maximum size in bytes of a piece in which a file's content is sent to the runner.
+const ChunkBytes = 64 << 10
 
-// Put replaces a file atomically. The content is sent in chunks, with a chunk of length 0 at the end: without that the runner
-// would mistake a stream that breaks off for a short file.
+// Put writes a file of the workspace, which it replaces atomically. It sends the content in chunks, with a chunk of length 0 at the end, by
+// which the runner knows that the content is complete.
 func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
 	out, err := f.Start.Run(ctx, func(to io.Writer) error {
-		buf := make([]byte, Chunk)
+		buf := make([]byte, ChunkBytes)
 		for {
 			n, err := content.Read(buf)
 			if n > 0 {
@@ -65,12 +66,12 @@ func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("put %q: %w", name, err)
 	}
-	return out.Outcome(name)
+	return out.FileError(name)
 }
 
-// Get opens a file for reading. ctx bounds the time until the first byte; the caller closes the reader.
+// Get opens a file of the workspace for reading. ctx limits the time until the first byte. The caller must close the reader.
 func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return nil, err
 	}
@@ -83,13 +84,13 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("get %q: %w", name, err)
 	}
 	stop := context.AfterFunc(ctx, proc.Abandon)
-	d := &download{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
+	d := &fileDownload{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
 	_, err = d.in.Peek(1) // blocks until the first byte or the end of the command
 	if !stop() {
 		return nil, fmt.Errorf("get %q: %w", name, ctx.Err())
 	}
 	if errors.Is(err, io.EOF) {
-		err = d.finish()
+		err = d.exitError()
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -97,8 +98,8 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return d, nil
 }
 
-// download reads a file from the stdout of a command of the runner.
-type download struct {
+// fileDownload is a reader of a file's content, which a file command of the runner writes to its stdout.
+type fileDownload struct {
 	name string
 	proc Process
 	in   *bufio.Reader
@@ -106,17 +107,18 @@ type download struct {
 }
 
 // Read returns an error in place of io.EOF when the command failed.
-func (d *download) Read(b []byte) (int, error) {
+func (d *fileDownload) Read(b []byte) (int, error) {
 	n, err := d.in.Read(b)
 	if errors.Is(err, io.EOF) && !d.done {
-		if err := d.finish(); err != nil {
+		if err := d.exitError(); err != nil {
 			return n, err
 		}
 	}
 	return n, err
 }
 
-func (d *download) finish() error {
+// exitError waits for the end of the runner's file command, and returns the error that its exit code stands for.
+func (d *fileDownload) exitError() error {
 	errs, err := io.ReadAll(d.proc.Stderr())
 	if err != nil {
 		return err
@@ -126,20 +128,20 @@ func (d *download) finish() error {
 		return err
 	}
 	d.done = true
-	return Answer{Stderr: string(errs), Code: code}.Outcome(d.name)
+	return RunResult{Stderr: string(errs), Code: code}.FileError(d.name)
 }
 
 // Close stops the transfer and releases the command's streams.
-func (d *download) Close() error {
+func (d *fileDownload) Close() error {
 	d.proc.Abandon()
 	return nil
 }
 
-// List returns the files and folders below a folder; "" is the workspace.
+// List returns the files and folders below a folder of the workspace; "" is the workspace itself.
 func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	args := []string{"list"}
 	if dir != "" {
-		rel, err := relative(dir)
+		rel, err := cleanRelativePath(dir)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +149,7 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	}
 	listed, err := f.Start.Run(ctx, nil, args...)
 	if err == nil {
-		err = listed.Outcome(dir)
+		err = listed.FileError(dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list %q: %w", dir, err)
@@ -168,9 +170,9 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	return out, nil
 }
 
-// Remove removes a file, or a folder with everything in it. The workspace itself cannot be removed.
+// Remove removes a file of the workspace, or a folder with everything in it. It does not remove the workspace itself.
 func (f Files) Remove(ctx context.Context, name string) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
@@ -181,5 +183,5 @@ func (f Files) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("remove %q: %w", name, err)
 	}
-	return out.Outcome(name)
+	return out.FileError(name)
 }

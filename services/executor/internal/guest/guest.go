@@ -23,14 +23,14 @@ type Process interface {
 	Abandon()
 }
 
-// Start is a function that starts the runner program with the arguments args in a sandbox. ctx bounds only the start.
-type Start func(ctx context.Context, args ...string) (Process, error)
+// StartFunc is a function that starts the runner program with the arguments args in a sandbox. ctx limits only the start.
+type StartFunc func(ctx context.Context, args ...string) (Process, error)
 
-// ErrStdin is returned by a write to the stdin of a command that no longer reads it.
+// ErrStdin is returned by a write to the stdin of a command that has stopped reading its stdin.
 var ErrStdin = errors.New("the command does not read its stdin")
 
-// Answer holds the output and the exit code of the runner program.
-type Answer struct {
+// RunResult has the output and the exit code of the runner program in a sandbox.
+type RunResult struct {
 	Stdout, Stderr string
 	Code           int
 }
@@ -43,8 +43,9 @@ const (
 	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// Outcome returns the error for the exit code of a file command on the path name; nil for 0.
-func (a Answer) Outcome(name string) error {
+// FileError returns the error that the exit code of the runner's file command stands for, or nil for exit code 0. name is
+// the path that the command worked on.
+func (a RunResult) FileError(name string) error {
 	switch a.Code {
 	case 0:
 		return nil
@@ -61,25 +62,25 @@ func (a Answer) Outcome(name string) error {
 		return fmt.Errorf("path %q: %w: %s", name, fs.ErrInvalid, said)
 	}
 	err := fmt.Errorf("path %q: exit code %d: %s", name, a.Code, said)
-	if IsFull(err) {
+	if IsDiskFull(err) {
 		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: fmt.Sprintf("path %q: the disk of the engine is full: remove images or volumes that nobody needs", name), Err: err}
 	}
 	return err
 }
 
-// IsFull reports whether an error means that a disk is full. For an error of a remote program, only the text shows
-// that.
-func IsFull(err error) bool {
+// IsDiskFull reports whether an error means that a disk is full. It recognises the error of a program in a sandbox by its
+// text.
+func IsDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }
 
-// Run runs the runner program in a sandbox and blocks until it has ended. feed writes to its stdin, which is closed
-// when feed returns; feed may be nil. When feed returns an error other than ErrStdin, or ctx ends, Run closes the
+// Run runs the runner program in a sandbox and blocks until the program has ended. feed writes the program's stdin, which
+// is closed when feed returns; feed may be nil. If feed returns an error other than ErrStdin, or ctx ends, Run closes the
 // program's streams and returns that error.
-func (s Start) Run(ctx context.Context, feed func(io.Writer) error, args ...string) (Answer, error) {
+func (s StartFunc) Run(ctx context.Context, feed func(io.Writer) error, args ...string) (RunResult, error) {
 	proc, err := s(ctx, args...)
 	if err != nil {
-		return Answer{}, err
+		return RunResult{}, err
 	}
 	defer context.AfterFunc(ctx, proc.Abandon)()
 	fed := make(chan error, 1)
@@ -106,33 +107,34 @@ func (s Start) Run(ctx context.Context, feed func(io.Writer) error, args ...stri
 	refused := errors.Is(feedErr, ErrStdin) // the command ended before it read everything; the exit code has the reason
 	switch {
 	case ctx.Err() != nil:
-		return Answer{}, ctx.Err()
+		return RunResult{}, ctx.Err()
 	case feedErr != nil && !refused:
-		return Answer{}, feedErr
+		return RunResult{}, feedErr
 	}
 	code, werr := proc.Wait()
 	if werr != nil || err != nil && !refused {
-		return Answer{}, errors.Join(werr, err)
+		return RunResult{}, errors.Join(werr, err)
 	}
 	if refused && code == 0 {
-		return Answer{}, feedErr
+		return RunResult{}, feedErr
 	}
-	return Answer{string(out), string(errs), code}, nil
+	return RunResult{string(out), string(errs), code}, nil
 }
 
-// Dir returns the absolute path of a folder of the workspace at root; "" is root itself.
-func (s Start) Dir(ctx context.Context, root, dir string) (string, error) {
+// FolderPath returns the absolute path in a sandbox of the folder dir of the workspace at root; a dir of "" is root
+// itself.
+func (s StartFunc) FolderPath(ctx context.Context, root, dir string) (string, error) {
 	if dir == "" {
 		return root, nil
 	}
-	rel, err := relative(dir)
+	rel, err := cleanRelativePath(dir)
 	if err != nil {
 		return "", err
 	}
 	// The command follows symbolic links, which is possible only inside the sandbox.
 	out, err := s.Run(ctx, nil, "list", "--", rel)
 	if err == nil {
-		err = out.Outcome(dir)
+		err = out.FileError(dir)
 	}
 	return path.Join(root, rel), err
 }

@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// Pipe is an in-memory stream. A write blocks while more than a limit of bytes is unread.
+// Pipe is an in-memory byte stream between goroutines. A write blocks while more than a limit of bytes is
+// unread.
 type Pipe struct {
 	mu     sync.Mutex
 	change sync.Cond
@@ -16,7 +17,7 @@ type Pipe struct {
 	gone   bool  // set by Abandon
 }
 
-// NewPipe returns a pipe that buffers up to limit bytes.
+// NewPipe returns a Pipe that holds up to limit unread bytes.
 func NewPipe(limit int) *Pipe {
 	p := &Pipe{limit: limit}
 	p.change.L = &p.mu
@@ -66,7 +67,8 @@ func (p *Pipe) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// End is called by the writer. Read returns err after everything that was written, io.EOF if err is nil.
+// End ends the stream on the writer's side. After everything that was written, Read returns err, or io.EOF if
+// err is nil.
 func (p *Pipe) End(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +76,7 @@ func (p *Pipe) End(err error) {
 	p.change.Broadcast()
 }
 
-// Abandon is called by the reader. From then on writes and reads return io.ErrClosedPipe.
+// Abandon ends the stream on the reader's side. From then on, writes and reads return io.ErrClosedPipe.
 func (p *Pipe) Abandon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,22 +13,22 @@ import (
 func TestSet_MissesNoAcknowledgedJob(t *testing.T) {
 	t.Parallel()
 	for range 200 {
-		s := NewSet()
+		s := NewSessionSet()
 		var due, handlers, covered atomic.Int64
 		var all sync.WaitGroup
 		const jobs = 32
 		for n := range uint64(jobs) {
 			all.Go(func() {
 				due.Add(1) // the log has the fact before the job is published
-				b, w := s.Begin("ses", n+1)
+				b, w := s.BeginHandling("ses", n+1)
 				if b == nil {
-					if <-w.Done(); !w.Covered() {
+					if <-w.Done(); !w.CanAcknowledge() {
 						t.Error("a job is not covered by a handler that did what was due")
 					}
 					covered.Add(1)
 					return
 				}
-				for done := false; !done; done = s.Finish("ses", b, true) {
+				for done := false; !done; done = s.FinishHandling("ses", b, true) {
 					if handlers.Add(1) != 1 {
 						t.Error("two deliveries handle the session")
 					}
@@ -61,23 +61,23 @@ func TestSet_CoversEarlierJobsOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := NewSet()
-			b, _ := s.Begin("ses", 2)
-			other, w := s.Begin("ses", test.job)
-			if other != nil || isResolved(w) == test.waits || (!test.waits && w.Covered() != test.covered) {
+			s := NewSessionSet()
+			b, _ := s.BeginHandling("ses", 2)
+			other, w := s.BeginHandling("ses", test.job)
+			if other != nil || isResolved(w) == test.waits || (!test.waits && w.CanAcknowledge() != test.covered) {
 				t.Errorf("handled: %v; waits: %v", other != nil, !isResolved(w))
 			}
 			if len(b.changed) != 1 {
 				t.Error("the handler is not woken")
 			}
-			if s.Finish("ses", b, true) {
+			if s.FinishHandling("ses", b, true) {
 				t.Error("finished without reading again what is due")
 			}
-			if !s.Finish("ses", b, true) {
+			if !s.FinishHandling("ses", b, true) {
 				t.Error("not finished after reading again")
 			}
-			if !isResolved(w) || w.Covered() != (test.covered || test.waits) {
-				t.Errorf("covered after the end: %v", w.Covered())
+			if !isResolved(w) || w.CanAcknowledge() != (test.covered || test.waits) {
+				t.Errorf("covered after the end: %v", w.CanAcknowledge())
 			}
 		})
 	}
@@ -86,31 +86,31 @@ func TestSet_CoversEarlierJobsOnly(t *testing.T) {
 // TestSet_ReturnsTheWaiter: a job that waits is returned if the handler fails or gives up, and covered by a later job.
 func TestSet_ReturnsTheWaiter(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*Set, *Session){
-		"abandoned": func(s *Set, b *Session) { s.Abandon("ses", b) },
-		"failed": func(s *Set, b *Session) {
-			for !s.Finish("ses", b, false) {
+	for name, end := range map[string]func(*SessionSet, *Session){
+		"abandoned": func(s *SessionSet, b *Session) { s.AbandonHandling("ses", b) },
+		"failed": func(s *SessionSet, b *Session) {
+			for !s.FinishHandling("ses", b, false) {
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := NewSet()
-			b, _ := s.Begin("ses", 0)
-			_, first := s.Begin("ses", 1)
-			_, second := s.Begin("ses", 2)
-			if !isResolved(first) || !first.Covered() || isResolved(second) {
+			s := NewSessionSet()
+			b, _ := s.BeginHandling("ses", 0)
+			_, first := s.BeginHandling("ses", 1)
+			_, second := s.BeginHandling("ses", 2)
+			if !isResolved(first) || !first.CanAcknowledge() || isResolved(second) {
 				t.Error("a later job does not cover the one that waits")
 			}
 			end(s, b)
-			if !isResolved(second) || second.Covered() {
+			if !isResolved(second) || second.CanAcknowledge() {
 				t.Error("the job that waits is not returned")
 			}
 		})
 	}
 }
 
-func isResolved(w *Waiter) bool {
+func isResolved(w *WaitingJob) bool {
 	select {
 	case <-w.Done():
 		return true
@@ -162,15 +162,17 @@ type model struct {
 }
 
 type executor struct {
-	set     *Set
+	set     *SessionSet
 	session *Session
 	job     uint64
 	read    int // facts that the handler has read
 	done    int // facts that it has acted on
-	waiting map[uint64]*Waiter
+	waiting map[uint64]*WaitingJob
 }
 
-func newExecutor() *executor { return &executor{set: NewSet(), waiting: map[uint64]*Waiter{}} }
+func newExecutor() *executor {
+	return &executor{set: NewSessionSet(), waiting: map[uint64]*WaitingJob{}}
+}
 
 func (m *model) pick(t *rapid.T) *executor { return rapid.SampledFrom(m.executors).Draw(t, "executor") }
 
@@ -178,7 +180,7 @@ func (m *model) deliver(e *executor, job uint64) {
 	if !m.unacknowledged[job] {
 		return
 	}
-	b, w := e.set.Begin("ses", job)
+	b, w := e.set.BeginHandling("ses", job)
 	if b == nil {
 		e.waiting[job] = w
 		return
@@ -199,7 +201,7 @@ func (m *model) finish(e *executor) {
 	if e.session == nil || e.read == 0 || e.done < e.read {
 		return
 	}
-	if !e.set.Finish("ses", e.session, true) {
+	if !e.set.FinishHandling("ses", e.session, true) {
 		e.read, e.done = 0, 0
 		return
 	}
@@ -209,7 +211,7 @@ func (m *model) finish(e *executor) {
 
 func (e *executor) stop() {
 	if e.session != nil {
-		e.set.Abandon("ses", e.session)
+		e.set.AbandonHandling("ses", e.session)
 		e.session = nil
 	}
 }
@@ -220,7 +222,7 @@ func (m *model) settle() {
 		for job, w := range e.waiting {
 			if isResolved(w) {
 				delete(e.waiting, job)
-				if w.Covered() {
+				if w.CanAcknowledge() {
 					delete(m.unacknowledged, job)
 				}
 			}

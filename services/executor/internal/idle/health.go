@@ -14,8 +14,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// Health asks a runner for its status, and returns an event if the health of the sandbox has changed.
-func Health(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []events.Payload {
+// HealthEvents requests a runner's status, and returns an event if the health of the sandbox has changed
+// since the last recorded one.
+func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []events.Payload {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	now := events.SandboxHealth{SandboxID: sb.ID, Status: events.Healthy}
@@ -31,13 +32,14 @@ func Health(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []e
 	return []events.Payload{now}
 }
 
-// CheckHealth implements agents.Health.
+// CheckHealth records a change of the health of a resting agent's sandbox in the log. It implements
+// agents.HealthRecorder.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
 	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
 		return err
 	}
-	facts := Health(ctx, l.Run.Sandbox, a.Link, epoch)
+	facts := HealthEvents(ctx, l.Run.Sandbox, a.Link, epoch)
 	if len(facts) == 0 {
 		return nil
 	}
@@ -47,13 +49,14 @@ func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64)
 	return nil
 }
 
-// CheckGone implements agents.Health.
+// CheckGone records in the log that the sandbox of a resting agent has ended, if it has. It implements
+// agents.HealthRecorder.
 func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 	_, err := k.Provider.Attach(ctx, a.Sandbox)
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	for range maxTries {
+	for range maxReloads {
 		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
 		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() || l.Run.Sandbox.Unhealthy {
 			return err

@@ -28,16 +28,15 @@ import (
 
 // Delays after which a job is delivered again.
 const (
-	busyDelay      = 100 * time.Millisecond // another executor works on the sandbox
-	unknownDelay   = 2 * time.Second        // another executor does not answer
-	elsewhereDelay = time.Second            // the sandbox is on another engine
+	busyRetryDelay        = 100 * time.Millisecond // another executor works on the sandbox
+	unknownRetryDelay     = 2 * time.Second        // another executor does not answer
+	otherEngineRetryDelay = time.Second            // the sandbox is on another engine
 )
 
-// maxTries is the maximum number of times that a health check loads a session again because the session has changed
-// meanwhile.
-const maxTries = 64
+// maxReloads is the maximum number of times that a health check loads a session again because the session has changed during the check.
+const maxReloads = 64
 
-// Leases returns what other executors do, from their leases and from their answers.
+// Leases returns which executors are alive and what they do, according to their leases and answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
@@ -59,9 +58,9 @@ type Config struct {
 	Sessions  eventlog.Sessions
 	Leases    Leases
 	Permits   *permits.Limiter // limits the work of a Keeper
-	Handling  *handling.Set
+	Handling  *handling.SessionSet
 	Runs      *runlog.Writer
-	Contents  *contents.Mover
+	Contents  *contents.Manager
 	Sandboxes *sandboxes.Manager
 	Dialer    *agents.Dialer
 	Agents    *agents.Registry
@@ -75,7 +74,8 @@ type Config struct {
 	Now    func() time.Time
 }
 
-// A Keeper maintains sandboxes in which nothing runs. It is safe for concurrent use.
+// A Keeper does the work in sandboxes of sessions in which no execution runs: snapshots, releases, health checks and sweeps. It is safe for
+// concurrent use.
 type Keeper struct {
 	Config
 
@@ -88,27 +88,27 @@ func New(cfg Config) *Keeper {
 	return &Keeper{Config: cfg, reserved: map[string]map[string]bool{}}
 }
 
-// ElsewhereError is returned for a sandbox on an engine that this executor cannot reach.
-type ElsewhereError struct{ Sandbox run.Sandbox }
+// OtherEngineError is returned for a sandbox on an engine that this executor cannot reach.
+type OtherEngineError struct{ Sandbox run.Sandbox }
 
-func (e *ElsewhereError) Error() string {
+func (e *OtherEngineError) Error() string {
 	return "sandbox " + e.Sandbox.ID + " is on engine " + e.Sandbox.Engine
 }
 
-// CheckReachable returns an error that wraps an *ElsewhereError if a sandbox is on another engine, unless that engine has been gone for so long
-// that its sandboxes are given up.
+// CheckReachable returns an error that wraps an *OtherEngineError if a sandbox is on another engine. It returns nil if that engine has had
+// no executor for so long that its sandboxes count as lost.
 func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 	if sb.ID == "" || sb.Engine == k.Engine && sb.Provider == k.ProviderName {
 		return nil
 	}
 	if gone := k.Leases.EngineGone(sb.Provider, sb.Engine); gone < k.Abandoned {
-		return bus.RetryAfter(&ElsewhereError{sb}, elsewhereDelay)
+		return bus.RetryAfter(&OtherEngineError{sb}, otherEngineRetryDelay)
 	}
 	return nil
 }
 
-// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs. Asking that executor
-// makes it stop, and the error says when the job is to be delivered again.
+// CheckUnused returns an error while another executor works on the sandbox of a session in which no execution runs. It asks that executor,
+// which then stops its work. The error contains the delay after which the job is to be delivered again.
 func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 	other := l.Run.Syncing
 	if other == "" || other == k.Executor || !l.Run.IsIdle() {
@@ -119,19 +119,19 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownDelay)
+		return bus.RetryAfter(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownRetryDelay)
 	case answer.Syncing:
-		return bus.RetryAfter(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyDelay)
+		return bus.RetryAfter(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyRetryDelay)
 	}
 	return nil
 }
 
 // stopAgent stops the agent of an execution that ended in the log while its runner could not be reached. If the runner does not obey,
-// the sandbox is given up. The log records that first: its guard makes sure that no turn has begun in the sandbox meanwhile.
+// stopAgent terminates the sandbox. It first records that in the log, whose guard ensures that no turn has begun in the sandbox meanwhile.
 func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
-	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
-	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
+	err := k.Dialer.StopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
+	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.IsUnavailable(err) || ctx.Err() != nil {
 		return err
 	}
 	k.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)

@@ -47,7 +47,7 @@ func newKeeper(t *testing.T, l leases, list ...sandbox.Info) *idle.Keeper {
 	}
 	return idle.New(idle.Config{
 		Executor: "xtr_me", ProviderName: "fake", Engine: "here", Abandoned: time.Minute, SandboxLife: time.Hour,
-		Provider: &provider{list: list}, Sessions: eventlog.Sessions{Log: log}, Leases: l, Handling: handling.NewSet(), Logger: slog.New(slog.DiscardHandler), Now: time.Now,
+		Provider: &provider{list: list}, Sessions: eventlog.Sessions{Log: log}, Leases: l, Handling: handling.NewSessionSet(), Logger: slog.New(slog.DiscardHandler), Now: time.Now,
 	})
 }
 
@@ -65,7 +65,7 @@ func TestCheckReachable(t *testing.T) {
 		"another provider":    {sb: run.Sandbox{ID: "sbx", Provider: "docker", Engine: "here"}, elsewhere: true},
 		"an abandoned engine": {sb: run.Sandbox{ID: "sbx", Provider: "fake", Engine: "there"}, gone: time.Minute},
 	} {
-		var e *idle.ElsewhereError
+		var e *idle.OtherEngineError
 		if err := newKeeper(t, leases{gone: c.gone}).CheckReachable(c.sb); errors.As(err, &e) != c.elsewhere || (err == nil) == c.elsewhere {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -85,7 +85,7 @@ func TestCheckUnused(t *testing.T) {
 		"another that works on it":     {syncing: "xtr_other", leases: leases{answer: topology.CtlAnswer{Syncing: true}}, used: true},
 		"another that has ended":       {syncing: "xtr_other"},
 		"another that is gone":         {syncing: "xtr_other", leases: leases{err: lease.ErrNoLease}},
-		"another that does not answer": {syncing: "xtr_other", leases: leases{err: lease.ErrSilent}, used: true},
+		"another that does not answer": {syncing: "xtr_other", leases: leases{err: lease.ErrNoAnswer}, used: true},
 	} {
 		l := &eventlog.Loaded{Tenant: "default", ID: "ses_1"}
 		l.Run.Syncing = c.syncing
@@ -105,15 +105,15 @@ func TestReserve(t *testing.T) {
 	k := newKeeper(t, leases{}, info("acme", "a"), info("other", "b"), sandbox.Info{ID: "sbx_pool", Labels: sandbox.Labels{Tenant: "acme"}})
 	reserve := func(name string, want bool) {
 		t.Helper()
-		if ok, err := k.Reserve(t.Context(), "acme", session(name), 2); err != nil || ok != want {
+		if ok, err := k.ReserveSandbox(t.Context(), "acme", session(name), 2); err != nil || ok != want {
 			t.Errorf("room for %s: %v, %v; want %v", name, ok, err, want)
 		}
 	}
 	reserve("a", true) // which has one already
-	k.Unreserve("acme", session("a"))
+	k.UnreserveSandbox("acme", session("a"))
 	reserve("c", true)
 	reserve("d", false)
-	k.Unreserve("acme", session("c"))
+	k.UnreserveSandbox("acme", session("c"))
 	reserve("d", true)
 }
 
@@ -122,11 +122,11 @@ func TestNearsEnd(t *testing.T) {
 	t.Parallel()
 	k := newKeeper(t, leases{})
 	for age, want := range map[time.Duration]bool{47 * time.Minute: false, 49 * time.Minute: true} {
-		if got := k.NearsEnd(run.Sandbox{ReadyAt: time.Now().Add(-age)}); got != want {
+		if got := k.NearsEndOfLife(run.Sandbox{ReadyAt: time.Now().Add(-age)}); got != want {
 			t.Errorf("after %s: %v", age, got)
 		}
 	}
-	if k.NearsEnd(run.Sandbox{}) {
+	if k.NearsEndOfLife(run.Sandbox{}) {
 		t.Error("a sandbox that is not ready")
 	}
 }

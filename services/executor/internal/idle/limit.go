@@ -9,13 +9,13 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// ReasonTenantLimit is the reason for the end of an idle sandbox that was ended to make room for another sandbox of
-// its tenant.
+// ReasonTenantLimit is the recorded reason for the end of an idle sandbox that was terminated so that its tenant can have
+// another sandbox.
 const ReasonTenantLimit = "tenant_limit"
 
-// Unreserve ends the reservation of a session, if there is one. It is called when the sandbox exists, or will not be
-// created.
-func (k *Keeper) Unreserve(tenant, id string) {
+// UnreserveSandbox ends the reservation that ReserveSandbox made for the session id, if there is one. It is called when the
+// session's sandbox exists, or will not be created.
+func (k *Keeper) UnreserveSandbox(tenant, id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if delete(k.reserved[tenant], id); len(k.reserved[tenant]) == 0 {
@@ -23,10 +23,10 @@ func (k *Keeper) Unreserve(tenant, id string) {
 	}
 }
 
-// Reserve reserves room for a session's sandbox, and reports whether there was room: most is the maximum number of
-// sandboxes of the tenant on this engine. Without room, Reserve ends the sandbox that has been idle for the longest.
-// If it returns true, the caller must call Unreserve.
-func (k *Keeper) Reserve(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
+// ReserveSandbox reserves one of the sandboxes that a tenant may have on this engine for the session id, and reports
+// whether one was free. most is the tenant's maximum. If none was free, ReserveSandbox terminates the tenant's sandbox that
+// has been idle for the longest. If it returns true, the caller must call UnreserveSandbox.
+func (k *Keeper) ReserveSandbox(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
 	list, err := k.Provider.List(ctx)
 	if err != nil {
 		return false, err
@@ -50,11 +50,11 @@ func (k *Keeper) Reserve(ctx context.Context, tenant, id string, most int) (ok b
 	if ok {
 		return true, nil
 	}
-	return false, k.endIdlest(ctx, others)
+	return false, k.endLongestIdle(ctx, others)
 }
 
-// endIdlest ends the sandbox that has been idle for the longest, if any of them is idle.
-func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
+// endLongestIdle terminates the sandbox in list that has been idle for the longest. It does nothing if none is idle.
+func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error {
 	var idlest sandbox.Info
 	var since time.Time
 	for _, info := range list {
@@ -73,14 +73,15 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 	return k.endIdleSandbox(ctx, idlest, ReasonTenantLimit)
 }
 
-// endIdleSandbox ends a sandbox with a snapshot first, unless it is in use by now.
+// endIdleSandbox takes a last snapshot of an idle sandbox and terminates it. It does nothing if the sandbox is in use
+// again.
 func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason string) error {
 	// Until the sandbox has ended, jobs of its session are returned to the queue.
-	s, _ := k.Handling.Begin(info.Labels.Session, 0)
+	s, _ := k.Handling.BeginHandling(info.Labels.Session, 0)
 	if s == nil {
 		return nil
 	}
-	defer k.Handling.Abandon(info.Labels.Session, s)
+	defer k.Handling.AbandonHandling(info.Labels.Session, s)
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil {
 		return err
@@ -88,12 +89,12 @@ func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason s
 	if err := k.CheckUnused(ctx, l); err != nil {
 		return nil // another executor works on it
 	}
-	stored, epoch, err := k.giveUp(ctx, info, reason, reason)
+	stored, epoch, err := k.snapshotAndRecordEnd(ctx, info, reason, reason)
 	if err != nil || epoch == 0 {
 		k.Logger.Debug("a sandbox that was idle is in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		return nil
 	}
-	k.Agents.Shutdown(ctx, info.Labels.Session, epoch)
+	k.Agents.ShutdownRunner(ctx, info.Labels.Session, epoch)
 	k.Logger.Info("an idle sandbox ends", "reason", reason, "sandbox", info.ID, "session", info.Labels.Session, "tenant", info.Labels.Tenant)
 	return k.Sandboxes.Terminate(ctx, info.ID, stored)
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Release gives up the sandbox of a session, with a snapshot first. The log records it before the sandbox ends: its guard makes sure
-// that nothing runs in the sandbox. If a later step fails, the sweep does it. Release returns runlog.ErrChanged if something that must not wait
-// for the snapshot becomes due.
-func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+// ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it. It records the end of the sandbox in the log first, whose
+// guard ensures that nothing runs in the sandbox. If a later step fails, the sweep completes the work. ReleaseSandbox returns
+// runlog.ErrChanged if work of the session becomes due that must not wait for the snapshot.
+func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := k.CheckReachable(sb); err != nil {
 		return err
@@ -34,8 +34,8 @@ func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Se
 	var facts []events.Payload
 	var synced *events.WorkspaceSynced
 	if here {
-		work, stop := k.Interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, delayedByRelease)
-		synced, err = k.LastSnapshot(work, l, run.ReleaseReason(&l.Life))
+		work, stop := k.InterruptibleContext(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, interruptsRelease)
+		synced, err = k.TakeLastSnapshot(work, l, run.ReleaseReason(&l.Life))
 		interrupted := work.Err() != nil && ctx.Err() == nil
 		stop()
 		if err != nil && interrupted {
@@ -53,10 +53,10 @@ func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Se
 		facts = append(facts, *synced)
 	}
 	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(&l.Life), Kept: here && synced == nil && !deleted}
-	if err := k.Runs.AppendEvents(ctx, l, append(k.EgressEvents(ctx, l.Run), k.Runs.Events("", append(facts, ended)...)...)); err != nil {
+	if err := k.Runs.AppendEvents(ctx, l, append(k.EgressEvents(ctx, l.Run), k.Runs.NewEvents("", append(facts, ended)...)...)); err != nil {
 		return err
 	}
-	k.Agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)
+	k.Agents.ShutdownRunner(ctx, l.ID, l.Run.Epoch+1)
 	if !here {
 		return nil // the engine is gone; if it comes back, its sweep finds the sandbox
 	}
@@ -66,15 +66,15 @@ func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Se
 	return nil
 }
 
-// NearsEnd reports whether the provider ends a sandbox soon, because four fifths of its life are over. The rest is for a turn that has just begun,
-// and for the time that the sandbox was in the pool.
-func (k *Keeper) NearsEnd(sb run.Sandbox) bool {
+// NearsEndOfLife reports whether the provider will soon end a sandbox, because the sandbox has reached four fifths of its maximum life. The
+// last fifth is for a turn that has just begun, and for the time that the sandbox was in the warm pool.
+func (k *Keeper) NearsEndOfLife(sb run.Sandbox) bool {
 	return k.SandboxLife > 0 && !sb.ReadyAt.IsZero() && k.Now().Sub(sb.ReadyAt) > k.SandboxLife/5*4
 }
 
-// Interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor stops, and when mustStop
-// returns true for the session. The caller must call stop when the work is done.
-func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.Loaded) bool) (work context.Context, stop func()) {
+// InterruptibleContext returns a context for work on a sandbox in which no execution runs. The context ends with ctx, when this executor
+// stops, or when mustStop returns true for the session. The caller must call stop when the work is done.
+func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.Loaded) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -107,8 +107,8 @@ func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *
 	}
 }
 
-// DelayedBySnapshot reports whether something is due that must not wait for a snapshot.
-func DelayedBySnapshot(l *eventlog.Loaded) bool {
+// InterruptsSnapshot reports whether work of the session is due that must not wait for the end of a snapshot.
+func InterruptsSnapshot(l *eventlog.Loaded) bool {
 	switch l.Due() {
 	case run.Execute, run.Refuse, run.Release:
 		return true
@@ -116,9 +116,9 @@ func DelayedBySnapshot(l *eventlog.Loaded) bool {
 	return false
 }
 
-// delayedByRelease reports whether something is due that must not wait for the snapshot before a release: a turn, or the end of the
-// session, which needs no snapshot.
-func delayedByRelease(l *eventlog.Loaded) bool {
+// interruptsRelease reports whether work of the session is due that must not wait for the snapshot before a release: a turn, or the end of
+// the session, which needs no snapshot.
+func interruptsRelease(l *eventlog.Loaded) bool {
 	switch l.Due() {
 	case run.Execute, run.Refuse:
 		return true

@@ -16,15 +16,15 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// orphaner is implemented by providers that keep workspaces for longer than their sandboxes, by sandbox and not by
+// orphanRemover is implemented by providers that keep the workspace of a sandbox after its end, stored by the sandbox's id and not by the
 // session.
-type orphaner interface {
-	// Orphans removes the workspaces that have been without a sandbox for at least olderThan, and returns how many.
-	Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
+type orphanRemover interface {
+	// RemoveOrphans removes the workspaces that no sandbox has used for at least olderThan, and returns their number.
+	RemoveOrphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
 }
 
-// orphanAge is the time for which a workspace without a sandbox is kept, so that another sandbox of the session can
-// continue with it. After that time a sandbox is filled from a snapshot instead.
+// orphanAge is the time for which a workspace without a sandbox is kept. Until then the next sandbox of the session can take the workspace
+// over; later ones are filled from a snapshot.
 const orphanAge = 24 * time.Hour
 
 // Run calls Sweep at once and then regularly until ctx ends.
@@ -43,7 +43,7 @@ func (k *Keeper) Run(ctx context.Context, every time.Duration) {
 	}
 }
 
-// Sweep removes sandboxes of deleted sessions and those that are no longer their session's, and workspaces of deleted sessions. It ends idle
+// Sweep removes the sandboxes and workspaces of deleted sessions, and sandboxes that their session does not use any more. It also ends idle
 // sandboxes that their provider would end soon.
 func (k *Keeper) Sweep(ctx context.Context) error {
 	list, err := k.Provider.List(ctx)
@@ -52,7 +52,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	}
 	for _, info := range list {
 		if info.Labels.Session == "" {
-			if err := k.Pool.Sweep(ctx, info); err != nil {
+			if err := k.Pool.SweepSandbox(ctx, info); err != nil {
 				return err
 			}
 			continue
@@ -72,8 +72,8 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	if o, ok := k.Provider.(orphaner); ok {
-		n, err := o.Orphans(ctx, orphanAge)
+	if o, ok := k.Provider.(orphanRemover); ok {
+		n, err := o.RemoveOrphans(ctx, orphanAge)
 		if n > 0 {
 			k.Logger.Info("sweep: workspaces without a sandbox were removed", "count", n)
 		}
@@ -85,11 +85,11 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	return k.sweepKept(ctx, p)
+	return k.sweepKeptWorkspaces(ctx, p)
 }
 
-// maintainSandbox stops an agent that still runs after its execution has ended, and ends an idle sandbox before its
-// provider does. The next sweep tries again after an error.
+// maintainSandbox stops an agent that still runs although its execution has ended, and ends an idle sandbox before its provider does. It
+// logs errors; the next sweep tries again.
 func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
 	var err error
 	switch {
@@ -98,8 +98,8 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info s
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
-	case k.NearsEnd(l.Run.Sandbox) && l.Due() == run.Nothing:
-		if err = k.endIdleSandbox(ctx, info, SyncMaxAge); err != nil {
+	case k.NearsEndOfLife(l.Run.Sandbox) && l.Due() == run.Nothing:
+		if err = k.endIdleSandbox(ctx, info, SyncReasonMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
 	}
@@ -108,11 +108,11 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info s
 	}
 }
 
-// parallelStops is the number of sandboxes that StopSandboxes ends at a time.
+// parallelStops is the number of sandboxes that StopSandboxes ends at the same time.
 const parallelStops = 8
 
-// StopSandboxes ends every sandbox of the engine, each with a snapshot first, so that nothing has to stay there. An execution that still runs in
-// a sandbox loses it, and its workspace is kept. Streams to resting agents must be closed before.
+// StopSandboxes takes a snapshot of every sandbox of the engine and ends it, so that nothing stays on the engine. An execution that still
+// runs loses its sandbox, whose workspace is kept. The streams to resting agents must be closed before.
 func (k *Keeper) StopSandboxes(ctx context.Context) error {
 	list, err := k.Provider.List(ctx)
 	if err != nil {
@@ -123,37 +123,36 @@ func (k *Keeper) StopSandboxes(ctx context.Context) error {
 	errs := make([]error, len(list))
 	for i, info := range list {
 		group.Go(func() error {
-			errs[i] = k.stopOne(ctx, info)
+			errs[i] = k.stopSandbox(ctx, info)
 			return nil
 		})
 	}
 	return errors.Join(append(errs, group.Wait())...)
 }
 
-// stopOne does the work of StopSandboxes for one sandbox.
-func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
+// stopSandbox takes a snapshot of one sandbox and ends it, for StopSandboxes.
+func (k *Keeper) stopSandbox(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
 		return k.Sandboxes.Terminate(ctx, info.ID, true)
 	}
-	stored, _, err := k.giveUp(ctx, info, SyncStopped, "manual")
+	stored, _, err := k.snapshotAndRecordEnd(ctx, info, SyncReasonStopped, "manual")
 	if err != nil {
 		k.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 	}
 	return k.Sandboxes.Terminate(ctx, info.ID, stored)
 }
 
-// giveUp takes a last snapshot of a sandbox in which nothing runs, and records in the log that the sandbox ends. sync
-// is the reason of the snapshot, reason that of the end. stored reports whether the workspace is in the object store,
-// so that it may be removed with the sandbox. epoch is that of the commit, or 0 if according to the log the sandbox has
-// ended already or is in use.
-func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
+// snapshotAndRecordEnd takes a last snapshot of a sandbox in which nothing runs, and records in the log that the sandbox ends. sync is the
+// recorded reason of the snapshot, reason that of the end. stored is true if the workspace is in the object store, so that it may be
+// removed with the sandbox. epoch is that of the commit, or 0 if the log says that the sandbox has ended or is in use.
+func (k *Keeper) snapshotAndRecordEnd(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {
 		return false, 0, err
 	}
 	var facts []events.Payload
 	if !k.Sandboxes.KeepsWorkspaces() {
-		synced, err := k.LastSnapshot(ctx, l, sync)
+		synced, err := k.TakeLastSnapshot(ctx, l, sync)
 		if err != nil {
 			k.Logger.Warn("no snapshot before a sandbox ended: its workspace stays on the engine", "sandbox", info.ID, "session", l.ID, "error", err)
 		}
@@ -165,9 +164,9 @@ func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason str
 	return stored && err == nil, l.Run.Epoch + 1, err
 }
 
-// sweepKept removes the kept workspaces of deleted sessions.
-func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error {
-	kept, err := p.Kept(ctx)
+// sweepKeptWorkspaces removes the workspaces of deleted sessions from a provider that keeps workspaces by session.
+func (k *Keeper) sweepKeptWorkspaces(ctx context.Context, p sandbox.WorkspaceKeeper) error {
+	kept, err := p.ListWorkspaces(ctx)
 	if err != nil {
 		return err
 	}
@@ -179,7 +178,7 @@ func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error
 		if l.Life.Status != session.Deleted || l.Run.Sandbox.ID != "" {
 			continue
 		}
-		if err := p.Wipe(ctx, labels); err != nil {
+		if err := p.RemoveWorkspace(ctx, labels); err != nil {
 			return err
 		}
 	}

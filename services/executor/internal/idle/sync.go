@@ -19,16 +19,16 @@ import (
 
 // Reasons of workspace_synced.
 const (
-	SyncTurn      = "turn"
-	SyncInterval  = "interval"
-	SyncRequested = "requested"
-	SyncMaxAge    = "max_age"
-	SyncStopped   = "stopped"
+	SyncReasonTurn      = "turn"
+	SyncReasonInterval  = "interval"
+	SyncReasonRequested = "requested"
+	SyncReasonMaxAge    = "max_age"
+	SyncReasonStopped   = "stopped"
 )
 
-// Sync applies the file changes of a session and takes a snapshot. It returns runlog.ErrChanged if something else becomes due
-// meanwhile: a turn applies file changes itself, and ends with a snapshot.
-func (k *Keeper) Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+// SyncWorkspace applies the requested file changes to the session's workspace and takes a snapshot, while no execution runs. It returns
+// runlog.ErrChanged if other work becomes due meanwhile; a turn also applies the file changes and ends with a snapshot.
+func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
 	if k.Store == nil {
 		return nil
 	}
@@ -47,15 +47,15 @@ func (k *Keeper) Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Sessi
 	k.Handling.SetSyncing(s, true)
 	defer k.Handling.SetSyncing(s, false)
 	if len(l.Life.After(l.Run.Applied)) > 0 {
-		if err := k.announce(ctx, l); err != nil {
+		if err := k.recordSyncStart(ctx, l); err != nil {
 			return err
 		}
 	}
-	box, err := k.attach(ctx, l)
+	box, err := k.attachSandbox(ctx, l)
 	if err != nil {
 		return err
 	}
-	work, stop := k.Interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, DelayedBySnapshot)
+	work, stop := k.InterruptibleContext(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, InterruptsSnapshot)
 	defer stop()
 	facts, err := k.syncContents(work, l, box)
 	if err != nil && work.Err() != nil && ctx.Err() == nil {
@@ -67,28 +67,29 @@ func (k *Keeper) Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Sessi
 	return k.Runs.AppendFacts(ctx, l, facts...)
 }
 
-// announce records, before the workspace is written to, that this executor works on it. Like a claim the commit raises the epoch: a claim
-// that was decided before it is refused, and the executor that claims the session's runs later knows which executor to ask.
-func (k *Keeper) announce(ctx context.Context, l *eventlog.Loaded) error {
+// recordSyncStart records in the log that this executor works on the session's sandbox, before it writes to the workspace. Like a claim,
+// the record raises the epoch: a claim that was decided earlier is refused, and an executor that claims the session's runs later knows
+// which executor to ask.
+func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error {
 	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: k.Executor}
-	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.Events("", started)})
+	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.NewEvents("", started)})
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return k.Runs.Append(ctx, l, d)
+	return k.Runs.AppendDecision(ctx, l, d)
 }
 
-// syncContents applies the file changes and takes a snapshot. It returns the events that record them.
+// syncContents applies the requested file changes to the workspace and takes a snapshot. It returns the events that record both.
 func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
 	var facts []events.Payload
-	if from := contents.Sources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
-		restored, err := k.Contents.Restore(ctx, l, box, from)
+	if from := contents.RestoreSources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
+		restored, err := k.Contents.RestoreWorkspace(ctx, l, box, from)
 		if err != nil {
 			return nil, err
 		}
 		facts = append(facts, restored)
 	}
-	done, err := k.Contents.Apply(ctx, l, box)
+	done, err := k.Contents.ApplyFileChanges(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
@@ -98,29 +99,29 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 		next.Run.Applied = done.N
 		l = &next
 	}
-	synced, err := k.Contents.Snapshot(ctx, l, box, SyncRequested)
+	synced, err := k.Contents.TakeSnapshot(ctx, l, box, SyncReasonRequested)
 	if err != nil {
 		return nil, err
 	}
 	return append(facts, synced), nil
 }
 
-// attach returns a session's sandbox. It stops an agent that still runs in the sandbox, and creates a sandbox that has
-// ended again, for the contents of its workspace. A resting agent may be gone with it, which the next turn finds out.
-func (k *Keeper) attach(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
+// attachSandbox returns the session's sandbox. It stops an agent that still runs there, and starts the sandbox again if it has stopped, to
+// reach its workspace. In that case a resting agent is gone, which the next turn finds out.
+func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
 	if err := k.Sandboxes.Resume(ctx, sb.ID); err != nil {
 		return nil, err
 	}
 	if sb.Unstopped {
 		ref := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}
-		if err := k.Dialer.Stop(ctx, sb, ref, l.Run.Epoch); err != nil {
+		if err := k.Dialer.StopAgent(ctx, sb, ref, l.Run.Epoch); err != nil {
 			return nil, fmt.Errorf("stop the agent of an execution that has ended: %w", err)
 		}
 	}
 	box, err := k.Provider.Attach(ctx, sb.ID)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		box, err = k.Provider.Create(ctx, k.Spec(l, sb.ID))
+		box, err = k.Provider.Create(ctx, k.SandboxSpec(l, sb.ID))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("find sandbox %s: %w", sb.ID, err)
@@ -128,8 +129,8 @@ func (k *Keeper) attach(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbo
 	return box, nil
 }
 
-// Spec returns the spec of a session's sandbox with an id.
-func (k *Keeper) Spec(l *eventlog.Loaded, id string) sandbox.Spec {
+// SandboxSpec returns the spec of a session's sandbox that gets the given id.
+func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
 	spec := sandbox.Spec{
 		ID: id, Image: l.Life.Options.Image, HostPath: l.Life.Options.HostPath,
 		Labels: sandbox.Labels{Tenant: l.Tenant, Session: l.ID, Engine: k.Engine, Epoch: l.Run.Epoch},
@@ -143,16 +144,17 @@ func (k *Keeper) Spec(l *eventlog.Loaded, id string) sandbox.Spec {
 	return spec
 }
 
-// LastSnapshot takes the snapshot before a sandbox is given up, and returns the event that records it; nil if none is needed.
-func (k *Keeper) LastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
-	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.Sources(l)) > 0 {
+// TakeLastSnapshot takes the last snapshot of a sandbox before the sandbox ends, and returns the event that records it, or nil if no
+// snapshot is needed.
+func (k *Keeper) TakeLastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
+	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.RestoreSources(l)) > 0 {
 		return nil, nil // an unfilled workspace has no content beyond the last snapshot
 	}
-	box, err := k.attach(ctx, l)
+	box, err := k.attachSandbox(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	s, err := k.Contents.FullSnapshot(ctx, l, box, reason)
+	s, err := k.Contents.TakeFullSnapshot(ctx, l, box, reason)
 	if err != nil {
 		return nil, err
 	}

@@ -23,45 +23,47 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Turns runs the executions of sessions.
-type Turns interface {
+// ExecutionRunner runs the executions of sessions.
+type ExecutionRunner interface {
 	// Execute runs the active execution of a session to its end or its pause.
 	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// Idle does the work in sandboxes of sessions in which no execution runs.
-type Idle interface {
-	// Release gives up the sandbox of a session.
-	Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
-	// Sync applies file changes and takes a snapshot.
-	Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+// SandboxKeeper does the work in the sandbox of a session in which no execution runs.
+type SandboxKeeper interface {
+	// ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it.
+	ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	// SyncWorkspace applies the requested file changes and takes a snapshot.
+	SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// A Handler handles jobs; every field is required. It is safe for concurrent use.
+// A Handler handles the jobs that the executor receives. Every field is required. It is safe for concurrent use.
 type Handler struct {
 	Executor string // id of this executor
 	Sessions eventlog.Sessions
-	Handling *handling.Set
+	Handling *handling.SessionSet
 	Runs     *runlog.Writer
-	Turns    Turns
-	Idle     Idle
+	Turns    ExecutionRunner
+	Idle     SandboxKeeper
 	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
 	Logger   *slog.Logger
 }
 
 // Delays after which a job is delivered again.
 const (
-	heldDelay     = 2 * time.Second // another executor has the session
-	handoverDelay = time.Millisecond
-	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
+	heldSessionDelay = 2 * time.Second // another executor has the session
+	handoverDelay    = time.Millisecond
+	storeFullDelay   = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
-// maxPasses is the maximum number of times that the handler of one delivered job loads the session.
-const maxPasses = 64
+// maxSessionLoads is the maximum number of times that the handler of one delivered job loads the session.
+const maxSessionLoads = 64
 
-var errHandled = errors.New("another delivery handles the session")
+// errHandledElsewhere is returned for a job whose session another delivery is handling.
+var errHandledElsewhere = errors.New("another delivery handles the session")
 
-// Handle carries out the work that is due for the session of a job. It is a handler of the bus.
+// Handle carries out all work that is due for the session that a job names. It is a handler of package bus: an error makes
+// the bus deliver the job again.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -70,15 +72,15 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, waiter := h.Handling.Begin(ref.Session, bus.Sequence(msg))
+	b, waiter := h.Handling.BeginHandling(ref.Session, bus.Sequence(msg))
 	if waiter != nil {
-		return await(ctx, waiter)
+		return awaitHandling(ctx, waiter)
 	}
-	defer h.Handling.Abandon(ref.Session, b)
+	defer h.Handling.AbandonHandling(ref.Session, b)
 	for {
 		err := h.handleSession(ctx, ref, b)
 		switch {
-		case h.Handling.Finish(ref.Session, b, err == nil):
+		case h.Handling.FinishHandling(ref.Session, b, err == nil):
 			return h.moveJob(ctx, msg, jobResult(err))
 		case isDraining(ctx):
 			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
@@ -86,8 +88,9 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// await waits for the end of the delivery that handles the session, and returns nil if this one can be acknowledged.
-func await(ctx context.Context, w *handling.Waiter) error {
+// awaitHandling blocks until the handling of the job's session by another delivery has ended. It returns nil if the waiting
+// job can be acknowledged, else an error that makes the bus deliver the job again.
+func awaitHandling(ctx context.Context, w *handling.WaitingJob) error {
 	select {
 	case <-w.Done():
 	default:
@@ -101,16 +104,16 @@ func await(ctx context.Context, w *handling.Waiter) error {
 	switch {
 	case isDraining(ctx):
 		return bus.RetryAfter(permits.ErrStopping, handoverDelay)
-	case w.Covered():
+	case w.CanAcknowledge():
 		return nil
 	}
-	return bus.RetryAfter(errHandled, heldDelay)
+	return bus.RetryAfter(errHandledElsewhere, heldSessionDelay)
 }
 
-// handleSession carries out the work of a session until no more is due.
+// handleSession loads a session and carries out the work that is due, until nothing more is due.
 func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
-	for range maxPasses {
+	for range maxSessionLoads {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
 		if err != nil {
 			return err
@@ -119,11 +122,11 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 		case run.Execute:
 			err = h.Turns.Execute(ctx, l, b)
 		case run.Refuse:
-			err = h.refuse(ctx, l)
+			err = h.endUnclaimed(ctx, l)
 		case run.Release:
-			err = h.Idle.Release(ctx, l, b)
+			err = h.Idle.ReleaseSandbox(ctx, l, b)
 		case run.Sync:
-			err = h.Idle.Sync(ctx, l, b)
+			err = h.Idle.SyncWorkspace(ctx, l, b)
 		default:
 			if fresh == eventlog.Leader {
 				return nil
@@ -138,24 +141,24 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 		}
 	}
-	return bus.RetryAfter(runlog.ErrChanged, heldDelay)
+	return bus.RetryAfter(runlog.ErrChanged, heldSessionDelay)
 }
 
-// jobResult returns the error with which the bus delivers a job again after the right delay. err is the error of the
-// job's handling.
+// jobResult returns the error of a job's handling with the delay after which the bus is to deliver the job again. It returns
+// nil for nil.
 func jobResult(err error) error {
 	switch {
 	case errors.Is(err, permits.ErrStopping):
 		return bus.RetryAfter(err, handoverDelay)
 	case isStoreFull(err):
-		return bus.RetryAfter(err, reservedDelay)
-	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
-		return bus.RetryAfter(err, heldDelay)
+		return bus.RetryAfter(err, storeFullDelay)
+	case errors.Is(err, run.ErrFenced), sandboxes.IsUnavailable(err):
+		return bus.RetryAfter(err, heldSessionDelay)
 	}
 	return err
 }
 
-// isDraining reports whether the executor stops.
+// isDraining reports whether the executor is stopping.
 func isDraining(ctx context.Context) bool {
 	select {
 	case <-bus.Draining(ctx):
@@ -165,25 +168,24 @@ func isDraining(ctx context.Context) bool {
 	}
 }
 
-// refuse ends an execution that a control reached before any executor claimed it.
-func (h *Handler) refuse(ctx context.Context, l *eventlog.Loaded) error {
+// endUnclaimed records the end of an execution that a control stopped before any executor claimed it.
+func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
-		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
+		Meta: h.Runs.NewMeta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return h.Runs.Append(ctx, l, d)
+	return h.Runs.AppendDecision(ctx, l, d)
 }
 
-// moveJob handles the result of a job whose work only executors of another engine can do: it publishes the job for
-// these executors and returns nil, so that the delivery is acknowledged here. It returns any other result unchanged.
-// A job that is returned to the queue is delivered only to executors of its own subject, which may never reach the
-// sandbox.
+// moveJob handles the result of a job whose sandbox is on another engine: it publishes the job to the executors of that
+// engine and returns nil, so that the job is acknowledged here. If the job were returned to the queue, only executors of
+// this engine would receive it. moveJob returns any other result unchanged.
 func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result error) error {
-	var away *idle.ElsewhereError
+	var away *idle.OtherEngineError
 	if !errors.As(result, &away) {
 		return result
 	}
@@ -200,7 +202,7 @@ func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result erro
 	return nil
 }
 
-// isStoreFull reports whether an error means that only the reserve of the store of NATS is left.
+// isStoreFull reports whether an error means that only the reserve of the NATS store is left.
 func isStoreFull(err error) bool {
 	var reserved *storage.ReservedError
 	return errors.As(err, &reserved)

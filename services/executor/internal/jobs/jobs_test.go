@@ -52,14 +52,14 @@ func newHandler(t *testing.T) (*Handler, *runlogtest.Fixture, *turns) {
 	t.Helper()
 	bed, executed := runlogtest.New(t), &turns{}
 	return &Handler{
-		Executor: bed.Writer.Executor, Sessions: bed.Writer.Sessions, Handling: handling.NewSet(), Runs: bed.Writer, Turns: executed, Logger: slog.New(slog.DiscardHandler),
+		Executor: bed.Writer.Executor, Sessions: bed.Writer.Sessions, Handling: handling.NewSessionSet(), Runs: bed.Writer, Turns: executed, Logger: slog.New(slog.DiscardHandler),
 	}, bed, executed
 }
 
 func (h *Handler) handle(t *testing.T) error {
 	t.Helper()
-	s, _ := h.Handling.Begin(runlogtest.Session, 1)
-	defer h.Handling.Abandon(runlogtest.Session, s)
+	s, _ := h.Handling.BeginHandling(runlogtest.Session, 1)
+	defer h.Handling.AbandonHandling(runlogtest.Session, s)
 	return h.handleSession(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
 }
 
@@ -78,8 +78,8 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 		if call == 1 {
 			return runlog.ErrChanged
 		}
-		x := bed.Claim()
-		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
+		x := bed.ClaimExecution()
+		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
 		t.Errorf("%v after %d calls", err, executed.calls)
@@ -92,7 +92,7 @@ func TestSession_Changing(t *testing.T) {
 	h, bed, executed := newHandler(t)
 	bed.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{})
 	executed.execute = func(int) error { return runlog.ErrChanged }
-	if err := h.handle(t); !errors.Is(err, runlog.ErrChanged) || executed.calls != maxPasses {
+	if err := h.handle(t); !errors.Is(err, runlog.ErrChanged) || executed.calls != maxSessionLoads {
 		t.Errorf("%v after %d calls", err, executed.calls)
 	}
 }
@@ -101,11 +101,11 @@ func TestSession_Changing(t *testing.T) {
 func TestSession_Refuses(t *testing.T) {
 	t.Parallel()
 	h, bed, executed := newHandler(t)
-	bed.Cancel()
+	bed.CancelExecution()
 	if err := h.handle(t); err != nil || executed.calls > 0 {
 		t.Errorf("%v, %d turns", err, executed.calls)
 	}
-	if l := bed.Load(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
+	if l := bed.LoadSession(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
 		t.Errorf("phase %s", l.Run.Phase)
 	}
 }
@@ -139,7 +139,7 @@ func TestMoveJob(t *testing.T) {
 	p := &publisher{published: map[string]string{}}
 	h.Jobs = p
 	msg := message.NewMessage("id", []byte("{}"))
-	away := &idle.ElsewhereError{Sandbox: run.Sandbox{ID: "sbx_1", Provider: "docker", Engine: "there"}}
+	away := &idle.OtherEngineError{Sandbox: run.Sandbox{ID: "sbx_1", Provider: "docker", Engine: "there"}}
 	for range 2 {
 		if err := h.moveJob(t.Context(), msg, away); err != nil {
 			t.Error(err)

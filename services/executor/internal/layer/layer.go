@@ -1,5 +1,5 @@
 // Package layer is shared by providers that install packages once for many sandboxes. It has the settings, the
-// installers' command lines, the paths in a layer, the error messages of installers, and Once, with which one of
+// installers' command lines, the paths in a layer, the error messages of installers, and SingleFlight, with which one of
 // several callers creates a layer.
 package layer
 
@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config configures how layers are installed and kept. Within, MaxBytes and Keep are required.
+// Config configures how dependency layers are installed and how long they are kept. Within, MaxBytes and Keep are
+// required.
 type Config struct {
 	NPMRegistry string        // "" for the installer's default
 	PIPIndexURL string        // "" for the installer's default
@@ -27,7 +28,7 @@ type Config struct {
 	Keep        time.Duration // time for which an unused layer is kept
 }
 
-// Check returns an error if a limit is not positive.
+// Check returns an error if one of the limits in the config is not positive.
 func (c Config) Check() error {
 	if c.Within <= 0 || c.MaxBytes <= 0 || c.Keep <= 0 {
 		return errors.New("the limits Within, MaxBytes and Keep must be positive")
@@ -35,8 +36,8 @@ func (c Config) Check() error {
 	return nil
 }
 
-// CheckURL returns an error if a registry's address cannot be used. The scripts of packages can read the address, so it
-// must not contain a credential.
+// CheckURL returns an error if the URL of a package registry is not valid or contains a credential. The scripts of
+// packages can read the URL.
 func CheckURL(s string) error {
 	u, err := url.Parse(s)
 	switch {
@@ -52,17 +53,17 @@ func CheckURL(s string) error {
 	return nil
 }
 
-// isRouted reports whether a registry is a route of the egress proxy.
-func isRouted(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
+// isProxyRoute reports whether the URL of a package registry is a route of the egress proxy.
+func isProxyRoute(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
 
-// Installer is a command that installs packages into a layer.
+// Installer is a command that installs packages into a dependency layer.
 type Installer struct {
 	Name string // name of the program, for messages
 	Args []string
 }
 
-// Installers returns the commands that install a set into the folder of a layer. Names and versions of packages are
-// separate arguments after the end of the options.
+// Installers returns the commands that install a set of packages into the folder of a dependency layer. Names and
+// versions of packages are separate arguments, after the end of the options.
 func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	var out []Installer
 	if len(set.NPM) > 0 {
@@ -71,7 +72,7 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 		if c.NPMRegistry != "" {
 			args = append(args, "--registry="+c.NPMRegistry)
 		}
-		if isRouted(c.NPMRegistry) { // the archives that it names are behind the same route
+		if isProxyRoute(c.NPMRegistry) { // the archives that it names are behind the same route
 			args = append(args, "--replace-registry-host=always")
 		}
 		out = append(out, Installer{"npm", append(append(args, "--"), set.NPM...)})
@@ -89,54 +90,54 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	return out
 }
 
-// Path returns the folders of programs in a layer, for the PATH.
-func Path(dir string) []string {
+// ProgramFolders returns the folders with the programs of a dependency layer, for the variable PATH.
+func ProgramFolders(dir string) []string {
 	return []string{path.Join(dir, "node_modules", ".bin"), path.Join(dir, "python", "bin")}
 }
 
-// Environ returns the variables by which Node and Python find the packages of a layer.
-func Environ(dir string) []string {
+// Environment returns the variables by which Node and Python find the packages of a dependency layer.
+func Environment(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 
-// Failed returns the error for dependencies of an agent that could not be installed.
-func Failed(format string, args ...any) error {
+// InstallError returns the error of an execution whose agent's dependencies could not be installed.
+func InstallError(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
 }
 
-// TooLarge returns the error for a layer above its size limit.
-func (c Config) TooLarge() error {
-	return Failed("they take more than %d bytes: raise SPOOL_DEPENDENCIES_SIZE, or depend on less", c.MaxBytes)
+// TooLargeError returns the error of an installation that exceeded the size limit of a layer.
+func (c Config) TooLargeError() error {
+	return InstallError("they take more than %d bytes: raise SPOOL_DEPENDENCIES_SIZE, or depend on less", c.MaxBytes)
 }
 
-// TooSlow returns the error for an installation above its time limit.
-func (c Config) TooSlow(said string) error {
-	return Failed("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, LastLines(said))
+// TimeoutError returns the error of an installation that exceeded its time limit. said is the output of the installer.
+func (c Config) TimeoutError(said string) error {
+	return InstallError("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, LastLines(said))
 }
 
 // Limits of the part of an installer's output that is reported.
 const (
-	lastLines = 20
-	lastBytes = 2000
-	keepBytes = 16 << 10
+	maxReportedLines = 20
+	maxReportedBytes = 2000
+	maxTailBytes     = 16 << 10
 )
 
-// npmNoLogs is npm's message that it has written no log files. LastLines removes it.
-const npmNoLogs = "npm error Log files were not written due to the config logs-max=0"
+// npmNoLogsMessage is npm's message that it has written no log files. LastLines removes it from npm's output.
+const npmNoLogsMessage = "npm error Log files were not written due to the config logs-max=0"
 
 var (
-	escapeSequences = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
-	urlUserInfo     = regexp.MustCompile(`://[^/\s@]+@`)
-	credentials     = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
+	terminalEscapePattern = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	urlUserInfoPattern    = regexp.MustCompile(`://[^/\s@]+@`)
+	credentialPattern     = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
-// LastLines returns the last lines of an installer's output for a message: limited in length, without text that looks
-// like a credential, and without terminal escape codes.
+// LastLines returns the last lines of an installer's output for an error message. It limits their length, and removes
+// text that looks like a credential and terminal escape codes.
 func LastLines(text string) string {
-	text = escapeSequences.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
-	text = urlUserInfo.ReplaceAllString(text, "://***@")
-	text = credentials.ReplaceAllString(text, "${1}***")
-	text = strings.ReplaceAll(text, npmNoLogs, "")
+	text = terminalEscapePattern.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
+	text = urlUserInfoPattern.ReplaceAllString(text, "://***@")
+	text = credentialPattern.ReplaceAllString(text, "${1}***")
+	text = strings.ReplaceAll(text, npmNoLogsMessage, "")
 	var lines []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(strings.Map(func(r rune) rune {
@@ -149,8 +150,8 @@ func LastLines(text string) string {
 			lines = append(lines, line)
 		}
 	}
-	out := strings.Join(lines[max(0, len(lines)-lastLines):], "\n")
-	if cut := len(out) - lastBytes; cut > 0 {
+	out := strings.Join(lines[max(0, len(lines)-maxReportedLines):], "\n")
+	if cut := len(out) - maxReportedBytes; cut > 0 {
 		for !utf8.RuneStart(out[cut]) {
 			cut++
 		}

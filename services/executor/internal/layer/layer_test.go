@@ -100,7 +100,7 @@ func TestSaid_RemovesCredentials(t *testing.T) {
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	c := layer.Config{Within: time.Minute, MaxBytes: 1 << 20}
-	for _, err := range []error{layer.Failed("x"), c.TooLarge(), c.TooSlow("x")} {
+	for _, err := range []error{layer.InstallError("x"), c.TooLargeError(), c.TimeoutError("x")} {
 		var typed *sandbox.Error
 		if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed {
 			t.Error(err)
@@ -112,7 +112,7 @@ func TestFailures(t *testing.T) {
 func TestOnce_SharesACall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var o layer.Once
+		var o layer.SingleFlight
 		var made atomic.Int32
 		release := make(chan struct{})
 		var all sync.WaitGroup
@@ -146,7 +146,7 @@ func TestOnce_SharesACall(t *testing.T) {
 func TestOnce_EndsWithTheLastCaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var o layer.Once
+		var o layer.SingleFlight
 		ended := make(chan struct{})
 		work := func(ctx context.Context) (string, error) {
 			<-ctx.Done()

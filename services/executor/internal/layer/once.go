@@ -5,13 +5,14 @@ import (
 	"sync"
 )
 
-// Once makes concurrent callers with the same key share one call of a function. The call continues while one of them
-// waits, and is canceled when the last has left. The zero value is ready to use.
-type Once struct {
+// SingleFlight makes concurrent callers with the same key share one call of a function. The call continues while at least
+// one caller waits, and is cancelled when the last one has left. The zero value is ready for use.
+type SingleFlight struct {
 	mu      sync.Mutex
 	flights map[string]*sharedCall
 }
 
+// sharedCall is a running call of the function, for one key.
 type sharedCall struct {
 	waiting int
 	cancel  context.CancelFunc
@@ -22,21 +23,22 @@ type sharedCall struct {
 
 // Do returns the result of work, which it calls once for all concurrent callers with the same key. It returns early
 // when ctx ends; if no other caller waits, it cancels work and returns when work has ended.
-func (o *Once) Do(ctx context.Context, key string, work func(context.Context) (string, error)) (string, error) {
-	f := o.join(ctx, key, work)
+func (o *SingleFlight) Do(ctx context.Context, key string, work func(context.Context) (string, error)) (string, error) {
+	f := o.joinCall(ctx, key, work)
 	select {
 	case <-f.done:
-		o.leave(key, f)
+		o.leaveCall(key, f)
 		return f.value, f.err
 	case <-ctx.Done():
 	}
-	if o.leave(key, f) {
+	if o.leaveCall(key, f) {
 		<-f.done
 	}
 	return "", ctx.Err()
 }
 
-func (o *Once) join(ctx context.Context, key string, work func(context.Context) (string, error)) *sharedCall {
+// joinCall adds a caller to the running call for a key. If there is none, it starts one.
+func (o *SingleFlight) joinCall(ctx context.Context, key string, work func(context.Context) (string, error)) *sharedCall {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if f := o.flights[key]; f != nil {
@@ -61,8 +63,8 @@ func (o *Once) join(ctx context.Context, key string, work func(context.Context) 
 	return f
 }
 
-// leave removes a caller. If it was the last, leave cancels the call and returns true.
-func (o *Once) leave(key string, f *sharedCall) (last bool) {
+// leaveCall removes a caller from a running call. If it was the last caller, leaveCall cancels the call and returns true.
+func (o *SingleFlight) leaveCall(key string, f *sharedCall) (last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {

@@ -2,7 +2,7 @@ package layer
 
 import "sync"
 
-// Tail keeps the end of the data that is written to it. It is safe for concurrent use.
+// Tail is an io.Writer that keeps only the end of what is written to it. It is safe for concurrent use.
 type Tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -11,14 +11,14 @@ type Tail struct {
 func (t *Tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = append(t.buf, b[max(0, len(b)-keepBytes):]...)
-	if over := len(t.buf) - keepBytes; over > 0 {
+	t.buf = append(t.buf, b[max(0, len(b)-maxTailBytes):]...)
+	if over := len(t.buf) - maxTailBytes; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	return len(b), nil
 }
 
-// String returns the last bytes that were written.
+// String returns the kept end of what was written.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,21 +19,21 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Every is the interval at which an executor renews its lease.
-const Every = time.Second
+// RenewInterval is the interval at which an executor renews its lease.
+const RenewInterval = time.Second
 
-// askWithin is the time limit of a request to another executor.
-const askWithin = time.Second
+// askTimeout is the time limit of a request to another executor.
+const askTimeout = time.Second
 
 // Errors of Ask.
 var (
-	// ErrNoLease is returned if the executor has no lease, because it has ended.
+	// ErrNoLease is returned by Ask if the other executor has no lease, because it has ended.
 	ErrNoLease = errors.New("the executor has no lease")
-	// ErrSilent is returned if the executor has a lease and does not answer.
-	ErrSilent = errors.New("the executor does not answer")
+	// ErrNoAnswer is returned by Ask if the other executor has a lease but does not answer.
+	ErrNoAnswer = errors.New("the executor does not answer")
 )
 
-// Keeper renews the lease of one executor, and watches the leases of all. It is safe for concurrent use.
+// A Keeper renews the lease of this executor, and watches the leases of all executors. It is safe for concurrent use.
 type Keeper struct {
 	*leases.Watcher
 
@@ -48,28 +48,28 @@ type Keeper struct {
 	announcing sync.Mutex // held while the lease is written, so that an older state never replaces a newer one
 }
 
-// New returns a Keeper. Open creates the lease and Run renews it. disk returns the lease's DiskLimit,
-// which may change.
+// New returns a Keeper, which does nothing yet: Open creates the lease and Run renews it. disk returns the value of
+// the lease's field DiskLimit, which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
 	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
 }
 
-// Count makes the lease state the number of running executions by tenant, which count returns. It must be called
-// before Open.
-func (k *Keeper) Count(count func() map[string]int) { k.count = count }
+// SetCounter sets the function that returns the number of running executions by tenant, which the lease then contains.
+// It must be called before Open.
+func (k *Keeper) SetCounter(count func() map[string]int) { k.count = count }
 
-// Open opens the bucket of leases and writes the lease. It must be called before Run and Ask.
+// Open opens the bucket of leases and writes the executor's lease. It must be called before Run and Ask.
 func (k *Keeper) Open(ctx context.Context) error {
 	kv, err := k.js.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketLeases, err)
 	}
 	k.kv = kv
-	return k.announce(ctx)
+	return k.writeLease(ctx)
 }
 
-// announce writes the executor's lease with its present content to the bucket.
-func (k *Keeper) announce(ctx context.Context) error {
+// writeLease writes the executor's lease to the bucket, with the present number of executions.
+func (k *Keeper) writeLease(ctx context.Context) error {
 	k.announcing.Lock()
 	defer k.announcing.Unlock()
 	lease := k.lease
@@ -81,7 +81,7 @@ func (k *Keeper) announce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, Every)
+	ctx, cancel := context.WithTimeout(ctx, RenewInterval)
 	defer cancel()
 	if _, err := k.kv.Put(ctx, k.lease.Executor, raw); err != nil {
 		return fmt.Errorf("write the lease: %w", err)
@@ -89,11 +89,11 @@ func (k *Keeper) announce(ctx context.Context) error {
 	return nil
 }
 
-// Running writes the lease, and then returns the number of executions of a tenant that run on all executors,
-// according to their leases. If two executors start an execution at the same time, at least one of them counts the
-// execution of the other.
-func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
-	if err := k.announce(ctx); err != nil {
+// RunningExecutions first writes this executor's lease, and then returns the number of executions of a tenant that all
+// executors run, according to their leases. So if two executors start an execution at the same time, at least one of
+// them counts the execution of the other.
+func (k *Keeper) RunningExecutions(ctx context.Context, tenant string) (int, error) {
+	if err := k.writeLease(ctx); err != nil {
 		return 0, err
 	}
 	all, err := leases.All(ctx, k.js)
@@ -104,9 +104,10 @@ func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
 	return n, err
 }
 
-// Renew writes the lease at once. It is called when an execution has ended that the lease still counts.
+// Renew writes the executor's lease at once. It is called after an execution has ended, so that other executors do not
+// count it any more.
 func (k *Keeper) Renew(ctx context.Context) {
-	if err := k.announce(ctx); err != nil {
+	if err := k.writeLease(ctx); err != nil {
 		k.log.Warn("the lease could not be renewed; the next attempt follows within a second", "error", err)
 	}
 }
@@ -116,31 +117,32 @@ func (k *Keeper) Renew(ctx context.Context) {
 func (k *Keeper) Run(ctx context.Context) error {
 	var watching errgroup.Group
 	watching.Go(func() error { return k.Watcher.Run(ctx) })
-	tick := time.NewTicker(Every)
+	tick := time.NewTicker(RenewInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			k.release(context.WithoutCancel(ctx))
+			k.deleteLease(context.WithoutCancel(ctx))
 			return watching.Wait()
 		case <-tick.C:
-			if err := k.announce(ctx); err != nil && ctx.Err() == nil {
+			if err := k.writeLease(ctx); err != nil && ctx.Err() == nil {
 				k.log.Warn("the lease could not be renewed", "error", err)
 			}
 		}
 	}
 }
 
-func (k *Keeper) release(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, Every)
+// deleteLease deletes the executor's lease.
+func (k *Keeper) deleteLease(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, RenewInterval)
 	defer cancel()
 	if err := k.kv.Delete(ctx, k.lease.Executor); err != nil {
 		k.log.Warn("the lease could not be deleted; it expires by itself", "error", err)
 	}
 }
 
-// Others reports whether another executor of the same engine has a lease.
-func (k *Keeper) Others(ctx context.Context) (bool, error) {
+// HasOtherExecutor reports whether another executor of the same engine has a lease.
+func (k *Keeper) HasOtherExecutor(ctx context.Context) (bool, error) {
 	all, err := leases.All(ctx, k.js)
 	return slices.ContainsFunc(all, func(l topology.Lease) bool {
 		return l.Executor != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine
@@ -148,7 +150,7 @@ func (k *Keeper) Others(ctx context.Context) (bool, error) {
 }
 
 // Ask asks another executor what it does for a session. The error wraps ErrNoLease if the executor has ended, and
-// ErrSilent if it does not answer.
+// ErrNoAnswer if it does not answer.
 func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error) {
 	var a topology.CtlAnswer
 	lives, err := k.Lives(ctx, executor)
@@ -162,11 +164,11 @@ func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionR
 	if err != nil {
 		return a, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	msg, err := k.nc.RequestWithContext(ctx, topology.Ctl(executor), raw)
 	if err != nil {
-		return a, fmt.Errorf("ask %s: %w: %w", executor, ErrSilent, err)
+		return a, fmt.Errorf("ask %s: %w: %w", executor, ErrNoAnswer, err)
 	}
 	if err := json.Unmarshal(msg.Data, &a); err != nil {
 		return a, fmt.Errorf("ask %s: decode its answer: %w", executor, err)

@@ -36,13 +36,13 @@ func TestOthers_SeesALeaseThatIsRenewedMeanwhile(t *testing.T) {
 	var renewing sync.WaitGroup
 	renewing.Go(func() {
 		for ctx.Err() == nil {
-			if err := renewed.announce(ctx); err != nil && ctx.Err() == nil {
+			if err := renewed.writeLease(ctx); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 		}
 	})
 	for i := range 300 {
-		if others, err := looks.Others(t.Context()); err != nil || !others {
+		if others, err := looks.HasOtherExecutor(t.Context()); err != nil || !others {
 			t.Errorf("look %d: %v, %v", i, others, err)
 			break
 		}

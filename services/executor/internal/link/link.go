@@ -27,20 +27,20 @@ var (
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 
-// helloWithin is the maximum time that a runner may take to send its Hello.
-const helloWithin = 10 * time.Second
+// helloTimeout is the maximum time that a runner may take to send its Hello.
+const helloTimeout = 10 * time.Second
 
 // Limits for acknowledgements that wait for the next command.
 const (
-	ackWithin = time.Second
-	ackBytes  = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
+	maxAckDelay            = time.Second
+	maxUnacknowledgedBytes = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
 )
 
-// codeFenced is the error code with which a runner refuses a lower epoch.
+// codeFenced is the code of the error with which a runner refuses an epoch that is lower than one it has seen.
 const codeFenced = "FENCED"
 
-// Link is an open stream to a runner: it receives the journal and sends commands. It is safe for concurrent use, except
-// that only one goroutine may call Next.
+// Link is an open stream to a runner. It receives the runner's journal and sends commands. It is safe for concurrent
+// use, except that only one goroutine may call NextItem.
 type Link struct {
 	proc  sandbox.Process
 	in    io.Writer // to the runner
@@ -48,11 +48,11 @@ type Link struct {
 	hello runner.Hello
 	log   *slog.Logger
 
-	lines *queue
+	lines *itemQueue
 	out   chan []byte
 	acked chan struct{} // signalled when ack was set
 	came  atomic.Int64  // bytes of lines since the last acknowledgement was sent
-	late  time.Duration // ackWithin, except in tests
+	late  time.Duration // maxAckDelay, except in tests
 	done  chan struct{} // closed when nothing more will be queued
 	stop  chan struct{} // closed by Close
 	once  sync.Once
@@ -65,18 +65,19 @@ type Link struct {
 	refused error  // the runner's reason for ending the stream, if it sent one
 }
 
-// Open attaches to the runner in a sandbox and waits for its hello. The lines with a number after attach.After follow.
+// Open attaches to the runner in a sandbox, and blocks until the runner has sent its hello. The Link then receives the
+// journal lines after line attach.After.
 func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloWithin)
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	l, err := start(ctx, sb, attach, log)
+	l, err := openStream(ctx, sb, attach, log)
 	if err != nil {
 		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
 	}
 	hello := make(chan runner.Hello, 1)
-	l.all.Go(l.write)
-	l.all.Go(l.drainErrors)
-	l.all.Go(func() { l.read(hello) })
+	l.all.Go(l.writeCommands)
+	l.all.Go(l.logStderr)
+	l.all.Go(func() { l.readStream(hello) })
 	select {
 	case l.hello = <-hello:
 	case <-l.done:
@@ -94,9 +95,10 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 	return l, nil
 }
 
-// start starts the stream. A runner accepts the epoch only from an executor that has proved the sandbox's secret. A
-// sandbox without a secret has the runner of a release that did not require one.
-func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
+// openStream runs "runner attach" in the sandbox and returns the Link over its streams. If the sandbox has a secret, it
+// attaches through a sealed stream, by which the executor proves that it knows the secret. Sandboxes of earlier releases
+// have no secret.
+func openStream(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	args := []string{"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10)}
 	if sb.Secret() != "" {
 		args = []string{"runner", "attach", "--sealed"}
@@ -106,21 +108,22 @@ func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *s
 		return nil, err
 	}
 	l := &Link{
-		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newQueue(), out: make(chan []byte, 16), acked: make(chan struct{}, 1), late: ackWithin,
+		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newItemQueue(), out: make(chan []byte, 16), acked: make(chan struct{}, 1), late: maxAckDelay,
 		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
 	}
 	if sb.Secret() == "" {
 		return l, nil
 	}
-	if err := l.seal(ctx, sb.Secret(), attach); err != nil {
+	if err := l.attachSealed(ctx, sb.Secret(), attach); err != nil {
 		_, werr := proc.Wait()
 		return nil, errors.Join(err, ctx.Err(), werr)
 	}
 	return l, nil
 }
 
-// seal proves the secret and attaches through the sealed stream. If that fails it kills the process.
-func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (err error) {
+// attachSealed proves to the runner that the executor knows the sandbox's secret, and attaches through the sealed
+// stream. If that fails, it kills the command.
+func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.Attach) (err error) {
 	kill := func() {
 		if err := l.proc.Kill(); err != nil {
 			l.log.Debug("end the attached stream", "error", err)
@@ -149,13 +152,13 @@ func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (e
 	return nil
 }
 
-// Hello returns the runner's first message.
+// Hello returns the first message of the runner.
 func (l *Link) Hello() runner.Hello { return l.hello }
 
-// Done returns a channel that is closed when the stream has ended. Next may still return lines.
+// Done returns a channel that is closed when the stream has ended. NextItem may still return lines that arrived before.
 func (l *Link) Done() <-chan struct{} { return l.done }
 
-// Err returns why the stream ended: ErrFenced or ErrClosed.
+// Err returns the reason why the stream ended: ErrFenced, a refusal of the runner, or ErrClosed.
 func (l *Link) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,14 +168,14 @@ func (l *Link) Err() error {
 	return ErrClosed
 }
 
-// Ready returns a channel that is signalled when Next may return an item. One signal may stand for many items.
+// Ready returns a channel that is signalled when NextItem may return an item. One signal may stand for many items.
 func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 
-// Next returns the next item, and false if there is none yet.
-func (l *Link) Next() (Item, bool) { return l.lines.pop() }
+// NextItem returns the next item that was received, and false if there is none yet.
+func (l *Link) NextItem() (JournalItem, bool) { return l.lines.pop() }
 
-// Call sends a command and waits for its reply. If the runner refuses the command, the error is a *runner.Error, or
-// ErrFenced.
+// Call sends a command to the runner and blocks until the runner replies. If the runner refuses the command, the error
+// is a *runner.Error, or ErrFenced.
 func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
 	l.mu.Lock()
 	l.lastID++
@@ -185,7 +188,7 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 		delete(l.calls, c.ID)
 		l.mu.Unlock()
 	}()
-	if err := l.send(ctx, c); err != nil {
+	if err := l.enqueueCommand(ctx, c); err != nil {
 		return runner.Reply{}, fmt.Errorf("%s: %w", c.Op, err)
 	}
 	select {
@@ -204,11 +207,11 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 	}
 }
 
-// Acknowledge allows the runner to remove its journal's lines up to a number. It does not block. The acknowledgement is
-// sent with the next command, or after a second at the latest: on a stream to a remote engine, a command that follows
-// another one waits until that one has arrived.
+// Acknowledge allows the runner to remove the lines of its journal up to a line number. It does not block: the
+// acknowledgement is sent with the next command, or after a second at the latest. On a stream to a remote engine a
+// command waits until the previous one has arrived, so a separate message would delay the next command.
 func (l *Link) Acknowledge(epoch, line uint64) error {
-	raw, err := encode(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
+	raw, err := encodeCommand(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
 	if err != nil {
 		return err
 	}
@@ -222,7 +225,7 @@ func (l *Link) Acknowledge(epoch, line uint64) error {
 	return nil
 }
 
-// Close ends the stream and blocks until all its goroutines have ended. The runner continues.
+// Close ends the stream and blocks until all its goroutines have ended. The runner continues to run.
 func (l *Link) Close() {
 	l.once.Do(func() {
 		close(l.stop)
@@ -234,14 +237,15 @@ func (l *Link) Close() {
 	l.all.Wait()
 }
 
-func encode(c runner.Command) ([]byte, error) {
+// encodeCommand returns a command as a line of JSON.
+func encodeCommand(c runner.Command) ([]byte, error) {
 	raw, err := json.Marshal(c)
 	return append(raw, '\n'), err
 }
 
-// send passes a command to the goroutine that writes.
-func (l *Link) send(ctx context.Context, c runner.Command) error {
-	raw, err := encode(c)
+// enqueueCommand passes a command to the goroutine that writes to the runner.
+func (l *Link) enqueueCommand(ctx context.Context, c runner.Command) error {
+	raw, err := encodeCommand(c)
 	if err != nil {
 		return err
 	}
@@ -257,8 +261,8 @@ func (l *Link) send(ctx context.Context, c runner.Command) error {
 	}
 }
 
-// write writes commands, and acknowledgements together with them.
-func (l *Link) write() {
+// writeCommands writes commands and acknowledgements to the runner until the stream ends.
+func (l *Link) writeCommands() {
 	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
 	late := time.NewTimer(l.late)
 	late.Stop() // it runs only while an acknowledgement waits
@@ -272,7 +276,7 @@ func (l *Link) write() {
 			if !waits {
 				late.Reset(l.late)
 			}
-			if waits = true; l.came.Load() < ackBytes {
+			if waits = true; l.came.Load() < maxUnacknowledgedBytes {
 				continue
 			}
 		case <-late.C:
@@ -283,15 +287,15 @@ func (l *Link) write() {
 		}
 		waits = false
 		late.Stop()
-		if err := l.flush(command); err != nil {
+		if err := l.writeWithAck(command); err != nil {
 			l.log.Debug("write to the runner", "error", err)
 			return
 		}
 	}
 }
 
-// flush writes the waiting acknowledgement, if there is one, and then a command.
-func (l *Link) flush(command []byte) error {
+// writeWithAck writes the pending acknowledgement, if there is one, and a command to the runner.
+func (l *Link) writeWithAck(command []byte) error {
 	l.mu.Lock()
 	raw := append(l.ack, command...)
 	if l.ack != nil {
@@ -306,7 +310,8 @@ func (l *Link) flush(command []byte) error {
 	return err
 }
 
-func (l *Link) drainErrors() {
+// logStderr logs what "runner attach" writes to its stderr.
+func (l *Link) logStderr() {
 	lines := newLineReader(l.proc.Stderr(), 4<<10, 512)
 	for {
 		text, _, err := lines.readLine()
@@ -319,17 +324,18 @@ func (l *Link) drainErrors() {
 	}
 }
 
-func (l *Link) read(hello chan<- runner.Hello) {
+// readStream reads messages of the runner until the stream ends.
+func (l *Link) readStream(hello chan<- runner.Hello) {
 	defer func() {
 		close(l.done)
 		if code, err := l.proc.Wait(); err != nil {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.from, runner.MaxLine, firstBuffer)
+	lines := newLineReader(l.from, runner.MaxLine, initialBufferBytes)
 	for {
 		raw, cut, err := lines.readLine()
-		if len(raw) > 0 && !l.take(raw, cut, hello) {
+		if len(raw) > 0 && !l.handleLine(raw, cut, hello) {
 			return
 		}
 		if err != nil {
@@ -341,8 +347,9 @@ func (l *Link) read(hello chan<- runner.Hello) {
 	}
 }
 
-// take handles one line. It returns false to end the stream.
-func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
+// handleLine handles one line that the runner sent: the hello, a reply, a journal line, or garbage. It returns false to
+// end the stream. cut is true if the line is too long.
+func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
 	bad := cut
 	if !bad {
@@ -351,7 +358,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		bad = err != nil
 	}
 	if bad {
-		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept), TooLong: cut}, len(raw))
+		return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -361,16 +368,17 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		}
 		return true
 	case m.Reply != nil:
-		l.reply(*m.Reply)
+		l.deliverReply(*m.Reply)
 		return true
 	case m.Line != nil:
 		l.came.Add(int64(len(raw)))
-		return l.lines.push(Item{Line: m.Line}, len(raw))
+		return l.lines.push(JournalItem{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept)}, len(raw))
+	return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
 }
 
-func (l *Link) reply(r runner.Reply) {
+// deliverReply passes the runner's reply to the call that waits for it.
+func (l *Link) deliverReply(r runner.Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Error != nil && r.ID == 0 { // refuses the attach, or an acknowledgement

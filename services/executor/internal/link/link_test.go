@@ -32,10 +32,10 @@ func writing(t *testing.T, late time.Duration) (*Link, <-chan string) {
 	t.Helper()
 	s := stdin{writes: make(chan string)}
 	l := &Link{
-		proc: s, in: s, log: slog.New(slog.DiscardHandler), lines: newQueue(), out: make(chan []byte), acked: make(chan struct{}, 1), late: late,
+		proc: s, in: s, log: slog.New(slog.DiscardHandler), lines: newItemQueue(), out: make(chan []byte), acked: make(chan struct{}, 1), late: late,
 		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
 	}
-	l.all.Go(l.write)
+	l.all.Go(l.writeCommands)
 	t.Cleanup(func() { close(l.stop); l.all.Wait() })
 	return l, s.writes
 }
@@ -53,7 +53,7 @@ func TestAcknowledge_TravelsWithTheNextCommand(t *testing.T) {
 	t.Parallel()
 	l, writes := writing(t, time.Hour)
 	acknowledge(t, l, 1, 2)
-	if err := l.send(t.Context(), runner.Command{Op: runner.OpStatus, Epoch: 3}); err != nil {
+	if err := l.enqueueCommand(t.Context(), runner.Command{Op: runner.OpStatus, Epoch: 3}); err != nil {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSpace(<-writes), "\n")
@@ -78,8 +78,8 @@ func TestAcknowledge_GoesByItselfWithoutACommand(t *testing.T) {
 func TestAcknowledge_GoesAtOnceWhenMuchWasRead(t *testing.T) {
 	t.Parallel()
 	l, writes := writing(t, time.Hour)
-	line := []byte(`{"line":{"n":1,"type":"log","data":"` + strings.Repeat("x", ackBytes) + `"}}`)
-	if !l.take(line, false, nil) {
+	line := []byte(`{"line":{"n":1,"type":"log","data":"` + strings.Repeat("x", maxUnacknowledgedBytes) + `"}}`)
+	if !l.handleLine(line, false, nil) {
 		t.Fatal("the line was not taken")
 	}
 	acknowledge(t, l, 1)

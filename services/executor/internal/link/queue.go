@@ -8,40 +8,40 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// queueBytes is the size in bytes of the journal lines that a queue holds. While it is full, no further lines are read
-// from the runner.
+// queueBytes is the size limit in bytes of the items in an itemQueue. While the queue is full, the Link reads no further lines from the
+// runner.
 const queueBytes = 2 * runner.MaxLine
 
-// garbageKept is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
-const garbageKept = 2 << 10
+// maxGarbageBytes is the number of bytes at the beginning of a line that is not a journal line which JournalItem.Garbage keeps.
+const maxGarbageBytes = 2 << 10
 
-// Item is a journal line of the runner, or the beginning of a line that could not be decoded.
-type Item struct {
+// JournalItem is a journal line of the runner, or the beginning of a line that could not be decoded.
+type JournalItem struct {
 	Line    *runner.Line // nil for a line that cannot be read
 	Garbage string       // the beginning of such a line
 	TooLong bool         // the line was longer than runner.MaxLine
 }
 
-// queue holds the items that were received and not taken yet, in order. push blocks while the queue is full.
-type queue struct {
+// itemQueue holds items that were received and not read yet, in order. push blocks while the queue is full.
+type itemQueue struct {
 	ready chan struct{}
 
 	mu     sync.Mutex
 	room   *sync.Cond
-	items  []Item
+	items  []JournalItem
 	sizes  []int
 	bytes  int
 	closed bool
 }
 
-func newQueue() *queue {
-	q := &queue{ready: make(chan struct{}, 1)}
+func newItemQueue() *itemQueue {
+	q := &itemQueue{ready: make(chan struct{}, 1)}
 	q.room = sync.NewCond(&q.mu)
 	return q
 }
 
-// push adds an item. It blocks while the queue is full, and returns false if the queue was closed.
-func (q *queue) push(it Item, size int) bool {
+// push adds an item of the given size. It blocks while the queue is full, and returns false if the queue was closed.
+func (q *itemQueue) push(it JournalItem, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes >= queueBytes && !q.closed {
@@ -58,21 +58,23 @@ func (q *queue) push(it Item, size int) bool {
 	return true
 }
 
-func (q *queue) pop() (Item, bool) {
+// pop removes and returns the first item, and false if the queue is empty.
+func (q *itemQueue) pop() (JournalItem, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
-		return Item{}, false
+		return JournalItem{}, false
 	}
 	it := q.items[0]
-	q.items[0] = Item{}
+	q.items[0] = JournalItem{}
 	q.bytes -= q.sizes[0]
 	q.items, q.sizes = q.items[1:], q.sizes[1:]
 	q.room.Signal()
 	return it, true
 }
 
-func (q *queue) close() {
+// close ends a blocked push, and makes every later one return false.
+func (q *itemQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
@@ -80,11 +82,11 @@ func (q *queue) close() {
 }
 
 const (
-	// firstBuffer is the size of a lineReader's buffer at first, and again after a long line.
-	firstBuffer = 2 << 10
-	// keptBuffer is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
+	// initialBufferBytes is the size of a lineReader's buffer at the start, and again after a long line.
+	initialBufferBytes = 2 << 10
+	// maxKeptBufferBytes is the size of the largest buffer that a lineReader keeps while it waits for a line. Long lines are rare, and an
 	// executor has a thousand sessions.
-	keptBuffer = 4 << 10
+	maxKeptBufferBytes = 4 << 10
 	// maxEmptyReads is the maximum number of consecutive reads of a stream that return neither bytes nor an error.
 	maxEmptyReads = 100
 )
@@ -106,13 +108,13 @@ func newLineReader(r io.Reader, limit, first int) *lineReader {
 	return &lineReader{r: r, limit: limit, first: first}
 }
 
-// readLine returns the next line without its newline, and whether it was cut. A last line without a newline is returned
-// with io.EOF. The line is valid until the next call of readLine.
+// readLine returns the next line without its newline. cut is true if the line was longer than the limit. A last line without a newline is
+// returned together with io.EOF. The line is valid until the next call of readLine.
 func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 	for {
 		if i := bytes.IndexByte(l.buf[l.scanned:l.end], '\n'); i >= 0 {
 			i += l.scanned
-			line, cut = l.line(i)
+			line, cut = l.lineUntil(i)
 			l.start, l.scanned = i+1, i+1
 			return line, cut, nil
 		}
@@ -121,16 +123,16 @@ func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 			return l.cutLine()
 		}
 		if l.err != nil {
-			line, cut = l.line(l.end)
+			line, cut = l.lineUntil(l.end)
 			l.start = l.end
 			return line, cut, l.err
 		}
-		l.read()
+		l.fillBuffer()
 	}
 }
 
-// line returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
-func (l *lineReader) line(end int) (line []byte, cut bool) {
+// lineUntil returns the line in the buffer that ends at the index end. cut is true if the line was cut to the limit.
+func (l *lineReader) lineUntil(end int) (line []byte, cut bool) {
 	line = l.buf[l.start:end]
 	if cut = len(line) > l.limit; cut {
 		line = line[:l.limit]
@@ -138,7 +140,7 @@ func (l *lineReader) line(end int) (line []byte, cut bool) {
 	return bytes.TrimRight(line, "\r\n"), cut
 }
 
-// cutLine returns the beginning of a line that is too long and whose newline was not read yet, and skips the rest.
+// cutLine returns the beginning of a line that is longer than the limit, and skips the rest of the line in the stream.
 func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 	line = bytes.TrimRight(bytes.Clone(l.buf[l.start:l.start+l.limit]), "\r\n")
 	for {
@@ -146,7 +148,7 @@ func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 		if l.err != nil {
 			return line, true, l.err
 		}
-		l.read()
+		l.fillBuffer()
 		if i := bytes.IndexByte(l.buf[l.start:l.end], '\n'); i >= 0 {
 			l.start += i + 1
 			l.scanned = l.start
@@ -155,10 +157,10 @@ func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 	}
 }
 
-// read reads from the stream into the buffer, which it makes larger if it is full.
-func (l *lineReader) read() {
+// fillBuffer reads from the stream into the buffer. It first enlarges a full buffer.
+func (l *lineReader) fillBuffer() {
 	switch {
-	case l.start == l.end && cap(l.buf) > keptBuffer, l.buf == nil:
+	case l.start == l.end && cap(l.buf) > maxKeptBufferBytes, l.buf == nil:
 		l.buf, l.start, l.end, l.scanned = make([]byte, l.first), 0, 0, 0
 	case l.end == len(l.buf) && l.start > len(l.buf)/2, l.start == l.end:
 		copy(l.buf, l.buf[l.start:l.end])

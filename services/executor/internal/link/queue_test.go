@@ -20,7 +20,7 @@ func TestLineReader_CutsLongLines(t *testing.T) {
 	long := strings.Repeat("x", limit+1)
 	in := "one\n\ntwo\r\n" + long + "\n" + strings.Repeat("y", limit) + "\nlast"
 	for name, r := range map[string]io.Reader{"at once": strings.NewReader(in), "by the byte": iotest.OneByteReader(strings.NewReader(in))} {
-		lines := newLineReader(r, limit, firstBuffer)
+		lines := newLineReader(r, limit, initialBufferBytes)
 		for i, want := range []struct {
 			text string
 			cut  bool
@@ -37,7 +37,7 @@ func TestLineReader_CutsLongLines(t *testing.T) {
 // TestLineReader_SplitsAnyStream: lines of any length come out whole or cut, however the stream is divided into reads.
 func TestLineReader_SplitsAnyStream(t *testing.T) {
 	t.Parallel()
-	const limit = 3 * keptBuffer
+	const limit = 3 * maxKeptBufferBytes
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var stream bytes.Buffer
@@ -58,7 +58,7 @@ func TestLineReader_SplitsAnyStream(t *testing.T) {
 		if seed%2 == 0 {
 			r = &randomReads{&stream, random}
 		}
-		lines := newLineReader(r, limit, firstBuffer)
+		lines := newLineReader(r, limit, initialBufferBytes)
 		for i, text := range want {
 			got, cut, err := lines.readLine()
 			if err != nil || cut != (len(text) > limit) || string(got) != text[:min(len(text), limit)] {
@@ -94,7 +94,7 @@ func TestLineReader_KeepsASmallBuffer(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for range readers {
-		l := newLineReader(&oneLine{rest: in}, runner.MaxLine, firstBuffer)
+		l := newLineReader(&oneLine{rest: in}, runner.MaxLine, initialBufferBytes)
 		for range 3 {
 			if _, _, err := l.readLine(); err != nil {
 				t.Fatal(err)
@@ -104,7 +104,7 @@ func TestLineReader_KeepsASmallBuffer(t *testing.T) {
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > readers*(keptBuffer+2<<10) {
+	if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > readers*(maxKeptBufferBytes+2<<10) {
 		t.Errorf("%d readers hold %d bytes", readers, n)
 	}
 	runtime.KeepAlive(list)
@@ -131,7 +131,7 @@ func BenchmarkLineReader(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(in)))
 			for b.Loop() {
-				lines := newLineReader(strings.NewReader(in), runner.MaxLine, firstBuffer)
+				lines := newLineReader(strings.NewReader(in), runner.MaxLine, initialBufferBytes)
 				for {
 					if _, _, err := lines.readLine(); err != nil {
 						break
@@ -146,10 +146,10 @@ func BenchmarkLineReader(b *testing.B) {
 func TestQueueIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		q := newQueue()
+		q := newItemQueue()
 		pushed := make(chan bool, 8)
 		push := func(n uint64) {
-			go func() { pushed <- q.push(Item{Line: &runner.Line{N: n}}, queueBytes/2) }()
+			go func() { pushed <- q.push(JournalItem{Line: &runner.Line{N: n}}, queueBytes/2) }()
 			synctest.Wait()
 		}
 		for n := range uint64(3) {

@@ -25,20 +25,21 @@ type Config struct {
 	Engine   string
 }
 
-// Source opens files in running sandboxes of this engine. It implements livefiles.Source of package pkg/livefiles, and
-// is safe for concurrent use.
+// Source reads files of running sandboxes on this executor's engine. It implements livefiles.Source of package
+// pkg/livefiles, and is safe for concurrent use.
 type Source struct{ cfg Config }
 
 // New returns a Source.
 func New(cfg Config) *Source { return &Source{cfg} }
 
-// Open copies a file, or a listing, to a temporary file. So its size is known, no sandbox waits for a slow reader, and
-// the content is from a single moment.
+// Open returns a reader of a file, or of a listing of a folder, in a sandbox, and the number of its bytes. It first
+// copies the content to a temporary file, so that the size is known, no sandbox waits for a slow reader, and the
+// content is from a single moment.
 func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", r.Path, r.Op == livefiles.List); err != nil {
 		return nil, 0, &livefiles.Error{Code: livefiles.Outside, Detail: err.Error()}
 	}
-	box, err := s.box(ctx, r)
+	box, err := s.attachSandbox(ctx, r)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -50,7 +51,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	if err := os.Remove(kept.Name()); err != nil {
 		return nil, 0, errors.Join(err, kept.Close())
 	}
-	size, err := read(ctx, box, r, kept)
+	size, err := copyContent(ctx, box, r, kept)
 	if err == nil {
 		_, err = kept.Seek(0, io.SeekStart)
 	}
@@ -60,8 +61,8 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	return kept, size, nil
 }
 
-// box returns the session's sandbox. The log has the sandbox's id and engine.
-func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
+// attachSandbox returns the running sandbox of the session that a request names.
+func (s *Source) attachSandbox(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
 	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
 	if err != nil {
 		return nil, err
@@ -80,7 +81,8 @@ func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox,
 	return box, err
 }
 
-func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
+// copyContent copies the file or the listing that a request asks for to the writer to, and returns its size.
+func copyContent(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
 	switch r.Op {
 	case livefiles.Get:
 		content, err := box.Files().Get(ctx, r.Path)
@@ -111,6 +113,7 @@ func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.W
 	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
 }
 
+// writeEntries writes a listing of files as a JSON array, and returns the number of bytes.
 func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	out := make([]livefiles.Entry, len(list))
 	for i, f := range list {
@@ -130,7 +133,7 @@ func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// refusalError converts the errors of a sandbox's files to errors with codes.
+// refusalError converts an error of a sandbox's files to an error with a code that the gateway can return.
 func refusalError(err error) error {
 	var refused *livefiles.Error
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// box is a sandbox with the given files.
+// attachSandbox is a sandbox with the given files.
 type box struct {
 	sandbox.Sandbox
 	get  func() (io.ReadCloser, error)
@@ -46,7 +46,7 @@ func TestRead_ReturnsWhenItsContextEnds(t *testing.T) {
 	reads := make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := read(ctx, &box{get: func() (io.ReadCloser, error) { close(reads); return stuck, nil }}, livefiles.Request{Op: livefiles.Get, Path: "a"}, io.Discard)
+		_, err := copyContent(ctx, &box{get: func() (io.ReadCloser, error) { close(reads); return stuck, nil }}, livefiles.Request{Op: livefiles.Get, Path: "a"}, io.Discard)
 		done <- err
 	}()
 	<-reads
@@ -69,7 +69,7 @@ func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
 		op  livefiles.Op
 	}{"a file": {many, livefiles.Get}, "many entries": {many, livefiles.List}, "a listing of many bytes": {long, livefiles.List}} {
 		var refused *livefiles.Error
-		if _, err := read(t.Context(), x.box, livefiles.Request{Op: x.op, Path: "a"}, io.Discard); !errors.As(err, &refused) || refused.Code != livefiles.TooLarge {
+		if _, err := copyContent(t.Context(), x.box, livefiles.Request{Op: x.op, Path: "a"}, io.Discard); !errors.As(err, &refused) || refused.Code != livefiles.TooLarge {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -78,7 +78,7 @@ func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
 	}
 	var out bytes.Buffer
 	few := &box{list: make([]sandbox.File, livefiles.MaxEntries)}
-	if n, err := read(t.Context(), few, livefiles.Request{Op: livefiles.List}, &out); err != nil || n != int64(out.Len()) {
+	if n, err := copyContent(t.Context(), few, livefiles.Request{Op: livefiles.List}, &out); err != nil || n != int64(out.Len()) {
 		t.Errorf("as many entries as are listed: %d bytes, %v", n, err)
 	}
 }

@@ -18,20 +18,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// markerVariable is the environment variable with the sandbox's id that all processes of a sandbox inherit. By it they
-// are found even after their parents have ended.
+// markerVariable is the environment variable that contains the sandbox's id. All processes of a sandbox inherit it, so
+// that they are found even after their parents have ended.
 const markerVariable = "SPOOL_SANDBOX"
 
 const (
-	// shutdownTimeout is the maximum time that a runner may take to end its processes.
+	// shutdownTimeout is the maximum time that a runner may take to end its processes before they are killed.
 	shutdownTimeout = 3 * time.Second
-	// killTimeout is the maximum time that the remaining processes may take to end after SIGKILL.
+	// killTimeout is the maximum time that processes of a sandbox may take to end after SIGKILL.
 	killTimeout = 5 * time.Second
-	// pollInterval is the interval at which processes and sockets are checked.
+	// pollInterval is the interval at which the provider checks whether a process has ended or a socket answers.
 	pollInterval = 5 * time.Millisecond
 )
 
-// box implements sandbox.Sandbox. It is safe for concurrent use.
+// box is a sandbox of local processes, without isolation. It implements sandbox.Sandbox. It is safe for concurrent
+// use.
 type box struct {
 	p   *Provider
 	rec savedSandbox
@@ -44,93 +45,94 @@ func (b *box) ID() string { return b.rec.ID }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.rec.Secret }
 
-// workspace returns the folder in which the agent works.
-func (b *box) workspace() string {
+// workspaceDir returns the path of the folder in which the session's agent works.
+func (b *box) workspaceDir() string {
 	if b.rec.HostPath != "" {
 		return b.rec.HostPath
 	}
-	return b.p.workspace(b.rec.Labels.Session)
+	return b.p.workspaceDir(b.rec.Labels.Session)
 }
 
-// Kept reports whether the session had a workspace on this machine before this sandbox was created.
-func (b *box) Kept() bool { return !b.rec.Empty }
+// HasWorkspace reports whether the session had a workspace on this machine before the sandbox was created.
+func (b *box) HasWorkspace() bool { return !b.rec.Empty }
 
 // Running reports whether the runner runs.
 func (b *box) Running(context.Context) (bool, error) {
-	_, alive := b.runner()
+	_, alive := b.findRunner()
 	return alive, nil
 }
 
-// runner returns the runner's process, and whether it runs.
-func (b *box) runner() (runnerProcess, bool) {
+// findRunner returns the process of the sandbox's runner, and false if the runner does not run.
+func (b *box) findRunner() (runnerProcess, bool) {
 	var s runnerProcess
 	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
 		return s, false
 	}
-	p, ok := find(s.PID)
+	p, ok := findProcess(s.PID)
 	return s, ok && p.start == s.Start && !p.dead
 }
 
-// isPaused reports whether the runner is stopped by a signal.
+// isPaused reports whether the sandbox is paused, that is, a signal has stopped its runner.
 func (b *box) isPaused() bool {
-	s, alive := b.runner()
+	s, alive := b.findRunner()
 	if !alive {
 		return false
 	}
-	p, ok := find(s.PID)
+	p, ok := findProcess(s.PID)
 	return ok && p.stopped
 }
 
-// environ returns the environment of all processes of a sandbox, to which each process's own variables are added.
-func (b *box) environ() []string {
+// environment returns the environment variables that all processes in a sandbox have, in addition to the variables of
+// each process.
+func (b *box) environment() []string {
 	env := []string{
-		"PATH=" + b.path(),
+		"PATH=" + b.searchPath(),
 		"HOME=" + filepath.Join(b.dir, "home"),
 		"TMPDIR=" + filepath.Join(b.dir, "tmp"),
 		"LANG=C.UTF-8",
 		markerVariable + "=" + b.rec.ID,
 		"SPOOL_RUNNER_SOCKET=" + b.rec.Socket,
-		"SPOOL_RUNNER_WORKSPACE=" + b.workspace(),
-		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
+		"SPOOL_RUNNER_WORKSPACE=" + b.workspaceDir(),
+		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.stateDir(b.rec.Labels.Session), "agent"),
 	}
 	if b.rec.HostPath != "" {
 		env = append(env, "SPOOL_RUNNER_SHARED=true")
 	}
 	if b.rec.Layer != "" {
-		env = append(env, layer.Environ(b.rec.Layer)...)
+		env = append(env, layer.Environment(b.rec.Layer)...)
 	}
 	return env
 }
 
-// path returns the search path for programs in a sandbox.
-func (b *box) path() string {
+// searchPath returns the value of the variable PATH in a sandbox.
+func (b *box) searchPath() string {
 	if b.rec.Layer == "" {
 		return b.p.cfg.Path
 	}
-	return strings.Join(append(layer.Path(b.rec.Layer), b.p.cfg.Path), string(os.PathListSeparator))
+	return strings.Join(append(layer.ProgramFolders(b.rec.Layer), b.p.cfg.Path), string(os.PathListSeparator))
 }
 
 // startRunner starts the runner in a Unix session of its own, without a pipe to this
 // process, and blocks until it listens.
 func (b *box) startRunner(ctx context.Context) error {
 	// An executor that died may have left processes.
-	if err := b.end(ctx); err != nil {
+	if err := b.endProcesses(ctx); err != nil {
 		return err
 	}
-	b.awaitSilence(ctx)
+	b.awaitSocketClosed(ctx)
 	log, err := os.OpenFile(filepath.Join(b.dir, "runner.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close() //nolint:errcheck // the runner has its own descriptor
-	workspace := b.workspace()
+	workspace := b.workspaceDir()
 	cmd := &exec.Cmd{
 		Path: b.p.cfg.Runner,
 		Args: []string{
 			"runner", "serve", "--socket", b.rec.Socket, "--workspace", workspace,
-			"--state", filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
+			"--state", filepath.Join(b.p.stateDir(b.rec.Labels.Session), "agent"),
 		},
-		Env: b.environ(), Dir: workspace, Stdout: log, Stderr: log,
+		Env: b.environment(), Dir: workspace, Stdout: log, Stderr: log,
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := cmd.Start(); err != nil {
@@ -143,23 +145,23 @@ func (b *box) startRunner(ctx context.Context) error {
 			b.p.cfg.Logger.Debug("runner ended", "sandbox", b.rec.ID, "error", err)
 		}
 	}()
-	p, ok := find(cmd.Process.Pid)
+	p, ok := findProcess(cmd.Process.Pid)
 	if !ok {
 		return b.exitError()
 	}
 	if err := writeJSON(filepath.Join(b.dir, "runner.json"), runnerProcess{p.pid, p.start}); err != nil {
-		return errors.Join(err, b.end(ctx))
+		return errors.Join(err, b.endProcesses(ctx))
 	}
 	if err := b.awaitRunner(ctx, exited); err != nil {
-		return errors.Join(err, b.end(context.WithoutCancel(ctx)))
+		return errors.Join(err, b.endProcesses(context.WithoutCancel(ctx)))
 	}
 	return nil
 }
 
-// awaitSilence blocks until no process answers at the socket. A killed runner answers until its last thread has
-// ended. Until then, the next runner would refuse to start because another one listens.
-func (b *box) awaitSilence(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+// awaitSocketClosed blocks until no process answers at the runner's socket. A killed runner answers until its last
+// thread has ended, and the next runner would not start while another one answers.
+func (b *box) awaitSocketClosed(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, runnerReadyTimeout)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -179,12 +181,12 @@ func (b *box) awaitSilence(ctx context.Context) {
 
 // awaitRunner blocks until the runner's socket answers, and then sends the runner the sandbox's secret.
 func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
-	ctx, cancel := context.WithTimeout(ctx, readyWithin)
+	ctx, cancel := context.WithTimeout(ctx, runnerReadyTimeout)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		err := b.claim(ctx)
+		err := b.sendSecret(ctx)
 		var refused *runner.Error
 		if err == nil || errors.As(err, &refused) {
 			return err
@@ -200,8 +202,8 @@ func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
 	}
 }
 
-// claim sends the runner the sandbox's secret. It may be called more than once.
-func (b *box) claim(ctx context.Context) error {
+// sendSecret sends the sandbox's secret to the runner. It may be called more than once.
+func (b *box) sendSecret(ctx context.Context) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
 	if err != nil {
 		return err
@@ -211,7 +213,7 @@ func (b *box) claim(ctx context.Context) error {
 	return runner.GiveSecret(c, b.rec.Secret)
 }
 
-// exitError returns the error of a runner that has ended, with the end of its output.
+// exitError returns an error that says that the runner has ended, with the end of its output.
 func (b *box) exitError() error {
 	raw, err := os.ReadFile(filepath.Join(b.dir, "runner.log"))
 	if err != nil {
@@ -221,20 +223,20 @@ func (b *box) exitError() error {
 	return fmt.Errorf("the runner ended at once; it last said: %s", strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// end ends every process of the sandbox: the runner, which is asked to end its
-// processes first, all its descendants, and every process with the sandbox's marker.
-func (b *box) end(ctx context.Context) error {
+// endProcesses ends all processes of the sandbox: it asks the runner to end its processes, and then kills the runner,
+// its descendants, and every process with the sandbox's marker variable.
+func (b *box) endProcesses(ctx context.Context) error {
 	known := map[int]string{} // pid to start
-	if s, alive := b.runner(); alive {
+	if s, alive := b.findRunner(); alive {
 		known[s.PID] = s.Start
 		b.findProcesses(known)
-		if err := kill(s.PID, syscall.SIGCONT); err != nil { // it may be paused
+		if err := sendSignal(s.PID, syscall.SIGCONT); err != nil { // it may be paused
 			return err
 		}
 		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("end the runner: %w", err)
 		}
-		b.awaitGone(ctx, shutdownTimeout)
+		b.awaitRunnerExit(ctx, shutdownTimeout)
 	}
 	deadline := time.Now().Add(killTimeout)
 	tick := time.NewTicker(pollInterval)
@@ -260,14 +262,14 @@ func (b *box) end(ctx context.Context) error {
 	return nil
 }
 
-// awaitGone blocks until the runner has ended, for d at most.
-func (b *box) awaitGone(ctx context.Context, d time.Duration) {
+// awaitRunnerExit blocks until the runner has ended, but at most for d.
+func (b *box) awaitRunnerExit(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		if _, alive := b.runner(); !alive {
+		if _, alive := b.findRunner(); !alive {
 			return
 		}
 		select {
@@ -278,10 +280,10 @@ func (b *box) awaitGone(ctx context.Context, d time.Duration) {
 	}
 }
 
-// findProcesses adds the descendants of known processes, and all processes with the sandbox's marker, to known, which
-// maps a pid to its start time. It returns the processes of known that still run.
+// findProcesses adds to known all descendants of the processes in known, and all processes with the sandbox's marker
+// variable. known maps a pid to the start time of the process. findProcesses returns the pids in known that still run.
 func (b *box) findProcesses(known map[int]string) (alive []int) {
-	all := processes()
+	all := listProcesses()
 	self := os.Getpid()
 	for grown := true; grown; {
 		grown = false
@@ -311,32 +313,33 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	if _, err := b.p.read(b.rec.ID); err != nil {
+	if _, err := b.p.readRecord(b.rec.ID); err != nil {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
-	dir, err := b.within(c.Dir)
+	dir, err := b.workspacePath(c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
-	cmd := &exec.Cmd{Path: c.Args[0], Args: c.Args, Env: b.environ(), Dir: dir, SysProcAttr: &syscall.SysProcAttr{Setpgid: true}}
+	cmd := &exec.Cmd{Path: c.Args[0], Args: c.Args, Env: b.environment(), Dir: dir, SysProcAttr: &syscall.SysProcAttr{Setpgid: true}}
 	for k, v := range c.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
 	if c.Args[0] == "runner" {
 		cmd.Path = b.p.cfg.Runner
-	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.path()); err != nil {
+	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.searchPath()); err != nil {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	return startProcess(cmd)
 }
 
-// within returns the absolute path of a folder of the workspace.
-func (b *box) within(dir string) (string, error) {
-	workspace := b.workspace()
+// workspacePath returns the absolute path of a folder of the workspace, or an error if the folder is not in the
+// workspace.
+func (b *box) workspacePath(dir string) (string, error) {
+	workspace := b.workspaceDir()
 	if dir == "" {
 		return workspace, nil
 	}
-	rel, err := relative(dir)
+	rel, err := cleanRelativePath(dir)
 	if err != nil {
 		return "", err
 	}
@@ -346,12 +349,12 @@ func (b *box) within(dir string) (string, error) {
 	}
 	defer root.Close() //nolint:errcheck // only read
 	if _, err := root.Stat(rel); err != nil {
-		return "", wrapError(dir, err)
+		return "", translateError(dir, err)
 	}
 	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
 }
 
-// lookPath returns the path of a program as a shell in the sandbox finds it.
+// lookPath returns the path of a program as a shell in the folder dir finds it with the search path path.
 func lookPath(name, dir, path string) (string, error) {
 	if strings.Contains(name, "/") {
 		if filepath.IsAbs(name) {

@@ -16,18 +16,19 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// partialPrefix is the prefix of the names of files that are not completely written.
+// partialPrefix is the prefix of the names of files in the workspace whose content is not complete yet.
 const partialPrefix = ".spool-put-"
 
-// files implements sandbox.Files for a workspace on this machine. It uses os.Root, so no path and no symbolic link
-// leads out of the workspace.
+// files reads and writes a workspace on this machine. It implements sandbox.Files. It uses os.Root, so no path and
+// no symbolic link leads out of the workspace.
 type files struct{ dir string }
 
 // Files returns the workspace.
-func (b *box) Files() sandbox.Files { return files{b.workspace()} }
+func (b *box) Files() sandbox.Files { return files{b.workspaceDir()} }
 
-// relative cleans a slash-separated path and returns an error if it is not below the workspace.
-func relative(name string) (string, error) {
+// cleanRelativePath returns the shortest form of a slash-separated path, or an error if the path is not below the
+// workspace.
+func cleanRelativePath(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
@@ -38,9 +39,9 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// wrapError returns the error of package sandbox for an error of os.Root. An error that is not of a system call
-// means that the path leaves the Root.
-func wrapError(name string, err error) error {
+// translateError converts an error of os.Root to an error of package sandbox. An error that does not come from a
+// system call means that the path leads out of the workspace.
+func translateError(name string, err error) error {
 	var errno syscall.Errno
 	var p *fs.PathError
 	switch {
@@ -54,9 +55,9 @@ func wrapError(name string, err error) error {
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// Put replaces a file atomically.
+// Put writes a file of the workspace, which it replaces atomically.
 func (f files) Put(ctx context.Context, name string, content io.Reader) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
@@ -67,51 +68,53 @@ func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	defer root.Close() //nolint:errcheck // only a handle
 	if dir := path.Dir(rel); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {
-			return wrapError(name, err)
+			return translateError(name, err)
 		}
 	}
 	tmp := path.Join(path.Dir(rel), partialPrefix+rand.Text())
-	if err := f.write(ctx, root, tmp, content); err != nil {
-		return wrapError(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+	if err := f.writeTemporary(ctx, root, tmp, content); err != nil {
+		return translateError(name, errors.Join(err, ignoreNotExist(root.Remove(tmp))))
 	}
 	if err := root.Rename(tmp, rel); err != nil {
-		return wrapError(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+		return translateError(name, errors.Join(err, ignoreNotExist(root.Remove(tmp))))
 	}
 	return nil
 }
 
-func (f files) write(ctx context.Context, root *os.Root, name string, content io.Reader) error {
+// writeTemporary writes the content of a file to a new file with the given name.
+func (f files) writeTemporary(ctx context.Context, root *os.Root, name string, content io.Reader) error {
 	file, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(file, reader{ctx, content})
+	_, err = io.Copy(file, contextReader{ctx, content})
 	return errors.Join(err, file.Close())
 }
 
-// reader is a reader that returns the error of its context once the context has ended.
-type reader struct {
+// contextReader is a reader that returns the error of its context after the context has ended.
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (r reader) Read(p []byte) (int, error) {
+func (r contextReader) Read(p []byte) (int, error) {
 	if err := r.ctx.Err(); err != nil {
 		return 0, err
 	}
 	return r.r.Read(p)
 }
 
-func ignoreMissing(err error) error {
+// ignoreNotExist returns nil for the error that a file does not exist, and other errors unchanged.
+func ignoreNotExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// Get opens a file for reading. The caller closes it.
+// Get opens a file of the workspace for reading. The caller must close the reader.
 func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +126,7 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	// Without O_NONBLOCK the open of a named pipe would wait for a writer.
 	file, err := root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, wrapError(name, err)
+		return nil, translateError(name, err)
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -135,12 +138,12 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	return file, nil
 }
 
-// List returns the files and folders below a folder. It does not follow symbolic links.
+// List returns the files and folders below a folder of the workspace. It does not follow symbolic links.
 func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	rel := "."
 	if dir != "" {
 		var err error
-		if rel, err = relative(dir); err != nil {
+		if rel, err = cleanRelativePath(dir); err != nil {
 			return nil, err
 		}
 	}
@@ -168,15 +171,15 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, wrapError(dir, err)
+		return nil, translateError(dir, err)
 	}
 	slices.SortFunc(out, func(a, b sandbox.File) int { return strings.Compare(a.Path, b.Path) })
 	return out, nil
 }
 
-// Remove removes a file, or a folder with everything in it.
+// Remove removes a file of the workspace, or a folder with everything in it.
 func (f files) Remove(_ context.Context, name string) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
@@ -189,7 +192,7 @@ func (f files) Remove(_ context.Context, name string) error {
 	}
 	defer root.Close() //nolint:errcheck // nothing was written through it
 	if _, err := root.Lstat(rel); err != nil {
-		return wrapError(name, err)
+		return translateError(name, err)
 	}
-	return wrapError(name, root.RemoveAll(rel))
+	return translateError(name, root.RemoveAll(rel))
 }

@@ -21,25 +21,27 @@ import (
 )
 
 const (
-	// lockEvery is the interval at which an executor tries to lock a layer while another executor has the lock.
-	lockEvery = 100 * time.Millisecond
-	// measureEvery is the interval at which the disk usage of an installer is measured.
-	measureEvery = 3 * time.Second
-	// afterInstall is the maximum time for which output is read after an installer has ended, if processes that it left
-	// running keep the output open.
-	afterInstall = 2 * time.Second
+	// lockRetryInterval is the interval at which an executor tries to lock a dependency layer while another executor has the
+	// lock.
+	lockRetryInterval = 100 * time.Millisecond
+	// diskMeasureInterval is the interval at which the disk usage of an installer is measured.
+	diskMeasureInterval = 3 * time.Second
+	// outputDrainTimeout is the maximum time for which the output of an installer is read after the installer has ended, if
+	// processes that it started keep the output open.
+	outputDrainTimeout = 2 * time.Second
 )
 
 var (
 	_ sandbox.Layerer = (*Provider)(nil)
 
-	errTooSlow = errors.New("the time limit was reached")
+	// errInstallTimeout is the cancellation cause of an installation's context at its time limit.
+	errInstallTimeout = errors.New("the time limit was reached")
 )
 
-// Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
-// scripts of packages run without any restriction.
+// Layer returns the folder layers/<digest> in the provider's folder, into which it installs the packages unless they are
+// there, with the npm and pip of this machine. The scripts of packages run without any restriction.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
-	base, err := p.base(ctx, want)
+	base, err := p.runtimeVersions(ctx, want)
 	if err != nil {
 		return "", err
 	}
@@ -50,11 +52,11 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	if use.Begun != nil {
 		use.Begun()
 	}
-	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.makeLayer(ctx, digest, want) })
+	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.createLayer(ctx, digest, want) })
 }
 
-// base returns the versions of Node and Python on this machine, for which packages are built.
-func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, error) {
+// runtimeVersions returns the versions of Node and Python on this machine, for which the packages of a layer are built.
+func (p *Provider) runtimeVersions(ctx context.Context, want sandbox.Packages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
 		if !needed {
@@ -62,7 +64,7 @@ func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, err
 		}
 		path, err := lookPath(name, "", p.cfg.Path)
 		if err != nil {
-			return "", layer.Failed("this machine has no %s on its PATH", name)
+			return "", layer.InstallError("this machine has no %s on its PATH", name)
 		}
 		cmd := exec.CommandContext(ctx, path, "--version") //nolint:gosec // found by its own name
 		cmd.Env = p.installEnv()
@@ -71,7 +73,7 @@ func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, err
 			return "", ctx.Err()
 		}
 		if err != nil {
-			return "", layer.Failed("%s --version: %v: %s", name, err, layer.LastLines(string(said)))
+			return "", layer.InstallError("%s --version: %v: %s", name, err, layer.LastLines(string(said)))
 		}
 		out = append(out, name+" "+strings.TrimSpace(string(said)))
 	}
@@ -79,12 +81,16 @@ func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, err
 	return strings.Join(out, "\n"), nil
 }
 
+// layersDir returns the folder that contains all dependency layers.
 func (p *Provider) layersDir() string { return filepath.Join(p.cfg.Dir, "layers") }
-func (p *Provider) layerLock(digest string) string {
+
+// layerLockPath returns the path of the lock file of the layer of a digest.
+func (p *Provider) layerLockPath(digest string) string {
 	return filepath.Join(p.layersDir(), digest+".lock")
 }
 
-// completeLayer returns the folder of a complete layer and records its use. It returns "" if there is none.
+// completeLayer returns the folder of the complete layer of a digest and records that it is used now, or returns "" if
+// there is none.
 func (p *Provider) completeLayer(digest string) (string, error) {
 	dir := filepath.Join(p.layersDir(), digest)
 	if _, err := os.Stat(dir); err != nil { // the folder has this name only when it is complete
@@ -94,14 +100,15 @@ func (p *Provider) completeLayer(digest string) (string, error) {
 		return "", fmt.Errorf("look for layer %s: %w", digest, err)
 	}
 	now := time.Now()
-	if err := os.Chtimes(p.layerLock(digest), now, now); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Chtimes(p.layerLockPath(digest), now, now); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("record the use of layer %s: %w", digest, err)
 	}
 	return dir, nil
 }
 
-// makeLayer creates a layer, unless another executor that shares the folder does.
-func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
+// createLayer creates the layer of a digest and returns its folder. If another executor that shares the provider's folder
+// creates it first, createLayer returns that executor's layer.
+func (p *Provider) createLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
 	if err := os.MkdirAll(p.layersDir(), 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
@@ -121,7 +128,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
-	if err := p.install(ctx, tmp, want); err != nil {
+	if err := p.installPackages(ctx, tmp, want); err != nil {
 		return "", err
 	}
 	if err := os.Rename(tmp, filepath.Join(p.layersDir(), digest)); err != nil {
@@ -130,7 +137,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	return p.completeLayer(digest)
 }
 
-// removeIncompleteLayers removes incomplete layers of a digest that executors left when they died. The caller must
+// removeIncompleteLayers removes the incomplete layers of a digest that executors left when they crashed. The caller must
 // hold the lock of the digest.
 func (p *Provider) removeIncompleteLayers(digest string) error {
 	left, err := filepath.Glob(filepath.Join(p.layersDir(), digest+".new-*"))
@@ -140,13 +147,14 @@ func (p *Provider) removeIncompleteLayers(digest string) error {
 	return err
 }
 
-// lockLayer blocks until it has the lock of a digest. The kernel releases the lock when the process ends.
+// lockLayer blocks until this process holds the lock of the layer of a digest. The kernel releases the lock when the
+// process ends.
 func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() error, err error) {
-	f, err := os.OpenFile(p.layerLock(digest), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(p.layerLockPath(digest), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock layer %s: %w", digest, err)
 	}
-	tick := time.NewTicker(lockEvery)
+	tick := time.NewTicker(lockRetryInterval)
 	defer tick.Stop()
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -164,7 +172,8 @@ func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() 
 	}
 }
 
-// installEnv returns the part of this process's environment that installers get: their configuration, and no API keys.
+// installEnv returns the environment variables of installers: the configuration of npm and pip from this process's
+// environment, without API keys.
 func (p *Provider) installEnv() []string {
 	keep := []string{"HOME=", "LANG=", "TMPDIR=", "USER=", "LOGNAME=", "HTTP_PROXY=", "HTTPS_PROXY=", "NO_PROXY=", "NPM_CONFIG_", "PIP_", "NODE_EXTRA_CA_CERTS=", "SSL_CERT_", "REQUESTS_CA_BUNDLE=", "XDG_"}
 	env := []string{"PATH=" + p.cfg.Path}
@@ -176,14 +185,13 @@ func (p *Provider) installEnv() []string {
 	return env
 }
 
-// program returns the path of an installer's program. For python3 it returns the path of the interpreter itself: the
-// program on the PATH may be a shim of a version manager. pyenv's shim updates its own folder after pip, under a lock
-// that stays if the shim is killed; each later installation on that machine then waits for that lock for a minute and
-// fails.
-func (p *Provider) program(ctx context.Context, name string) (string, error) {
+// installerPath returns the path of an installer's program. For python3 it returns the path of the interpreter and not of a
+// version manager's shim. If pyenv's shim is killed during an installation, it leaves a lock file in pyenv's folder, and
+// each later installation on this machine waits for that lock for a minute and fails.
+func (p *Provider) installerPath(ctx context.Context, name string) (string, error) {
 	path, err := lookPath(name, "", p.cfg.Path)
 	if err != nil {
-		return "", layer.Failed("this machine has no %s on its PATH", name)
+		return "", layer.InstallError("this machine has no %s on its PATH", name)
 	}
 	if name != "python3" {
 		return path, nil
@@ -192,60 +200,60 @@ func (p *Provider) program(ctx context.Context, name string) (string, error) {
 	cmd.Env = p.installEnv()
 	out, err := cmd.Output()
 	switch {
-	case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
-		return "", p.cfg.Layers.TooSlow("")
+	case context.Cause(ctx) == errInstallTimeout: //nolint:errorlint // the cause is never wrapped
+		return "", p.cfg.Layers.TimeoutError("")
 	case ctx.Err() != nil:
 		return "", ctx.Err()
 	case err != nil:
-		return "", layer.Failed("python3 does not report the path of its interpreter: %v", err)
+		return "", layer.InstallError("python3 does not report the path of its interpreter: %v", err)
 	}
 	if path = strings.TrimSpace(string(out)); !filepath.IsAbs(path) {
-		return "", layer.Failed("python3 does not report the path of its interpreter: sys.executable is %q", path)
+		return "", layer.InstallError("python3 does not report the path of its interpreter: sys.executable is %q", path)
 	}
 	return path, nil
 }
 
-// install runs the installers, and checks the size of the folder.
-func (p *Provider) install(ctx context.Context, dir string, want sandbox.Packages) error {
+// installPackages runs the installers of the wanted packages in the folder of a layer, and checks the folder's size.
+func (p *Provider) installPackages(ctx context.Context, dir string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
 	defer cancel()
 	for _, i := range cfg.Installers(want.Set, dir) {
-		path, err := p.program(ctx, i.Args[0])
+		path, err := p.installerPath(ctx, i.Args[0])
 		if err != nil {
 			return err
 		}
 		var said layer.Tail
 		cmd := exec.Command(path, i.Args[1:]...) //nolint:gosec // running it is the purpose
-		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = dir, p.installEnv(), &said, &said, afterInstall
+		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = dir, p.installEnv(), &said, &said, outputDrainTimeout
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		err = p.runWatched(ctx, cmd, dir)
+		err = p.runInstaller(ctx, cmd, dir)
 		var exit *exec.ExitError
 		var typed *sandbox.Error
 		switch {
-		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
-			return cfg.TooSlow(said.String())
+		case context.Cause(ctx) == errInstallTimeout: //nolint:errorlint // the cause is never wrapped
+			return cfg.TimeoutError(said.String())
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.As(err, &typed):
 			return err
 		case errors.As(err, &exit):
-			return layer.Failed("%s: %s; it last said: %s", i.Name, exit.ProcessState, layer.LastLines(said.String()))
+			return layer.InstallError("%s: %s; it last said: %s", i.Name, exit.ProcessState, layer.LastLines(said.String()))
 		case err != nil:
-			return layer.Failed("%s: %v", i.Name, err)
+			return layer.InstallError("%s: %v", i.Name, err)
 		}
 	}
-	if size, err := sizeOf(dir); err != nil {
+	if size, err := folderSize(dir); err != nil {
 		return fmt.Errorf("measure the layer: %w", err)
 	} else if size > cfg.MaxBytes {
-		return cfg.TooLarge()
+		return cfg.TooLargeError()
 	}
 	return nil
 }
 
-// runWatched runs a command until it ends, ctx ends, or the folder is too large. Then it kills the command's process
-// group.
-func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) error {
+// runInstaller runs the command of an installer until it ends. It kills the command's process group if ctx ends or the
+// folder becomes too large.
+func (p *Provider) runInstaller(ctx context.Context, cmd *exec.Cmd, dir string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -253,7 +261,7 @@ func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) er
 	defer group()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	tick := time.NewTicker(measureEvery)
+	tick := time.NewTicker(diskMeasureInterval)
 	defer tick.Stop()
 	for {
 		var err error
@@ -266,8 +274,8 @@ func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) er
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-tick.C:
-			if size, serr := sizeOf(dir); serr == nil && size > p.cfg.Layers.MaxBytes { // files may be removed meanwhile
-				err = p.cfg.Layers.TooLarge()
+			if size, serr := folderSize(dir); serr == nil && size > p.cfg.Layers.MaxBytes { // files may be removed meanwhile
+				err = p.cfg.Layers.TooLargeError()
 			}
 		}
 		if err != nil {
@@ -278,8 +286,8 @@ func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) er
 	}
 }
 
-// sizeOf returns the total size of the files in a folder, in bytes.
-func sizeOf(dir string) (size int64, err error) {
+// folderSize returns the total size of the files in a folder, in bytes.
+func folderSize(dir string) (size int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -293,9 +301,9 @@ func sizeOf(dir string) (size int64, err error) {
 	return size, err
 }
 
-// Orphans removes layers that were not used for Config.Layers.Keep, and the leftovers of interrupted installations.
-// Workspaces of local sandboxes are removed through Kept and Wipe.
-func (p *Provider) Orphans(ctx context.Context, _ time.Duration) (int, error) {
+// RemoveOrphans removes the dependency layers that were not used for Config.Layers.Keep, and the leftovers of interrupted
+// installations. It removes no workspaces: ListWorkspaces and RemoveWorkspace serve that purpose.
+func (p *Provider) RemoveOrphans(ctx context.Context, _ time.Duration) (int, error) {
 	entries, err := os.ReadDir(p.layersDir())
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -308,16 +316,17 @@ func (p *Provider) Orphans(ctx context.Context, _ time.Duration) (int, error) {
 		if !isLock || !events.IsDigest(digest) {
 			continue
 		}
-		if err := p.oldLayer(ctx, digest, entries); err != nil {
+		if err := p.removeLayerIfOld(ctx, digest, entries); err != nil {
 			return 0, err
 		}
 	}
 	return 0, nil
 }
 
-// oldLayer removes a layer of the entries if it is old, unless an executor is creating it.
-func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.DirEntry) error {
-	info, err := os.Stat(p.layerLock(digest))
+// removeLayerIfOld removes the layer of a digest if it was not used for Config.Layers.Keep and no executor is creating it.
+// entries are the files in the folder of layers.
+func (p *Provider) removeLayerIfOld(ctx context.Context, digest string, entries []os.DirEntry) error {
+	info, err := os.Stat(p.layerLockPath(digest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -343,17 +352,17 @@ func (p *Provider) oldLayer(ctx context.Context, digest string, entries []os.Dir
 			err = errors.Join(err, removeAll(filepath.Join(p.layersDir(), e.Name())))
 		}
 	}
-	return errors.Join(err, os.Remove(p.layerLock(digest)), unlock())
+	return errors.Join(err, os.Remove(p.layerLockPath(digest)), unlock())
 }
 
-// usesLayer reports whether a sandbox uses a layer.
+// usesLayer reports whether a sandbox of this provider uses the layer in a folder.
 func (p *Provider) usesLayer(ctx context.Context, dir string) (bool, error) {
 	list, err := p.List(ctx)
 	if err != nil {
 		return false, err
 	}
 	for _, info := range list {
-		rec, err := p.read(info.ID)
+		rec, err := p.readRecord(info.ID)
 		if err == nil && rec.Layer == dir {
 			return true, nil
 		}

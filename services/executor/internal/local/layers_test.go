@@ -89,8 +89,8 @@ func TestLayer(t *testing.T) {
 	if err != nil || strings.Contains(string(raw), "hunter2") || !strings.Contains(string(raw), "PATH=") {
 		t.Errorf("an installer sees %s, %v", raw, err)
 	}
-	b := p.box(savedSandbox{ID: "x", Layer: dir, Labels: sandbox.Labels{Session: "s"}})
-	out, err := (&exec.Cmd{Path: "/bin/sh", Args: []string{"sh", "-c", "greet-npm && greet-pip && python3 -c 'import greeting; greeting.main()'"}, Env: b.environ()}).CombinedOutput()
+	b := p.newBox(savedSandbox{ID: "x", Layer: dir, Labels: sandbox.Labels{Session: "s"}})
+	out, err := (&exec.Cmd{Path: "/bin/sh", Args: []string{"sh", "-c", "greet-npm && greet-pip && python3 -c 'import greeting; greeting.main()'"}, Env: b.environment()}).CombinedOutput()
 	if want := "hello from npm\nhello from pip\nhello from pip\n"; string(out) != want || err != nil {
 		t.Errorf("it says %s, %v", out, err)
 	}
@@ -184,7 +184,7 @@ func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/none", Engine: "e"})
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	digest := func(c string) string { return strings.Repeat(c, 64) }
@@ -193,7 +193,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(p.layersDir(), digest(c)), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.WriteFile(p.layerLock(digest(c)), nil, 0o600), os.Chtimes(p.layerLock(digest(c)), last, last)); err != nil {
+		if err := errors.Join(os.WriteFile(p.layerLockPath(digest(c)), nil, 0o600), os.Chtimes(p.layerLockPath(digest(c)), last, last)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -201,10 +201,10 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := "sbx_119D2EWFRKKEB07X7DTDD0J410"
-	if err := os.MkdirAll(p.folder(id), 0o700); err != nil {
+	if err := os.MkdirAll(p.sandboxDir(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), savedSandbox{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
+	if err := writeJSON(filepath.Join(p.sandboxDir(id), "sandbox.json"), savedSandbox{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
 		t.Fatal(err)
 	}
 	unlock, err := p.lockLayer(t.Context(), digest("d"))
@@ -216,7 +216,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	left, err := os.ReadDir(p.layersDir())
@@ -230,7 +230,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if dir, err := p.completeLayer(digest("c")); err != nil || dir == "" {
 		t.Errorf("%q, %v", dir, err)
 	}
-	if info, err := os.Stat(p.layerLock(digest("c"))); err != nil || time.Since(info.ModTime()) > time.Hour {
+	if info, err := os.Stat(p.layerLockPath(digest("c"))); err != nil || time.Since(info.ModTime()) > time.Hour {
 		t.Errorf("its use is not noted: %v", err)
 	}
 }

@@ -50,22 +50,23 @@ type Config struct {
 }
 
 const (
-	// Records of a sandbox and of a session's state, in their folders.
-	sandboxRecord, stateRecord = "sandbox.json", "labels.json"
-	// abandonedAfter is the age from which a folder without sandbox.json counts as abandoned. A younger one may belong
+	// sandboxRecordFile and stateRecord are the names of the files that describe a sandbox in its folder, and a session in the folder of the
+	// agent's records.
+	sandboxRecordFile, stateRecord = "sandbox.json", "labels.json"
+	// abandonedAge is the age from which the folder of a sandbox without a sandboxRecordFile counts as abandoned. A younger folder may belong
 	// to a sandbox that is being created.
-	abandonedAfter = time.Minute
+	abandonedAge = time.Minute
 )
 
-// readyWithin is the maximum time that a runner may take to listen.
-const readyWithin = 15 * time.Second
+// runnerReadyTimeout is the maximum time that a runner may take to listen.
+const runnerReadyTimeout = 15 * time.Second
 
 // Provider implements sandbox.Provider by local processes. Several providers may share a folder, also
 // concurrently. It is safe for concurrent use.
 type Provider struct {
 	cfg    Config
-	mu     sync.Mutex // held while a sandbox is created or ended
-	layers layer.Once // by digest
+	mu     sync.Mutex         // held while a sandbox is created or ended
+	layers layer.SingleFlight // by digest
 }
 
 // savedSandbox is the content of the file sandbox.json in the folder of a sandbox.
@@ -81,8 +82,8 @@ type savedSandbox struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// runnerProcess identifies the runner of a sandbox; it is the content of the file runner.json. The start time
-// distinguishes the process from a later one with the same process id.
+// runnerProcess identifies the process of a sandbox's runner, and is the content of the file runner.json. The start time distinguishes the
+// process from a later one with the same pid.
 type runnerProcess struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
@@ -129,37 +130,37 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if box, err := p.attach(spec.ID); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
+	if box, err := p.attachSandbox(spec.ID); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return box, err
 	}
-	rec, err := p.prepare(spec)
+	rec, err := p.prepareFolders(spec)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
-	box := p.box(rec)
+	box := p.newBox(rec)
 	if err := box.startRunner(ctx); err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	return box, nil
 }
 
-// prepare creates the folders and sandbox.json.
-func (p *Provider) prepare(spec sandbox.Spec) (savedSandbox, error) {
-	dir := p.folder(spec.ID)
-	state := p.state(spec.Labels.Session)
+// prepareFolders creates the folders and the sandboxRecordFile of a new sandbox.
+func (p *Provider) prepareFolders(spec sandbox.Spec) (savedSandbox, error) {
+	dir := p.sandboxDir(spec.ID)
+	state := p.stateDir(spec.Labels.Session)
 	folders := []string{filepath.Join(state, "agent"), filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
 	empty := false
 	if spec.HostPath == "" {
-		_, err := os.Lstat(p.workspace(spec.Labels.Session))
+		_, err := os.Lstat(p.workspaceDir(spec.Labels.Session))
 		empty = errors.Is(err, fs.ErrNotExist)
-		folders = append(folders, p.workspace(spec.Labels.Session))
+		folders = append(folders, p.workspaceDir(spec.Labels.Session))
 	} else if err := p.checkHostPath(spec.HostPath); err != nil {
 		return savedSandbox{}, err
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return savedSandbox{}, err
 	}
-	// The record is written before the session's other folders, so that Kept finds them.
+	// The record is written before the session's other folders, so that ListWorkspaces finds them.
 	if err := writeJSON(filepath.Join(state, stateRecord), spec.Labels); err != nil {
 		return savedSandbox{}, err
 	}
@@ -168,21 +169,21 @@ func (p *Provider) prepare(spec sandbox.Spec) (savedSandbox, error) {
 			return savedSandbox{}, err
 		}
 	}
-	rec, err := p.read(spec.ID)
+	rec, err := p.readRecord(spec.ID)
 	if err == nil {
-		if there, rerr := os.ReadDir(p.box(rec).workspace()); rerr != nil || len(there) > 0 {
+		if there, rerr := os.ReadDir(p.newBox(rec).workspaceDir()); rerr != nil || len(there) > 0 {
 			rec.Empty = false // its runner has run before
 		}
 		if rec.Secret != "" {
 			return rec, nil
 		}
 		rec.Secret = runner.NewSecret() // for the runner that is started now
-		return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
+		return rec, writeJSON(filepath.Join(dir, sandboxRecordFile), rec)
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return savedSandbox{}, err
 	}
-	socket, err := p.socket(spec.ID)
+	socket, err := p.socketPath(spec.ID)
 	if err != nil {
 		return savedSandbox{}, err
 	}
@@ -190,11 +191,11 @@ func (p *Provider) prepare(spec sandbox.Spec) (savedSandbox, error) {
 		ID: spec.ID, Labels: spec.Labels, Created: time.Now().UTC(), Socket: socket, Empty: empty, Layer: spec.Layer, HostPath: spec.HostPath,
 		Secret: runner.NewSecret(),
 	}
-	return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
+	return rec, writeJSON(filepath.Join(dir, sandboxRecordFile), rec)
 }
 
-// checkHostPath returns a *sandbox.Error unless a session may still work in a folder. Since the session was created,
-// the folder may have been removed, or replaced by a link to another folder.
+// checkHostPath returns a *sandbox.Error unless a session may still work in a folder of this machine. The folder may have been removed
+// since the session was created, or replaced by a link to another folder.
 func (p *Provider) checkHostPath(path string) error {
 	resolved, err := p.cfg.HostPaths.Resolve(path)
 	if err == nil && resolved != path {
@@ -206,25 +207,26 @@ func (p *Provider) checkHostPath(path string) error {
 	return nil
 }
 
-// Attach returns the sandbox with an id if its runner runs; sandbox.ErrNotFound otherwise.
+// Attach returns the sandbox with an id whose runner runs, or sandbox.ErrNotFound if there is none.
 func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
-	return p.attach(id)
+	return p.attachSandbox(id)
 }
 
-func (p *Provider) attach(id string) (sandbox.Sandbox, error) {
-	rec, err := p.read(id)
+// attachSandbox implements Attach.
+func (p *Provider) attachSandbox(id string) (sandbox.Sandbox, error) {
+	rec, err := p.readRecord(id)
 	if err != nil {
 		return nil, err
 	}
-	box := p.box(rec)
-	if _, alive := box.runner(); !alive {
+	box := p.newBox(rec)
+	if _, alive := box.findRunner(); !alive {
 		return nil, fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
 	}
 	return box, nil
 }
 
-// List returns every sandbox that has a folder. It removes folders that have been without a record for abandonedAfter: an executor was killed
-// while it created or removed the sandbox.
+// List returns every sandbox that has a folder. It also removes abandoned folders, of sandboxes whose executor was killed while it created
+// or removed them.
 func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "sandboxes"))
 	if err != nil {
@@ -232,9 +234,9 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	}
 	var out []sandbox.Info
 	for _, e := range entries {
-		rec, err := p.read(e.Name())
+		rec, err := p.readRecord(e.Name())
 		if errors.Is(err, sandbox.ErrNotFound) {
-			if dir := p.folder(e.Name()); events.CheckID("sandbox id", events.KindSandbox, e.Name()) == nil && isAbandoned(dir) {
+			if dir := p.sandboxDir(e.Name()); events.CheckID("sandbox id", events.KindSandbox, e.Name()) == nil && isAbandoned(dir) {
 				p.cfg.Logger.Info("removing what was left of a sandbox", "sandbox", e.Name())
 				if err := removeAll(dir); err != nil {
 					return nil, fmt.Errorf("remove what was left of sandbox %s: %w", e.Name(), err)
@@ -245,8 +247,8 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 		if err != nil {
 			return nil, err
 		}
-		box := p.box(rec)
-		_, alive := box.runner()
+		box := p.newBox(rec)
+		_, alive := box.findRunner()
 		out = append(out, sandbox.Info{ID: rec.ID, Labels: rec.Labels, Created: rec.Created, Running: alive, Paused: box.isPaused()})
 	}
 	return out, nil
@@ -259,14 +261,14 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	rec, err := p.read(id)
+	rec, err := p.readRecord(id)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
 	known := err == nil
 	rec.ID = id
-	box := p.box(rec)
-	if err := box.end(ctx); err != nil {
+	box := p.newBox(rec)
+	if err := box.endProcesses(ctx); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if known && rec.Socket != "" {
@@ -275,19 +277,19 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 		}
 	}
 	if known && wipe {
-		if err := p.Wipe(ctx, rec.Labels); err != nil {
+		if err := p.RemoveWorkspace(ctx, rec.Labels); err != nil {
 			return err
 		}
 	}
 	// Removed last, so that a sandbox whose removal failed is found again.
-	if err := removeRecorded(p.folder(id), sandboxRecord); err != nil {
+	if err := removeRecorded(p.sandboxDir(id), sandboxRecordFile); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-// Kept returns the sessions that have a workspace on this machine.
-func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
+// ListWorkspaces returns the labels of the sessions that have a workspace on this machine.
+func (p *Provider) ListWorkspaces(context.Context) ([]sandbox.Labels, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "states"))
 	if err != nil {
 		return nil, fmt.Errorf("list workspaces: %w", err)
@@ -295,7 +297,7 @@ func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 	var out []sandbox.Labels
 	for _, e := range entries {
 		var l sandbox.Labels
-		dir := p.state(e.Name())
+		dir := p.stateDir(e.Name())
 		err := readJSON(filepath.Join(dir, stateRecord), &l)
 		if errors.Is(err, fs.ErrNotExist) {
 			// The folder is being created, or an executor was killed while it created or removed it. Its content stays.
@@ -313,15 +315,15 @@ func (p *Provider) Kept(context.Context) ([]sandbox.Labels, error) {
 	return out, nil
 }
 
-// Wipe removes a session's workspace and its agent's records.
-func (p *Provider) Wipe(_ context.Context, l sandbox.Labels) error {
+// RemoveWorkspace removes a session's workspace and its agent's records from this machine.
+func (p *Provider) RemoveWorkspace(_ context.Context, l sandbox.Labels) error {
 	if err := events.CheckID("session", events.KindSession, l.Session); err != nil {
 		return fmt.Errorf("wipe workspace: %w", err)
 	}
-	// The record is in the state folder, which is removed last: Kept lists the session while anything is left.
-	err := removeAll(p.workspace(l.Session))
+	// The record is in the state folder, which is removed last: ListWorkspaces lists the session while anything is left.
+	err := removeAll(p.workspaceDir(l.Session))
 	if err == nil {
-		err = removeRecorded(p.state(l.Session), stateRecord)
+		err = removeRecorded(p.stateDir(l.Session), stateRecord)
 	}
 	if err != nil {
 		return fmt.Errorf("wipe workspace of %s: %w", l.Session, err)
@@ -329,22 +331,31 @@ func (p *Provider) Wipe(_ context.Context, l sandbox.Labels) error {
 	return nil
 }
 
-func (p *Provider) folder(id string) string { return filepath.Join(p.cfg.Dir, "sandboxes", id) }
+// sandboxDir returns the folder of the sandbox with an id.
+func (p *Provider) sandboxDir(id string) string { return filepath.Join(p.cfg.Dir, "sandboxes", id) }
 
-func (p *Provider) workspace(session string) string {
+// workspaceDir returns the folder of a session's workspace.
+func (p *Provider) workspaceDir(session string) string {
 	return filepath.Join(p.cfg.Dir, "workspaces", session)
 }
 
-func (p *Provider) state(session string) string { return filepath.Join(p.cfg.Dir, "states", session) }
+// stateDir returns the folder of the records of a session's agent.
+func (p *Provider) stateDir(session string) string {
+	return filepath.Join(p.cfg.Dir, "states", session)
+}
 
-func (p *Provider) box(rec savedSandbox) *box { return &box{p: p, rec: rec, dir: p.folder(rec.ID)} }
+// newBox returns the sandbox that a record describes.
+func (p *Provider) newBox(rec savedSandbox) *box {
+	return &box{p: p, rec: rec, dir: p.sandboxDir(rec.ID)}
+}
 
-func (p *Provider) read(id string) (savedSandbox, error) {
+// readRecord reads the sandboxRecordFile of a sandbox. It returns sandbox.ErrNotFound if there is none.
+func (p *Provider) readRecord(id string) (savedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return savedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
 	var rec savedSandbox
-	err := readJSON(filepath.Join(p.folder(id), sandboxRecord), &rec)
+	err := readJSON(filepath.Join(p.sandboxDir(id), sandboxRecordFile), &rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
@@ -365,7 +376,7 @@ func readJSON(path string, into any) error {
 	return nil
 }
 
-// writeJSON replaces a file atomically.
+// writeJSON writes v as JSON to a file, which it replaces atomically.
 func writeJSON(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -377,14 +388,15 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// isAbandoned reports whether a folder without sandbox.json has not changed for abandonedAfter, so that no executor is
-// creating a sandbox in it.
+// isAbandoned reports whether the folder of a sandbox without a sandboxRecordFile has not changed for abandonedAge, so that no executor is
+// creating the sandbox any more.
 func isAbandoned(dir string) bool {
 	info, err := os.Stat(dir)
-	return err == nil && time.Since(info.ModTime()) > abandonedAfter
+	return err == nil && time.Since(info.ModTime()) > abandonedAge
 }
 
-// removeRecorded removes a folder, and its record last. A kill in between leaves a folder that is still found by its record.
+// removeRecorded removes a folder, and the file record in it last. If the process is killed during that, the folder is still found by its
+// record.
 func removeRecorded(dir, record string) error {
 	if err := os.Chmod(dir, 0o700); errors.Is(err, fs.ErrNotExist) { //nolint:gosec // about to be removed
 		return nil

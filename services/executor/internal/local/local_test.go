@@ -109,7 +109,7 @@ func TestProvider(t *testing.T) {
 // killRunner kills a sandbox's runner.
 func killRunner(t testing.TB, b *box) {
 	t.Helper()
-	s, _ := b.runner()
+	s, _ := b.findRunner()
 	if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func killRunner(t testing.TB, b *box) {
 }
 
 func alive(pid int) bool {
-	p, ok := find(pid)
+	p, ok := findProcess(pid)
 	return ok && !p.dead
 }
 
@@ -162,10 +162,10 @@ func TestWorkspace_StaysForTheNextSandbox(t *testing.T) {
 	if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(p.folder(spec.ID)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(p.sandboxDir(spec.ID)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the sandbox's own folder stays: %v", err)
 	}
-	kept, err := p.Kept(t.Context())
+	kept, err := p.ListWorkspaces(t.Context())
 	if err != nil || len(kept) != 1 || kept[0] != spec.Labels {
 		t.Errorf("kept: %+v, %v", kept, err)
 	}
@@ -179,11 +179,11 @@ func TestWorkspace_StaysForTheNextSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := p.Wipe(t.Context(), spec.Labels); err != nil {
+		if err := p.RemoveWorkspace(t.Context(), spec.Labels); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if kept, err = p.Kept(t.Context()); err != nil || len(kept) != 0 {
+	if kept, err = p.ListWorkspaces(t.Context()); err != nil || len(kept) != 0 {
 		t.Errorf("kept after the wipe: %+v, %v", kept, err)
 	}
 }
@@ -194,7 +194,7 @@ func TestRecycledPid_IsNotKilled(t *testing.T) {
 	p := newProvider(t, newConfig(t))
 	spec := newSpec(t)
 	b := create(t, p, spec)
-	real, ok := b.runner()
+	real, ok := b.findRunner()
 	if !ok {
 		t.Fatal("no runner")
 	}
@@ -259,7 +259,7 @@ func TestRunnerHasNoTies(t *testing.T) {
 	t.Parallel()
 	p := newProvider(t, newConfig(t))
 	b := create(t, p, newSpec(t))
-	s, _ := b.runner()
+	s, _ := b.findRunner()
 	sid, err := unix.Getsid(s.PID)
 	if err != nil || sid != s.PID {
 		t.Errorf("session %d, %v, want one of its own", sid, err)
@@ -290,7 +290,7 @@ func TestDeepFolder(t *testing.T) {
 	p := newProvider(t, cfg)
 	spec := newSpec(t)
 	b := create(t, p, spec)
-	if len(b.rec.Socket) > maxSocket || strings.HasPrefix(b.rec.Socket, cfg.Dir) {
+	if len(b.rec.Socket) > maxSocketPathBytes || strings.HasPrefix(b.rec.Socket, cfg.Dir) {
 		t.Errorf("socket %s", b.rec.Socket)
 	}
 	t.Cleanup(func() { _ = os.Remove(filepath.Dir(b.rec.Socket)) })
@@ -311,7 +311,7 @@ func TestSocketFolderOfAnother(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // that is the point
 		t.Fatal(err)
 	}
-	if err := makePrivate(dir); err == nil {
+	if err := makePrivateFolder(dir); err == nil {
 		t.Error("a folder that others may write was accepted")
 	}
 }

@@ -11,35 +11,36 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Pause stops every process of a sandbox, its runner first, so that the runner starts no further
-// process. It repeats the search for processes until it finds no more.
+// Pause stops every process of a sandbox by a signal, and its runner first, so that the runner starts no
+// further process. It searches for processes until it finds no more.
 func (p *Provider) Pause(ctx context.Context, id string) error {
-	return p.signal(ctx, id, syscall.SIGSTOP)
+	return p.signalAll(ctx, id, syscall.SIGSTOP)
 }
 
-// Resume continues the processes of a paused sandbox, the runner last.
+// Resume lets the processes of a paused sandbox continue, the runner last.
 func (p *Provider) Resume(ctx context.Context, id string) error {
-	return p.signal(ctx, id, syscall.SIGCONT)
+	return p.signalAll(ctx, id, syscall.SIGCONT)
 }
 
-func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) error {
+// signalAll sends a signal to every process of a sandbox.
+func (p *Provider) signalAll(ctx context.Context, id string, s syscall.Signal) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	rec, err := p.read(id)
+	rec, err := p.readRecord(id)
 	if err != nil {
 		return err
 	}
-	box := p.box(rec)
-	r, alive := box.runner()
+	box := p.newBox(rec)
+	r, alive := box.findRunner()
 	if !alive {
 		return fmt.Errorf("sandbox %s: its runner is gone: %w", id, sandbox.ErrNotFound)
 	}
 	family := map[int]string{r.PID: r.Start}
 	if s == syscall.SIGSTOP {
-		if err := kill(r.PID, s); err != nil {
+		if err := sendSignal(r.PID, s); err != nil {
 			return err
 		}
 	}
@@ -49,18 +50,18 @@ func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) erro
 			if pid == r.PID {
 				continue
 			}
-			if err := kill(pid, s); err != nil {
+			if err := sendSignal(pid, s); err != nil {
 				return err
 			}
 		}
 	}
 	if s == syscall.SIGCONT {
-		return kill(r.PID, s)
+		return sendSignal(r.PID, s)
 	}
 	return box.awaitStopped(ctx)
 }
 
-// awaitStopped blocks until the runner has stopped, which takes a moment after the signal.
+// awaitStopped blocks until the signal has stopped the runner.
 func (b *box) awaitStopped(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -76,7 +77,8 @@ func (b *box) awaitStopped(ctx context.Context) error {
 	return nil
 }
 
-func kill(pid int, s syscall.Signal) error {
+// sendSignal sends a signal to a process, and returns nil if the process does not exist.
+func sendSignal(pid int, s syscall.Signal) error {
 	if err := syscall.Kill(pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("signal process %d: %w", pid, err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// proc is a process of this machine.
-type proc struct {
+// processInfo describes a process of this machine.
+type processInfo struct {
 	pid, parent int
 	start       string // start time in seconds
 	dead        bool   // a zombie
@@ -17,26 +17,27 @@ type proc struct {
 	command     string // command line with the environment, as far as the system shows it
 }
 
-// find returns a process by its pid.
-func find(pid int) (proc, bool) {
-	for _, p := range list("-p", strconv.Itoa(pid)) {
+// findProcess returns a process by its pid.
+func findProcess(pid int) (processInfo, bool) {
+	for _, p := range psProcesses("-p", strconv.Itoa(pid)) {
 		if p.pid == pid {
 			return p, true
 		}
 	}
-	return proc{}, false
+	return processInfo{}, false
 }
 
-// processes returns all processes.
-func processes() []proc { return list("-ax") }
+// listProcesses returns all processes.
+func listProcesses() []processInfo { return psProcesses("-ax") }
 
-func list(which ...string) []proc {
+// psProcesses returns the processes that the program ps lists for the arguments which.
+func psProcesses(which ...string) []processInfo {
 	args := append([]string{"-E", "-ww", "-o", "pid=,ppid=,stat=,lstart=,command="}, which...)
 	raw, err := exec.Command("ps", args...).Output()
 	if err != nil {
 		return nil // no process has the pid
 	}
-	var out []proc
+	var out []processInfo
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)
 		if len(f) < 9 {
@@ -47,7 +48,7 @@ func list(which ...string) []proc {
 		if err1 != nil || err2 != nil {
 			continue
 		}
-		out = append(out, proc{
+		out = append(out, processInfo{
 			pid: pid, parent: parent, start: strings.Join(f[3:8], " "), dead: strings.HasPrefix(f[2], "Z"), stopped: strings.HasPrefix(f[2], "T"),
 			command: " " + strings.Join(f[8:], " ") + " ",
 		})
@@ -56,4 +57,6 @@ func list(which ...string) []proc {
 }
 
 // hasMarker reports whether a process was started with a variable.
-func (p proc) hasMarker(variable string) bool { return strings.Contains(p.command, " "+variable+" ") }
+func (p processInfo) hasMarker(variable string) bool {
+	return strings.Contains(p.command, " "+variable+" ")
+}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// process is a command in a sandbox. Wait does not close its stdout and stderr, so that output can be read after
+// process is a command in a local sandbox. Its Wait does not close stdout and stderr, so that output can be read after
 // the command has ended.
 type process struct {
 	cmd            *exec.Cmd
@@ -22,6 +22,7 @@ type process struct {
 	err  error
 }
 
+// startProcess starts a command.
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	var inside, ours []*os.File
 	closeAll := func(list []*os.File) {
@@ -75,7 +76,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
-// Kill kills the command's process group and closes its streams.
+// Kill kills the command's process group and closes the command's streams.
 func (p *process) Kill() error {
 	err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {

@@ -52,7 +52,7 @@ func TestList_RemovesFoldersWithoutARecord(t *testing.T) {
 	if _, err := p.List(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Kept(t.Context()); err != nil {
+	if _, err := p.ListWorkspaces(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range gone {
@@ -72,7 +72,7 @@ func TestList_RemovesFoldersWithoutARecord(t *testing.T) {
 func TestWipe_CanBeRepeatedAfterAKill(t *testing.T) {
 	labels := sandbox.Labels{Tenant: testTenant, Session: testSession}
 	if dir := os.Getenv(wipeDir); dir != "" {
-		if err := newProvider(t, Config{Dir: dir, Runner: "/bin/true", Engine: "here"}).Wipe(t.Context(), labels); err != nil {
+		if err := newProvider(t, Config{Dir: dir, Runner: "/bin/true", Engine: "here"}).RemoveWorkspace(t.Context(), labels); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -81,14 +81,14 @@ func TestWipe_CanBeRepeatedAfterAKill(t *testing.T) {
 	const files = 1000
 	for round := range 3 {
 		p := newProvider(t, Config{Dir: t.TempDir(), Runner: "/bin/true", Engine: "here"})
-		if err := os.MkdirAll(p.state(testSession), 0o700); err != nil {
+		if err := os.MkdirAll(p.stateDir(testSession), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := writeJSON(filepath.Join(p.state(testSession), "labels.json"), labels); err != nil {
+		if err := writeJSON(filepath.Join(p.stateDir(testSession), "labels.json"), labels); err != nil {
 			t.Fatal(err)
 		}
 		for i := range files {
-			if err := os.WriteFile(filepath.Join(p.state(testSession), fmt.Sprintf("record-%d", i)), nil, 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(p.stateDir(testSession), fmt.Sprintf("record-%d", i)), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -98,7 +98,7 @@ func TestWipe_CanBeRepeatedAfterAKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		count := func() int {
-			entries, err := os.ReadDir(p.state(testSession))
+			entries, err := os.ReadDir(p.stateDir(testSession))
 			if err != nil && !os.IsNotExist(err) {
 				t.Fatal(err)
 			}
@@ -114,11 +114,11 @@ func TestWipe_CanBeRepeatedAfterAKill(t *testing.T) {
 		}
 		_ = cmd.Wait() // it was killed, or had just ended
 		if left := count(); left > 0 {
-			if list, err := p.Kept(t.Context()); err != nil || len(list) != 1 || list[0] != labels {
+			if list, err := p.ListWorkspaces(t.Context()); err != nil || len(list) != 1 || list[0] != labels {
 				t.Errorf("%d files are left, and the sessions with files are %v, %v", left, list, err)
 			}
 		}
-		if err := p.Wipe(t.Context(), labels); err != nil {
+		if err := p.RemoveWorkspace(t.Context(), labels); err != nil {
 			t.Fatal(err)
 		}
 		if left := count(); left > 0 {

@@ -9,13 +9,13 @@ import (
 	"syscall"
 )
 
-// maxSocket is the longest path of a Unix socket, in bytes.
-const maxSocket = 107
+// maxSocketPathBytes is the maximum length of the path of a Unix socket in bytes.
+const maxSocketPathBytes = 107
 
-// socket returns the path of a sandbox's socket: in its folder, or in a short folder
-// of this user if that path is too long.
-func (p *Provider) socket(id string) (string, error) {
-	if path := filepath.Join(p.folder(id), "runner.sock"); len(path) <= maxSocket {
+// socketPath returns the path of the socket of a sandbox's runner: in the sandbox's folder or, if that path is too long, in a
+// folder of this user with a short path.
+func (p *Provider) socketPath(id string) (string, error) {
+	if path := filepath.Join(p.sandboxDir(id), "runner.sock"); len(path) <= maxSocketPathBytes {
 		return path, nil
 	}
 	base := os.Getenv("XDG_RUNTIME_DIR")
@@ -27,16 +27,16 @@ func (p *Provider) socket(id string) (string, error) {
 	for _, base := range []string{base, "/tmp"} {
 		dir := filepath.Join(base, fmt.Sprintf("spool-%d-%s", os.Getuid(), name))
 		path := filepath.Join(dir, id+".sock")
-		if len(path) > maxSocket {
+		if len(path) > maxSocketPathBytes {
 			continue
 		}
-		return path, makePrivate(dir)
+		return path, makePrivateFolder(dir)
 	}
-	return "", fmt.Errorf("no folder for the runner's socket is short enough: set XDG_RUNTIME_DIR to one of at most %d bytes", maxSocket-len(id)-32)
+	return "", fmt.Errorf("no folder for the runner's socket is short enough: set XDG_RUNTIME_DIR to one of at most %d bytes", maxSocketPathBytes-len(id)-32)
 }
 
-// makePrivate creates a folder that only this user can access. It returns an error if the folder exists with other rights.
-func makePrivate(dir string) error {
+// makePrivateFolder creates a folder that only this user can access. It returns an error if the folder exists with other rights.
+func makePrivateFolder(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err == nil {
 		return nil
 	}

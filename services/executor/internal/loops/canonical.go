@@ -9,9 +9,9 @@ import (
 	"io"
 )
 
-// canonical returns arguments in a form that does not depend on the order of keys, on white space or on escapes. It
-// returns arguments that are not JSON unchanged.
-func canonical(raw json.RawMessage) []byte {
+// canonicalJSON returns the arguments of a tool call in a form that does not depend on the order of keys, white space
+// or escapes. It returns arguments that are not valid JSON unchanged.
+func canonicalJSON(raw json.RawMessage) []byte {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
 	var v any
@@ -28,8 +28,8 @@ func canonical(raw json.RawMessage) []byte {
 	return out
 }
 
-// hashOf returns a hash of parts, which differs for different divisions of the same bytes.
-func hashOf(parts ...[]byte) (sum hash) {
+// hashParts returns a hash of parts. The hash depends on where one part ends and the next one begins.
+func hashParts(parts ...[]byte) (sum callHash) {
 	h := sha256.New()
 	for _, p := range parts {
 		var size [8]byte

@@ -22,12 +22,13 @@ const (
 	// maxConversations is the maximum number of conversations of an execution that a Detector looks at. The events of
 	// further conversations are ignored.
 	maxConversations = 1000
-	// maxName is the maximum length of a conversation's id and of a tool's name, in bytes. Longer ids are ignored, and
-	// longer names are cut.
-	maxName = 128
+	// maxNameBytes is the maximum length in bytes of a conversation's id and of a tool's name. Conversations with longer ids
+	// are ignored, and longer names of tools are cut.
+	maxNameBytes = 128
 )
 
-// A Finding is what an event shows about the execution. The zero Finding is nothing.
+// A Finding is what the Detector has found in the events of an execution: a loop to warn about, or a reason to stop the
+// execution. The zero Finding means that it has found nothing.
 type Finding struct {
 	Warning      *events.LoopDetected // must be stored in the log; nil for none
 	Conversation string               // of the warning
@@ -41,60 +42,62 @@ type Detector struct {
 	loops         events.Loops
 	maxDepth      uint32
 	attempt       uint32 // number of the last attempt that has started
-	conversations map[string]*conversation
+	conversations map[string]*callHistory
 	tooDeep       string // message about the first sub-agent that is too deep; "" if none is
 }
 
-// A conversation holds the last calls of the main agent or of a sub-agent, in the order in which they were made.
-type conversation struct {
+// A callHistory holds the last tool calls of the main agent or of a sub-agent, in the order in which they were made.
+type callHistory struct {
 	depth  uint32 // 0 for the main agent, 1 for its sub-agents, …
-	calls  []call
+	calls  []toolCall
 	warned bool // the log has a loop_detected event about the series with which the calls end
 }
 
-type hash [sha256.Size / 2]byte
+// callHash is a hash of a tool call's id, arguments or result.
+type callHash [sha256.Size / 2]byte
 
-// A call is a tool call. Calls are equal if they have the same key and the same result.
-type call struct {
-	id       hash
+// A toolCall is a tool call in a callHistory. Two calls are equal if they have the same key and the same result.
+type toolCall struct {
+	id       callHash
 	tool     string
-	key      hash // of the tool and its arguments
-	result   hash
+	key      callHash // of the tool and its arguments
+	result   callHash
 	hasKey   bool // the arguments are complete
 	returned bool // the result is complete
 }
 
-// New returns a Detector for an execution of an agent. The zero values of the fields of the agent mean their defaults.
+// New returns a Detector for an execution of an agent, with the limits of the agent's definition or their defaults.
 func New(agent events.AgentSpec) *Detector {
 	return &Detector{loops: agent.Loops.WithDefaults(), maxDepth: agent.Limits.MaxSubagentDepth()}
 }
 
-// Event reads the next event of the execution and returns what it shows. Events of the runner's journal have a number;
-// of other events Event only reads loop_detected.
-func (d *Detector) Event(e events.Event) Finding {
-	if !d.read(e) {
+// HandleEvent adds the next event of the execution to the Detector's state, and returns what the Detector has found. It
+// ignores events that do not come from the runner's journal, except loop_detected.
+func (d *Detector) HandleEvent(e events.Event) Finding {
+	if !d.readEvent(e) {
 		return Finding{}
 	}
-	return d.find(e.ConversationID)
+	return d.findingAbout(e.ConversationID)
 }
 
-// Restore reads an event that an earlier executor has stored. After the last one, the caller must act on Pending.
-func (d *Detector) Restore(e events.Event) { d.read(e) }
+// RestoreEvent adds an event that an earlier executor has stored to the Detector's state. After the last stored event the caller
+// must act on PendingFindings.
+func (d *Detector) RestoreEvent(e events.Event) { d.readEvent(e) }
 
-// Pending returns what the restored events show and what is not in the log: the earlier executor may have stopped
-// before it could act.
-func (d *Detector) Pending() []Finding {
+// PendingFindings returns what the Detector has found in the restored events and the log does not have: the earlier executor
+// may have stopped before it could act.
+func (d *Detector) PendingFindings() []Finding {
 	var out []Finding
 	for _, id := range slices.Sorted(maps.Keys(d.conversations)) {
-		if f := d.find(id); f != (Finding{}) {
+		if f := d.findingAbout(id); f != (Finding{}) {
 			out = append(out, f)
 		}
 	}
 	return out
 }
 
-// read adds an event to the state, and reports whether the event can have a finding.
-func (d *Detector) read(e events.Event) bool {
+// readEvent adds an event to the Detector's state, and reports whether the event may lead to a finding.
+func (d *Detector) readEvent(e events.Event) bool {
 	if _, ok := e.Data.(events.LoopDetected); ok {
 		if c := d.conversations[e.ConversationID]; c != nil {
 			c.warned = true
@@ -115,7 +118,7 @@ func (d *Detector) read(e events.Event) bool {
 	case events.BlockComplete:
 		return d.readBlock(e.ConversationID, p.Block)
 	case events.SubagentSpawned:
-		return d.spawn(p)
+		return d.readSpawn(p)
 	case events.SubagentCompleted:
 		if c := d.conversations[p.Conversation]; c != nil {
 			c.calls, c.warned = nil, false
@@ -124,7 +127,8 @@ func (d *Detector) read(e events.Event) bool {
 	return false
 }
 
-// readBlock reads a block as it was opened, or as it is complete.
+// readBlock adds a block of a conversation to the Detector's state, when the block is opened or complete, and reports
+// whether the block may lead to a finding.
 func (d *Detector) readBlock(id string, b events.Block) bool {
 	if d.loops.Action == events.LoopNone || b.ToolUseID == "" {
 		return false
@@ -134,38 +138,38 @@ func (d *Detector) readBlock(id string, b events.Block) bool {
 	default:
 		return false
 	}
-	c := d.conversation(id)
+	c := d.historyOf(id)
 	if c == nil {
 		return false
 	}
 	complete := b.Status != events.StatusPending
 	switch b.Kind {
 	case events.KindToolUse:
-		x := c.call(b.ToolUseID, d.loops.Window)
+		x := c.findOrAddCall(b.ToolUseID, d.loops.Window)
 		if complete {
 			x.setKey(b.ToolName, b)
 		}
 	case events.KindSubagent: // a call and its result in one block
-		x := c.call(b.ToolUseID, d.loops.Window)
+		x := c.findOrAddCall(b.ToolUseID, d.loops.Window)
 		x.setKey("sub-agent "+b.Name, b)
 		if complete {
 			x.setResult(b)
 		}
 	case events.KindToolResult:
-		i := c.index(b.ToolUseID)
+		i := c.callIndex(b.ToolUseID)
 		if i < 0 || !complete {
 			return false
 		}
 		c.calls[i].setResult(b)
 	}
-	if n, _ := c.series(); n < d.loops.Warn {
+	if n, _ := c.repeatedCalls(); n < d.loops.Warn {
 		c.warned = false
 	}
 	return true
 }
 
-// spawn reads the start of a sub-agent.
-func (d *Detector) spawn(p events.SubagentSpawned) bool {
+// readSpawn adds the start of a sub-agent to the Detector's state, and reports whether it may lead to a finding.
+func (d *Detector) readSpawn(p events.SubagentSpawned) bool {
 	if p.Conversation == events.MainConversation {
 		return false
 	}
@@ -173,30 +177,30 @@ func (d *Detector) spawn(p events.SubagentSpawned) bool {
 	if parent := d.conversations[p.Parent]; parent != nil {
 		depth = parent.depth + 1
 	}
-	if c := d.conversation(p.Conversation); c != nil {
+	if c := d.historyOf(p.Conversation); c != nil {
 		c.depth = depth
 	}
 	if depth > d.maxDepth && d.tooDeep == "" {
-		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.Valid(p.Name, maxName), depth, d.maxDepth)
+		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.Valid(p.Name, maxNameBytes), depth, d.maxDepth)
 	}
 	return d.tooDeep != ""
 }
 
-// conversation returns the conversation with an id, nil if the execution has too many of them.
-func (d *Detector) conversation(id string) *conversation {
+// historyOf returns the history of a conversation, or nil if the execution has more than maxConversations conversations.
+func (d *Detector) historyOf(id string) *callHistory {
 	c := d.conversations[id]
-	if c == nil && len(d.conversations) < maxConversations && len(id) <= maxName {
+	if c == nil && len(d.conversations) < maxConversations && len(id) <= maxNameBytes {
 		if d.conversations == nil {
-			d.conversations = map[string]*conversation{}
+			d.conversations = map[string]*callHistory{}
 		}
-		c = &conversation{}
+		c = &callHistory{}
 		d.conversations[id] = c
 	}
 	return c
 }
 
-// find returns what the state shows, in particular about a conversation.
-func (d *Detector) find(id string) Finding {
+// findingAbout returns what the Detector has found in a conversation, or about the depth of sub-agents.
+func (d *Detector) findingAbout(id string) Finding {
 	f := Finding{}
 	if d.tooDeep != "" {
 		f.Code, f.Message = CodeRecursion, d.tooDeep
@@ -205,7 +209,7 @@ func (d *Detector) find(id string) Finding {
 	if c == nil || d.loops.Action == events.LoopNone {
 		return f
 	}
-	n, tool := c.series()
+	n, tool := c.repeatedCalls()
 	if n >= d.loops.Warn && !c.warned {
 		c.warned = true
 		f.Conversation = id
@@ -222,28 +226,29 @@ func (d *Detector) find(id string) Finding {
 	return f
 }
 
-// index returns the index of the call with an id, -1 if the window does not have it.
-func (c *conversation) index(id string) int {
-	sum := hashOf([]byte(id))
-	return slices.IndexFunc(c.calls, func(x call) bool { return x.id == sum })
+// callIndex returns the index of the call with an id, or -1 if the history does not contain the call.
+func (c *callHistory) callIndex(id string) int {
+	sum := hashParts([]byte(id))
+	return slices.IndexFunc(c.calls, func(x toolCall) bool { return x.id == sum })
 }
 
-// call returns the call with an id. If there is none, it adds the call, and removes the oldest one beyond the window.
-func (c *conversation) call(id string, window uint32) *call {
-	if i := c.index(id); i >= 0 {
+// findOrAddCall returns the call with an id. If there is none, it adds the call and removes the oldest call if there are
+// more than window.
+func (c *callHistory) findOrAddCall(id string, window uint32) *toolCall {
+	if i := c.callIndex(id); i >= 0 {
 		return &c.calls[i]
 	}
 	if len(c.calls) >= int(window) {
 		c.calls = slices.Delete(c.calls, 0, len(c.calls)-int(window)+1)
 	}
-	c.calls = append(c.calls, call{id: hashOf([]byte(id))})
+	c.calls = append(c.calls, toolCall{id: hashParts([]byte(id))})
 	return &c.calls[len(c.calls)-1]
 }
 
-// series returns the number of equal calls with which the window ends, and their tool. A call without a result yet is
-// not counted, and it ends the series only if it is another call. A call whose arguments are not complete is ignored.
-func (c *conversation) series() (n uint32, tool string) {
-	var last, counted *call
+// repeatedCalls returns the number of equal calls at the end of the history, and the name of their tool. It does not count a
+// call that has no result yet. It ignores a call whose arguments are not complete.
+func (c *callHistory) repeatedCalls() (n uint32, tool string) {
+	var last, counted *toolCall
 	for i := range slices.Backward(c.calls) {
 		x := &c.calls[i]
 		switch {
@@ -262,15 +267,17 @@ func (c *conversation) series() (n uint32, tool string) {
 	return n, tool
 }
 
-func (x *call) setKey(tool string, b events.Block) {
-	x.tool = truncate.Valid(tool, maxName)
-	x.key, x.hasKey = hashOf([]byte(tool), canonical(b.Input)), true
+// setKey sets the name of the tool and the hash of the arguments.
+func (x *toolCall) setKey(tool string, b events.Block) {
+	x.tool = truncate.Valid(tool, maxNameBytes)
+	x.key, x.hasKey = hashParts([]byte(tool), canonicalJSON(b.Input)), true
 }
 
-func (x *call) setResult(b events.Block) {
+// setResult sets the hash of the call's result.
+func (x *toolCall) setResult(b events.Block) {
 	failed := "0"
 	if b.IsError || b.Status == events.StatusError {
 		failed = "1"
 	}
-	x.result, x.returned = hashOf([]byte(failed), []byte(b.Output)), true
+	x.result, x.returned = hashParts([]byte(failed), []byte(b.Output)), true
 }

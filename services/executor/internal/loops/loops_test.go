@@ -39,7 +39,7 @@ func (j *journal) end(conversation, id, output string, failed bool) {
 	}})
 }
 
-// call adds a call with its result. A call is written as "tool arguments = result"; the parts after the tool may be absent.
+// toolCall adds a call with its result. A call is written as "tool arguments = result"; the parts after the tool may be absent.
 func (j *journal) call(conversation, what string) {
 	call, result, _ := strings.Cut(what, " = ")
 	tool, input, _ := strings.Cut(call, " ")
@@ -52,7 +52,7 @@ func (j *journal) call(conversation, what string) {
 func outcome(d *loops.Detector, list []events.Event) string {
 	var out []string
 	for _, e := range list {
-		f := d.Event(e)
+		f := d.HandleEvent(e)
 		if w := f.Warning; w != nil {
 			out = append(out, fmt.Sprintf("%s: %s %d of %d/%d", f.Conversation, w.ToolName, w.Calls, w.Limit, w.StopAt))
 		}
@@ -271,15 +271,15 @@ func TestDetector_NamesToolAndCount(t *testing.T) {
 	d := loops.New(agent(events.Loops{Stop: 2}))
 	var last loops.Finding
 	for _, e := range j.list {
-		last = d.Event(e)
+		last = d.HandleEvent(e)
 	}
 	const want = "the agent called read 2 times in a row with the same arguments and the same result; the limit is 2 (loops.stop)"
 	if last.Code != loops.CodeLoop || last.Message != want {
 		t.Errorf("%q, %q", last.Code, last.Message)
 	}
 	d = loops.New(events.AgentSpec{Limits: events.Limits{SubagentDepth: 1}})
-	d.Event(events.Event{N: 1, Data: events.SubagentSpawned{Conversation: "a", Parent: "main"}})
-	last = d.Event(events.Event{N: 2, Data: events.SubagentSpawned{Conversation: "b", Parent: "a", Name: "digger"}})
+	d.HandleEvent(events.Event{N: 1, Data: events.SubagentSpawned{Conversation: "a", Parent: "main"}})
+	last = d.HandleEvent(events.Event{N: 2, Data: events.SubagentSpawned{Conversation: "b", Parent: "a", Name: "digger"}})
 	if last.Code != loops.CodeRecursion || last.Message != `sub-agent "digger" was started 2 levels below the agent; the limit is 1 (limits.subagentDepth)` {
 		t.Errorf("%q, %q", last.Code, last.Message)
 	}
@@ -296,7 +296,7 @@ func TestDetector_KeepsNoLargeValues(t *testing.T) {
 	}
 	d := loops.New(events.AgentSpec{})
 	for _, e := range j.list {
-		if f := d.Event(e); f.Warning != nil && (f.Conversation != "main" || len(f.Warning.ToolName) > 200) {
+		if f := d.HandleEvent(e); f.Warning != nil && (f.Conversation != "main" || len(f.Warning.ToolName) > 200) {
 			t.Errorf("a warning about %d bytes in %.10s", len(f.Warning.ToolName), f.Conversation)
 		}
 	}
@@ -323,7 +323,7 @@ func TestRestore_ContinuesAtAnyEvent(t *testing.T) {
 		cut := rapid.IntRange(0, len(list)).Draw(t, "cut")
 		lost := rapid.Bool().Draw(t, "the last warning is lost")
 		for i, e := range list {
-			f := first.Event(e)
+			f := first.HandleEvent(e)
 			if i < cut {
 				log = append(log, e)
 			}
@@ -337,18 +337,18 @@ func TestRestore_ContinuesAtAnyEvent(t *testing.T) {
 		second := loops.New(events.AgentSpec{})
 		var got []string
 		for _, e := range log {
-			second.Restore(e)
+			second.RestoreEvent(e)
 			if w, ok := e.Data.(events.LoopDetected); ok {
 				got = append(got, warning(loops.Finding{Warning: &w, Conversation: e.ConversationID}))
 			}
 		}
-		for _, f := range second.Pending() {
+		for _, f := range second.PendingFindings() {
 			if f.Warning != nil {
 				got = append(got, warning(f))
 			}
 		}
 		for _, e := range list[cut:] {
-			if f := second.Event(e); f.Warning != nil {
+			if f := second.HandleEvent(e); f.Warning != nil {
 				got = append(got, warning(f))
 			}
 		}
@@ -392,7 +392,7 @@ func TestDetector_MatchesAModel(t *testing.T) {
 			j.call(conversation, call)
 			var warned, stopped bool
 			for _, e := range j.list {
-				f := d.Event(e)
+				f := d.HandleEvent(e)
 				warned, stopped = warned || f.Warning != nil, stopped || f.Code == loops.CodeLoop
 			}
 			if warned != (n[conversation] == 3) || stopped != (n[conversation] == 5) {

@@ -21,18 +21,18 @@ import (
 type Config struct {
 	Beat     time.Duration // interval at which the egress proxy's journal is read
 	Sandbox  sandbox.Provider
-	Contents *contents.Mover // without a Store there are no file changes and no snapshots
-	Proxy    *metering.Proxy // without Egress its journal is not read
+	Contents *contents.Manager // without a Store there are no file changes and no snapshots
+	Proxy    *metering.Proxy   // without Egress its journal is not read
 	Now      func() time.Time
 }
 
-// A Maintainer does the periodic work of one turn, such as snapshots, health checks and reading the egress proxy's
-// journal. It works in passes: at most one runs at a time, in its own goroutine. Only the turn's goroutine calls its
+// A Maintainer does the periodic work of one turn, such as snapshots, health checks and reading the egress proxy's journal. It
+// does the work in passes: at most one pass runs at a time, in its own goroutine. Only the turn's goroutine calls the Maintainer's
 // methods.
 type Maintainer struct {
 	cfg   Config
 	meter *metering.Meter
-	done  chan Pass
+	done  chan PassResult
 	all   sync.WaitGroup
 
 	running     bool
@@ -45,11 +45,11 @@ type Maintainer struct {
 // New returns the Maintainer of a turn that begins. The caller must call Close.
 func New(cfg Config, m *metering.Meter) *Maintainer {
 	now := cfg.Now()
-	return &Maintainer{cfg: cfg, meter: m, done: make(chan Pass, 1), syncedAt: now, healthAt: now}
+	return &Maintainer{cfg: cfg, meter: m, done: make(chan PassResult, 1), syncedAt: now, healthAt: now}
 }
 
-// A Turn describes the running turn of a sandbox's session for a pass, as of the start of the pass.
-type Turn struct {
+// A TurnState describes the running turn at the start of a pass of maintenance.
+type TurnState struct {
 	Session  *eventlog.Loaded // no append to its runs may be in flight
 	Life     *session.State   // may be newer than that of Session
 	Epoch    uint64
@@ -57,17 +57,17 @@ type Turn struct {
 	Accepted bool // the runner has accepted the query
 }
 
-// A Pass is the result of one pass of a Maintainer over a sandbox.
-type Pass struct {
-	Facts []events.Payload // to be stored
-	Lines []metering.Line  // of the egress proxy's journal, to be stored
-	Err   error            // of the step that failed; a later pass tries it again
+// A PassResult has the results of one pass of maintenance.
+type PassResult struct {
+	Facts []events.Payload       // to be stored
+	Lines []metering.JournalLine // of the egress proxy's journal, to be stored
+	Err   error                  // of the step that failed; a later pass tries it again
 
-	registered *metering.Change
+	registered *metering.RegistrationChange
 }
 
-// Start starts a pass if some of its work is due. Done receives the result.
-func (m *Maintainer) Start(ctx context.Context, t Turn) {
+// StartPass starts a pass if some of its work is due. Done receives the result.
+func (m *Maintainer) StartPass(ctx context.Context, t TurnState) {
 	if m.running {
 		return
 	}
@@ -90,22 +90,22 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 	if sync {
 		m.syncedAt = now
 	}
-	update := m.meter.Changed(t.Session.Run.Sandbox.ID)
+	update := m.meter.PendingChange(t.Session.Run.Sandbox.ID)
 	registering := make(chan struct{})
 	m.registering = registering
 	m.all.Go(func() {
-		var p Pass
+		var p PassResult
 		if update != nil {
-			if p.Err = m.meter.Send(ctx, update); p.Err == nil {
+			if p.Err = m.meter.SendChange(ctx, update); p.Err == nil {
 				p.registered = update
 			}
 		}
 		close(registering)
 		if calls && p.Err == nil {
-			p.Lines, p.Err = m.cfg.Proxy.Lines(ctx, t.Session.Run)
+			p.Lines, p.Err = m.cfg.Proxy.UnstoredLines(ctx, t.Session.Run)
 		}
 		if health && p.Err == nil {
-			p.Facts = append(p.Facts, idle.Health(ctx, t.Session.Run.Sandbox, t.Link, t.Epoch)...)
+			p.Facts = append(p.Facts, idle.HealthEvents(ctx, t.Session.Run.Sandbox, t.Link, t.Epoch)...)
 		}
 		if (sync || change) && p.Err == nil {
 			var facts []events.Payload
@@ -118,14 +118,15 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 	})
 }
 
-// syncContents applies file changes and takes a snapshot if wanted. It updates l and returns the events that record them.
+// syncContents applies the requested file changes to the workspace, and takes a snapshot if snapshot is true. It updates l and
+// returns the events that record both.
 func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
 	box, err := m.cfg.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err
 	}
 	var facts []events.Payload
-	applied, err := m.cfg.Contents.Apply(ctx, l, box)
+	applied, err := m.cfg.Contents.ApplyFileChanges(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
@@ -136,30 +137,30 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 	if !snapshot {
 		return facts, nil
 	}
-	s, err := m.cfg.Contents.Snapshot(ctx, l, box, idle.SyncInterval)
+	s, err := m.cfg.Contents.TakeSnapshot(ctx, l, box, idle.SyncReasonInterval)
 	if err != nil {
 		return facts, err
 	}
 	return append(facts, s), nil
 }
 
-// Done receives the result of the pass that runs, which the caller must pass to Finish.
-func (m *Maintainer) Done() <-chan Pass { return m.done }
+// Done returns a channel that receives the result of the running pass. The caller must pass the result to FinishPass.
+func (m *Maintainer) Done() <-chan PassResult { return m.done }
 
-// Finish must be called with the result that Done has received. After it, another pass may start.
-func (m *Maintainer) Finish(p Pass) {
+// FinishPass must be called with the result that Done has received. Afterwards another pass may start.
+func (m *Maintainer) FinishPass(p PassResult) {
 	m.running = false
 	if p.registered != nil {
 		m.meter.SetRegistered(p.registered)
 	}
 }
 
-// AwaitRegistration blocks while a pass registers the sandbox at the egress proxy; the proxy's timeout bounds it.
+// AwaitRegistration blocks while a pass registers the sandbox with the egress proxy. The timeout of that request limits the wait.
 func (m *Maintainer) AwaitRegistration() {
 	if m.registering != nil {
 		<-m.registering
 	}
 }
 
-// Close blocks until the pass that runs has ended, whose context the caller must have cancelled.
+// Close blocks until the running pass has ended. The caller must have cancelled the pass's context.
 func (m *Maintainer) Close() { m.all.Wait() }

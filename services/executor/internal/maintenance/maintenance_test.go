@@ -30,7 +30,7 @@ const (
 // engine has one sandbox.
 type engine struct {
 	sandbox.Provider
-	box *agentstest.Box
+	box *agentstest.FakeSandbox
 }
 
 func (e engine) Attach(context.Context, string) (sandbox.Sandbox, error) { return e.box, nil }
@@ -47,7 +47,7 @@ func (s *store) Snapshot(context.Context, sandbox.Sandbox, topology.SessionRef, 
 
 // egress has one line, and fails with err to register.
 type egress struct {
-	metering.Egress
+	metering.EgressClient
 	err error
 }
 
@@ -55,8 +55,8 @@ func (e *egress) Register(context.Context, string, api.Registration) (string, er
 	return "", e.err
 }
 
-func (e *egress) Lines(context.Context, string, run.Line, bool) ([]metering.Line, error) {
-	return []metering.Line{{Data: events.ModelCalled{}}}, nil
+func (e *egress) Lines(context.Context, string, run.Line, bool) ([]metering.JournalLine, error) {
+	return []metering.JournalLine{{Data: events.ModelCalled{}}}, nil
 }
 
 // tenants is a source of budgets that knows a single tenant.
@@ -68,8 +68,8 @@ func (t *tenants) Of(context.Context, string) (budget.Tenant, error) { return t.
 type bed struct {
 	*maintenance.Maintainer
 	now     time.Time
-	turn    maintenance.Turn
-	box     *agentstest.Box
+	turn    maintenance.TurnState
+	box     *agentstest.FakeSandbox
 	store   *store
 	egress  *egress
 	meter   *metering.Meter
@@ -78,9 +78,9 @@ type bed struct {
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	b := &bed{now: time.Now(), box: agentstest.NewBox("sbx_1", 7), store: &store{}, egress: &egress{}, tenants: &tenants{}}
+	b := &bed{now: time.Now(), box: agentstest.NewFakeSandbox("sbx_1", 7), store: &store{}, egress: &egress{}, tenants: &tenants{}}
 	log := runlogtest.New(t)
-	x := log.Claim()
+	x := log.ClaimExecution()
 	if err := x.AppendFacts(t.Context(), events.SandboxReady{SandboxID: "sbx_1", Journal: "jnl_1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -90,35 +90,35 @@ func newBed(t *testing.T) *bed {
 	}
 	t.Cleanup(l.Close)
 	clock := func() time.Time { return b.now }
-	b.turn = maintenance.Turn{Session: x.Session, Life: &x.Session.Life, Epoch: x.Epoch, Link: l, Accepted: true}
+	b.turn = maintenance.TurnState{Session: x.Session, Life: &x.Session.Life, Epoch: x.Epoch, Link: l, Accepted: true}
 	b.turn.Session.Life.Options = events.Options{SyncIntervalMs: uint32(interval.Milliseconds()), HealthIntervalMs: uint32(interval.Milliseconds())}
 	proxy := &metering.Proxy{Egress: b.egress, Now: clock}
 	b.meter = metering.New(proxy, b.tenants, x)
 	b.Maintainer = maintenance.New(maintenance.Config{
 		Beat: beat, Sandbox: engine{box: b.box}, Proxy: proxy, Now: clock,
-		Contents: &contents.Mover{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, contents.Snapshot, error) {}},
+		Contents: &contents.Manager{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, contents.Snapshot, error) {}},
 	}, b.meter)
 	t.Cleanup(b.Close)
 	return b
 }
 
 // pass returns the next pass, which must be due.
-func (b *bed) pass(t *testing.T) maintenance.Pass {
+func (b *bed) pass(t *testing.T) maintenance.PassResult {
 	t.Helper()
-	b.Start(t.Context(), b.turn)
+	b.StartPass(t.Context(), b.turn)
 	p := <-b.Done()
-	b.Finish(p)
+	b.FinishPass(p)
 	return p
 }
 
 // isIdle reports whether no pass is due.
 func (b *bed) isIdle(t *testing.T) bool {
 	t.Helper()
-	b.Start(t.Context(), b.turn)
+	b.StartPass(t.Context(), b.turn)
 	b.Close()
 	select {
 	case p := <-b.Done():
-		b.Finish(p)
+		b.FinishPass(p)
 		return false
 	default:
 		return true
@@ -161,7 +161,7 @@ func TestMaintainer_Health(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.turn.Session.Life.Options.SyncIntervalMs = 0
-	b.box.Cut()
+	b.box.CloseStreams()
 	b.now = b.now.Add(interval)
 	p := b.pass(t)
 	if len(p.Facts) != 1 {
@@ -189,17 +189,17 @@ func TestMaintainer_Registers(t *testing.T) {
 	b := newBed(t)
 	b.AwaitRegistration() // none has begun
 	b.tenants.Budgets = []budget.Budget{{Period: events.PeriodMonth, Limit: events.Budget{Tokens: 5}}}
-	if err := b.meter.Update(t.Context(), events.Budget{}); err != nil {
+	if err := b.meter.UpdateLimits(t.Context(), events.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	b.egress.err = errors.New("away")
-	if p := b.pass(t); !errors.Is(p.Err, b.egress.err) || len(p.Lines) != 0 || b.meter.Changed("sbx_1") == nil {
+	if p := b.pass(t); !errors.Is(p.Err, b.egress.err) || len(p.Lines) != 0 || b.meter.PendingChange("sbx_1") == nil {
 		t.Errorf("while the proxy is away: %+v", p)
 	}
 	b.AwaitRegistration()
 	b.egress.err = nil
 	b.now = b.now.Add(beat)
-	if p := b.pass(t); p.Err != nil || len(p.Lines) != 1 || b.meter.Changed("sbx_1") != nil {
+	if p := b.pass(t); p.Err != nil || len(p.Lines) != 1 || b.meter.PendingChange("sbx_1") != nil {
 		t.Errorf("afterwards: %+v", p)
 	}
 }

@@ -33,8 +33,8 @@ const (
 	codeUnknownServer = "UNKNOWN_SERVER"   // of a request for an MCP server that the proxy does not know
 )
 
-// A Meter makes the egress proxy charge the usage of one execution to its budgets, and checks the budgets. Only the
-// goroutine of the execution's turn uses it, except for Send.
+// A Meter makes the egress proxy charge the model usage of one execution to its budgets, and checks the budgets. Only the goroutine of
+// the execution's turn uses it, except for SendChange.
 type Meter struct {
 	proxy     *Proxy
 	budgets   Budgets // nil: no tenant has a budget
@@ -48,7 +48,7 @@ type Meter struct {
 	authority    string // PEM: the certificate that the proxy returned when the sandbox was last registered
 }
 
-// New returns the Meter of an execution. b may be nil.
+// New returns the Meter of an execution. b may be nil if tenants have no budgets.
 func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
 	return &Meter{proxy: p, budgets: b, execution: x}
 }
@@ -57,11 +57,12 @@ func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
 // no MCP servers.
 func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
 
-// Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
-func (m *Meter) Authority() string { return m.authority }
+// AuthorityCertificate returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
+func (m *Meter) AuthorityCertificate() string { return m.authority }
 
-// Update reads the limits of the execution again. After an error, the limits that were read last stay in force.
-func (m *Meter) Update(ctx context.Context, session events.Budget) error {
+// UpdateLimits reads the budgets and limits of the execution's tenant again, and sets the budget of its session. After an error the
+// earlier limits stay in force.
+func (m *Meter) UpdateLimits(ctx context.Context, session events.Budget) error {
 	l := budgets.Limits{Session: session}
 	if m.budgets != nil {
 		var err error
@@ -86,8 +87,8 @@ func (m *Meter) ExceededLimit(unstored []events.Event) (code, message string) {
 	return m.usage.ExceededLimit(m.chargedExecution(), m.limits, s, m.proxy.Now())
 }
 
-// chargedExecution returns the execution with its own budget. The budget limits turns only if the agent does not count its
-// model requests, and the proxy counts them.
+// chargedExecution returns the execution with the budget of its agent's definition. The budget limits the turns only if the egress
+// proxy, and not the agent, counts model requests.
 func (m *Meter) chargedExecution() budgets.Execution {
 	x := m.execution
 	e := budgets.Execution{Tenant: x.Session.Tenant, Session: x.Session.ID, ID: x.ID}
@@ -102,18 +103,18 @@ func (m *Meter) chargedExecution() budgets.Execution {
 	return e
 }
 
-// Register registers the execution's sandbox at the proxy, with the limits that apply now. The error wraps agents.ErrLost if the proxy
-// does not know the sandbox, and run.ErrFenced if another executor has claimed the session's runs.
+// Register registers the execution's sandbox with the egress proxy, with the present limits. The error wraps agents.ErrLost if the
+// proxy does not know the sandbox, and run.ErrFenced if another executor has claimed the session's runs.
 func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	if m.proxy.Egress == nil {
 		return nil
 	}
-	if err := m.Update(ctx, m.execution.Session.Life.Options.Budget); err != nil {
+	if err := m.UpdateLimits(ctx, m.execution.Session.Life.Options.Budget); err != nil {
 		return err
 	}
-	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.registration())
+	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.newRegistration())
 	switch {
-	case sandboxes.Unavailable(err):
+	case sandboxes.IsUnavailable(err):
 		return err
 	case errors.Is(err, ErrUnknownSandbox):
 		return fmt.Errorf("%w: %w", agents.ErrLost, err)
@@ -126,14 +127,14 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	return nil
 }
 
-// Unregister tells the proxy that the execution has ended. From then on the proxy refuses model requests of the
-// sandbox, because no execution would be charged for them: processes may outlive the turn.
+// Unregister tells the egress proxy that the execution has ended. From then on the proxy refuses model requests from the sandbox,
+// whose processes may outlive the turn, because no execution would be charged for them.
 func (m *Meter) Unregister(ctx context.Context) {
 	sb := m.execution.Session.Run.Sandbox
 	if m.proxy.Egress == nil || m.unregistered || sb.ID == "" || sb.Engine != m.proxy.Engine {
 		return
 	}
-	r := m.registration()
+	r := m.newRegistration()
 	r.Execution = ""
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
@@ -146,11 +147,11 @@ func (m *Meter) Unregister(ctx context.Context) {
 	}
 }
 
-// registration returns the rights that the execution's sandbox has at the proxy.
-func (m *Meter) registration() api.Registration {
+// newRegistration returns what the execution's sandbox may reach through the egress proxy, and the budgets that it is charged to.
+func (m *Meter) newRegistration() api.Registration {
 	x := m.execution
 	r := api.Registration{
-		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.upstreams(),
+		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.mcpServers(),
 		Budgets: m.usage.Budgets(m.chargedExecution(), m.limits, x.Session.Run, m.proxy.Now()),
 	}
 	if m.resolved != nil {
@@ -159,17 +160,17 @@ func (m *Meter) registration() api.Registration {
 	return r
 }
 
-// upstreams returns the MCP servers that the proxy reaches for the execution's sandbox.
-func (m *Meter) upstreams() []api.Upstream {
+// mcpServers returns the MCP servers that the execution's sandbox reaches through the egress proxy.
+func (m *Meter) mcpServers() []api.MCPServer {
 	if m.resolved == nil {
 		return nil
 	}
-	var out []api.Upstream
+	var out []api.MCPServer
 	for _, s := range m.resolved.Definition.MCPServers {
 		if s.Type != events.MCPHTTP {
 			continue
 		}
-		u := api.Upstream{Name: s.Name, URL: s.URL, Headers: s.Headers}
+		u := api.MCPServer{Name: s.Name, URL: s.URL, Headers: s.Headers}
 		texts := strings.Join(slices.Collect(maps.Values(s.Headers)), "\n") + "\n" + s.URL
 		for _, secret := range m.resolved.Secrets {
 			if strings.Contains(texts, secret) {
@@ -181,49 +182,49 @@ func (m *Meter) upstreams() []api.Upstream {
 	return out
 }
 
-// A Change is a registration of the sandbox that the egress proxy does not have yet.
-type Change struct {
+// A RegistrationChange is a changed registration of the sandbox that the egress proxy does not have yet.
+type RegistrationChange struct {
 	sandbox      string
 	registration api.Registration
 	limits       budgets.Limits
 }
 
-// Changed returns the registration to send if a budget has changed, or if other executions have used a part of a
-// tenant's budget since the last registration. It returns nil if the proxy has the present values.
-func (m *Meter) Changed(sandbox string) *Change {
+// PendingChange returns the registration to send to the egress proxy if a budget or a tenant's usage by other executions has changed
+// since the last registration, and nil otherwise.
+func (m *Meter) PendingChange(sandbox string) *RegistrationChange {
 	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
 		return nil
 	}
-	return &Change{sandbox: sandbox, registration: m.registration(), limits: m.limits}
+	return &RegistrationChange{sandbox: sandbox, registration: m.newRegistration(), limits: m.limits}
 }
 
-// Send sends a Change to the egress proxy. It may run in another goroutine than the other methods.
-func (m *Meter) Send(ctx context.Context, c *Change) error {
+// SendChange sends a RegistrationChange to the egress proxy. Unlike the other methods it may run in another goroutine.
+func (m *Meter) SendChange(ctx context.Context, c *RegistrationChange) error {
 	_, err := m.proxy.Egress.Register(ctx, c.sandbox, c.registration)
 	return err
 }
 
-// SetRegistered records that the egress proxy has received a Change of the budgets.
-func (m *Meter) SetRegistered(c *Change) { m.registered = c.limits }
+// SetRegistered records that the egress proxy has received a RegistrationChange.
+func (m *Meter) SetRegistered(c *RegistrationChange) { m.registered = c.limits }
 
-// Events returns lines of the egress proxy's journal as events of the execution.
-func (m *Meter) Events(lines []Line) []events.Event {
-	return m.proxy.events(m.execution.Session.Run, m.execution.ID, lines)
+// EventsOfLines returns lines of the egress proxy's journal as events of the execution.
+func (m *Meter) EventsOfLines(lines []JournalLine) []events.Event {
+	return m.proxy.eventsOfLines(m.execution.Session.Run, m.execution.ID, lines)
 }
 
-// Forgot reports whether the lines show that the egress proxy has forgotten the MCP servers of the sandbox, because it
-// was restarted: it refused a request for one that was registered.
-func (m *Meter) Forgot(lines []Line) bool {
-	servers := m.upstreams()
-	return slices.ContainsFunc(lines, func(l Line) bool {
+// HasForgottenServers reports whether lines of the egress proxy's journal show that the proxy has lost the sandbox's MCP servers in a
+// restart: it refused a request for a server that was registered.
+func (m *Meter) HasForgottenServers(lines []JournalLine) bool {
+	servers := m.mcpServers()
+	return slices.ContainsFunc(lines, func(l JournalLine) bool {
 		d, ok := l.Data.(events.EgressDenied)
-		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.Upstream) bool { return d.Host == "mcp/"+u.Name })
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.MCPServer) bool { return d.Host == "mcp/"+u.Name })
 	})
 }
 
-// Final unregisters the execution and returns the events that the proxy has recorded until then, so that the log has
-// the usage of the execution before its end.
-func (m *Meter) Final(ctx context.Context) []events.Event {
+// FinishExecution unregisters the execution at the egress proxy, and returns the events that the proxy has recorded, so that the log
+// has the usage of the execution before the execution's end.
+func (m *Meter) FinishExecution(ctx context.Context) []events.Event {
 	if m.proxy.Egress == nil {
 		return nil
 	}
@@ -235,7 +236,7 @@ func (m *Meter) Final(ctx context.Context) []events.Event {
 	if err != nil {
 		m.execution.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.Events(lines)})
+	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.EventsOfLines(lines)})
 	if err != nil {
 		return nil // fenced, which the end returns too
 	}

@@ -27,7 +27,7 @@ import (
 type egress struct {
 	err        error // of Register
 	registered []api.Registration
-	lines      []metering.Line
+	lines      []metering.JournalLine
 	settled    bool // Lines waited for requests that are just ending
 	acked      run.Line
 }
@@ -44,7 +44,7 @@ func (e *egress) last() api.Registration { return e.registered[len(e.registered)
 
 func (e *egress) Release(context.Context, string) error                  { return nil }
 func (e *egress) OpenModelRequests(context.Context, string) (int, error) { return 3, nil }
-func (e *egress) Lines(_ context.Context, _ string, _ run.Line, settled bool) ([]metering.Line, error) {
+func (e *egress) Lines(_ context.Context, _ string, _ run.Line, settled bool) ([]metering.JournalLine, error) {
 	e.settled = settled
 	return e.lines, nil
 }
@@ -65,7 +65,7 @@ func (t *tenants) Of(context.Context, string) (budget.Tenant, error) { return t.
 // newMeter returns the meter of a claimed execution whose sandbox is ready, and which may use 100 tokens and an MCP server.
 func newMeter(t *testing.T, e *egress, b metering.Budgets) (*metering.Meter, *metering.Proxy, *runlog.Execution) {
 	t.Helper()
-	x := runlogtest.New(t).Claim()
+	x := runlogtest.New(t).ClaimExecution()
 	if err := x.AppendFacts(t.Context(), events.SandboxReady{SandboxID: "sbx_1", Provider: "fake", Engine: "here", Journal: "jnl_1"}); err != nil {
 		t.Fatal(err)
 	}
@@ -95,8 +95,8 @@ func TestMeter_Register(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := e.last()
-	if r.Execution != x.ID || r.Epoch != x.Epoch || !slices.Equal(r.Allow, []string{"example.com"}) || r.Token != "" || m.Authority() != "PEM" {
-		t.Errorf("registration %+v, authority %q", r, m.Authority())
+	if r.Execution != x.ID || r.Epoch != x.Epoch || !slices.Equal(r.Allow, []string{"example.com"}) || r.Token != "" || m.AuthorityCertificate() != "PEM" {
+		t.Errorf("registration %+v, authority %q", r, m.AuthorityCertificate())
 	}
 	if len(r.Upstreams) != 1 || r.Upstreams[0].Name != "docs" || !slices.Equal(r.Upstreams[0].Secrets, []string{"s3cret"}) {
 		t.Errorf("upstreams %+v", r.Upstreams)
@@ -155,7 +155,7 @@ func TestMeter_Exceeded(t *testing.T) {
 		return events.Event{ExecutionID: execution, Data: events.EgressDenied{Code: "BUDGET_EXHAUSTED", Message: "no dollars are left"}}
 	}
 	called := func(tokens uint32) []events.Event {
-		return m.Events([]metering.Line{{Execution: x.ID, Time: time.Now(), Data: events.ModelCalled{Journal: "jnl_proxy", Line: 1, Status: 200, Usage: events.Usage{InputTokens: tokens}}}})
+		return m.EventsOfLines([]metering.JournalLine{{Execution: x.ID, Time: time.Now(), Data: events.ModelCalled{Journal: "jnl_proxy", Line: 1, Status: 200, Usage: events.Usage{InputTokens: tokens}}}})
 	}
 	for name, c := range map[string]struct {
 		unstored []events.Event
@@ -186,28 +186,28 @@ func TestMeter_Changed(t *testing.T) {
 	if err := m.Register(t.Context(), "sbx_1"); err != nil {
 		t.Fatal(err)
 	}
-	if m.Changed("sbx_1") != nil {
+	if m.PendingChange("sbx_1") != nil {
 		t.Error("a change directly after the registration")
 	}
 	b.tenant, b.err = tenantBudget(500), errors.New("away")
-	if err := m.Update(t.Context(), events.Budget{}); err == nil || m.Changed("sbx_1") != nil {
+	if err := m.UpdateLimits(t.Context(), events.Budget{}); err == nil || m.PendingChange("sbx_1") != nil {
 		t.Errorf("after a failed read: %v", err)
 	}
 	b.err = nil
-	if err := m.Update(t.Context(), events.Budget{}); err != nil {
+	if err := m.UpdateLimits(t.Context(), events.Budget{}); err != nil {
 		t.Fatal(err)
 	}
-	change := m.Changed("sbx_1")
+	change := m.PendingChange("sbx_1")
 	if change == nil {
 		t.Fatal("no change")
 	}
-	if err := m.Send(t.Context(), change); err != nil {
+	if err := m.SendChange(t.Context(), change); err != nil {
 		t.Fatal(err)
 	}
 	if list := e.last().Budgets; len(list) != 2 || list[1].Limit.Tokens != 500 {
 		t.Errorf("budgets %+v", list)
 	}
-	if m.SetRegistered(change); m.Changed("sbx_1") != nil {
+	if m.SetRegistered(change); m.PendingChange("sbx_1") != nil {
 		t.Error("the change is registered, and still due")
 	}
 }
@@ -215,17 +215,17 @@ func TestMeter_Changed(t *testing.T) {
 // TestMeter_Final: the execution is unregistered before the last lines are read, and only lines that apply are returned.
 func TestMeter_Final(t *testing.T) {
 	t.Parallel()
-	e := &egress{lines: []metering.Line{{Time: time.Now().Add(time.Hour), Data: events.ModelCalled{Journal: "jnl_proxy", Line: 1}}}}
+	e := &egress{lines: []metering.JournalLine{{Time: time.Now().Add(time.Hour), Data: events.ModelCalled{Journal: "jnl_proxy", Line: 1}}}}
 	m, _, x := newMeter(t, e, nil)
 	e.lines[0].Execution = x.ID
-	list := m.Final(t.Context())
+	list := m.FinishExecution(t.Context())
 	if len(list) != 1 || list[0].ExecutionID != x.ID || list[0].Time.After(time.Now()) || !e.settled || len(e.registered) != 1 || e.last().Execution != "" {
 		t.Errorf("events %+v, registrations %+v, settled %v", list, e.registered, e.settled)
 	}
-	if err := x.Append(t.Context(), list); err != nil {
+	if err := x.AppendEvents(t.Context(), list); err != nil {
 		t.Fatal(err)
 	}
-	if list := m.Final(t.Context()); len(list) != 0 {
+	if list := m.FinishExecution(t.Context()); len(list) != 0 {
 		t.Errorf("a line that the log has: %+v", list)
 	}
 }
@@ -235,11 +235,11 @@ func TestMeter_Forgot(t *testing.T) {
 	t.Parallel()
 	m, _, _ := newMeter(t, &egress{}, nil)
 	for host, want := range map[string]bool{"mcp/docs": true, "mcp/local": false, "mcp/unknown": false} {
-		if got := m.Forgot([]metering.Line{{Data: events.EgressDenied{Code: "UNKNOWN_SERVER", Host: host}}}); got != want {
+		if got := m.HasForgottenServers([]metering.JournalLine{{Data: events.EgressDenied{Code: "UNKNOWN_SERVER", Host: host}}}); got != want {
 			t.Errorf("%s: %v", host, got)
 		}
 	}
-	if m.Forgot([]metering.Line{{Data: events.EgressDenied{Code: "NOT_ALLOWED", Host: "mcp/docs"}}}) {
+	if m.HasForgottenServers([]metering.JournalLine{{Data: events.EgressDenied{Code: "NOT_ALLOWED", Host: "mcp/docs"}}}) {
 		t.Error("a host that is not allowed")
 	}
 }
@@ -247,9 +247,9 @@ func TestMeter_Forgot(t *testing.T) {
 // TestProxy_LastEvents: lines of an execution that has ended belong to the session, and are not older than its last claim.
 func TestProxy_LastEvents(t *testing.T) {
 	t.Parallel()
-	e := &egress{lines: []metering.Line{{Execution: "exe_1", Time: time.Now().Add(-time.Hour), Data: events.EgressDenied{Journal: "jnl_proxy", Line: 4}}, {Data: events.Error{}}}}
+	e := &egress{lines: []metering.JournalLine{{Execution: "exe_1", Time: time.Now().Add(-time.Hour), Data: events.EgressDenied{Journal: "jnl_proxy", Line: 4}}, {Data: events.Error{}}}}
 	_, p, x := newMeter(t, e, nil)
-	list := p.LastEvents(t.Context(), x.Session.Run)
+	list := p.UnstoredEvents(t.Context(), x.Session.Run)
 	if len(list) != 1 || list[0].ExecutionID != "" || !list[0].Time.Equal(x.Session.Run.ClaimedAt) || list[0].ID != events.Derive(events.KindEvent, "jnl_proxy", "4") {
 		t.Errorf("events %+v, claimed at %s", list, x.Session.Run.ClaimedAt)
 	}
@@ -264,9 +264,9 @@ func TestWithoutProxy(t *testing.T) {
 	t.Parallel()
 	m, p, x := newMeter(t, nil, nil)
 	m.Unregister(t.Context())
-	n, err := p.OpenRequests(t.Context(), "sbx_1")
-	lines, lerr := p.Lines(t.Context(), x.Session.Run)
-	if err := errors.Join(err, lerr, m.Register(t.Context(), "sbx_1")); err != nil || n != 0 || len(lines) > 0 || m.Changed("sbx_1") != nil || len(m.Final(t.Context())) > 0 || len(p.LastEvents(t.Context(), x.Session.Run)) > 0 {
+	n, err := p.OpenModelRequests(t.Context(), "sbx_1")
+	lines, lerr := p.UnstoredLines(t.Context(), x.Session.Run)
+	if err := errors.Join(err, lerr, m.Register(t.Context(), "sbx_1")); err != nil || n != 0 || len(lines) > 0 || m.PendingChange("sbx_1") != nil || len(m.FinishExecution(t.Context())) > 0 || len(p.UnstoredEvents(t.Context(), x.Session.Run)) > 0 {
 		t.Errorf("%d open, lines %v, %v", n, lines, err)
 	}
 }

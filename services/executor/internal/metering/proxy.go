@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Egress is the client of the egress proxy: it registers sandboxes and reads the proxy's journal of each sandbox.
-type Egress interface {
+// EgressClient is the client of the egress proxy. It registers sandboxes, and reads the proxy's journal of each sandbox.
+type EgressClient interface {
 	// Register registers a sandbox, or replaces its registration; an empty token keeps the registered one. It returns
 	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
 	// are none. It returns ErrUnknownSandbox for an unknown sandbox without a token, and link.ErrFenced for a low epoch.
@@ -28,7 +28,7 @@ type Egress interface {
 	OpenModelRequests(ctx context.Context, sandbox string) (int, error)
 	// Lines returns the lines of the proxy's journal about a sandbox that follow a line. If settled is true, Lines
 	// first waits until the lines of model requests that are about to end are in the journal.
-	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]Line, error)
+	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]JournalLine, error)
 	// Ack allows the proxy to drop lines that are in the log.
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
@@ -36,17 +36,17 @@ type Egress interface {
 // ErrUnknownSandbox is returned when a sandbox is registered without a token and the proxy has no token of the sandbox.
 var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
 
-// A Line is a line of the egress proxy's journal of a sandbox.
-type Line struct {
+// A JournalLine is a line of the egress proxy's journal of a sandbox: a denial or a model call.
+type JournalLine struct {
 	Execution string
 	Time      time.Time
 	Data      events.Payload // EgressDenied or ModelCalled
 }
 
-// A Proxy is the egress proxy of this executor's sandboxes. It is safe for concurrent use. If Egress is nil there is no
-// proxy, and the methods do nothing.
+// A Proxy registers sandboxes with the egress proxy and reads the proxy's journals. It is safe for concurrent use. If Egress is nil, the
+// executor has no egress proxy and the methods do nothing.
 type Proxy struct {
-	Egress Egress
+	Egress EgressClient
 	Engine string // of this executor
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -65,26 +65,26 @@ func (p *Proxy) Release(ctx context.Context, sandbox string) error {
 	return p.Egress.Release(ctx, sandbox)
 }
 
-// OpenRequests returns the number of open model requests of a sandbox.
-func (p *Proxy) OpenRequests(ctx context.Context, sandbox string) (int, error) {
+// OpenModelRequests returns the number of model requests of a sandbox that the egress proxy has not answered yet.
+func (p *Proxy) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
 	if p.Egress == nil {
 		return 0, nil
 	}
 	return p.Egress.OpenModelRequests(ctx, sandbox)
 }
 
-// Lines returns those lines of the egress proxy's journal of a session's sandbox that are not in the log. r is the
-// state of the session's runs.
-func (p *Proxy) Lines(ctx context.Context, r run.State) ([]Line, error) {
+// UnstoredLines returns the lines of the egress proxy's journal of a session's sandbox that the log does not have. r is the state of the
+// session's runs.
+func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]JournalLine, error) {
 	if p.Egress == nil {
 		return nil, nil
 	}
 	return p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, false)
 }
 
-// LastEvents returns the events that the proxy has recorded since the last turn. It is called before the sandbox is
-// given up.
-func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
+// UnstoredEvents returns the events in the egress proxy's journal of a session's sandbox that the log does not have. It is called before
+// the sandbox is terminated. r is the state of the session's runs.
+func (p *Proxy) UnstoredEvents(ctx context.Context, r run.State) []events.Event {
 	if p.Egress == nil {
 		return nil
 	}
@@ -94,12 +94,12 @@ func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
 	if err != nil {
 		p.Logger.Warn("the last lines of the egress proxy about a sandbox are lost", "sandbox", r.Sandbox.ID, "error", err)
 	}
-	return p.events(r, "", lines)
+	return p.eventsOfLines(r, "", lines)
 }
 
-// events returns lines of the journal as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is
-// older than the last claim or in the future.
-func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Event {
+// eventsOfLines converts lines of the egress proxy's journal to events. The ids of the events do not depend on the executor. The proxy's
+// clock may be wrong, so the times of the events are limited to the range from the last claim to now.
+func (p *Proxy) eventsOfLines(r run.State, execution string, lines []JournalLine) []events.Event {
 	now := p.Now()
 	var out []events.Event
 	for _, l := range lines {
@@ -127,8 +127,8 @@ func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Eve
 	return out
 }
 
-// Acknowledge allows the egress proxy to drop the journal lines that are in the log. After an error, the next call
-// acknowledges the same lines.
+// Acknowledge allows the egress proxy to remove the journal lines that the log has. After an error, the next call acknowledges the same
+// lines again.
 func (p *Proxy) Acknowledge(ctx context.Context, r run.State) {
 	if p.Egress == nil || r.Egress.Journal == "" {
 		return

@@ -47,7 +47,7 @@ func New() *Metrics {
 	}
 }
 
-// Sources are functions and values from which the gauges of an executor are computed.
+// Sources are the functions and values from which the gauges of an executor are read.
 type Sources struct {
 	Slots      int                                      // executions that may run at once
 	Executions func() int                               // that run
@@ -56,7 +56,7 @@ type Sources struct {
 	Ready      func(architecture string) int            // sandboxes in the pool
 }
 
-// Register registers all metrics.
+// Register registers all metrics of the executor with r.
 func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
@@ -79,8 +79,8 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	}
 }
 
-// Stored counts the executions whose end is among the given events, which were stored in the log.
-func (m *Metrics) Stored(list []events.Event) {
+// CountEnds counts the executions that have ended, according to the events that were just stored in the log.
+func (m *Metrics) CountEnds(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {
 			m.ended.WithLabelValues(strings.TrimPrefix(string(t), "execution_")).Inc()
@@ -88,8 +88,9 @@ func (m *Metrics) Stored(list []events.Event) {
 	}
 }
 
-// Created counts a call that created a sandbox, unless it was cancelled.
-func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
+// CountCreation counts the creation of a sandbox, which took some time and may have failed. It does not count
+// a cancelled one.
+func (m *Metrics) CountCreation(ctx context.Context, took time.Duration, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
@@ -101,11 +102,12 @@ func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
 	m.sandboxSeconds.Observe(took.Seconds())
 }
 
-// Pooled counts a sandbox that was taken from the pool.
-func (m *Metrics) Pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
+// CountPooled counts a sandbox that a session took from the warm pool.
+func (m *Metrics) CountPooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
-// Snapshot counts a snapshot, unless it was cancelled.
-func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
+// CountSnapshot counts a snapshot, which took some time and may have failed. It does not count a cancelled
+// one.
+func (m *Metrics) CountSnapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}

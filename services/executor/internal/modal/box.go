@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// box implements sandbox.Sandbox. It is safe for concurrent use.
+// box is a sandbox at Modal. It implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p      *Provider
 	id     string
@@ -26,27 +26,28 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept reports whether the sandbox started from the snapshot of an earlier one, or was found by Attach.
-func (b *box) Kept() bool { return b.kept }
+// HasWorkspace reports whether the sandbox started from the snapshot of an earlier sandbox of the session, or
+// was found by Attach.
+func (b *box) HasWorkspace() bool { return b.kept }
 
 // Files returns the workspace.
-func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
+func (b *box) Files() sandbox.Files { return guest.Files{Start: b.startRunner} }
 
-// Running reports whether the sandbox runs. It ends with its runner.
+// Running reports whether the sandbox runs. Modal ends a sandbox when its runner ends.
 func (b *box) Running(ctx context.Context) (bool, error) {
-	_, err := b.p.current(ctx, b.id)
+	_, err := b.p.currentHandle(ctx, b.id)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// awaitReady blocks until the runner listens, and sends it the sandbox's secret.
+// awaitReady blocks until the sandbox's runner listens, and then sends it the sandbox's secret.
 func (b *box) awaitReady(ctx context.Context) error {
-	out, err := guest.Start(b.command).Run(ctx, func(w io.Writer) error {
+	out, err := guest.StartFunc(b.startRunner).Run(ctx, func(w io.Writer) error {
 		_, err := io.WriteString(w, b.secret)
 		return err
-	}, "wait-ready", "--within", readyWithin.String(), "--claim")
+	}, "wait-ready", "--within", runnerReadyTimeout.String(), "--claim")
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound), err == nil && out.Code < 0:
 		return &sandbox.Error{Code: sandbox.CodeRunnerSilent, Err: err, Message: fmt.Sprintf(
@@ -60,48 +61,49 @@ func (b *box) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// Exec starts a command in the workspace. ctx bounds only the start. A command
-// of the runner ends with its stdin; every other command can be killed together
-// with its descendants.
+// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx limits only the start. If the first
+// argument is "runner", the command is the runner program, which ends when its stdin is closed; any other
+// command can be killed with its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	dir, err := guest.Start(b.command).Dir(ctx, workspaceDir, c.Dir)
+	dir, err := guest.StartFunc(b.startRunner).FolderPath(ctx, workspaceDir, c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
 	if c.Args[0] == "runner" {
-		return b.start(ctx, append([]string{runnerPath}, c.Args[1:]...), dir, c.Env, "")
+		return b.startProgram(ctx, append([]string{runnerPath}, c.Args[1:]...), dir, c.Env, "")
 	}
 	id := rand.Text()
-	return b.start(ctx, append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...), dir, c.Env, id)
+	return b.startProgram(ctx, append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...), dir, c.Env, id)
 }
 
-// command starts a command of the runner.
-func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
-	return b.start(ctx, append([]string{runnerPath}, args...), "/", nil, "")
+// startRunner starts the runner program with the arguments args in the sandbox.
+func (b *box) startRunner(ctx context.Context, args ...string) (guest.Process, error) {
+	return b.startProgram(ctx, append([]string{runnerPath}, args...), "/", nil, "")
 }
 
-// start starts a program in the sandbox. kill is the id for `runner kill`, "" for commands of the runner.
-func (b *box) start(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
+// startProgram starts a program in the sandbox. kill is the name by which "runner kill" finds the program, ""
+// for the runner program itself.
+func (b *box) startProgram(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
 	h := b.p.knownHandle(b.id)
 	if h == nil { // the sandbox was not used yet, or has ended
 		var err error
-		if h, err = b.p.current(ctx, b.id); err != nil {
+		if h, err = b.p.currentHandle(ctx, b.id); err != nil {
 			return nil, fmt.Errorf("exec in sandbox %s: %w", b.id, err)
 		}
 	}
-	proc, err := b.p.start(ctx, h, "exec in sandbox "+b.id, args, dir, env)
+	proc, err := b.p.startProgram(ctx, h, "exec in sandbox "+b.id, args, dir, env)
 	if err != nil {
 		if errors.Is(err, sandbox.ErrNotFound) {
-			b.p.forget(b.id)
+			b.p.removeHandle(b.id)
 		}
 		return nil, err
 	}
 	if kill != "" {
 		proc.kill = func(ctx context.Context) error {
-			out, err := guest.Start(b.command).Run(ctx, nil, "kill", "--id", kill)
+			out, err := guest.StartFunc(b.startRunner).Run(ctx, nil, "kill", "--id", kill)
 			if err == nil && out.Code != 0 {
 				err = fmt.Errorf("exit code %d: %s", out.Code, strings.TrimSpace(out.Stderr))
 			}

@@ -27,7 +27,7 @@ import (
 // modalURL is the address of Modal's API.
 const modalURL = "https://api.modal.com:443"
 
-// checkURL returns an error if the SDK cannot use an address of the API. "" stands for modalURL.
+// checkURL returns an error if the SDK cannot use the URL raw as the address of Modal's API. "" stands for modalURL.
 func checkURL(raw string) error {
 	if raw == "" {
 		return nil
@@ -39,15 +39,15 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environmentLock is locked while connect changes the environment variables of this process.
-var environmentLock sync.Mutex
+// environmentMutex is held while newSDKClient changes the environment variables of this process.
+var environmentMutex sync.Mutex
 
-// connect returns an SDK client that uses Spool's settings alone. The SDK prefers variables MODAL_… and ~/.modal.toml to some of its
-// parameters. It reads them when a client is created: connect removes the variables for that time, and passes a profile in place
-// of the file.
-func (p *Provider) connect() (*sdk.Client, error) {
-	environmentLock.Lock()
-	defer environmentLock.Unlock()
+// newSDKClient returns an SDK client that uses only Spool's settings. The SDK reads the variables MODAL_… and the file ~/.modal.toml when a
+// client is created, and prefers them to some parameters. So newSDKClient removes the variables during that time, and passes a profile that
+// replaces the file.
+func (p *Provider) newSDKClient() (*sdk.Client, error) {
+	environmentMutex.Lock()
+	defer environmentMutex.Unlock()
 	for _, v := range os.Environ() {
 		name, value, _ := strings.Cut(v, "=")
 		if !strings.HasPrefix(name, "MODAL_") {
@@ -64,18 +64,17 @@ func (p *Provider) connect() (*sdk.Client, error) {
 	}
 	params := &sdk.ClientParams{
 		TokenID: p.cfg.TokenID, TokenSecret: p.cfg.TokenSecret, Environment: p.cfg.Environment, Logger: p.cfg.Logger,
-		MaxThrottleWait:       new(callWithin),
-		GRPCUnaryInterceptors: []grpc.UnaryClientInterceptor{p.keepConn},
+		MaxThrottleWait:       new(callTimeout),
+		GRPCUnaryInterceptors: []grpc.UnaryClientInterceptor{p.captureConn},
 	}
-	if err := fill(&params.Config, map[string]any{"spool": map[string]any{"ServerURL": server, "Active": true}}); err != nil {
+	if err := decodeInto(&params.Config, map[string]any{"spool": map[string]any{"ServerURL": server, "Active": true}}); err != nil {
 		return nil, err
 	}
 	return sdk.NewClientWithOptions(params)
 }
 
-// fill sets *to to a new value of its type with the fields of from. It is for types of the SDK that have no exported
-// name.
-func fill[T any](to **T, from any) error {
+// decodeInto sets *to to a new value of its type with the fields of from. It is for types of the SDK that have no exported name.
+func decodeInto[T any](to **T, from any) error {
 	raw, err := json.Marshal(from)
 	if err != nil {
 		return err
@@ -84,37 +83,39 @@ func fill[T any](to **T, from any) error {
 	return json.Unmarshal(raw, *to)
 }
 
-// keepConn is an interceptor that stores the SDK's connection, for calls whose responses the SDK returns only in part.
-func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// captureConn is an interceptor that stores the gRPC connection of the SDK, for requests whose response the SDK returns only in part.
+func (p *Provider) captureConn(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	p.conn.Store(conn)
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// api returns a client of Modal's API on the SDK's connection, with its credentials and retries. lookupApp must have succeeded before.
-func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
+// apiClient returns a gRPC client of Modal's API over the SDK's connection, with the SDK's credentials and retries. lookupApp must have
+// succeeded before.
+func (p *Provider) apiClient() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
-// call calls Modal's API by f, within a limit of time. It translates the error; what is the operation in its text.
-func call[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
+// callModal calls f, which makes requests to Modal's API, with the time limit within, and translates its error. what names the operation in
+// the error.
+func callModal[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if conn := p.conn.Load(); conn != nil && conn.GetState() == connectivity.TransientFailure {
 		conn.ResetConnectBackoff() // without this it may wait for two minutes before it dials again
 	}
 	v, err := f(bounded)
-	return v, p.translate(ctx, what, err)
+	return v, p.translateError(ctx, what, err)
 }
 
-// do is call for a function that returns no value.
-func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
-	_, err := call(ctx, p, callWithin, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+// callModalNoResult is like callModal, for a function that returns only an error.
+func (p *Provider) callModalNoResult(ctx context.Context, what string, f func(context.Context) error) error {
+	_, err := callModal(ctx, p, callTimeout, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
 }
 
-// translate returns an error of the SDK as guest.Translate does. ctx is the caller's context.
-func (p *Provider) translate(ctx context.Context, what string, err error) error {
-	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+// translateError returns an error of the SDK as guest.TranslateError does. ctx is the caller's context.
+func (p *Provider) translateError(ctx context.Context, what string, err error) error {
+	return guest.TranslateError(ctx, what, err, func(err error) *sandbox.Error {
 		switch {
-		case isQuota(err):
+		case isQuotaError(err):
 			return &sandbox.Error{Code: sandbox.CodeQuotaExceeded, Err: err, Message: fmt.Sprintf(
 				"%s: Modal gives this workspace no more: wait, or raise its limits (%v)", what, err)}
 		case hasCode(err, codes.Unauthenticated, codes.PermissionDenied):
@@ -127,12 +128,13 @@ func (p *Provider) translate(ctx context.Context, what string, err error) error 
 	})
 }
 
-func isQuota(err error) bool {
+// isQuotaError reports whether an error means that a quota of the Modal workspace is exhausted.
+func isQuotaError(err error) bool {
 	var exhausted sdk.ResourceExhaustedError
 	return errors.As(err, &exhausted) || hasCode(err, codes.ResourceExhausted)
 }
 
-// isUnreachable reports whether an error means that Modal was not reached or failed, rather than that it refused the request.
+// isUnreachable reports whether an error means that Modal's API could not be reached or failed, rather than that it refused the request.
 func isUnreachable(err error) bool {
 	var network net.Error
 	var late sdk.TimeoutError
@@ -142,6 +144,7 @@ func isUnreachable(err error) bool {
 		errors.As(err, &network) || errors.As(err, &late) || errors.As(err, &slow)
 }
 
+// isNotFound reports whether an error means that an object does not exist at Modal.
 func isNotFound(err error) bool {
 	var gone sdk.NotFoundError
 	return errors.As(err, &gone) || hasCode(err, codes.NotFound)

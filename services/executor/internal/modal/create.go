@@ -28,23 +28,23 @@ const (
 	runnerUser   = "10001:10001" // as in prepare.sh
 )
 
-// maxCreateAttempts is the maximum number of attempts of Create. An attempt fails if a sandbox has ended, or an image
-// has expired, after it was found.
+// maxCreateAttempts is the maximum number of attempts of Create. An attempt fails if a sandbox or an image that it
+// found does not exist any more when it is used.
 const maxCreateAttempts = 5
 
-// errVanished is returned if a sandbox or an image that was found has ended or expired before it was used. The caller
+// errVanished is returned if a sandbox has ended, or an image has expired, between its look-up and its use. The caller
 // may try again.
 var errVanished = errors.New("it ended meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if err := p.check(spec); err != nil {
+	if err := p.checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
 	for range maxCreateAttempts {
 		var b *box
-		if b, err = p.make(ctx, spec); err == nil {
+		if b, err = p.createOnce(ctx, spec); err == nil {
 			return b, nil
 		}
 		if !errors.Is(err, errVanished) {
@@ -54,7 +54,8 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
-func (p *Provider) check(spec sandbox.Spec) error {
+// checkSpec returns an error if a Spec is invalid or this provider cannot fulfil it.
+func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
 		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
@@ -77,33 +78,33 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// make makes one attempt of Create. It returns errVanished if another attempt may succeed.
-func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
-	h, err := p.create(ctx, spec)
+// createOnce makes one attempt of Create. It returns errVanished if another attempt may succeed.
+func (p *Provider) createOnce(ctx context.Context, spec sandbox.Spec) (*box, error) {
+	h, err := p.requestSandbox(ctx, spec)
 	var exists sdk.AlreadyExistsError
 	if errors.As(err, &exists) {
-		if h, err = p.find(ctx, spec.ID); errors.Is(err, sandbox.ErrNotFound) {
+		if h, err = p.findSandbox(ctx, spec.ID); errors.Is(err, sandbox.ErrNotFound) {
 			return nil, fmt.Errorf("sandbox %s: %w", spec.ID, errVanished)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	h = p.remember(spec.ID, h)
+	h = p.storeHandle(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
 	if err := b.awaitReady(ctx); err != nil {
 		if guest.IsUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next call of Create finds the sandbox
 		}
-		err = errors.Join(err, p.end(context.WithoutCancel(ctx), h.sandbox()))
-		p.forget(spec.ID)
+		err = errors.Join(err, p.endSandbox(context.WithoutCancel(ctx), h.sdkSandbox()))
+		p.removeHandle(spec.ID)
 		return nil, err
 	}
 	return b, nil
 }
 
-// create requests a new sandbox from Modal.
-func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, error) {
+// requestSandbox requests a new sandbox from Modal.
+func (p *Provider) requestSandbox(ctx context.Context, spec sandbox.Spec) (*sandboxHandle, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
@@ -112,14 +113,14 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 	if err != nil {
 		return nil, err
 	}
-	from, err := p.prepare(ctx, ref)
+	from, err := p.prepareImage(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	image := from.image
-	h := &handle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
+	h := &sandboxHandle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
 	if spec.Workspace != "" {
-		kept, err := p.imageByName(ctx, workspaceName(spec.Workspace)+":"+from.key)
+		kept, err := p.imageByName(ctx, workspaceImageName(spec.Workspace)+":"+from.key)
 		if err != nil {
 			return nil, err
 		}
@@ -128,19 +129,19 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 		}
 	}
 	params := p.createParams(spec)
-	params.Tags = p.tags(spec.ID, spec.Labels, h)
-	h.sb, err = call(ctx, p, createWithin, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
+	params.Tags = p.sandboxTags(spec.ID, spec.Labels, h)
+	h.sb, err = callModal(ctx, p, createTimeout, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if isNotFound(err) && !h.kept { // the prepared image has expired
-		p.images.forget(ref)
+		p.images.forgetImage(ref)
 		return nil, fmt.Errorf("image of sandbox %s: %w: %w", spec.ID, errVanished, err)
 	}
 	return h, p.refusalError(err)
 }
 
-// refusalError returns Modal's refusal of a sandbox with its code. Modal has no call that lists its regions, and no
-// gRPC code of its own for an unknown region, so the message decides.
+// refusalError adds the code of Spool to an error with which Modal refused to create a sandbox. Modal has no list of
+// its regions and no gRPC code for an unknown region, so refusalError looks for the region in the message.
 func (p *Provider) refusalError(err error) error {
 	if p.cfg.Region != "" && hasCode(err, codes.InvalidArgument, codes.NotFound) && strings.Contains(strings.ToLower(err.Error()), "region") {
 		return &sandbox.Error{Code: sandbox.CodeRegionUnknown, Err: err, Message: fmt.Sprintf(
@@ -149,14 +150,15 @@ func (p *Provider) refusalError(err error) error {
 	return err
 }
 
-func (p *Provider) regions() []string {
+// allowedRegions returns the regions in which Modal may run sandboxes, according to the settings; nil means all.
+func (p *Provider) allowedRegions() []string {
 	if p.cfg.Region == "" {
 		return nil
 	}
 	return []string{p.cfg.Region}
 }
 
-// createParams returns the limits, the network policy and the environment of a sandbox as the SDK takes them.
+// createParams returns the SDK's parameters for a new sandbox: its limits, network policy and environment.
 func (p *Provider) createParams(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	limits := p.cfg.Limits
 	if spec.Limits.MemoryBytes > 0 {
@@ -170,7 +172,7 @@ func (p *Provider) createParams(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	}
 	memory := int(limits.MemoryBytes >> 20) //nolint:gosec // not negative
 	out := &sdk.SandboxCreateParams{
-		Name: spec.ID, Command: []string{runnerPath, "serve"}, Workdir: workspaceDir, Timeout: p.cfg.Timeout, Regions: p.regions(),
+		Name: spec.ID, Command: []string{runnerPath, "serve"}, Workdir: workspaceDir, Timeout: p.cfg.Timeout, Regions: p.allowedRegions(),
 		CPU: limits.CPUs, CPULimit: limits.CPUs, MemoryMiB: memory, MemoryLimitMiB: memory,
 		Env: map[string]string{
 			"HOME": homeDir, "LANG": "C.UTF-8", "SPOOL_RUNNER_USER": runnerUser,

@@ -23,72 +23,74 @@ import (
 // layoutVersion is the version of the file layout that prepare.sh creates.
 const layoutVersion = "1"
 
-// prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
+// prepareScript is the shell script that adds the runner to an image. It runs as root in a sandbox of the base image, with the runner on
+// its stdin.
 //
 //go:embed prepare.sh
 var prepareScript string
 
-// fieldImage is the beginning of errors about an image that a session or an agent names.
-const fieldImage = "sessionOptions.image, or the agent's image: "
+// imageFields is the beginning of errors about an image that a session or an agent names.
+const imageFields = "sessionOptions.image, or the agent's image: "
 
-// pollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
-const pollInterval = time.Second
+// imagePollInterval is the interval at which an executor asks Modal whether another executor has finished preparing an image.
+const imagePollInterval = time.Second
 
-// preparedImage is an image to which Spool has added the runner.
+// preparedImage is an image at Modal to which Spool has added the runner.
 type preparedImage struct {
 	image *sdk.Image
 	key   string // made from the base image and the runner
 }
 
-// imageCache holds the prepared images that this process has found, by reference. It is safe for concurrent use.
+// imageCache holds the prepared images that this process has found, by the reference of their base image. It is safe for concurrent use.
 type imageCache struct {
 	mu  sync.Mutex
 	ids map[string]preparedImage
 }
 
-func (c *imageCache) get(ref string) (preparedImage, bool) {
+func (c *imageCache) lookUp(ref string) (preparedImage, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i, ok := c.ids[ref]
 	return i, ok
 }
 
-func (c *imageCache) put(ref string, i preparedImage) {
+func (c *imageCache) storeImage(ref string, i preparedImage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ids[ref] = i
 }
 
-func (c *imageCache) forget(ref string) {
+func (c *imageCache) forgetImage(ref string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, ref)
 }
 
-// imageRef returns the reference of a sandbox's image, the configured one for "". It returns a *sandbox.Error if tenants may not name it.
+// imageRef returns the reference of a sandbox's base image: ref, or the configured one if ref is "". It returns a *sandbox.Error if tenants
+// may not use the image.
 func (p *Provider) imageRef(ref string) (string, error) {
 	if ref == "" || ref == p.cfg.Image {
 		return p.cfg.Image, nil
 	}
 	if err := p.cfg.Images.Check(ref); err != nil {
 		p.cfg.Logger.Warn("refused an image that is not allowed", "image", ref)
-		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: fieldImage + err.Error() + ": use another image, or have the operator allow this one", Err: err}
+		return "", &sandbox.Error{Code: sandbox.CodeImageNotAllowed, Message: imageFields + err.Error() + ": use another image, or have the operator allow this one", Err: err}
 	}
 	return ref, nil
 }
 
-// prepare returns the image of a reference with the runner, and creates it if there is none. Concurrent calls for one reference share
-// the work, which continues when the context of one of them ends.
-func (p *Provider) prepare(ctx context.Context, ref string) (preparedImage, error) {
-	if i, ok := p.images.get(ref); ok {
+// prepareImage returns the image that consists of the base image ref and the runner, which it creates at Modal if there is none. Concurrent
+// calls for the same reference share the work, which continues when the context of one of them ends.
+func (p *Provider) prepareImage(ctx context.Context, ref string) (preparedImage, error) {
+	if i, ok := p.images.lookUp(ref); ok {
 		return i, nil
 	}
 	done := p.prepares.DoChan(ref, func() (any, error) {
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareWithin)
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), prepareTimeout)
 		defer cancel()
-		i, err := p.prepareNow(bounded, ref)
+		i, err := p.prepareImageNow(bounded, ref)
 		if err == nil {
-			p.images.put(ref, i)
+			p.images.storeImage(ref, i)
 		}
 		return i, err
 	})
@@ -101,7 +103,8 @@ func (p *Provider) prepare(ctx context.Context, ref string) (preparedImage, erro
 	}
 }
 
-func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, error) {
+// prepareImageNow does the work of prepareImage for all concurrent calls.
+func (p *Provider) prepareImageNow(ctx context.Context, ref string) (preparedImage, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return preparedImage{}, err
@@ -110,7 +113,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, e
 	if err != nil {
 		return preparedImage{}, fmt.Errorf("the runner's binary: %w", err)
 	}
-	base, err := p.resolve(ctx, app, ref)
+	base, err := p.resolveImage(ctx, app, ref)
 	if err != nil {
 		return preparedImage{}, err
 	}
@@ -122,24 +125,24 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, e
 		if image != nil || err != nil {
 			return preparedImage{image, key}, err
 		}
-		image, err = p.install(ctx, app, base, name)
+		image, err = p.installRunner(ctx, app, base, name)
 		if image != nil || err != nil {
 			return preparedImage{image, key}, err
 		}
-		if retry.Pause(ctx, pollInterval) != nil { // another executor prepares the image
+		if retry.Pause(ctx, imagePollInterval) != nil { // another executor prepares the image
 			return preparedImage{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
 		}
 	}
 }
 
-// resolve returns Modal's image of a registry reference. Modal pulls it if it has not done so before.
-func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.Image, error) {
-	base, err := call(ctx, p, prepareWithin, "resolve image "+ref, func(ctx context.Context) (*sdk.Image, error) {
+// resolveImage returns Modal's image for a reference to a registry. Modal pulls the image if it has not done so before.
+func (p *Provider) resolveImage(ctx context.Context, app *sdk.App, ref string) (*sdk.Image, error) {
+	base, err := callModal(ctx, p, prepareTimeout, "resolve image "+ref, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromRegistry(ref, nil).Build(ctx, app, nil)
 	})
 	var refused sdk.RemoteError
 	if errors.As(err, &refused) {
-		source := fieldImage
+		source := imageFields
 		if ref == p.cfg.Image {
 			source = "SPOOL_MODAL_IMAGE: "
 		}
@@ -148,9 +151,9 @@ func (p *Provider) resolve(ctx context.Context, app *sdk.App, ref string) (*sdk.
 	return base, err
 }
 
-// imageByName returns the image that is published under a name; nil if there is none.
+// imageByName returns the image that is published at Modal under a name, or nil if there is none.
 func (p *Provider) imageByName(ctx context.Context, name string) (*sdk.Image, error) {
-	image, err := call(ctx, p, callWithin, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
+	image, err := callModal(ctx, p, callTimeout, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromName(ctx, name, &sdk.ImageFromNameParams{Environment: p.cfg.Environment})
 	})
 	if isNotFound(err) {
@@ -159,15 +162,15 @@ func (p *Provider) imageByName(ctx context.Context, name string) (*sdk.Image, er
 	return image, err
 }
 
-// install creates and publishes the image of a base image and the runner. The name of the helper sandbox is the lock among executors:
-// install returns nil when another executor holds it.
-func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
-	ctx, cancel := context.WithTimeout(ctx, helperWithin)
+// installRunner adds the runner to a base image, and publishes the result under a name. The name of the helper sandbox is the lock among
+// executors: installRunner returns nil if another executor holds the lock.
+func (p *Provider) installRunner(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
+	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
-	helper, err := call(ctx, p, createWithin, "prepare an image", func(ctx context.Context) (*sdk.Sandbox, error) {
+	helper, err := callModal(ctx, p, createTimeout, "prepare an image", func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, base, &sdk.SandboxCreateParams{
-			Name: name, Command: []string{"sleep", strconv.Itoa(int(helperWithin / time.Second))}, Timeout: helperWithin,
-			BlockNetwork: true, Regions: p.regions(), Tags: p.helperTags(),
+			Name: name, Command: []string{"sleep", strconv.Itoa(int(helperTimeout / time.Second))}, Timeout: helperTimeout,
+			BlockNetwork: true, Regions: p.allowedRegions(), Tags: p.helperTags(),
 		})
 	})
 	var exists sdk.AlreadyExistsError
@@ -182,33 +185,33 @@ func (p *Provider) install(ctx context.Context, app *sdk.App, base *sdk.Image, n
 	}
 	p.cfg.Logger.Info("prepare an image with the runner", "image", name)
 	defer func() {
-		if terr := errors.Join(p.end(context.WithoutCancel(ctx), helper), helper.Detach()); terr != nil {
+		if terr := errors.Join(p.endSandbox(context.WithoutCancel(ctx), helper), helper.Detach()); terr != nil {
 			p.cfg.Logger.Warn("the helper sandbox of an image stays until its time is over", "image", name, "error", terr)
 		}
 	}()
-	if err := p.putRunner(ctx, helper); err != nil {
+	if err := p.runPrepareScript(ctx, helper); err != nil {
 		return nil, err
 	}
-	return p.snapshot(ctx, helper, name, imageTTL)
+	return p.takeSnapshot(ctx, helper, name, imageTTL)
 }
 
-// helperTags returns the tags of a sandbox that no session uses. The sweep leaves such a sandbox alone.
+// helperTags returns the tags of a helper sandbox, which belongs to no session and which the sweep does not remove.
 func (p *Provider) helperTags() map[string]string {
 	return map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner}
 }
 
-// ownHelper returns the helper sandbox with a name if this provider created it. That is so when Modal's answer was lost and the SDK
-// repeated the request. It returns nil if the helper is another provider's.
+// ownHelper returns the helper sandbox with a name if this provider created it. This happens when Modal's answer was lost and the SDK
+// repeated the request. It returns nil if another provider created the helper.
 func (p *Provider) ownHelper(ctx context.Context, name string) (*sdk.Sandbox, error) {
-	sb, tags, err := p.byName(ctx, name)
+	sb, tags, err := p.sandboxByName(ctx, name)
 	if isNotFound(err) || err == nil && tags[tagOwner] != p.owner {
 		return nil, nil //nolint:nilnil // see above
 	}
 	return sb, err
 }
 
-// putRunner runs prepareScript in a helper sandbox.
-func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
+// runPrepareScript runs prepareScript in a helper sandbox.
+func (p *Provider) runPrepareScript(ctx context.Context, helper *sdk.Sandbox) error {
 	file, err := os.Open(p.cfg.Runner)
 	if err != nil {
 		return fmt.Errorf("the runner's binary: %w", err)
@@ -218,7 +221,7 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.runAsRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
+	_, err = p.runAsRoot(ctx, &sandboxHandle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
 		_, err := io.Copy(w, file)
 		return err
 	})

@@ -8,14 +8,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// inputBuffer is the size in bytes of the buffer for stdin that was not sent yet. While the buffer is full, writes
-// block.
-const inputBuffer = 1 << 20
+// stdinBufferBytes is the maximum number of bytes of stdin that a stdinBuffer holds. Writes block while the buffer is full.
+const stdinBufferBytes = 1 << 20
 
-// input is a command's stdin. Each write to the SDK's stdin takes a round trip. A write to input returns when the bytes are buffered,
-// and a goroutine sends everything that is buffered in one piece, in order. The SDK sends each piece with its offset and repeats it until
-// Modal has accepted it, which it does once.
-type input struct {
+// stdinBuffer is the stdin of a command at Modal. Each write to the SDK's stdin takes a round trip, so a write to stdinBuffer returns when
+// the bytes are in the buffer, and a goroutine sends the whole buffer as one piece, in order. The SDK repeats a piece, with its offset,
+// until Modal has accepted it exactly once.
+type stdinBuffer struct {
 	to io.WriteCloser
 
 	mu     sync.Mutex
@@ -25,19 +24,20 @@ type input struct {
 	err    error // set by end: nothing more is sent
 }
 
-func newInput(to io.WriteCloser) *input {
-	i := &input{to: to}
+// newStdinBuffer returns a stdinBuffer that sends to the SDK's stdin to.
+func newStdinBuffer(to io.WriteCloser) *stdinBuffer {
+	i := &stdinBuffer{to: to}
 	i.change.L = &i.mu
-	go i.send()
+	go i.sendBuffer()
 	return i
 }
 
 // Write blocks while the buffer is full. It returns an error that wraps guest.ErrStdin after Close, and after the command's end.
-func (i *input) Write(b []byte) (n int, err error) {
+func (i *stdinBuffer) Write(b []byte) (n int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for len(b) > 0 {
-		for len(i.buf) >= inputBuffer && i.err == nil && !i.closed {
+		for len(i.buf) >= stdinBufferBytes && i.err == nil && !i.closed {
 			i.change.Wait()
 		}
 		switch {
@@ -46,7 +46,7 @@ func (i *input) Write(b []byte) (n int, err error) {
 		case i.closed:
 			return n, fmt.Errorf("%w: %w", guest.ErrStdin, io.ErrClosedPipe)
 		}
-		k := min(len(b), inputBuffer-len(i.buf))
+		k := min(len(b), stdinBufferBytes-len(i.buf))
 		i.buf = append(i.buf, b[:k]...)
 		n, b = n+k, b[k:]
 		i.change.Broadcast()
@@ -54,8 +54,8 @@ func (i *input) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Close ends the stream after everything that was written. It does not wait until that is sent.
-func (i *input) Close() error {
+// Close ends the stream after everything that was written. It does not wait until the bytes are sent.
+func (i *stdinBuffer) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.closed = true
@@ -63,16 +63,16 @@ func (i *input) Close() error {
 	return nil
 }
 
-// abandon discards input that was not sent yet, and ends the stream.
-func (i *input) abandon() {
+// abandon discards the bytes that were not sent yet, and ends the stream.
+func (i *stdinBuffer) abandon() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.buf, i.closed = nil, true
 	i.change.Broadcast()
 }
 
-// end stops sending, because the command no longer reads. Writes return err from then on.
-func (i *input) end(err error) {
+// stopSending discards the buffer because the command no longer reads its stdin. Later writes return err.
+func (i *stdinBuffer) stopSending(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.err == nil {
@@ -82,8 +82,8 @@ func (i *input) end(err error) {
 	i.change.Broadcast()
 }
 
-// send sends the buffer, again and again, until the stream has ended.
-func (i *input) send() {
+// sendBuffer sends the content of the buffer whenever there is some, until the stream has ended.
+func (i *stdinBuffer) sendBuffer() {
 	for {
 		i.mu.Lock()
 		for len(i.buf) == 0 && !i.closed && i.err == nil {
@@ -104,7 +104,7 @@ func (i *input) send() {
 			return
 		}
 		if err != nil {
-			i.end(err)
+			i.stopSending(err)
 			return
 		}
 	}

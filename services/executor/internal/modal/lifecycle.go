@@ -33,11 +33,11 @@ const (
 	roleSandbox = "sandbox"
 	roleHelper  = "helper" // prepares an image
 
-	absentValue = "none"
+	noTagValue = "none"
 )
 
-// handle holds what this process knows about a running sandbox.
-type handle struct {
+// sandboxHandle holds the SDK's object of a running sandbox, and what this process knows about the sandbox.
+type sandboxHandle struct {
 	mu     sync.Mutex // guards sb, stale and skills
 	sb     *sdk.Sandbox
 	stale  []*sdk.Sandbox  // replaced by sb; commands that were started through them may still run
@@ -48,16 +48,16 @@ type handle struct {
 	key    string // key of its prepared image, see tagImage
 }
 
-// sandbox returns the SDK's object, which holds a connection to the sandbox.
-func (h *handle) sandbox() *sdk.Sandbox {
+// sdkSandbox returns the SDK's object of the sandbox, which holds a connection to the sandbox.
+func (h *sandboxHandle) sdkSandbox() *sdk.Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.sb
 }
 
-// renew replaces the SDK's object old by a new one with a new connection, because after failures the old connection
-// waits ever longer before it dials again.
-func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
+// reconnect replaces the SDK's object old by a new one, with a new connection. After failures, the old connection would wait longer and
+// longer before it dials again.
+func (h *sandboxHandle) reconnect(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
 	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // makes no request
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error
 }
 
 // close closes the connections to the sandbox.
-func (h *handle) close() error {
+func (h *sandboxHandle) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	err := h.sb.Detach()
@@ -81,19 +81,19 @@ func (h *handle) close() error {
 	return err
 }
 
-// remember stores the handle of a sandbox and returns the stored one, which is an earlier handle if there is one for the same sandbox.
-func (p *Provider) remember(id string, h *handle) *handle {
+// storeHandle stores the handle of the sandbox id. If there already is a handle of the same sandbox, it returns that one, else h.
+func (p *Provider) storeHandle(id string, h *sandboxHandle) *sandboxHandle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if first := p.handles[id]; first != nil && first.sandbox().SandboxID == h.sb.SandboxID {
+	if first := p.handles[id]; first != nil && first.sdkSandbox().SandboxID == h.sb.SandboxID {
 		return first
 	}
 	p.handles[id] = h
 	return h
 }
 
-// forget removes the handle of a sandbox that has ended, and closes its connections.
-func (p *Provider) forget(id string) {
+// removeHandle removes the handle of a sandbox that has ended, and closes the handle's connections.
+func (p *Provider) removeHandle(id string) {
 	p.mu.Lock()
 	h := p.handles[id]
 	delete(p.handles, id)
@@ -106,12 +106,14 @@ func (p *Provider) forget(id string) {
 	}
 }
 
-func (p *Provider) knownHandle(id string) *handle {
+// knownHandle returns the stored handle of the sandbox id, or nil if there is none.
+func (p *Provider) knownHandle(id string) *sandboxHandle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.handles[id]
 }
 
+// checkLabels returns an error if the values of labels could not be stored in Modal's tags.
 func (p *Provider) checkLabels(l sandbox.Labels) error {
 	var err error
 	if l.Tenant != "" || l.Session != "" {
@@ -126,35 +128,37 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 	return err
 }
 
-// tags returns all tags of a sandbox. Adopt sets all of them again, so it does not matter whether Modal replaces the set or merges it.
-func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]string {
+// sandboxTags returns all tags of a sandbox at Modal. Adopt sets all of them again, so it does not matter whether Modal replaces or merges
+// the tags.
+func (p *Provider) sandboxTags(id string, l sandbox.Labels, h *sandboxHandle) map[string]string {
 	tags := map[string]string{
 		tagEngine: l.Engine, tagRole: roleSandbox, tagSandbox: id, tagTenant: l.Tenant, tagSession: l.Session,
 		tagEpoch: strconv.FormatUint(l.Epoch, 10), tagExecutor: l.Executor, tagSecret: h.secret, tagOrigin: h.origin, tagImage: h.key,
 	}
 	for name, value := range tags {
 		if value == "" {
-			tags[name] = absentValue
+			tags[name] = noTagValue
 		}
 	}
 	return tags
 }
 
-// value returns the value of a tag; "" for absent.
-func value(tags map[string]string, name string) string {
-	if v := tags[name]; v != absentValue {
+// tagValue returns the value of a tag, or "" if the tag says that there is no value.
+func tagValue(tags map[string]string, name string) string {
+	if v := tags[name]; v != noTagValue {
 		return v
 	}
 	return ""
 }
 
-func labels(tags map[string]string) (sandbox.Labels, error) {
+// labelsOfTags returns the labels of a sandbox that has the given tags.
+func labelsOfTags(tags map[string]string) (sandbox.Labels, error) {
 	epoch, err := strconv.ParseUint(tags[tagEpoch], 10, 64)
 	if err != nil {
 		return sandbox.Labels{}, fmt.Errorf("tag %s: %w", tagEpoch, err)
 	}
 	l := sandbox.Labels{
-		Engine: value(tags, tagEngine), Session: value(tags, tagSession), Epoch: epoch, Executor: value(tags, tagExecutor),
+		Engine: tagValue(tags, tagEngine), Session: tagValue(tags, tagSession), Epoch: epoch, Executor: tagValue(tags, tagExecutor),
 	}
 	if l.Session != "" { // a tenant may be called "none"
 		l.Tenant = tags[tagTenant]
@@ -162,28 +166,30 @@ func labels(tags map[string]string) (sandbox.Labels, error) {
 	return l, nil
 }
 
-// find returns the running sandbox of this engine with an id; sandbox.ErrNotFound if there is none.
-func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
+// findSandbox asks Modal for the running sandbox of this engine with an id, and returns a handle of it, or sandbox.ErrNotFound if there is
+// none.
+func (p *Provider) findSandbox(ctx context.Context, id string) (*sandboxHandle, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
 	if _, err := p.lookupApp(ctx); err != nil {
 		return nil, err
 	}
-	sb, tags, err := p.byName(ctx, id)
+	sb, tags, err := p.sandboxByName(ctx, id)
 	if isNotFound(err) || err == nil && (tags[tagEngine] != p.cfg.Engine || tags[tagSandbox] != id) {
 		return nil, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
 	if err != nil {
 		return nil, err
 	}
-	origin := value(tags, tagOrigin)
-	return &handle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
+	origin := tagValue(tags, tagOrigin)
+	return &sandboxHandle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
 }
 
-// byName returns the running sandbox of the app with a name, and its tags. isNotFound is true for its error if there is none.
-func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, tags map[string]string, err error) {
-	sb, err = call(ctx, p, callWithin, "find sandbox "+name, func(ctx context.Context) (*sdk.Sandbox, error) {
+// sandboxByName returns the running sandbox with a name in the Modal app, and its tags. If there is none, isNotFound reports true for the
+// error.
+func (p *Provider) sandboxByName(ctx context.Context, name string) (sb *sdk.Sandbox, tags map[string]string, err error) {
+	sb, err = callModal(ctx, p, callTimeout, "find sandbox "+name, func(ctx context.Context) (*sdk.Sandbox, error) {
 		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, name, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
 		if err == nil {
 			tags, err = sb.GetTags(ctx, nil)
@@ -193,27 +199,27 @@ func (p *Provider) byName(ctx context.Context, name string) (sb *sdk.Sandbox, ta
 	return sb, tags, err
 }
 
-// current returns the handle of a sandbox that runs; sandbox.ErrNotFound otherwise.
-func (p *Provider) current(ctx context.Context, id string) (*handle, error) {
+// currentHandle returns the handle of a running sandbox, or sandbox.ErrNotFound if the sandbox does not run.
+func (p *Provider) currentHandle(ctx context.Context, id string) (*sandboxHandle, error) {
 	h := p.knownHandle(id)
 	if h == nil {
-		h, err := p.find(ctx, id)
+		h, err := p.findSandbox(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		return p.remember(id, h), nil
+		return p.storeHandle(id, h), nil
 	}
-	ended, err := p.hasEnded(ctx, h.sandbox())
+	ended, err := p.hasEnded(ctx, h.sdkSandbox())
 	if err == nil && ended {
-		p.forget(id)
+		p.removeHandle(id)
 		return nil, fmt.Errorf("sandbox %s has ended: %w", id, sandbox.ErrNotFound)
 	}
 	return h, err
 }
 
-// hasEnded reports whether a sandbox has ended.
+// hasEnded asks Modal whether a sandbox has ended.
 func (p *Provider) hasEnded(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
-	code, err := call(ctx, p, callWithin, "look at a sandbox", func(ctx context.Context) (*int, error) {
+	code, err := callModal(ctx, p, callTimeout, "look at a sandbox", func(ctx context.Context) (*int, error) {
 		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // sb may be detached
 		if err != nil {
 			return nil, err
@@ -228,14 +234,14 @@ func (p *Provider) hasEnded(ctx context.Context, sb *sdk.Sandbox) (bool, error) 
 
 // Attach returns the running sandbox with an id; sandbox.ErrNotFound if there is none. A sandbox whose runner has ended does not run.
 func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
-	h, err := p.current(ctx, id)
+	h, err := p.currentHandle(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return &box{p: p, id: id, secret: h.secret, kept: true}, nil
 }
 
-// List returns the engine's sandboxes that run. Sandboxes that have ended hold nothing that would have to be removed.
+// List returns the engine's running sandboxes. A sandbox that has ended leaves nothing at Modal that would have to be removed.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
@@ -247,15 +253,15 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	}
 	var out []sandbox.Info
 	for before := 0.0; ; {
-		page, err := call(ctx, p, callWithin, "list sandboxes", func(ctx context.Context) (*pb.SandboxListResponse, error) {
-			return p.api().SandboxListV2(ctx, pb.SandboxListRequest_builder{AppId: app.AppID, BeforeTimestamp: before, Tags: filter}.Build())
+		page, err := callModal(ctx, p, callTimeout, "list sandboxes", func(ctx context.Context) (*pb.SandboxListResponse, error) {
+			return p.apiClient().SandboxListV2(ctx, pb.SandboxListRequest_builder{AppId: app.AppID, BeforeTimestamp: before, Tags: filter}.Build())
 		})
 		if err != nil {
 			return nil, err
 		}
 		for _, s := range page.GetSandboxes() {
 			before = s.GetCreatedAt()
-			info, err := info(s)
+			info, err := infoOf(s)
 			if err != nil {
 				p.cfg.Logger.Warn("a sandbox cannot be read by its tags", "sandbox", s.GetId(), "error", err)
 				continue
@@ -268,12 +274,13 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	}
 }
 
-func info(s *pb.SandboxInfo) (sandbox.Info, error) {
+// infoOf converts Modal's description of a sandbox.
+func infoOf(s *pb.SandboxInfo) (sandbox.Info, error) {
 	tags := map[string]string{}
 	for _, t := range s.GetTags() {
 		tags[t.GetTagName()] = t.GetTagValue()
 	}
-	l, err := labels(tags)
+	l, err := labelsOfTags(tags)
 	if err != nil {
 		return sandbox.Info{}, err
 	}
@@ -284,47 +291,47 @@ func info(s *pb.SandboxInfo) (sandbox.Info, error) {
 	return sandbox.Info{ID: id, Labels: l, Created: time.UnixMicro(int64(s.GetCreatedAt() * 1e6)), Running: true}, nil
 }
 
-// Adopt replaces the labels of a pooled sandbox by those of the session that takes it.
+// Adopt replaces the labels of a sandbox of the warm pool by those of the session that takes it.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)
 	}
-	h, err := p.current(ctx, id)
+	h, err := p.currentHandle(ctx, id)
 	if err != nil {
 		return fmt.Errorf("adopt: %w", err)
 	}
-	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sandbox().SetTags(ctx, p.tags(id, l, h), nil) })
+	return p.callModalNoResult(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sdkSandbox().SetTags(ctx, p.sandboxTags(id, l, h), nil) })
 }
 
-// Terminate ends a sandbox. Without wipe it leaves a snapshot of the file system for the next sandbox, whose Spec.Workspace names this
-// one; with wipe it removes that snapshot. It returns nil for a sandbox that has ended already.
+// Terminate ends a sandbox. If wipe is false, it keeps a snapshot of the file system for the sandbox whose Spec.Workspace names this one.
+// If wipe is true, it removes that snapshot. It returns nil for a sandbox that has already ended.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
 	}
-	h, err := p.current(ctx, id)
+	h, err := p.currentHandle(ctx, id)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if err == nil {
-		if err := p.terminate(ctx, id, h, wipe); err != nil {
+		if err := p.terminateRunning(ctx, id, h, wipe); err != nil {
 			return fmt.Errorf("terminate sandbox %s: %w", id, err)
 		}
 	}
 	if !wipe {
 		return nil
 	}
-	if err := p.dropWorkspace(ctx, id); err != nil {
+	if err := p.removeWorkspaceImage(ctx, id); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-// terminate ends a running sandbox, and removes the snapshot from which it started once that is no longer needed.
-func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe bool) error {
+// terminateRunning ends a running sandbox, and removes the snapshot from which the sandbox started when that is no longer needed.
+func (p *Provider) terminateRunning(ctx context.Context, id string, h *sandboxHandle, wipe bool) error {
 	stored := wipe
 	if !wipe {
-		err := p.keepWorkspace(ctx, id, h)
+		err := p.publishWorkspace(ctx, id, h)
 		switch {
 		case err == nil:
 			stored = true
@@ -334,19 +341,19 @@ func (p *Provider) terminate(ctx context.Context, id string, h *handle, wipe boo
 			p.cfg.Logger.Warn("no snapshot of a sandbox could be taken before it ended", "sandbox", id, "error", err)
 		}
 	}
-	if err := p.end(ctx, h.sandbox()); err != nil {
+	if err := p.endSandbox(ctx, h.sdkSandbox()); err != nil {
 		return err
 	}
-	p.forget(id)
+	p.removeHandle(id)
 	if stored && h.origin != "" {
-		return p.dropWorkspace(ctx, h.origin)
+		return p.removeWorkspaceImage(ctx, h.origin)
 	}
 	return nil
 }
 
-// end ends a sandbox and blocks until it has ended.
-func (p *Provider) end(ctx context.Context, sb *sdk.Sandbox) error {
-	err := p.do(ctx, "end a sandbox", func(ctx context.Context) error {
+// endSandbox ends a sandbox and blocks until the sandbox has ended.
+func (p *Provider) endSandbox(ctx context.Context, sb *sdk.Sandbox) error {
+	err := p.callModalNoResult(ctx, "end a sandbox", func(ctx context.Context) error {
 		_, err := sb.Terminate(ctx, &sdk.SandboxTerminateParams{Wait: true})
 		return err
 	})

@@ -80,29 +80,29 @@ const minTimeout = 10 * time.Minute
 
 // How long Modal keeps images, counted from when they are made.
 const (
-	// imageTTL is the time for which Modal keeps a prepared image. After that time an executor prepares it again.
+	// imageTTL is the time for which Modal keeps a prepared image. Afterwards an executor prepares the image again.
 	imageTTL = 30 * 24 * time.Hour
-	// workspaceTTL is the time for which Modal keeps a snapshot of a workspace. After that time a sandbox is filled
-	// from the session's last snapshot in Spool's object store instead.
+	// workspaceTTL is the time for which Modal keeps the snapshot of a workspace. Afterwards the session's next sandbox is filled from the
+	// last snapshot in Spool's object store instead.
 	workspaceTTL = 7 * 24 * time.Hour
 )
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call of Modal's API.
-	callWithin = 30 * time.Second
-	// createWithin is the time limit for the start of a sandbox, which Modal may queue.
-	createWithin = 3 * time.Minute
-	// prepareWithin is the time limit for the preparation of an image, including the wait for other executors.
-	prepareWithin = 15 * time.Minute
-	// helperWithin is the timeout of a helper sandbox, in which an image is prepared. If the executor that prepares the
-	// image dies, the others wait until then.
-	helperWithin = 5 * time.Minute
-	// readyWithin is the maximum time that a runner may take to listen.
-	readyWithin = 30 * time.Second
-	// snapshotWithin is the time limit for a snapshot of a file system.
-	snapshotWithin = 2 * time.Minute
-	// trialTimeout is the timeout of the sandbox that Prove creates: Modal ends the sandbox after that time if Prove
+	// callTimeout is the time limit of one call of Modal's API.
+	callTimeout = 30 * time.Second
+	// createTimeout is the time limit for the start of a sandbox, which Modal may queue.
+	createTimeout = 3 * time.Minute
+	// prepareTimeout is the time limit for the preparation of an image, including the wait for other executors.
+	prepareTimeout = 15 * time.Minute
+	// helperTimeout is the time after which Modal ends a helper sandbox, in which an image is prepared. If the executor that prepares the
+	// image dies, other executors wait until then.
+	helperTimeout = 5 * time.Minute
+	// runnerReadyTimeout is the maximum time that a runner may take to listen.
+	runnerReadyTimeout = 30 * time.Second
+	// snapshotTimeout is the time limit for a snapshot of a file system.
+	snapshotTimeout = 2 * time.Minute
+	// trialTimeout is the timeout of the sandbox that ProveSettings creates: Modal ends the sandbox after that time if ProveSettings
 	// cannot.
 	trialTimeout = time.Minute
 )
@@ -113,7 +113,7 @@ var nameFormat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 // regionFormat matches names that have the form of a region's: us-east, eu, uk, ap-northeast-1.
 var regionFormat = regexp.MustCompile(`^[a-z]{2,}(-[a-z0-9]+){0,4}$`)
 
-// Check returns an error that names the setting if a config is not valid. It makes no request.
+// Check returns an error that names the setting if the config is not valid. It sends no request.
 func (c Config) Check() error {
 	for _, s := range []struct{ name, value string }{
 		{"modal-token-id", c.TokenID}, {"modal-token-secret", c.TokenSecret}, {"modal-image", c.Image}, {"modal-app", c.App},
@@ -142,6 +142,7 @@ func (c Config) Check() error {
 // httpsPort is the only port at which Modal lets sandboxes connect to an allowed domain.
 const httpsPort = "443"
 
+// checkEgress returns an error if the settings for the egress proxy are not valid.
 func (c Config) checkEgress() error {
 	if c.Egress.Server == "" {
 		return nil
@@ -170,7 +171,7 @@ type Provider struct {
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
-	handles  map[string]*handle                                 // by sandbox id
+	handles  map[string]*sandboxHandle                          // by sandbox id
 	skills   map[string]func(context.Context) (*os.File, error) // registered by StoreSkill, by digest
 }
 
@@ -190,10 +191,10 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
+	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*sandboxHandle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
-	if p.client, err = p.connect(); err != nil {
+	if p.client, err = p.newSDKClient(); err != nil {
 		return nil, fmt.Errorf("modal sandboxes: %w", err)
 	}
 	return p, nil
@@ -212,15 +213,16 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// Prove does what Verify does, resolves the image, and starts a sandbox of the image, with the limits and the region
-// of the settings and without a network. It ends that sandbox, and returns one sentence for each step that succeeded.
-func (p *Provider) Prove(ctx context.Context) ([]string, error) {
+// ProveSettings checks the settings at Modal: the token, the environment and the app, as VerifySettings does, and the image. It also starts
+// and ends a sandbox of the image, with the limits and the region of the settings and without a network. It returns one sentence for each
+// step that succeeded.
+func (p *Provider) ProveSettings(ctx context.Context) ([]string, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
 	}
 	found := []string{fmt.Sprintf("Modal accepts the token; app %s is %s", p.cfg.App, app.AppID)}
-	image, err := p.resolve(ctx, app, p.cfg.Image)
+	image, err := p.resolveImage(ctx, app, p.cfg.Image)
 	if err != nil {
 		return found, err
 	}
@@ -228,13 +230,13 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	params := p.createParams(sandbox.Spec{})
 	params.Name, params.Command, params.Workdir, params.Env = "", []string{"sleep", strconv.Itoa(int(trialTimeout / time.Second))}, "", nil
 	params.Timeout, params.Tags = trialTimeout, p.helperTags()
-	trial, err := call(ctx, p, createWithin, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {
+	trial, err := callModal(ctx, p, createTimeout, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if err != nil {
 		return found, p.refusalError(err)
 	}
-	if err := errors.Join(p.end(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
+	if err := errors.Join(p.endSandbox(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
 		return found, err
 	}
 	where := "any region"
@@ -244,16 +246,17 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
-// Verify returns an error unless Modal accepts the token, the environment and the app. The error is a *sandbox.Error where there is a code.
-func (p *Provider) Verify(ctx context.Context) error {
+// VerifySettings returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error
+// if it has a code.
+func (p *Provider) VerifySettings(ctx context.Context) error {
 	_, err := p.lookupApp(ctx)
 	return err
 }
 
-// lookupApp returns the Modal app of the config, and creates it if it does not exist.
+// lookupApp returns the Modal app of the config, which it creates if it does not exist.
 func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
-	return p.app.do(func() (*sdk.App, error) {
-		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
+	return p.app.getOrCreate(func() (*sdk.App, error) {
+		app, err := callModal(ctx, p, callTimeout, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
 			return p.client.Apps.FromName(ctx, p.cfg.App, &sdk.AppFromNameParams{Environment: p.cfg.Environment, CreateIfMissing: true})
 		})
 		switch {
@@ -271,14 +274,14 @@ func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	})
 }
 
-// onceValue stores the first value that a function returns without an error. It is safe for concurrent use.
+// onceValue holds the first value that a function has returned without an error. It is safe for concurrent use.
 type onceValue[T any] struct {
 	mu    sync.Mutex
 	value T
 	done  bool
 }
 
-func (o *onceValue[T]) do(f func() (T, error)) (T, error) {
+func (o *onceValue[T]) getOrCreate(f func() (T, error)) (T, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.done {

@@ -74,7 +74,7 @@ func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
 	images, errs := make([]preparedImage, 3), make([]error, 3)
 	for i := range images {
 		p := provide(t, cfg)
-		all.Go(func() { images[i], errs[i] = p.prepare(t.Context(), testImage) })
+		all.Go(func() { images[i], errs[i] = p.prepareImage(t.Context(), testImage) })
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -105,7 +105,7 @@ func TestCreate_AfterLostAnswerFindsTheSandbox(t *testing.T) {
 	s := ownServer(t)
 	cfg := s.config(t)
 	p := provide(t, cfg)
-	if _, err := p.prepare(t.Context(), testImage); err != nil {
+	if _, err := p.prepareImage(t.Context(), testImage); err != nil {
 		t.Fatal(err)
 	}
 	s.ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "UNAVAILABLE", "message": "injected", "count": 100, "after": true}, nil)
@@ -146,7 +146,7 @@ func TestTerminate_KeepsOrWipesTheWorkspace(t *testing.T) {
 	p := provide(t, cfg)
 	snapshots := func(id string) bool {
 		t.Helper()
-		image, err := p.imageByName(t.Context(), workspaceName(id))
+		image, err := p.imageByName(t.Context(), workspaceImageName(id))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +354,7 @@ func TestPreemption_EndsProcessesAndTheSandbox(t *testing.T) {
 		if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 			t.Errorf("%s: terminate: %v", how, err)
 		}
-		if r := create(t, p, next).(sandbox.Restorer); r.Kept() {
+		if r := create(t, p, next).(sandbox.Restorer); r.HasWorkspace() {
 			t.Errorf("%s: a workspace was kept", how)
 		}
 	}
@@ -460,13 +460,13 @@ func TestTags_SurviveARoundTrip(t *testing.T) {
 		{Engine: "e"}, {Engine: "e", Executor: newID(t, events.KindExecutor)},
 		{Engine: "e", Tenant: "none", Session: newID(t, events.KindSession), Epoch: 1 << 63},
 	} {
-		tags := p.tags("sbx", l, &handle{})
+		tags := p.sandboxTags("sbx", l, &sandboxHandle{})
 		for name, v := range tags {
 			if v == "" {
 				t.Errorf("tag %s is empty", name)
 			}
 		}
-		if got, err := labels(tags); got != l || err != nil {
+		if got, err := labelsOfTags(tags); got != l || err != nil {
 			t.Errorf("%+v came back as %+v, %v", l, got, err)
 		}
 	}
@@ -492,7 +492,7 @@ func TestCreate_TellsModalTheLimits(t *testing.T) {
 func TestVerify_ReturnsTheCodeOfAWrongSetting(t *testing.T) {
 	t.Parallel()
 	good := sharedServer(t).config(t)
-	if err := provide(t, good).Verify(t.Context()); err != nil {
+	if err := provide(t, good).VerifySettings(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for code, change := range map[string]func(*Config){
@@ -502,7 +502,7 @@ func TestVerify_ReturnsTheCodeOfAWrongSetting(t *testing.T) {
 	} {
 		cfg := good
 		change(&cfg)
-		wantCode(t, provide(t, cfg).Verify(t.Context()), code)
+		wantCode(t, provide(t, cfg).VerifySettings(t.Context()), code)
 	}
 }
 
@@ -512,7 +512,7 @@ func TestProve_StartsAndEndsASandbox(t *testing.T) {
 	for _, where := range []string{"", region} {
 		cfg := s.config(t)
 		cfg.Region = where
-		found, err := provide(t, cfg).Prove(t.Context())
+		found, err := provide(t, cfg).ProveSettings(t.Context())
 		if err != nil || len(found) != 3 || !strings.Contains(found[0], "accepts the token") || !strings.Contains(found[1], testImage) || !strings.Contains(found[2], "any region") == (where == "") {
 			t.Errorf("%q, %v", found, err)
 		}
@@ -544,7 +544,7 @@ func TestProve_NamesTheWrongSetting(t *testing.T) {
 	} {
 		cfg := s.config(t)
 		c.change(&cfg)
-		_, err := provide(t, cfg).Prove(t.Context())
+		_, err := provide(t, cfg).ProveSettings(t.Context())
 		wantCode(t, err, c.code)
 		if err == nil || !strings.Contains(err.Error(), c.setting) {
 			t.Errorf("%s: %v, want an error that names %s", name, err, c.setting)

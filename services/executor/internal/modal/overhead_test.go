@@ -24,8 +24,8 @@ func TestOverhead(t *testing.T) {
 	onModal := create(t, provide(t, cfg), newSpec(t, cfg))
 	limits := cfg.Limits
 	limits.PIDs = 512
-	d, err := docker.New(docker.Config{Engine: cfg.Engine, Runner: cfg.Runner, Image: testImage, Limits: limits, DiskLimit: docker.DiskWatch,
-		TmpBytes: 512 << 20, Users: docker.Users{First: 70000, Last: 99999}, Files: 1_000_000, Layers: layer.Config{Within: time.Minute, MaxBytes: 1 << 30, Keep: time.Hour}})
+	d, err := docker.New(docker.Config{Engine: cfg.Engine, Runner: cfg.Runner, Image: testImage, Limits: limits, DiskLimit: docker.DiskLimitWatch,
+		TmpBytes: 512 << 20, Users: docker.UserRange{First: 70000, Last: 99999}, Files: 1_000_000, Layers: layer.Config{Within: time.Minute, MaxBytes: 1 << 30, Keep: time.Hour}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
-	// stream is not read any further.
-	outputBuffer = 256 << 10
-	// brokenWithin is the maximum time for which Wait waits for the exit code of a command after one of its streams has
-	// broken off.
-	brokenWithin = 3 * time.Second
+	// outputBufferBytes is the maximum number of unread bytes of stdout and of stderr that are buffered. While a buffer is full, its stream
+	// is not read.
+	outputBufferBytes = 256 << 10
+	// brokenStreamTimeout is the maximum time for which Wait waits for the exit code of a command after one of the command's streams has
+	// failed.
+	brokenStreamTimeout = 3 * time.Second
 )
 
 // process is a command that runs in a Modal sandbox.
@@ -32,7 +32,7 @@ type process struct {
 	cp   *sdk.ContainerProcess
 	kill func(context.Context) error // ends the command and its descendants; nil for a command that ends with its stdin
 
-	stdin          *input
+	stdin          *stdinBuffer
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
 	given          chan struct{} // closed by Kill of a command that ends with its stdin: Wait returns without its exit code
@@ -44,36 +44,37 @@ type process struct {
 	err  error
 }
 
-// start starts a program and returns without waiting for its end. It returns sandbox.ErrNotFound when the sandbox has ended.
-func (p *Provider) start(ctx context.Context, h *handle, what string, args []string, dir string, env map[string]string) (*process, error) {
-	sb := h.sandbox()
-	cp, err := call(ctx, p, callWithin, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
+// startProgram starts a program in a sandbox and returns without waiting for its end. It returns sandbox.ErrNotFound if the sandbox has
+// ended.
+func (p *Provider) startProgram(ctx context.Context, h *sandboxHandle, what string, args []string, dir string, env map[string]string) (*process, error) {
+	sb := h.sdkSandbox()
+	cp, err := callModal(ctx, p, callTimeout, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
 		return sb.Exec(ctx, args, &sdk.SandboxExecParams{Workdir: dir, Env: env})
 	})
 	if err != nil {
 		return nil, p.startError(ctx, h, sb, what, err)
 	}
 	proc := &process{
-		p: p, sb: sb, what: what, cp: cp, stdin: newInput(cp.Stdin),
-		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), given: make(chan struct{}),
+		p: p, sb: sb, what: what, cp: cp, stdin: newStdinBuffer(cp.Stdin),
+		stdout: guest.NewPipe(outputBufferBytes), stderr: guest.NewPipe(outputBufferBytes), ended: make(chan struct{}), given: make(chan struct{}),
 	}
 	var both sync.WaitGroup
-	both.Go(func() { proc.pump(proc.stdout, cp.Stdout) })
-	both.Go(func() { proc.pump(proc.stderr, cp.Stderr) })
+	both.Go(func() { proc.copyStream(proc.stdout, cp.Stdout) })
+	both.Go(func() { proc.copyStream(proc.stderr, cp.Stderr) })
 	go func() {
 		both.Wait()
-		proc.stdin.end(errors.New("the command has ended"))
+		proc.stdin.stopSending(errors.New("the command has ended"))
 		close(proc.ended)
 	}()
 	return proc, nil
 }
 
-// startError returns sandbox.ErrNotFound for a sandbox that has ended, and err for one that cannot be reached.
-func (p *Provider) startError(ctx context.Context, h *handle, sb *sdk.Sandbox, what string, err error) error {
+// startError returns sandbox.ErrNotFound if a program could not be started because the sandbox has ended, and err otherwise.
+func (p *Provider) startError(ctx context.Context, h *sandboxHandle, sb *sdk.Sandbox, what string, err error) error {
 	if ctx.Err() != nil {
 		return err
 	}
-	if rerr := h.renew(ctx, p, sb); rerr != nil {
+	if rerr := h.reconnect(ctx, p, sb); rerr != nil {
 		return errors.Join(err, rerr)
 	}
 	ended, perr := p.hasEnded(ctx, sb)
@@ -83,9 +84,9 @@ func (p *Provider) startError(ctx context.Context, h *handle, sb *sdk.Sandbox, w
 	return err
 }
 
-// pump copies a stream into a pipe. The SDK resumes a stream that breaks, at the same offset, for about ten seconds. When the stream
-// breaks because the sandbox has ended, the pipe ends without an error.
-func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
+// copyStream copies an output stream of the command into a pipe. The SDK resumes a failed stream at the same offset, for about ten
+// seconds. If the stream failed because the sandbox has ended, the pipe ends without an error.
+func (p *process) copyStream(to *guest.Pipe, from io.ReadCloser) {
 	_, err := io.Copy(to, from)
 	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, context.Canceled) {
 		err = nil // the reader has abandoned the stream
@@ -95,7 +96,7 @@ func (p *process) pump(to *guest.Pipe, from io.ReadCloser) {
 		if ended, perr := p.p.hasEnded(ctx, p.sb); perr == nil && ended {
 			err = nil
 		}
-		err = p.p.translate(ctx, "streams: "+p.what, err)
+		err = p.p.translateError(ctx, "streams: "+p.what, err)
 	}
 	if err != nil {
 		p.broken.Store(true)
@@ -112,17 +113,18 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the sandbox has ended,
-// and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code; see guest.ExitCode. It returns -1 if the sandbox has ended, and
+// after Kill for the runner program, for whose end Kill does not wait. Wait may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
-		p.code, p.err = p.exit()
+		p.code, p.err = p.awaitExit()
 	})
 	return p.code, p.err
 }
 
-func (p *process) exit() (int, error) {
+// awaitExit asks Modal for the command's exit code until the command has ended. Its results are those of Wait.
+func (p *process) awaitExit() (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -132,12 +134,12 @@ func (p *process) exit() (int, error) {
 		case <-ctx.Done():
 		}
 	}()
-	within := callWithin
+	within := callTimeout
 	if p.broken.Load() {
-		within = brokenWithin
+		within = brokenStreamTimeout
 	}
 	for {
-		code, err := call(ctx, p.p, within, "wait: "+p.what, func(ctx context.Context) (int, error) { return p.cp.Wait(ctx, nil) })
+		code, err := callModal(ctx, p.p, within, "wait: "+p.what, func(ctx context.Context) (int, error) { return p.cp.Wait(ctx, nil) })
 		switch {
 		case ctx.Err() != nil:
 			return -1, nil
@@ -165,15 +167,15 @@ func (p *process) Abandon() {
 	<-p.ended
 }
 
-// Kill ends the command and its descendants, and closes its streams. A command
-// of the runner is not killed: it ends when its stdin is closed.
+// Kill ends the command and its descendants, and closes the command's streams. It does not kill the runner program, which ends when its
+// stdin is closed.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == nil {
 		p.giveUp.Do(func() { close(p.given) })
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	err := p.kill(ctx)
 	if errors.Is(err, sandbox.ErrNotFound) {

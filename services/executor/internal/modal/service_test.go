@@ -30,9 +30,9 @@ func TestModalItself(t *testing.T) {
 		Engine: name,
 		New:    func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		KillRunner: func(t testing.TB, id string) {
-			h, err := killer.find(t.Context(), id)
+			h, err := killer.findSandbox(t.Context(), id)
 			if err == nil {
-				err = killer.end(t.Context(), h.sandbox())
+				err = killer.endSandbox(t.Context(), h.sdkSandbox())
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -14,15 +14,18 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// skillsDir is the folder of skills in a sandbox, each under its digest. It belongs to root, so that agents cannot change it.
+// skillsDir is the folder of skills in a sandbox, each in a folder named by its digest. It belongs to root, so that agents
+// cannot change it.
 const skillsDir = "/bin/skills"
 
-// loadSkillScript unpacks a skill as root. Its argument is the digest, its stdin the skill as a tar.
+// loadSkillScript is the shell script that unpacks a skill in a sandbox, as root. Its argument is the skill's digest, its
+// stdin a tar archive.
 //
 //go:embed stock.sh
 var loadSkillScript string
 
-// StoreSkill registers a skill for LoadSkills. Sandboxes on Modal share no folder, so LoadSkills copies it into each of them.
+// StoreSkill records how to open a skill's ZIP, for LoadSkills, and returns the skill's folder in sandboxes. Sandboxes at
+// Modal share no folder, so LoadSkills copies the skill into each of them.
 func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
 	p.mu.Lock()
@@ -31,7 +34,7 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	if there {
 		return dir, nil
 	}
-	if err := unpack(ctx, zip, io.Discard); err != nil {
+	if err := writeSkillTar(ctx, zip, io.Discard); err != nil {
 		return "", fmt.Errorf("skill %s: %w", digest, err)
 	}
 	p.mu.Lock()
@@ -40,8 +43,8 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	return dir, nil
 }
 
-// unpack reads the ZIP of a skill, which zip opens, and writes its files to a stream as a tar.
-func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
+// writeSkillTar reads the ZIP of a skill, which zip opens, and writes the skill's files to a tar archive.
+func writeSkillTar(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
 	f, err := zip(ctx)
 	if err != nil {
 		return err
@@ -54,9 +57,10 @@ func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to
 	return skill.Tar(ctx, f, info.Size(), to)
 }
 
-// LoadSkills copies skills that StoreSkill registered into a running sandbox, except those that it has already.
+// LoadSkills copies the skills with the given digests into a running sandbox, unless the sandbox has them. StoreSkill must
+// have been called for them before.
 func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) error {
-	h, err := p.current(ctx, id)
+	h, err := p.currentHandle(ctx, id)
 	if err != nil {
 		return fmt.Errorf("skills of sandbox %s: %w", id, err)
 	}
@@ -78,7 +82,7 @@ func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) 
 		if zip == nil {
 			return fmt.Errorf("skill %s: it was not shelved", digest)
 		}
-		feed := func(w io.Writer) error { return unpack(ctx, zip, w) }
+		feed := func(w io.Writer) error { return writeSkillTar(ctx, zip, w) }
 		if _, err := p.runAsRoot(ctx, h, "bring skill "+digest+" into sandbox "+id, loadSkillScript, []string{digest}, feed); err != nil {
 			return err
 		}
@@ -91,16 +95,16 @@ func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) 
 	return nil
 }
 
-// runAsRoot runs a shell script in a sandbox as root, as Modal starts every program, and returns its output.
-func (p *Provider) runAsRoot(ctx context.Context, h *handle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
+// runAsRoot runs a shell script as root in a sandbox, and returns its output.
+func (p *Provider) runAsRoot(ctx context.Context, h *sandboxHandle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
 	start := func(ctx context.Context, _ ...string) (guest.Process, error) {
-		proc, err := p.start(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
+		proc, err := p.startProgram(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
 		if err != nil {
 			return nil, err
 		}
 		return proc, nil
 	}
-	out, err := guest.Start(start).Run(ctx, feed)
+	out, err := guest.StartFunc(start).Run(ctx, feed)
 	if err == nil && out.Code < 0 {
 		err = fmt.Errorf("%s: %w", what, sandbox.ErrNotFound)
 	}

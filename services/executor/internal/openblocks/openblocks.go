@@ -15,25 +15,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 )
 
-// Deltas reads the text in flight of blocks from the stream DELTAS.
-type Deltas interface {
-	// Texts returns the text of a session's blocks, by block, from the deltas after a start.
-	Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
+// DeltaReader reads the text in flight of blocks from the stream DELTAS.
+type DeltaReader interface {
+	// ReadTexts returns the text of a session's blocks, by block id, from the deltas after a start.
+	ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
 }
 
-// A Reader reads open blocks. It is safe for concurrent use.
+// A Reader reads the blocks of a session that were opened and not completed. It is safe for concurrent use.
 type Reader struct {
 	Sessions eventlog.Sessions
-	Deltas   Deltas
+	Deltas   DeltaReader
 	Now      func() time.Time
 	Logger   *slog.Logger
 }
 
-// Open returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
-// the stream DELTAS have. If the deltas cannot be read, the blocks have no text. Blocks that unstored events complete are not read at all:
-// at the normal end of a turn, Open sends no request.
-func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
-	started, completed := unstoredBlocks(unstored)
+// OpenBlocks returns the session's open blocks by id, with their text so far. A block is open if the log, or else unstored, which are
+// events that the log does not have yet, has its start and not its completion. If the deltas cannot be read, the blocks have no text. If
+// there is no open block, as at the normal end of a turn, OpenBlocks sends no request.
+func (r *Reader) OpenBlocks(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+	started, completed := blocksLeftOpen(unstored)
 	stored := slices.DeleteFunc(slices.Clone(l.Run.Open), func(b run.OpenBlock) bool { return completed[b.ID] })
 	blocks, err := r.Sessions.OpenBlocks(ctx, l.ID, stored)
 	if err != nil {
@@ -43,7 +43,7 @@ func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events
 	if len(blocks) == 0 {
 		return blocks, nil
 	}
-	texts, err := r.Deltas.Texts(ctx, l.Tenant, l.ID, r.textStart(stored, blocks, unstored))
+	texts, err := r.Deltas.ReadTexts(ctx, l.Tenant, l.ID, r.textStart(stored, blocks, unstored))
 	if err != nil {
 		r.Logger.Warn("the text of open blocks could not be read", "session", l.ID, "execution", l.Run.Execution, "error", err)
 	}
@@ -59,7 +59,7 @@ func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events
 	return blocks, nil
 }
 
-// textStart returns where the text of the first of some open blocks begins in DELTAS.
+// textStart returns the position in the stream DELTAS at which the text of the first of the open blocks begins.
 func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.Start {
 	from := deltas.Start{After: math.MaxUint64, Time: r.Now()}
 	for _, b := range blocks {
@@ -81,8 +81,8 @@ func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Bloc
 	return from
 }
 
-// unstoredBlocks returns the blocks that events leave open, by id, and the ids of those that the events complete.
-func unstoredBlocks(list []events.Event) (open map[string]events.Block, completed map[string]bool) {
+// blocksLeftOpen returns the blocks that the events in list open and do not complete, by id, and the ids of the blocks that they complete.
+func blocksLeftOpen(list []events.Event) (open map[string]events.Block, completed map[string]bool) {
 	open, completed = map[string]events.Block{}, map[string]bool{}
 	for _, e := range list {
 		switch d := e.Data.(type) {
@@ -99,9 +99,10 @@ func unstoredBlocks(list []events.Event) (open map[string]events.Block, complete
 	return open, completed
 }
 
-// Close returns the completion of each block that is open in the log, with the content that Open returns and status error.
-func (r *Reader) Close(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
-	known, err := r.Open(ctx, l, nil)
+// CloseBlocks returns an event for each block that is open in the log. The event completes the block with its text so far and the status
+// error.
+func (r *Reader) CloseBlocks(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
+	known, err := r.OpenBlocks(ctx, l, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ type texts struct {
 	reads int
 }
 
-func (d *texts) Texts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
+func (d *texts) ReadTexts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
 	d.from = from
 	d.reads++
 	return d.texts, d.err
@@ -50,11 +50,11 @@ func open(t *testing.T, x *runlog.Execution, list ...events.Block) {
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	text, output, complete, late := block("blk_text", events.KindAssistantText), block("blk_output", events.KindToolResult), block("blk_complete", events.KindThinking), block("blk_late", events.KindThinking)
 	open(t, x, text, output, complete)
 	d := &texts{texts: map[string]string{"blk_text": "half a sent", "blk_output": "line 1", "blk_late": "I thi"}}
-	got, err := newReader(bed, d).Open(t.Context(), x.Session, x.NewEvents(events.BlockStart{Block: late}, events.BlockComplete{Block: complete}))
+	got, err := newReader(bed, d).OpenBlocks(t.Context(), x.Session, x.NewEvents(events.BlockStart{Block: late}, events.BlockComplete{Block: complete}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestOpen(t *testing.T) {
 func TestOpen_ReadsAfterTheFirstBlock(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	facts := []events.Payload{
 		events.BlockStart{Block: block("blk_complete", events.KindAssistantText), TextAfter: 3},
 		events.BlockStart{Block: block("blk_open", events.KindAssistantText), TextAfter: 17},
@@ -80,7 +80,7 @@ func TestOpen_ReadsAfterTheFirstBlock(t *testing.T) {
 	}
 	d := &texts{}
 	late := x.NewEvents(events.BlockStart{Block: block("blk_late", events.KindThinking), TextAfter: 20}, events.BlockComplete{Block: block("blk_complete", events.KindAssistantText)})
-	if _, err := newReader(bed, d).Open(t.Context(), x.Session, late); err != nil {
+	if _, err := newReader(bed, d).OpenBlocks(t.Context(), x.Session, late); err != nil {
 		t.Fatal(err)
 	}
 	if d.from.After != 17 {
@@ -93,7 +93,7 @@ func TestOpen_Nothing(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	d := &texts{}
-	if got, err := newReader(bed, d).Open(t.Context(), bed.Claim().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
+	if got, err := newReader(bed, d).OpenBlocks(t.Context(), bed.ClaimExecution().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
 		t.Errorf("%v, %v, %d reads", got, err, d.reads)
 	}
 }
@@ -102,16 +102,16 @@ func TestOpen_Nothing(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	open(t, x, block("blk_a", events.KindAssistantText), block("blk_b", events.KindToolResult))
-	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).Close(t.Context(), x.Session)
+	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).CloseBlocks(t.Context(), x.Session)
 	if err != nil || len(facts) != 2 {
 		t.Fatalf("%v, %v", facts, err)
 	}
 	if err := x.AppendFacts(t.Context(), facts...); err != nil {
 		t.Fatal(err)
 	}
-	if l := bed.Load(); len(l.Run.Open) > 0 {
+	if l := bed.LoadSession(); len(l.Run.Open) > 0 {
 		t.Errorf("still open: %v", l.Run.Open)
 	}
 	for _, f := range facts {

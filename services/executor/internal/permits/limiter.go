@@ -14,161 +14,162 @@ import (
 
 // Errors of a Limiter.
 var (
-	// ErrNoneFree is returned when a job has waited for a permit and none became free.
-	ErrNoneFree = errors.New("no slot is free")
-	// ErrNoSeat is returned when too many jobs wait for a permit already, so that this job cannot wait.
-	ErrNoSeat = errors.New("no slot is free, and enough jobs wait for one here")
+	// ErrNoPermit is returned when a job has waited for a permit and none became free.
+	ErrNoPermit = errors.New("no slot is free")
+	// ErrQueueFull is returned when too many jobs already wait for a permit, so that another job cannot wait too.
+	ErrQueueFull = errors.New("no slot is free, and enough jobs wait for one here")
 	// ErrStopping is returned when the executor began to stop while a job waited for a permit.
 	ErrStopping = errors.New("this executor is stopping")
 )
 
 const (
-	maxWait        = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
-	returnDelay    = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
-	noSeatDelay    = 100 * time.Millisecond // delay of the first job of a tenant without a seat
-	minSeats       = 64                     // minimum number of seats of a Limiter
-	redeliverEvery = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
-	maxRedeliver   = 30 * time.Second       // maximum delay of a job without a seat
-	refuseTime     = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
+	maxPermitWait     = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
+	noPermitDelay     = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
+	queueFullDelay    = 100 * time.Millisecond // delay of the first job of a tenant that may not wait
+	minQueueLimit     = 64                     // minimum value of Limiter.queueLimit
+	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant that may not wait
+	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job that may not wait
+	refusalTime       = 100 * time.Millisecond // minimum time for which RefuseTenant refuses a tenant
 )
 
-// A Limiter limits how much work of one kind runs at once, and shares the permits among tenants. A free permit goes to
-// the waiting tenant with the least work in this executor. Among tenants with equal work it goes to the one whose last
-// permit is the oldest, and within a tenant to the job that has waited the longest. It is safe for concurrent use.
+// A Limiter limits how much work of one kind runs at the same time, and shares its permits fairly among tenants. A free permit
+// goes to the waiting tenant with the least work in this executor; among tenants with equal work, to the tenant whose last
+// permit is the oldest; within a tenant, to the job that has waited the longest. It is safe for concurrent use.
 type Limiter struct {
-	size     int                     // permits for all tenants
-	reserve  int                     // additional permits, for tenants without work here
-	maxSeats int                     // jobs that may wait; one tenant has at most half of them
-	maxOf    func(tenant string) int // returns the most permits of a tenant; 0 is no limit
+	size       int                     // permits for all tenants
+	reserve    int                     // additional permits, for tenants without work here
+	queueLimit int                     // maximum number of waiting jobs; one tenant has at most half of them
+	maxOf      func(tenant string) int // returns the most permits of a tenant; 0 is no limit
 
 	mu          sync.Mutex
-	refused     map[string]bool // tenants to which Refuse applies
+	refused     map[string]bool // tenants to which RefuseTenant applies
 	held        int             // permits in use
 	working     map[string]int  // work of each tenant, with a permit or without
 	lastGrant   map[string]int  // value of grants when a tenant got its last permit
 	grants      int
 	arrivals    int
-	waiting     map[string][]*waiter // in order of arrival
-	seats       int                  // waiters with a seat
-	redeliverAt map[string]time.Time // by tenant: when its last job without a seat is delivered again
+	waiting     map[string][]*waitingJob // in order of arrival
+	queued      int                      // waiting jobs that count against queueLimit
+	redeliverAt map[string]time.Time     // by tenant: when its last job that could not wait is delivered again
 }
 
-// A waiter is a job that waits for a permit.
-type waiter struct {
-	arrival int // number in order of arrival
-	seated  bool
-	done    chan struct{} // closed when it has a permit, or has lost its seat to another tenant
+// A waitingJob is a job that waits for a permit.
+type waitingJob struct {
+	arrival int           // number in order of arrival
+	limited bool          // it counts against Limiter.queueLimit
+	done    chan struct{} // closed when it has a permit, or has lost its place in the queue to another tenant
 	granted bool          // it has a permit; guarded by Limiter.mu
 }
 
-// New returns a Limiter of size permits, and reserve more for tenants that have no work in this executor. maxOf returns
-// the most permits that a tenant may have; nil, and the result 0, are no limit.
+// New returns a Limiter with size permits, and reserve additional ones for tenants that have no work in this executor. maxOf
+// returns the maximum number of permits of a tenant; 0, or a nil maxOf, means no limit.
 func New(size, reserve int, maxOf func(string) int) *Limiter {
 	if maxOf == nil {
 		maxOf = func(string) int { return 0 }
 	}
 	return &Limiter{
-		size: size, reserve: reserve, maxSeats: max(minSeats, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
-		waiting: map[string][]*waiter{}, redeliverAt: map[string]time.Time{},
+		size: size, reserve: reserve, queueLimit: max(minQueueLimit, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
+		waiting: map[string][]*waitingJob{}, redeliverAt: map[string]time.Time{},
 	}
 }
 
-// Acquire takes a permit for a tenant; the caller must call release. It waits for a second at most. A job that has to wait
-// releases its slot among the deliveries, so that jobs that need no permit are taken meanwhile. Seats to wait on are few: a
-// tenant without one takes a seat from the tenant that has the most. An error wraps ErrNoneFree, ErrNoSeat or ErrStopping,
-// or is that of ctx; the first two say when the job is to be delivered again.
+// Acquire takes a permit for a tenant. It waits for at most a second, and meanwhile lets the bus deliver other jobs. The
+// caller must call release. Only a limited number of jobs may wait: if that is reached, a waiting job of the tenant that has
+// the most is returned to the queue. The error wraps ErrNoPermit, ErrQueueFull or ErrStopping, or is that of ctx. The first
+// two contain the delay after which the job is to be delivered again.
 func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), err error) {
-	w := &waiter{done: make(chan struct{})}
-	if err := l.enqueueSeated(tenant, w); err != nil {
+	w := &waitingJob{done: make(chan struct{})}
+	if err := l.enqueueLimited(tenant, w); err != nil {
 		return nil, err
 	}
 	select {
 	case <-w.done:
-		return l.result(tenant, w)
+		return l.awaitedPermit(tenant, w)
 	default:
 	}
 	bus.ReleaseSlot(ctx)
-	timer := time.NewTimer(maxWait)
+	timer := time.NewTimer(maxPermitWait)
 	defer timer.Stop()
 	select {
 	case <-w.done:
-		return l.result(tenant, w)
+		return l.awaitedPermit(tenant, w)
 	case <-timer.C:
-		err = bus.RetryAfter(ErrNoneFree, returnDelay)
+		err = bus.RetryAfter(ErrNoPermit, noPermitDelay)
 	case <-bus.Draining(ctx):
 		err = ErrStopping
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	if l.abandon(tenant, w) {
-		return func() { l.release(tenant) }, nil
+	if l.abandonWait(tenant, w) {
+		return func() { l.releasePermit(tenant) }, nil
 	}
 	return nil, err
 }
 
-// result returns the permit of a waiter whose channel is closed, or the error of a waiter that has lost its seat.
-func (l *Limiter) result(tenant string, w *waiter) (release func(), err error) {
+// awaitedPermit returns the function that releases the permit of a job that no longer waits. If the job has no permit, because
+// another one took its place in the queue, it returns an error.
+func (l *Limiter) awaitedPermit(tenant string, w *waitingJob) (release func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.granted {
-		return func() { l.release(tenant) }, nil
+		return func() { l.releasePermit(tenant) }, nil
 	}
-	return nil, l.noSeatError(tenant)
+	return nil, l.queueFullError(tenant)
 }
 
-// AcquireBlocking takes a permit, and blocks until there is one or ctx ends. The caller must call release, and must not hold a
-// delivery that others need.
+// AcquireBlocking takes a permit for a tenant, and blocks until there is one or ctx ends. The caller must call release, and
+// must not hold a delivery of the bus that other jobs need.
 func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release func(), err error) {
-	w := &waiter{done: make(chan struct{})}
+	w := &waitingJob{done: make(chan struct{})}
 	l.mu.Lock()
 	l.enqueue(tenant, w)
 	l.mu.Unlock()
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if !l.abandon(tenant, w) {
+		if !l.abandonWait(tenant, w) {
 			return nil, ctx.Err()
 		}
 	}
-	return func() { l.release(tenant) }, nil
+	return func() { l.releasePermit(tenant) }, nil
 }
 
-// Refuse makes the Limiter grant a tenant no permit for a short time. Call it when the tenant has reached its limit
-// over all executors.
-func (l *Limiter) Refuse(tenant string) {
+// RefuseTenant makes the Limiter grant no permit to a tenant for a short time. It is called when the tenant has reached its
+// limit over all executors.
+func (l *Limiter) RefuseTenant(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refused[tenant] = true
 	// The random part keeps executors that refused a tenant because of each other from trying again at the same time.
-	time.AfterFunc(refuseTime+rand.N(refuseTime), func() {
+	time.AfterFunc(refusalTime+rand.N(refusalTime), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.refused, tenant)
-		l.grant()
+		l.grantPermits()
 	})
 }
 
-// Working returns the amount of work that runs, by tenant.
-func (l *Limiter) Working() map[string]int {
+// WorkByTenant returns the number of jobs that work in this executor, by tenant.
+func (l *Limiter) WorkByTenant() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.working)
 }
 
-// Count counts work of a tenant that needs no permit. The caller must call end.
-func (l *Limiter) Count(tenant string) (end func()) {
+// CountWork counts work of a tenant that needs no permit, until the caller calls end.
+func (l *Limiter) CountWork(tenant string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.working[tenant]++
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.finish(tenant)
-		l.grant()
+		l.endWork(tenant)
+		l.grantPermits()
 	}
 }
 
-// TryAcquire takes a free permit for work that Count counts already. It does not block, and reports whether there was one. The
+// TryAcquire takes a permit for work that CountWork already counts, and reports whether one was free. It does not block. The
 // caller must call release before it ends the work.
 func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
 	l.mu.Lock()
@@ -181,53 +182,54 @@ func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.held--
-		l.grant()
+		l.grantPermits()
 	}, true
 }
 
-// enqueueSeated adds a waiter with a seat, or grants it a permit at once. It returns an error if there is no seat for it.
-func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
+// enqueueLimited adds a job to those that wait for a permit, or grants it a permit at once. It returns an error if too many
+// jobs already wait.
+func (l *Limiter) enqueueLimited(tenant string, w *waitingJob) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.enqueue(tenant, w)
 	if w.granted {
 		return nil
 	}
-	own := l.seatsOf(tenant)
+	own := l.queueLength(tenant)
 	busiest, held := tenant, own
 	for t := range l.waiting {
-		if n := l.seatsOf(t); n > held {
+		if n := l.queueLength(t); n > held {
 			busiest, held = t, n
 		}
 	}
 	switch {
 	case own >= l.size+2:
-		l.remove(tenant, w)
-		return l.noSeatError(tenant)
-	case l.seats < l.maxSeats:
+		l.removeWaiting(tenant, w)
+		return l.queueFullError(tenant)
+	case l.queued < l.queueLimit:
 	case held <= own+1:
-		l.remove(tenant, w)
-		return l.noSeatError(tenant)
+		l.removeWaiting(tenant, w)
+		return l.queueFullError(tenant)
 	default:
-		l.unseat(busiest)
+		l.evictLastQueued(busiest)
 	}
-	w.seated = true
-	l.seats++
+	w.limited = true
+	l.queued++
 	return nil
 }
 
-// enqueue adds a waiter, and grants it a permit if there is one for it. mu is held.
-func (l *Limiter) enqueue(tenant string, w *waiter) {
+// enqueue adds a job to those that wait for a permit, and grants it a permit if one is free. The caller holds mu.
+func (l *Limiter) enqueue(tenant string, w *waitingJob) {
 	l.arrivals++
 	w.arrival = l.arrivals
 	l.waiting[tenant] = append(l.waiting[tenant], w)
-	l.grant()
+	l.grantPermits()
 }
 
-// noSeatError returns the error of a job for which there is no seat. The jobs of a tenant are delivered again one after the
-// other: JetStream delivers them before new jobs, and a tenant with a thousand of them must not delay the new job of another
-// tenant. mu is held.
-func (l *Limiter) noSeatError(tenant string) error {
+// queueFullError returns the error of a job that cannot wait because too many jobs wait. It contains a delay that grows with
+// each such job of the tenant: JetStream delivers returned jobs before new ones, and a thousand returned jobs of one tenant
+// must not delay the new job of another tenant. The caller holds mu.
+func (l *Limiter) queueFullError(tenant string) error {
 	now := time.Now()
 	for t, at := range l.redeliverAt {
 		if at.Before(now) {
@@ -236,59 +238,58 @@ func (l *Limiter) noSeatError(tenant string) error {
 	}
 	at, ok := l.redeliverAt[tenant]
 	if !ok {
-		at = now.Add(noSeatDelay)
+		at = now.Add(queueFullDelay)
 	}
-	if at = at.Add(redeliverEvery); at.After(now.Add(maxRedeliver)) {
-		at = now.Add(maxRedeliver)
+	if at = at.Add(redeliverInterval); at.After(now.Add(maxRedeliverDelay)) {
+		at = now.Add(maxRedeliverDelay)
 	}
 	l.redeliverAt[tenant] = at
-	return bus.RetryAfter(ErrNoSeat, at.Sub(now))
+	return bus.RetryAfter(ErrQueueFull, at.Sub(now))
 }
 
-// abandon removes a waiter that has no permit, and reports whether it has a permit.
-func (l *Limiter) abandon(tenant string, w *waiter) bool {
+// abandonWait removes a waiting job, unless the job was granted a permit, and reports whether it was.
+func (l *Limiter) abandonWait(tenant string, w *waitingJob) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !w.granted {
-		l.remove(tenant, w)
+		l.removeWaiting(tenant, w)
 	}
 	return w.granted
 }
 
-// seatsOf returns the number of a tenant's waiters that count against the limit of waiting jobs, that is, have a seat.
-// mu is held.
-func (l *Limiter) seatsOf(tenant string) (n int) {
+// queueLength returns the number of a tenant's waiting jobs that count against the limit of waiting jobs. The caller holds mu.
+func (l *Limiter) queueLength(tenant string) (n int) {
 	for _, w := range l.waiting[tenant] {
-		if w.seated {
+		if w.limited {
 			n++
 		}
 	}
 	return n
 }
 
-// unseat removes the last of a tenant's waiters that have a seat. mu is held.
-func (l *Limiter) unseat(tenant string) {
+// evictLastQueued removes the tenant's last waiting job that counts against the limit of waiting jobs. The caller holds mu.
+func (l *Limiter) evictLastQueued(tenant string) {
 	list := l.waiting[tenant]
 	for i := len(list) - 1; i >= 0; i-- {
-		if list[i].seated {
+		if list[i].limited {
 			w := list[i]
-			l.remove(tenant, w)
+			l.removeWaiting(tenant, w)
 			close(w.done)
 			return
 		}
 	}
 }
 
-// remove removes a waiter, if it still waits. mu is held.
-func (l *Limiter) remove(tenant string, w *waiter) {
+// removeWaiting removes a waiting job, if it still waits. The caller holds mu.
+func (l *Limiter) removeWaiting(tenant string, w *waitingJob) {
 	list := l.waiting[tenant]
 	for i := range list {
 		if list[i] != w {
 			continue
 		}
-		if w.seated {
-			w.seated = false
-			l.seats--
+		if w.limited {
+			w.limited = false
+			l.queued--
 		}
 		if list = append(list[:i:i], list[i+1:]...); len(list) == 0 {
 			delete(l.waiting, tenant)
@@ -299,12 +300,12 @@ func (l *Limiter) remove(tenant string, w *waiter) {
 	}
 }
 
-// grant gives free permits to waiters. mu is held.
-func (l *Limiter) grant() {
+// grantPermits grants free permits to waiting jobs. The caller holds mu.
+func (l *Limiter) grantPermits() {
 	for {
 		next, found := "", false
 		for t := range l.waiting {
-			if l.canGrant(t) && (!found || l.precedes(t, next)) {
+			if l.canGrant(t) && (!found || l.hasPriority(t, next)) {
 				next, found = t, true
 			}
 		}
@@ -312,7 +313,7 @@ func (l *Limiter) grant() {
 			return
 		}
 		w := l.waiting[next][0]
-		l.remove(next, w)
+		l.removeWaiting(next, w)
 		l.held++
 		l.working[next]++
 		l.grants++
@@ -322,7 +323,7 @@ func (l *Limiter) grant() {
 	}
 }
 
-// canGrant reports whether a permit may be granted to a tenant now. mu is held.
+// canGrant reports whether a permit may be granted to a tenant now. The caller holds mu.
 func (l *Limiter) canGrant(tenant string) bool {
 	if l.refused[tenant] {
 		return false
@@ -333,8 +334,8 @@ func (l *Limiter) canGrant(tenant string) bool {
 	return l.held < l.size || l.held < l.size+l.reserve && l.working[tenant] == 0
 }
 
-// precedes reports whether tenant a gets a permit before tenant b. mu is held.
-func (l *Limiter) precedes(a, b string) bool {
+// hasPriority reports whether tenant a gets a permit before tenant b. The caller holds mu.
+func (l *Limiter) hasPriority(a, b string) bool {
 	if l.working[a] != l.working[b] {
 		return l.working[a] < l.working[b]
 	}
@@ -344,16 +345,17 @@ func (l *Limiter) precedes(a, b string) bool {
 	return l.waiting[a][0].arrival < l.waiting[b][0].arrival
 }
 
-func (l *Limiter) release(tenant string) {
+// releasePermit releases a permit of a tenant, and grants it to a waiting job.
+func (l *Limiter) releasePermit(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.held--
-	l.finish(tenant)
-	l.grant()
+	l.endWork(tenant)
+	l.grantPermits()
 }
 
-// finish counts the end of a tenant's work. mu is held.
-func (l *Limiter) finish(tenant string) {
+// endWork counts the end of a tenant's work. The caller holds mu.
+func (l *Limiter) endWork(tenant string) {
 	if l.working[tenant]--; l.working[tenant] > 0 {
 		return
 	}

@@ -14,7 +14,7 @@ func startAcquire(t *testing.T, l *Limiter, tenant string, got func(release func
 	t.Helper()
 	go func() {
 		release, err := l.Acquire(context.Background(), tenant)
-		for errors.Is(err, ErrNoneFree) || errors.Is(err, ErrNoSeat) {
+		for errors.Is(err, ErrNoPermit) || errors.Is(err, ErrQueueFull) {
 			release, err = l.Acquire(context.Background(), tenant)
 		}
 		if err != nil {
@@ -67,41 +67,41 @@ func TestLimiter_GrantsToTheTenantWithTheLeastWork(t *testing.T) {
 				if got := order[len(test.running):]; !slices.Equal(got, test.want) {
 					t.Errorf("permits were granted to %v, want %v", got, test.want)
 				}
-				if l.held != 0 || len(l.working) != 0 || l.seats != 0 || len(l.waiting) != 0 {
-					t.Errorf("at the end %d permits are in use, %v have work, %d seats are taken, %d tenants wait", l.held, l.working, l.seats, len(l.waiting))
+				if l.held != 0 || len(l.working) != 0 || l.queued != 0 || len(l.waiting) != 0 {
+					t.Errorf("at the end %d permits are in use, %v have work, %d jobs are queued, %d tenants wait", l.held, l.working, l.queued, len(l.waiting))
 				}
 			})
 		})
 	}
 }
 
-// TestLimiter_SharesSeats: tenants that have all seats lose some to tenants without one.
+// TestLimiter_SharesSeats tests that tenants that fill the queue lose places to tenants without a waiting job.
 func TestLimiter_SharesSeats(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
-	permit := &waiter{done: make(chan struct{})}
-	if err := l.enqueueSeated("z", permit); err != nil || !permit.granted {
+	permit := &waitingJob{done: make(chan struct{})}
+	if err := l.enqueueLimited("z", permit); err != nil || !permit.granted {
 		t.Fatalf("no permit: %v", err)
 	}
 	var refused int
 	for i := range 40 {
 		for range 5 {
-			if err := l.enqueueSeated(string(rune('A'+i)), &waiter{done: make(chan struct{})}); err != nil {
+			if err := l.enqueueLimited(string(rune('A'+i)), &waitingJob{done: make(chan struct{})}); err != nil {
 				refused++
 			}
 		}
 	}
-	if l.seats != l.maxSeats || l.seats > 100 {
-		t.Errorf("%d seats are taken, there are %d", l.seats, l.maxSeats)
+	if l.queued != l.queueLimit || l.queued > 100 {
+		t.Errorf("%d jobs are queued, the limit is %d", l.queued, l.queueLimit)
 	}
 	for i := range 40 {
 		tenant := string(rune('A' + i))
-		if n := l.seatsOf(tenant); n < 1 || n > l.size+2 {
-			t.Errorf("tenant %s has %d seats", tenant, n)
+		if n := l.queueLength(tenant); n < 1 || n > l.size+2 {
+			t.Errorf("tenant %s has %d queued jobs", tenant, n)
 		}
 	}
 	if refused == 0 {
-		t.Error("no job was refused a seat")
+		t.Error("no job was refused")
 	}
 }
 
@@ -110,7 +110,7 @@ func TestLimiter_Refuse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(2, 0, nil)
-		l.Refuse("a")
+		l.RefuseTenant("a")
 		got := make(chan string, 2)
 		startAcquire(t, l, "a", func(func()) { got <- "a" })
 		startAcquire(t, l, "b", func(func()) { got <- "b" })
@@ -132,8 +132,8 @@ func TestLimiter_MaxOfTenant(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Acquire(t.Context(), "a"); !errors.Is(err, ErrNoneFree) {
-			t.Errorf("a second permit of the tenant: %v, want %v", err, ErrNoneFree)
+		if _, err := l.Acquire(t.Context(), "a"); !errors.Is(err, ErrNoPermit) {
+			t.Errorf("a second permit of the tenant: %v, want %v", err, ErrNoPermit)
 		}
 		release()
 		release, err = l.Acquire(t.Context(), "a")
@@ -148,17 +148,17 @@ func TestLimiter_MaxOfTenant(t *testing.T) {
 func TestLimiter_TryAcquire(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
-	end := l.Count("a")
+	end := l.CountWork("a")
 	release, ok := l.TryAcquire("a")
-	if !ok || l.Working()["a"] != 1 {
-		t.Fatalf("permit %v, work %v", ok, l.Working())
+	if !ok || l.WorkByTenant()["a"] != 1 {
+		t.Fatalf("permit %v, work %v", ok, l.WorkByTenant())
 	}
 	if _, ok := l.TryAcquire("a"); ok {
 		t.Error("two permits of one")
 	}
 	release()
 	end()
-	if n := len(l.Working()); n != 0 {
+	if n := len(l.WorkByTenant()); n != 0 {
 		t.Errorf("%d tenants have work at the end", n)
 	}
 }

@@ -20,18 +20,18 @@ import (
 // startTimeout is the time limit for the start of an agent in the pool, and for the end of a sandbox.
 const startTimeout = time.Minute
 
-// Sandboxes creates and ends sandboxes on this executor's engine.
+// Sandboxes creates and terminates sandboxes on this executor's engine.
 type Sandboxes interface {
 	Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error)
 	Terminate(ctx context.Context, id string, wipe bool) error
 }
 
-// Opener opens streams to runners.
-type Opener interface {
+// RunnerDialer opens streams to the runners of sandboxes.
+type RunnerDialer interface {
 	Open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agents.Agent, error)
 }
 
-// Config configures a Pool. Every field is required, but Sizes may be empty.
+// Config configures a Pool of warm sandboxes. Every field is required, but Sizes may be empty.
 type Config struct {
 	Executor  string         // id of this executor
 	Provider  string         // name of the sandbox provider, for messages
@@ -41,7 +41,7 @@ type Config struct {
 	MaxAge    time.Duration  // age at which a sandbox in the pool is replaced; 0 is never
 	Adoptable bool           // the provider can give a sandbox to a session
 	Sandboxes Sandboxes
-	Agents    Opener
+	Agents    RunnerDialer
 	Query     func(architecture string) *runner.Query                  // returns the query with which the agent is started
 	NewID     func() (string, error)                                   // returns the id of a new sandbox
 	IsAlive   func(ctx context.Context, executor string) (bool, error) // reports whether an executor has a lease
@@ -49,41 +49,41 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// A Pool keeps warm sandboxes without a session, by architecture. They have the default image, and their agents the
+// A Pool keeps warm sandboxes that belong to no session yet, by architecture. They have the default image and their agents the
 // default flags, so a session that needs others cannot use them. It is safe for concurrent use.
 type Pool struct {
 	cfg   Config
 	taken chan struct{} // signalled when the pool has room
 
 	mu    sync.Mutex
-	ready map[string][]entry
+	ready map[string][]pooledSandbox
 	ids   map[string]bool // ids of the pool's sandboxes, including those that are being created or handed over
 }
 
-// An entry is a sandbox of the pool whose agent was started.
-type entry struct {
+// A pooledSandbox is a sandbox in the pool whose agent process was started.
+type pooledSandbox struct {
 	agent   *agents.Agent
 	created time.Time
 }
 
 // New returns an empty Pool.
 func New(cfg Config) *Pool {
-	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]entry{}, ids: map[string]bool{}}
+	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]pooledSandbox{}, ids: map[string]bool{}}
 }
 
-// Size returns the number of sandboxes of an architecture that the pool is to keep ready.
-func (p *Pool) Size(architecture string) int { return p.cfg.Sizes[architecture] }
+// TargetSize returns the configured number of sandboxes in the pool for an architecture.
+func (p *Pool) TargetSize(architecture string) int { return p.cfg.Sizes[architecture] }
 
-// Ready returns the number of sandboxes of an architecture that are ready now.
-func (p *Pool) Ready(architecture string) int {
+// ReadyCount returns the number of sandboxes of an architecture that are ready now.
+func (p *Pool) ReadyCount(architecture string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.ready[architecture])
 }
 
-// Run keeps the pool filled until ctx ends; then it ends the sandboxes that are left.
+// Run keeps the pool filled until ctx ends, and then terminates the remaining sandboxes.
 func (p *Pool) Run(ctx context.Context) {
-	defer p.drain(context.WithoutCancel(ctx))
+	defer p.terminateAll(context.WithoutCancel(ctx))
 	if len(p.cfg.Sizes) == 0 {
 		<-ctx.Done()
 		return
@@ -97,7 +97,7 @@ func (p *Pool) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for architecture, size := range p.cfg.Sizes {
-			if err := p.fill(ctx, architecture, size); err != nil && ctx.Err() == nil {
+			if err := p.fillUp(ctx, architecture, size); err != nil && ctx.Err() == nil {
 				p.cfg.Logger.Warn("the pool could not be filled, trying again", "architecture", architecture, "error", err)
 			}
 		}
@@ -110,34 +110,34 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
-// fill creates the missing sandboxes, one after the other, since sessions have precedence.
-func (p *Pool) fill(ctx context.Context, architecture string, size int) error {
+// fillUp creates the missing sandboxes of an architecture, one after the other, because the sandboxes of sessions have priority.
+func (p *Pool) fillUp(ctx context.Context, architecture string, size int) error {
 	if p.cfg.MaxAge > 0 {
-		for _, a := range p.expire(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
-			p.Discard(ctx, a)
+		for _, a := range p.takeExpired(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
+			p.DiscardSandbox(ctx, a)
 		}
 	}
 	for ctx.Err() == nil {
-		if p.Ready(architecture) >= size {
+		if p.ReadyCount(architecture) >= size {
 			return nil
 		}
 		began := p.cfg.Now()
-		a, err := p.create(ctx, architecture)
+		a, err := p.createWarm(ctx, architecture)
 		if err != nil {
 			return err
 		}
 		p.mu.Lock()
-		p.ready[architecture] = append(p.ready[architecture], entry{a, began})
+		p.ready[architecture] = append(p.ready[architecture], pooledSandbox{a, began})
 		p.mu.Unlock()
 	}
 	return ctx.Err()
 }
 
-// expire removes and returns the sandboxes that were created before a time.
-func (p *Pool) expire(architecture string, before time.Time) (old []*agents.Agent) {
+// takeExpired removes the sandboxes that were created before the time before from the pool, and returns their agents.
+func (p *Pool) takeExpired(architecture string, before time.Time) (old []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(e entry) bool {
+	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(e pooledSandbox) bool {
 		expired := e.created.Before(before)
 		if expired {
 			old = append(old, e.agent)
@@ -147,24 +147,25 @@ func (p *Pool) expire(architecture string, before time.Time) (old []*agents.Agen
 	return old
 }
 
-// create creates a sandbox and starts its agent.
-func (p *Pool) create(ctx context.Context, architecture string) (*agents.Agent, error) {
+// createWarm creates a sandbox and starts its agent.
+func (p *Pool) createWarm(ctx context.Context, architecture string) (*agents.Agent, error) {
 	id, err := p.newID()
 	if err != nil {
 		return nil, err
 	}
-	a, err := p.start(ctx, id, architecture)
+	a, err := p.startAgent(ctx, id, architecture)
 	if err == nil {
 		return a, nil
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 	defer cancel()
 	err = errors.Join(err, p.cfg.Sandboxes.Terminate(undo, id, true))
-	p.Forget(id)
+	p.ForgetSandbox(id)
 	return nil, err
 }
 
-// newID returns an id for a sandbox of the pool. The caller must call Forget once the sandbox has ended, or is a session's.
+// newID returns an id for a new sandbox of the pool. The caller must call ForgetSandbox when the sandbox was terminated or belongs to a
+// session.
 func (p *Pool) newID() (string, error) {
 	id, err := p.cfg.NewID()
 	if err != nil {
@@ -176,8 +177,9 @@ func (p *Pool) newID() (string, error) {
 	return id, nil
 }
 
-func (p *Pool) start(ctx context.Context, id, architecture string) (*agents.Agent, error) {
-	spec := sandbox.Spec{ID: id, Labels: p.labels()}
+// startAgent starts the agent in a new sandbox.
+func (p *Pool) startAgent(ctx context.Context, id, architecture string) (*agents.Agent, error) {
+	spec := sandbox.Spec{ID: id, Labels: p.pooledLabels()}
 	box, err := p.cfg.Sandboxes.Create(ctx, &spec, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("create a sandbox for the pool: %w", err)
@@ -195,23 +197,25 @@ func (p *Pool) start(ctx context.Context, id, architecture string) (*agents.Agen
 	return a, nil
 }
 
-// labels returns the labels of a sandbox without a session.
-func (p *Pool) labels() sandbox.Labels {
+// pooledLabels returns the labels of a sandbox that belongs to no session.
+func (p *Pool) pooledLabels() sandbox.Labels {
 	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
 }
 
-// Take removes a sandbox of an architecture from the pool, and returns its agent, or nil if no agent is alive. It
-// ends sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to its session, or
-// Discard.
-func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
-	a, dead := p.take(architecture)
+// TakeSandbox removes a sandbox of an architecture from the pool and returns its agent, or nil if the pool has none. It terminates
+// sandboxes whose agent is not alive. The caller must call ForgetSandbox when the sandbox belongs to a session, or DiscardSandbox to
+// terminate it.
+func (p *Pool) TakeSandbox(ctx context.Context, architecture string) *agents.Agent {
+	a, dead := p.takeAlive(architecture)
 	for _, d := range dead {
-		p.Discard(ctx, d)
+		p.DiscardSandbox(ctx, d)
 	}
 	return a
 }
 
-func (p *Pool) take(architecture string) (a *agents.Agent, dead []*agents.Agent) {
+// takeAlive removes the first living agent of an architecture from the pool and returns it, and the dead agents that it removed
+// before it.
+func (p *Pool) takeAlive(architecture string) (a *agents.Agent, dead []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	list := p.ready[architecture]
@@ -231,42 +235,42 @@ func (p *Pool) take(architecture string) (a *agents.Agent, dead []*agents.Agent)
 	return a, dead
 }
 
-// Forget removes a sandbox from the pool's list, which protects sandboxes from Sweep.
-func (p *Pool) Forget(id string) {
+// ForgetSandbox removes a sandbox from the ids that the pool owns, which SweepSandbox does not terminate.
+func (p *Pool) ForgetSandbox(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.ids, id)
 }
 
-// Discard ends a sandbox of the pool.
-func (p *Pool) Discard(ctx context.Context, a *agents.Agent) {
+// DiscardSandbox terminates a sandbox that was taken from the pool, and closes the stream to its agent.
+func (p *Pool) DiscardSandbox(ctx context.Context, a *agents.Agent) {
 	a.Link.Close()
 	if err := p.cfg.Sandboxes.Terminate(ctx, a.Sandbox, true); err != nil {
 		p.cfg.Logger.Warn("a pooled sandbox could not be ended; the sweep will try again", "sandbox", a.Sandbox, "error", err)
 	}
-	p.Forget(a.Sandbox)
+	p.ForgetSandbox(a.Sandbox)
 }
 
-// drain ends the sandboxes that are left in the pool.
-func (p *Pool) drain(ctx context.Context) {
+// terminateAll terminates the sandboxes that remain in the pool.
+func (p *Pool) terminateAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	p.mu.Lock()
-	var all []entry
+	var all []pooledSandbox
 	for architecture, list := range p.ready {
 		all = append(all, list...)
 		delete(p.ready, architecture)
 	}
 	p.mu.Unlock()
 	for _, e := range all {
-		p.Discard(ctx, e.agent)
+		p.DiscardSandbox(ctx, e.agent)
 	}
 }
 
-// Sweep ends a sandbox without a session if the executor that created it has no use for it or is gone.
-func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
+// SweepSandbox terminates a sandbox that belongs to no session, if the executor that created it is gone or does not own it any more.
+func (p *Pool) SweepSandbox(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Executor == p.cfg.Executor {
-		if p.owns(info.ID) {
+		if p.isListed(info.ID) {
 			return nil
 		}
 	} else if alive, err := p.cfg.IsAlive(ctx, info.Labels.Executor); err != nil || alive {
@@ -276,21 +280,22 @@ func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
 	return p.cfg.Sandboxes.Terminate(ctx, info.ID, true)
 }
 
-func (p *Pool) owns(id string) bool {
+// isListed reports whether the pool owns the sandbox id.
+func (p *Pool) isListed(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ids[id]
 }
 
-// Build creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox
-// may reach the hosts of an allowlist and some routes of the egress proxy. If this executor dies, the Sweep of
-// another executor ends the sandbox.
-func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
+// RunInBuildSandbox creates a sandbox for building a dependency layer, calls work, and terminates the sandbox. The sandbox may
+// reach the hosts in allow and the given routes of the egress proxy. If this executor dies, SweepSandbox of another executor
+// terminates the sandbox.
+func (p *Pool) RunInBuildSandbox(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
 	if spec.ID, err = p.newID(); err != nil {
 		return err
 	}
-	spec.Labels = p.labels()
-	defer p.Forget(spec.ID)
+	spec.Labels = p.pooledLabels()
+	defer p.ForgetSandbox(spec.ID)
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 		defer cancel()
@@ -307,7 +312,7 @@ func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, rou
 	return work(ctx, box)
 }
 
-// redactToken returns an error without the token of the sandbox that it came from: a script may have printed it.
+// redactToken replaces a sandbox's egress token in an error by stars, because a script in the sandbox may have printed the token.
 func redactToken(err error, token string) error {
 	var typed *sandbox.Error
 	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {

@@ -23,7 +23,7 @@ import (
 type engine struct {
 	mu    sync.Mutex
 	err   error // of Create
-	boxes map[string]*agentstest.Box
+	boxes map[string]*agentstest.FakeSandbox
 	ended []string
 	specs []sandbox.Spec
 }
@@ -36,7 +36,7 @@ func (e *engine) Create(_ context.Context, spec *sandbox.Spec, _ []string, _ *[]
 	if e.err != nil {
 		return nil, e.err
 	}
-	b := agentstest.NewBox(spec.ID, 1)
+	b := agentstest.NewFakeSandbox(spec.ID, 1)
 	e.boxes[spec.ID] = b
 	return b, nil
 }
@@ -49,7 +49,7 @@ func (e *engine) Terminate(_ context.Context, id string, wipe bool) error {
 	}
 	e.ended = append(e.ended, id)
 	if b := e.boxes[id]; b != nil {
-		b.Cut()
+		b.CloseStreams()
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (e *engine) endedIDs() []string {
 }
 
 // box returns a sandbox that was created.
-func (e *engine) box(id string) *agentstest.Box {
+func (e *engine) box(id string) *agentstest.FakeSandbox {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.boxes[id]
@@ -70,7 +70,7 @@ func (e *engine) box(id string) *agentstest.Box {
 
 // newPool returns a pool of two sandboxes, whose ids are box-1, box-2, …, on an engine.
 func newPool(change func(*pool.Config)) (*pool.Pool, *engine) {
-	e := &engine{boxes: map[string]*agentstest.Box{}}
+	e := &engine{boxes: map[string]*agentstest.FakeSandbox{}}
 	log, n := slog.New(slog.DiscardHandler), 0
 	cfg := pool.Config{
 		Executor: "xtr_me", Provider: "fake", Engine: "here", Sizes: map[string]int{"spool": 2}, Every: time.Minute, Adoptable: true,
@@ -96,24 +96,24 @@ func running(t *testing.T, p *pool.Pool) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// TestPool_FillsAndDrains: the pool is filled again after each Take, and the sandboxes that are left end with it.
+// TestPool_FillsAndDrains: the pool is filled again after each TakeSandbox, and the sandboxes that are left end with it.
 func TestPool_FillsAndDrains(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.box("box-1").Ops(), []runner.Op{runner.OpWarm}) {
-			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").Ops())
+		if n := p.ReadyCount("spool"); n != 2 || !slices.Equal(e.box("box-1").ReceivedOps(), []runner.Op{runner.OpWarm}) {
+			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").ReceivedOps())
 		}
-		a := p.Take(t.Context(), "spool")
-		if a == nil || a.Sandbox != "box-1" || p.Take(t.Context(), "codex") != nil {
+		a := p.TakeSandbox(t.Context(), "spool")
+		if a == nil || a.Sandbox != "box-1" || p.TakeSandbox(t.Context(), "codex") != nil {
 			t.Fatalf("took %+v", a)
 		}
 		synctest.Wait()
-		if n := p.Ready("spool"); n != 2 {
+		if n := p.ReadyCount("spool"); n != 2 {
 			t.Errorf("%d are ready after one was taken", n)
 		}
-		p.Forget(a.Sandbox)
+		p.ForgetSandbox(a.Sandbox)
 		stop()
 		if got := e.endedIDs(); !slices.Equal(got, []string{"box-2", "box-3"}) {
 			t.Errorf("ended %v", e.endedIDs())
@@ -128,13 +128,13 @@ func TestPool_TakeSkipsDeadSandboxes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		e.box("box-1").Cut()
+		e.box("box-1").CloseStreams()
 		synctest.Wait()
-		a := p.Take(t.Context(), "spool")
+		a := p.TakeSandbox(t.Context(), "spool")
 		if a == nil || a.Sandbox != "box-2" || !slices.Equal(e.endedIDs(), []string{"box-1"}) {
 			t.Errorf("took %+v, ended %v", a, e.endedIDs())
 		}
-		p.Discard(t.Context(), a)
+		p.DiscardSandbox(t.Context(), a)
 		stop()
 	})
 }
@@ -152,8 +152,8 @@ func TestPool_ReplacesOldSandboxes(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if !slices.Equal(e.endedIDs(), []string{"box-1", "box-2"}) || p.Ready("spool") != 2 {
-			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
+		if !slices.Equal(e.endedIDs(), []string{"box-1", "box-2"}) || p.ReadyCount("spool") != 2 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.ReadyCount("spool"))
 		}
 		stop()
 	})
@@ -178,15 +178,15 @@ func TestPool_RetriesAfterAFailure(t *testing.T) {
 		p, e := newPool(nil)
 		e.err = errors.New("no memory")
 		stop := running(t, p)
-		if !slices.Equal(e.endedIDs(), []string{"box-1"}) || p.Ready("spool") != 0 {
-			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
+		if !slices.Equal(e.endedIDs(), []string{"box-1"}) || p.ReadyCount("spool") != 0 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.ReadyCount("spool"))
 		}
 		e.mu.Lock()
 		e.err = nil
 		e.mu.Unlock()
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
-		if n := p.Ready("spool"); n != 2 {
+		if n := p.ReadyCount("spool"); n != 2 {
 			t.Errorf("%d are ready after the next pass", n)
 		}
 		stop()
@@ -203,7 +203,7 @@ func TestPool_Sweep(t *testing.T) {
 			id, executor string
 			ended        bool
 		}{{"box-1", "xtr_me", false}, {"box-9", "xtr_me", true}, {"box-8", "xtr_alive", false}, {"box-7", "xtr_dead", true}} {
-			if err := p.Sweep(t.Context(), sandbox.Info{ID: c.id, Labels: sandbox.Labels{Executor: c.executor}}); err != nil {
+			if err := p.SweepSandbox(t.Context(), sandbox.Info{ID: c.id, Labels: sandbox.Labels{Executor: c.executor}}); err != nil {
 				t.Fatal(err)
 			}
 			if slices.Contains(e.endedIDs(), c.id) != c.ended {
@@ -218,8 +218,8 @@ func TestPool_Sweep(t *testing.T) {
 func TestPool_Build(t *testing.T) {
 	t.Parallel()
 	p, e := newPool(nil)
-	err := p.Build(t.Context(), sandbox.Spec{}, nil, nil, func(ctx context.Context, box sandbox.Sandbox) error {
-		if err := p.Sweep(ctx, sandbox.Info{ID: box.ID(), Labels: sandbox.Labels{Executor: "xtr_me"}}); err != nil || len(e.endedIDs()) > 0 {
+	err := p.RunInBuildSandbox(t.Context(), sandbox.Spec{}, nil, nil, func(ctx context.Context, box sandbox.Sandbox) error {
+		if err := p.SweepSandbox(ctx, sandbox.Info{ID: box.ID(), Labels: sandbox.Labels{Executor: "xtr_me"}}); err != nil || len(e.endedIDs()) > 0 {
 			t.Errorf("swept while it works: %v, %v", e.endedIDs(), err)
 		}
 		return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "npm said " + e.specs[0].EgressToken}

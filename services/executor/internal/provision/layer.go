@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// dependencyLayer returns the name of the layer with the agent's dependencies, or "" if the agent has none. If the layer does not exist yet,
-// dependencyLayer blocks until it is built; an event in the log says so, and a control ends the wait. A *references.Error means that the
-// execution has to fail.
-func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
+// dependencyLayer returns the name of the layer with the packages that the agent depends on, or "" if it depends on none. It blocks until
+// the layer exists. If the layer must be built first, dependencyLayer records that in the log; a control ends the wait. A *references.Error
+// means that the execution has to fail.
+func (p *sandboxPreparation) dependencyLayer(ctx context.Context) (string, error) {
 	set, err := dependency.Parse(p.Resolved.Definition.Dependencies)
 	if err != nil { // it was checked when the agent was applied
 		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
@@ -30,9 +30,9 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	return p.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: p.Session.Life.Options.Image})
 }
 
-// awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are
-// those of unlessCancelled and dependencyError.
-func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
+// awaitLayer blocks until the layer with the packages want exists, which layerer builds if necessary, and returns the layer's name. Its
+// errors are those of unlessCancelled and dependencyError.
+func (p *sandboxPreparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
 	begun := make(chan time.Time, 1)
 	builder := p.layerBuilder(func() {
 		select {
@@ -42,7 +42,7 @@ func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, w
 	})
 	session := p.Session.ID
 	build := func(ctx context.Context) error {
-		err := p.Sandboxes.Retry(ctx, session, func() (err error) {
+		err := p.Sandboxes.RetryWhileUnavailable(ctx, session, func() (err error) {
 			name, err = layerer.Layer(ctx, want, builder)
 			return err
 		})
@@ -68,7 +68,8 @@ func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, w
 	return name, err
 }
 
-// dependencyError returns the *references.Error of dependencies that cannot be installed.
+// dependencyError converts an error of the installation of dependencies to a *references.Error, which ends the execution. It returns other
+// errors unchanged.
 func dependencyError(err error) error {
 	code := sandbox.CodeDependenciesFailed
 	var typed *sandbox.Error
@@ -78,13 +79,13 @@ func dependencyError(err error) error {
 	return &references.Error{Code: code, Err: err}
 }
 
-// layerBuilder returns the LayerBuilder with which a provider builds a layer. If sandboxes reach the network through the egress proxy only, the
-// layer is built in a sandbox that may reach the registries. begun is called when a build begins, because the layer does not exist.
-func (p *preparation) layerBuilder(begun func()) sandbox.LayerBuilder {
+// layerBuilder returns the LayerBuilder with which a provider builds a dependency layer. If sandboxes reach the network only through the
+// egress proxy, the LayerBuilder builds the layer in a sandbox that may reach the package registries. It calls begun when a build begins.
+func (p *sandboxPreparation) layerBuilder(begun func()) sandbox.LayerBuilder {
 	b := sandbox.LayerBuilder{Begun: begun}
 	if p.Proxied {
 		b.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
-			return p.Pool.Build(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)
+			return p.Pool.RunInBuildSandbox(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)
 		}
 	}
 	return b

@@ -22,8 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Registries are the hosts and the routes of the egress proxy that a sandbox may use while dependencies are installed
-// in it.
+// Registries are the hosts, and the routes of the egress proxy, that a sandbox may use while dependencies are installed in it.
 type Registries struct {
 	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy
@@ -44,7 +43,7 @@ type Config struct {
 	Agents     *agents.Registry
 	Pool       *pool.Pool
 	Idle       *idle.Keeper
-	Contents   *contents.Mover // without a Store, workspaces stay as they are
+	Contents   *contents.Manager // without a Store, workspaces stay as they are
 	OpenBlocks *openblocks.Reader
 
 	NewID  func() (string, error) // returns the id of a new sandbox
@@ -66,13 +65,13 @@ type Request struct {
 	Changed  <-chan struct{} // signalled when the session has a new fact
 }
 
-// Ready is a sandbox that is ready for an execution.
-type Ready struct {
+// ReadySandbox is a sandbox that is ready for an execution, with an open stream to its runner.
+type ReadySandbox struct {
 	Agent   *agents.Agent // in use under the execution's epoch
 	Sockets []string      // of the MCP servers in containers, in their order
 }
 
-// ErrCancelled is returned when a control reached the execution before its sandbox was ready.
+// ErrCancelled is returned when a control stopped the execution before its sandbox was ready.
 var ErrCancelled = errors.New("the execution is cancelled")
 
 // An Error is the failure to create or to prepare a sandbox.
@@ -85,7 +84,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Code returns the code of the execution's failure.
+// Code returns the code with which the execution fails.
 func (e *Error) Code() string {
 	var typed *sandbox.Error
 	if errors.As(e.Err, &typed) {
@@ -94,36 +93,37 @@ func (e *Error) Code() string {
 	return sandbox.CodeSandboxFailed
 }
 
-// A preparation creates or finds the sandbox of one Request and prepares it. The goroutine of the execution's turn runs
-// it.
-type preparation struct {
+// A sandboxPreparation creates or finds the sandbox of one Request and prepares it for the execution. It runs in the goroutine of the
+// execution's turn.
+type sandboxPreparation struct {
 	*Provisioner
 	Request
 	agent   *agents.Agent // nil until there is one
 	sockets []string
 }
 
-// Attach returns the session's sandbox with an open stream to its runner. It uses the stream of the resting agent, opens one to the
-// same runner, or creates a sandbox. If the sandbox is lost, Attach replaces it, unless the execution has begun to run in it.
+// Attach returns the session's sandbox, ready for the execution, with an open stream to its runner. It uses the stream of the resting
+// agent, opens a new stream to the same runner, or creates a sandbox. If the sandbox is lost, Attach replaces it, unless the execution has
+// begun to run in it.
 //
-// An error may be an *Error or a *references.Error, which end the execution; or wrap ErrCancelled, permits.ErrStopping,
-// agents.ErrLost or run.ErrFenced. Also with an error, an Agent that is returned belongs to the caller.
-func (p *Provisioner) Attach(ctx context.Context, r Request) (Ready, error) {
-	prep := &preparation{Provisioner: p, Request: r}
+// An error that is an *Error or a *references.Error ends the execution. Other errors wrap ErrCancelled, permits.ErrStopping,
+// agents.ErrLost or run.ErrFenced. The caller must close the returned Agent, also if there is an error.
+func (p *Provisioner) Attach(ctx context.Context, r Request) (ReadySandbox, error) {
+	prep := &sandboxPreparation{Provisioner: p, Request: r}
 	err := prep.attach(ctx)
-	return Ready{prep.agent, prep.sockets}, err
+	return ReadySandbox{prep.agent, prep.sockets}, err
 }
 
-// attach carries out Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
-func (p *preparation) attach(ctx context.Context) error {
+// attach implements Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
+func (p *sandboxPreparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {
-		err = p.prepare(ctx, a)
+		err = p.prepareSandbox(ctx, a)
 	}
 	if !errors.Is(err, agents.ErrLost) {
 		return err
 	}
-	p.detach()
+	p.closeStream()
 	if p.Session.Run.Phase == run.Running || p.Session.Run.Phase == run.Waiting {
 		return err // the attempt died with the sandbox
 	}
@@ -133,14 +133,15 @@ func (p *preparation) attach(ctx context.Context) error {
 	if a, err = p.createSandbox(ctx); err != nil {
 		return err
 	}
-	return p.prepare(ctx, a)
+	return p.prepareSandbox(ctx, a)
 }
 
-// prepare sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
-func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
+// prepareSandbox sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace
+// into it.
+func (p *sandboxPreparation) prepareSandbox(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
-	p.Agents.Use(a, p.Epoch)
-	if err := p.register(ctx); err != nil {
+	p.Agents.AddWorking(a, p.Epoch)
+	if err := p.registerSandbox(ctx); err != nil {
 		return err
 	}
 	if err := p.startServers(ctx); err != nil {
@@ -152,8 +153,8 @@ func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
 	return p.fillWorkspace(ctx)
 }
 
-// detach closes the stream to the agent. The agent continues to run.
-func (p *preparation) detach() {
+// closeStream closes the stream to the agent's runner. The agent continues to run.
+func (p *sandboxPreparation) closeStream() {
 	if p.agent != nil {
 		p.Agents.Remove(p.agent)
 		p.agent.Link.Close()
@@ -161,21 +162,21 @@ func (p *preparation) detach() {
 	}
 }
 
-// register registers the sandbox at the egress proxy. While the proxy does not answer it tries again, as sandboxes.Manager.Retry does, and
-// then returns an *Error.
-func (p *preparation) register(ctx context.Context) error {
-	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
-	if sandboxes.Unavailable(err) {
+// registerSandbox registers the sandbox with the egress proxy. While the proxy does not answer, registerSandbox tries again, as
+// sandboxes.Manager.RetryWhileUnavailable does. If the proxy still does not answer then, it returns an *Error.
+func (p *sandboxPreparation) registerSandbox(ctx context.Context) error {
+	err := p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
+	if sandboxes.IsUnavailable(err) {
 		return &Error{SandboxID: p.agent.Sandbox, Err: err, Remains: true}
 	}
 	return err
 }
 
-// unlessCancelled runs work that may take long in another goroutine, and returns its error. It cancels the context of work and returns
-// ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. To
-// run code in the goroutine of the turn, work sends to notice, and unlessCancelled calls handle with what it receives, also if
-// work has ended by then. notice may be nil.
-func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
+// unlessCancelled runs work, which may take long, in another goroutine, and returns its error. It cancels the context of work and returns
+// ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. If work
+// needs code to run in the turn's goroutine, it sends to notice, and unlessCancelled calls handle with the received value, also if work
+// has ended by then. notice may be nil.
+func (p *sandboxPreparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
@@ -208,7 +209,7 @@ func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Con
 		case <-p.Changed:
 		case <-tick.C:
 		}
-		if err := p.Refresh(ctx); err != nil {
+		if err := p.ReloadLife(ctx); err != nil {
 			return stop(err)
 		}
 		if p.Control().N > 0 {

@@ -38,7 +38,7 @@ import (
 type engine struct {
 	mu     sync.Mutex
 	err    error // of Create
-	boxes  map[string]*agentstest.Box
+	boxes  map[string]*agentstest.FakeSandbox
 	others []sandbox.Info // that List returns
 	specs  []sandbox.Spec
 	ended  []string
@@ -46,9 +46,9 @@ type engine struct {
 	listed func()         // is called by List
 }
 
-type emptyBox struct{ *agentstest.Box }
+type emptyBox struct{ *agentstest.FakeSandbox }
 
-func (emptyBox) Kept() bool { return false }
+func (emptyBox) HasWorkspace() bool { return false }
 
 func (e *engine) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	e.mu.Lock()
@@ -57,7 +57,7 @@ func (e *engine) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	if e.err != nil {
 		return nil, e.err
 	}
-	e.boxes[spec.ID] = agentstest.NewBox(spec.ID, 1)
+	e.boxes[spec.ID] = agentstest.NewFakeSandbox(spec.ID, 1)
 	return emptyBox{e.boxes[spec.ID]}, nil
 }
 
@@ -82,7 +82,7 @@ func (e *engine) Terminate(_ context.Context, id string, _ bool) error {
 	defer e.mu.Unlock()
 	e.ended = append(e.ended, id)
 	if b := e.boxes[id]; b != nil {
-		b.Cut()
+		b.CloseStreams()
 		delete(e.boxes, id)
 	}
 	return nil
@@ -115,7 +115,7 @@ type servers struct {
 	broken string
 }
 
-func (s servers) Serve(_ context.Context, _ string, n int, server sandbox.Server) (string, error) {
+func (s servers) StartServer(_ context.Context, _ string, n int, server sandbox.Server) (string, error) {
 	if server.Image == s.broken {
 		return "", &sandbox.Error{Code: sandbox.CodeImageNotFound, Message: "no such image"}
 	}
@@ -136,7 +136,7 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.Session
 // texts has no text.
 type texts struct{}
 
-func (texts) Texts(context.Context, string, string, deltas.Start) (map[string]string, error) {
+func (texts) ReadTexts(context.Context, string, string, deltas.Start) (map[string]string, error) {
 	return nil, nil
 }
 
@@ -152,10 +152,10 @@ type bed struct {
 func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	b := &bed{Fixture: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
+	b := &bed{Fixture: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.FakeSandbox{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
 	cfg := provision.Config{
 		ProviderName: "fake", Engine: "here", Beat: 5 * time.Millisecond, MaxSandboxes: func(string) int { return 0 }, Provider: b.engine, Agents: b.agents,
-		Contents:   &contents.Mover{Sessions: b.Writer.Sessions, Now: time.Now},
+		Contents:   &contents.Manager{Sessions: b.Writer.Sessions, Now: time.Now},
 		OpenBlocks: &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: texts{}, Now: time.Now, Logger: log},
 		NewID:      func() (string, error) { return b.Writer.NewID(events.KindSandbox) }, Pooled: func() {}, Now: time.Now,
 	}
@@ -181,7 +181,7 @@ func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	})
 	cfg.Pool = b.pool
 	cfg.Idle = idle.New(idle.Config{
-		Executor: b.Writer.Executor, ProviderName: "fake", Engine: "here", Provider: cfg.Provider, Sessions: b.Writer.Sessions, Handling: handling.NewSet(), Runs: b.Writer,
+		Executor: b.Writer.Executor, ProviderName: "fake", Engine: "here", Provider: cfg.Provider, Sessions: b.Writer.Sessions, Handling: handling.NewSessionSet(), Runs: b.Writer,
 		Contents: cfg.Contents, Sandboxes: cfg.Sandboxes, Dialer: cfg.Dialer, Agents: b.agents, Pool: b.pool, Logger: log, Now: time.Now,
 	})
 	b.Provisioner = provision.New(cfg)
@@ -197,7 +197,7 @@ func (b *bed) request(x *runlog.Execution, agent events.AgentSpec) provision.Req
 }
 
 // attach returns what Attach does for an agent without references; the stream ends with the test.
-func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.Ready, error) {
+func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.ReadySandbox, error) {
 	t.Helper()
 	ready, err := b.Attach(t.Context(), b.request(x, events.AgentSpec{}))
 	if ready.Agent != nil {
@@ -206,7 +206,7 @@ func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.Ready, error)
 	return ready, err
 }
 
-func (b *bed) mustAttach(t *testing.T, x *runlog.Execution) provision.Ready {
+func (b *bed) mustAttach(t *testing.T, x *runlog.Execution) provision.ReadySandbox {
 	t.Helper()
 	ready, err := b.attach(t, x)
 	if err != nil {
@@ -219,13 +219,13 @@ func (b *bed) mustAttach(t *testing.T, x *runlog.Execution) provision.Ready {
 func TestAttach_Creates(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
-	x := b.Claim()
+	x := b.ClaimExecution()
 	ready := b.mustAttach(t, x)
-	sb := b.Load().Run.Sandbox
+	sb := b.LoadSession().Run.Sandbox
 	if sb.ID == "" || ready.Agent.Sandbox != sb.ID || ready.Agent.Journal != sb.Journal || !sb.Empty || b.engine.specs[0].Labels.Epoch != x.Epoch {
 		t.Errorf("agent %+v of sandbox %+v", ready.Agent, sb)
 	}
-	if types := b.Types(); !slices.Equal(types[len(types)-2:], []events.Type{(events.SandboxCreating{}).EventType(), (events.SandboxReady{}).EventType()}) {
+	if types := b.StoredTypes(); !slices.Equal(types[len(types)-2:], []events.Type{(events.SandboxCreating{}).EventType(), (events.SandboxReady{}).EventType()}) {
 		t.Errorf("stored %v", types)
 	}
 }
@@ -234,9 +234,9 @@ func TestAttach_Creates(t *testing.T) {
 func TestAttach_Again(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
-	x := b.Claim()
+	x := b.ClaimExecution()
 	first := b.mustAttach(t, x)
-	b.agents.Rest(first.Agent, 0)
+	b.agents.AddResting(first.Agent, 0)
 	if again := b.mustAttach(t, x); again.Agent != first.Agent || again.Agent.Hello != nil {
 		t.Errorf("agent %+v in place of the resting one", again.Agent)
 	}
@@ -253,7 +253,7 @@ func TestAttach_Again(t *testing.T) {
 func TestAttach_Lost(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
-	x := b.Claim()
+	x := b.ClaimExecution()
 	first := b.mustAttach(t, x).Agent.Sandbox
 	b.agents.Close()
 	delete(b.engine.boxes, first)
@@ -263,7 +263,7 @@ func TestAttach_Lost(t *testing.T) {
 	}
 	x.Session.Run.Phase = run.Starting
 	second := b.mustAttach(t, x).Agent.Sandbox
-	if second == first || b.Load().Run.Sandbox.ID != second || !slices.Contains(b.engine.ended, first) || !slices.Contains(b.Types(), (events.SandboxReplaced{}).EventType()) {
+	if second == first || b.LoadSession().Run.Sandbox.ID != second || !slices.Contains(b.engine.ended, first) || !slices.Contains(b.StoredTypes(), (events.SandboxReplaced{}).EventType()) {
 		t.Errorf("sandbox %s after %s; ended %v", second, first, b.engine.ended)
 	}
 }
@@ -272,7 +272,7 @@ func TestAttach_Lost(t *testing.T) {
 func TestAttach_Crashed(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
-	x := b.Claim()
+	x := b.ClaimExecution()
 	id, err := b.Writer.NewID(events.KindSandbox)
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +290,7 @@ func TestAttach_CreateFails(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
 	b.engine.err = &sandbox.Error{Code: sandbox.CodeImageNotFound, Message: "no such image"}
-	_, err := b.attach(t, b.Claim())
+	_, err := b.attach(t, b.ClaimExecution())
 	var failed *provision.Error
 	if !errors.As(err, &failed) || failed.Code() != sandbox.CodeImageNotFound || failed.Remains || !slices.Equal(b.engine.ended, []string{failed.SandboxID}) {
 		t.Errorf("%v; ended %v", err, b.engine.ended)
@@ -308,9 +308,9 @@ func TestAttach_Pooled(t *testing.T) {
 			all.Go(func() { b.pool.Run(ctx) })
 			synctest.Wait()
 			b.AppendLife(events.SessionCreated{Architecture: "spool", Options: events.Options{Image: image}})
-			x := b.Claim()
+			x := b.ClaimExecution()
 			ready := b.mustAttach(t, x)
-			if pooled := b.engine.owner.Session == x.Session.ID; pooled != want || ready.Agent.Session != x.Ref() {
+			if pooled := b.engine.owner.Session == x.Session.ID; pooled != want || ready.Agent.Session != x.SessionRef() {
 				t.Errorf("image %q: pooled %v, agent of %+v", image, pooled, ready.Agent.Session)
 			}
 			cancel()
@@ -324,13 +324,13 @@ func TestAttach_Restores(t *testing.T) {
 	t.Parallel()
 	s := &store{}
 	b := newBed(t, func(c *provision.Config) { c.Contents.Store = s })
-	x := b.Claim()
+	x := b.ClaimExecution()
 	if err := x.AppendFacts(t.Context(), events.WorkspaceSynced{Snapshot: "snp_1"}); err != nil {
 		t.Fatal(err)
 	}
 	b.mustAttach(t, x)
 	b.mustAttach(t, x)
-	if l := b.Load(); !slices.Equal(s.restored, []string{"snp_1"}) || l.Run.Sandbox.Empty {
+	if l := b.LoadSession(); !slices.Equal(s.restored, []string{"snp_1"}) || l.Run.Sandbox.Empty {
 		t.Errorf("restored %v, sandbox %+v", s.restored, l.Run.Sandbox)
 	}
 }
@@ -342,13 +342,13 @@ func TestAttach_Room(t *testing.T) {
 		end  func(*bed)
 		want error
 	}{
-		"control":     {func(b *bed) { b.Cancel() }, provision.ErrCancelled},
-		"later claim": {func(b *bed) { b.Claim() }, run.ErrFenced},
+		"control":     {func(b *bed) { b.CancelExecution() }, provision.ErrCancelled},
+		"later claim": {func(b *bed) { b.ClaimExecution() }, run.ErrFenced},
 	} {
 		b := newBed(t, func(c *provision.Config) { c.MaxSandboxes = func(string) int { return 1 } })
 		other := events.Derive(events.KindSession, "another session")
 		b.engine.others = []sandbox.Info{{ID: "sbx_other", Labels: sandbox.Labels{Tenant: runlogtest.Tenant, Session: other}}}
-		x := b.Claim()
+		x := b.ClaimExecution()
 		// The other session is new in the log, so that its sandbox counts as idle, and cannot be ended: it is not the one in the log.
 		c.end(b)
 		if _, err := b.attach(t, x); !errors.Is(err, c.want) || len(b.engine.specs) > 0 {
@@ -363,16 +363,16 @@ func TestAttach_CancelledInRoom(t *testing.T) {
 	b := newBed(t, func(c *provision.Config) { c.MaxSandboxes, c.Beat = func(string) int { return 1 }, time.Hour })
 	changed := make(chan struct{})
 	b.engine.listed = func() {
-		b.Cancel()
+		b.CancelExecution()
 		changed <- struct{}{} // the wait for room ends with the control
 	}
-	r := b.request(b.Claim(), events.AgentSpec{})
+	r := b.request(b.ClaimExecution(), events.AgentSpec{})
 	r.Changed = changed
 	if _, err := b.Attach(t.Context(), r); !errors.Is(err, provision.ErrCancelled) {
 		t.Fatalf("error %v", err)
 	}
 	b.engine.listed = nil
-	if ok, err := b.Idle.Reserve(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
+	if ok, err := b.Idle.ReserveSandbox(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
 		t.Errorf("another session of the tenant has room: %v, %v", ok, err)
 	}
 }
@@ -381,9 +381,9 @@ func TestAttach_CancelledInRoom(t *testing.T) {
 func TestAttach_Retires(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, nil)
-	x := b.Claim()
+	x := b.ClaimExecution()
 	first := b.mustAttach(t, x).Agent
-	b.agents.Rest(first, 0)
+	b.agents.AddResting(first, 0)
 	x.Session.Life.Options.SandboxMaxAgeMs, x.Session.Run.Sandbox.ReadyAt = 1000, time.Now().Add(-time.Minute)
 	second := b.mustAttach(t, x).Agent
 	if second.Sandbox == first.Sandbox || !slices.Contains(b.engine.ended, first.Sandbox) || first.IsAlive() {
@@ -414,13 +414,13 @@ func TestAttach_Dependencies(t *testing.T) {
 					cfg.Provider = c.provider
 				}
 			})
-			x := b.Claim()
+			x := b.ClaimExecution()
 			if c.cancelled {
 				var all sync.WaitGroup
 				defer all.Wait()
 				all.Go(func() {
 					time.Sleep(time.Second) // of the bubble: the build has begun
-					b.Cancel()
+					b.CancelExecution()
 				})
 			}
 			ready, err := b.Attach(t.Context(), b.request(x, agent))
@@ -439,7 +439,7 @@ func TestAttach_Dependencies(t *testing.T) {
 				}
 			}
 			logs := 0
-			for _, e := range b.Stored() {
+			for _, e := range b.StoredEvents() {
 				if _, ok := e.Data.(events.Log); ok {
 					logs++
 				}
@@ -475,14 +475,14 @@ func TestAttach_QuickDependencies(t *testing.T) {
 	for range 20 { // a select chooses at random
 		synctest.Test(t, func(t *testing.T) {
 			b := newBed(t, func(cfg *provision.Config) { cfg.Provider = quickLayers{} })
-			x := b.Claim()
+			x := b.ClaimExecution()
 			b.Writer.Sessions.Log = slowLog{b.Log}
 			ready, err := b.Attach(t.Context(), b.request(x, agent))
 			if err != nil {
 				t.Fatal(err)
 			}
 			ready.Agent.Link.Close()
-			if types := b.Types(); !slices.Equal(types[1:3], []events.Type{"log", "log"}) { // after execution_claimed
+			if types := b.StoredTypes(); !slices.Equal(types[1:3], []events.Type{"log", "log"}) { // after execution_claimed
 				t.Errorf("the log has %v", types)
 			}
 		})
@@ -494,7 +494,7 @@ func TestAttach_Servers(t *testing.T) {
 	t.Parallel()
 	agent := events.AgentSpec{MCPServers: []events.MCPServer{{Name: "web", Type: events.MCPHTTP}, {Name: "a", Type: events.MCPDocker, Image: "img-a"}, {Name: "b", Type: events.MCPDocker, Image: "img-b"}}}
 	b := newBed(t, func(c *provision.Config) { c.Provider = servers{} })
-	ready, err := b.Attach(t.Context(), b.request(b.Claim(), agent))
+	ready, err := b.Attach(t.Context(), b.request(b.ClaimExecution(), agent))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -503,7 +503,7 @@ func TestAttach_Servers(t *testing.T) {
 		t.Errorf("sockets %v, spec %+v", ready.Sockets, b.engine.specs[0])
 	}
 	b = newBed(t, func(c *provision.Config) { c.Provider = servers{broken: "img-b"} })
-	ready, err = b.Attach(t.Context(), b.request(b.Claim(), agent))
+	ready, err = b.Attach(t.Context(), b.request(b.ClaimExecution(), agent))
 	var failed *provision.Error
 	if !errors.As(err, &failed) || !failed.Remains || failed.Code() != sandbox.CodeImageNotFound || failed.Error() != "mcpServers[2].image: server b: no such image" {
 		t.Errorf("%v", err)
@@ -521,7 +521,7 @@ func TestConversation(t *testing.T) {
 	l := &eventlog.Loaded{}
 	check := func(name, resume string, fork *runner.Fork) {
 		t.Helper()
-		got, f := provision.Conversation(l)
+		got, f := provision.ConversationToContinue(l)
 		if got != resume || (f == nil) != (fork == nil) || f != nil && *f != *fork {
 			t.Errorf("%s: %q, %+v", name, got, f)
 		}

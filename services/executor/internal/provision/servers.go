@@ -11,9 +11,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// startServers starts the agent's MCP servers of type docker, each in a container next to the sandbox, unless they run already, and sets
-// p.sockets to their sockets. The error is an *Error if a server cannot be started, and wraps agents.ErrLost if the sandbox is gone.
-func (p *preparation) startServers(ctx context.Context) error {
+// startServers starts the agent's MCP servers of type docker, each in a container next to the sandbox, and sets p.sockets to the paths
+// of their sockets. It does not restart running servers. The error is an *Error if a server cannot be started, and wraps agents.ErrLost
+// if the sandbox is gone.
+func (p *sandboxPreparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
 	host, ok := p.Provider.(sandbox.ServerHost)
 	if len(all) == 0 || !ok {
@@ -23,8 +24,8 @@ func (p *preparation) startServers(ctx context.Context) error {
 	var group errgroup.Group
 	for n, c := range all {
 		group.Go(func() error {
-			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
-				sockets[n], err = host.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
+			errs[n] = p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() (err error) {
+				sockets[n], err = host.StartServer(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil

@@ -14,15 +14,15 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition, then applies the file changes
-// that clients requested since, and records each step in the log.
-func (p *preparation) fillWorkspace(ctx context.Context) error {
+// fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition. Then it applies the file
+// changes that clients have requested since the snapshot. It records each step in the log.
+func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	sb := p.Session.Run.Sandbox
 	if err := p.provideTranscript(ctx); err != nil {
 		return err
 	}
-	from := contents.Sources(p.Session)
-	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
+	from := contents.RestoreSources(p.Session)
+	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.RestoreSource.HasFiles)
 	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
 		return nil
 	}
@@ -33,7 +33,7 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 	// What fills the workspace is recorded at once: an executor that takes over before that starts anew.
 	var filled []events.Payload
 	if len(from) > 0 {
-		restored, err := p.restore(ctx, box, from)
+		restored, err := p.restoreWorkspace(ctx, box, from)
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 			return err
 		}
 	}
-	done, err := p.Contents.Apply(ctx, p.Session, box)
+	done, err := p.Contents.ApplyFileChanges(ctx, p.Session, box)
 	if err != nil || done == nil {
 		return err
 	}
@@ -60,8 +60,8 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 
 // provideTranscript copies the transcript that a client uploaded for the session into the sandbox, so that the agent can continue it. No snapshot
 // contains the transcript and no event records the copy, so every turn copies it until the agent has a session of its own.
-func (p *preparation) provideTranscript(ctx context.Context) error {
-	if _, fork := Conversation(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
+func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
+	if _, fork := ConversationToContinue(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, contents.Timeout)
@@ -80,13 +80,13 @@ func (p *preparation) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restore writes snapshots into a new workspace and returns the event that records it. It returns ErrCancelled if a control stops the execution
-// meanwhile, and an *Error, after it has terminated the sandbox, if the workspace cannot be filled.
-func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
+// restoreWorkspace fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops
+// the execution meanwhile. If the workspace cannot be filled, it terminates the sandbox and returns an *Error.
+func (p *sandboxPreparation) restoreWorkspace(ctx context.Context, box sandbox.Sandbox, from []contents.RestoreSource) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
 	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
-		if restored, err = p.Contents.Restore(ctx, l, box, from); err != nil {
+		if restored, err = p.Contents.RestoreWorkspace(ctx, l, box, from); err != nil {
 			err = p.endFailedSandbox(ctx, box.ID(), err)
 		}
 		return err
@@ -94,23 +94,23 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 	return restored, err
 }
 
-// writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. After a failure it
+// writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. If that fails, it
 // terminates the sandbox and returns an *Error.
-func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
-	written, err := p.Contents.Write(ctx, box, p.Resolved.Definition.Files)
+func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
+	written, err := p.Contents.WriteDefinitionFiles(ctx, box, p.Resolved.Definition.Files)
 	if err != nil {
 		return nil, p.endFailedSandbox(ctx, box.ID(), err)
 	}
 	return written, nil
 }
 
-// codeTranscriptLost is the code of an execution without the conversation that it was to continue.
+// codeTranscriptLost is the code of an execution that failed because the transcript of the conversation that it continues is missing.
 const codeTranscriptLost = "TRANSCRIPT_LOST"
 
-// Conversation returns the conversation that a new agent process has to continue, in the fields of runner.Query. resume is the agent's own id of
-// its conversation, "" for a new one. If fork is not nil, the agent continues a copy of it: of the conversation that a fork began with,
-// cut after fork.Anchor, or of the transcript that the session began with.
-func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
+// ConversationToContinue returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's
+// own id of the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was
+// forked from, cut after fork.Anchor, or of the transcript with which the session began.
+func ConversationToContinue(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil
 	}

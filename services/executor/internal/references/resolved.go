@@ -27,12 +27,12 @@ type Resolved struct {
 	removed   []string          // digests of skills that were removed from the catalogue
 }
 
-// IsEmpty reports whether the execution refers to nothing, has no variables and may reach no hosts.
+// IsEmpty reports whether the execution has no agent, no environments, no variables and no allowed hosts.
 func (r *Resolved) IsEmpty() bool {
 	return r.Agent.Slug == "" && len(r.Environments) == 0 && len(r.Variables) == 0 && len(r.Egress) == 0
 }
 
-// Allowlist returns the entries of the sandbox's allowlist. It is never nil.
+// Allowlist returns the entries of the sandbox's allowlist for the egress proxy. It is never nil.
 func (r *Resolved) Allowlist() []string {
 	out := make([]string, 0, len(r.Egress))
 	for _, h := range r.Egress {
@@ -52,25 +52,25 @@ func (r *Resolved) SkillDigests() []string {
 	return out
 }
 
-// A Container is an MCP server that runs in a container of its own.
-type Container struct {
+// An MCPContainer is an MCP server of the agent that runs in its own container.
+type MCPContainer struct {
 	events.MCPServer
 	Field string // of the definition, for messages
 }
 
-// Containers returns the MCP servers that run in containers, in the order of the definition.
-func (r *Resolved) Containers() []Container {
-	var out []Container
+// Containers returns the agent's MCP servers that run in their own containers, in the order of the definition.
+func (r *Resolved) Containers() []MCPContainer {
+	var out []MCPContainer
 	for i, m := range r.Definition.MCPServers {
 		if m.Type == events.MCPDocker {
-			out = append(out, Container{m, fmt.Sprintf("mcpServers[%d]", i)})
+			out = append(out, MCPContainer{m, fmt.Sprintf("mcpServers[%d]", i)})
 		}
 	}
 	return out
 }
 
-// checkServers returns an *Error for MCP servers in containers if the provider runs none, and for secrets in their arguments, which
-// every process can read. It must be called before expandServers.
+// checkServers returns an *Error if the provider cannot run the agent's MCP servers in containers, or if a server's arguments contain
+// a secret, because every process can read them. It must be called before expandServers.
 func (r *Resolver) checkServers(out *Resolved) error {
 	for _, c := range out.Containers() {
 		if !r.Containers {
@@ -87,11 +87,12 @@ func (r *Resolver) checkServers(out *Resolved) error {
 	return nil
 }
 
+// isSecret reports whether the value of a variable is secret.
 func (r *Resolved) isSecret(name string) bool {
 	return slices.ContainsFunc(r.Variables, func(v events.Provenance) bool { return v.Secret && v.Name == name })
 }
 
-// expandServers replaces the placeholders in the definitions of MCP servers.
+// expandServers replaces the placeholders in the definitions of MCP servers by the values of variables.
 func (r *Resolved) expandServers() error {
 	value := func(name string) (string, bool) {
 		v, ok := r.values[name]
@@ -116,6 +117,7 @@ func (r *Resolved) expandServers() error {
 	return variableError(errors.Join(errs...))
 }
 
+// expandAll returns in with expand applied to each value.
 func expandAll(in map[string]string, expand func(string) string) map[string]string {
 	if in == nil {
 		return nil
@@ -130,15 +132,15 @@ func expandAll(in map[string]string, expand func(string) string) map[string]stri
 // mcpTimeout is the timeout, in milliseconds, of a call to an MCP server whose definition has none.
 const mcpTimeout = 30_000
 
-// AddTo adds the definition of the agent to a query. sockets are the sockets of the MCP servers in containers, in the
-// order of Containers. If proxied is true, the agent reaches MCP servers through the egress proxy, which adds their
-// headers.
-func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
+// AddToQuery adds the agent's definition to a query for the runner. sockets are the paths of the sockets of the MCP servers in
+// containers, in the order of Containers. If proxied is true, the agent reaches MCP servers over HTTP through the egress proxy, which
+// adds their headers.
+func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 	a := r.Definition
-	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.prompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
+	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.addSkillsPrompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
 	q.Permissions = a.Permissions
 	for _, sub := range a.Subagents {
-		sub.Instructions, sub.Skills = r.prompt(sub.Instructions, sub.Name), nil
+		sub.Instructions, sub.Skills = r.addSkillsPrompt(sub.Instructions, sub.Name), nil
 		q.Subagents = append(q.Subagents, sub)
 	}
 	for _, s := range r.skills { // the agent's own are first
@@ -166,8 +168,9 @@ func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 	q.Redact = r.Secrets
 }
 
-// prompt returns instructions followed by the description of the skills of a sub-agent; subagent is "" for the agent itself.
-func (r *Resolved) prompt(instructions, subagent string) string {
+// addSkillsPrompt returns instructions, followed by a description of the skills that a sub-agent can use. subagent is "" for the
+// agent itself.
+func (r *Resolved) addSkillsPrompt(instructions, subagent string) string {
 	var list []skill.Prompted
 	for i, s := range r.skills {
 		if r.Skills[i].Subagent == subagent {

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
-// Skills makes the files of skills available to the sandboxes of an engine.
+// Skills stores the files of skills on an engine, so that its sandboxes can read them.
 type Skills interface {
 	// Provide copies a skill to the engine, unless the engine has it, and returns the folder in which sandboxes see
 	// it. The error wraps ErrNoArchive if the object store does not have the skill's archive.
@@ -31,7 +31,8 @@ type Skills interface {
 // ErrNoArchive is wrapped by the errors of Skills for a skill whose archive is missing.
 var ErrNoArchive = errors.New("the skill's archive is not in the object store")
 
-// Secrets opens sealed values. The session service removes the values of an execution once the log holds its end.
+// Secrets decrypts the values of secrets. The session service removes the secrets of an execution when the log has the
+// execution's end.
 type Secrets interface {
 	// Open returns the value of a secret of a tenant. After an error that wraps secret.ErrUnavailable the caller may try again.
 	Open(ctx context.Context, tenant, key string) (string, error)
@@ -46,12 +47,12 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Failed returns the terminal event of the execution.
-func (e *Error) Failed() events.ExecutionFailed {
+// FailedEvent returns the event that ends the execution with this error.
+func (e *Error) FailedEvent() events.ExecutionFailed {
 	return events.ExecutionFailed{Code: e.Code, Message: strings.ReplaceAll(e.Error(), "\n", "; ")}
 }
 
-// Resolver resolves the references of executions. It is safe for concurrent use.
+// A Resolver resolves the references of executions to agents, skills and environments. It is safe for concurrent use.
 type Resolver struct {
 	Log        eventlog.Log
 	Provider   string  // name of the sandbox provider, for messages
@@ -61,7 +62,7 @@ type Resolver struct {
 	Logger     *slog.Logger
 }
 
-// An Execution holds the data of an execution that a Resolver needs.
+// An Execution has the data of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
 	Session *eventlog.Loaded
@@ -70,8 +71,8 @@ type Execution struct {
 	Report func(ctx context.Context, e events.Error) error
 }
 
-// Resolve resolves the references of an execution: to the versions that the log has recorded for the execution, or
-// otherwise to the present versions. An *Error means that the execution cannot start.
+// Resolve resolves the references of an execution. If the log has recorded versions for the execution, it uses those, and
+// otherwise the present versions. An *Error means that the execution cannot start.
 func (r *Resolver) Resolve(ctx context.Context, e Execution) (*Resolved, error) {
 	out := &Resolved{values: map[string]string{}}
 	for _, step := range []func(context.Context, Execution, *Resolved) error{r.resolveEntries, r.openVariables, r.provideSkills} {
@@ -93,7 +94,7 @@ func (r *Resolver) Resolve(ctx context.Context, e Execution) (*Resolved, error) 
 	return out, nil
 }
 
-// resolveEntries resolves the references to catalogue entries.
+// resolveEntries reads the catalogue entries that the execution refers to into out.
 func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolved) error {
 	life, known := e.Session.Life, e.Session.Run.Resolved.Known
 	out.Agent, out.Instance = life.AgentRef, life.Instance
@@ -105,7 +106,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 		out.ExecutionResolved = recorded
 	}
 	if out.Agent.Slug != "" {
-		applied, err := entry[events.AgentApplied](ctx, r, e, events.Agent, out.Agent)
+		applied, err := resolveEntry[events.AgentApplied](ctx, r, e, events.Agent, out.Agent)
 		if err != nil {
 			return err
 		}
@@ -128,7 +129,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 		}
 	}
 	for i := range out.Skills {
-		pushed, err := r.skill(ctx, e, out, out.Skills[i].Ref)
+		pushed, err := r.resolveSkill(ctx, e, out, out.Skills[i].Ref)
 		if err != nil {
 			return err
 		}
@@ -154,10 +155,10 @@ func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.
 	return events.ExecutionResolved{}, fmt.Errorf("commit %s does not hold the resolved references of %s", at, e.ID)
 }
 
-// skill returns the version of a skill that a reference resolves to. A version that was removed is read by its digest: its
-// SKILL.md is still in the log.
-func (r *Resolver) skill(ctx context.Context, e Execution, out *Resolved, ref events.Reference) (events.SkillPushed, error) {
-	pushed, err := entry[events.SkillPushed](ctx, r, e, events.Skill, ref)
+// resolveSkill returns the version of a skill that a reference names. If that version was removed, it reads the version by its
+// digest, because its SKILL.md is still in the log.
+func (r *Resolver) resolveSkill(ctx context.Context, e Execution, out *Resolved, ref events.Reference) (events.SkillPushed, error) {
+	pushed, err := resolveEntry[events.SkillPushed](ctx, r, e, events.Skill, ref)
 	var unresolved *Error
 	if !errors.As(err, &unresolved) || !events.IsDigest(ref.Version) {
 		return pushed, err
@@ -178,11 +179,11 @@ func (r *Resolver) skill(ctx context.Context, e Execution, out *Resolved, ref ev
 	return pushed, nil
 }
 
-// mergeEnvironments merges the variables and the allowed hosts of all environments.
+// mergeEnvironments merges the variables and the allowed hosts of all environments of the execution into out.
 func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Resolved) error {
 	refs := e.Session.Life.Environments
 	if out.Instance.Slug != "" {
-		applied, err := entry[events.InstanceApplied](ctx, r, e, events.Instance, out.Instance)
+		applied, err := resolveEntry[events.InstanceApplied](ctx, r, e, events.Instance, out.Instance)
 		if err != nil {
 			return err
 		}
@@ -190,7 +191,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 	}
 	var list []layers.Environment
 	for _, ref := range refs {
-		applied, err := entry[events.EnvironmentApplied](ctx, r, e, events.Environment, ref)
+		applied, err := resolveEntry[events.EnvironmentApplied](ctx, r, e, events.Environment, ref)
 		if err != nil {
 			return err
 		}
@@ -214,15 +215,15 @@ func variableError(err error) error {
 	return err
 }
 
-// fromSession is the source of allowed hosts that the session allows, but not its agent.
-const fromSession = "session"
+// hostFromSession is the recorded source of an allowed host that the session allows and its agent does not.
+const hostFromSession = "session"
 
-// allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The
-// hosts of the agent became hosts of the session when it was created.
+// allowedHosts returns the hosts, besides those of model providers, that a sandbox may reach: those of the session and of each
+// environment. The hosts of the agent were added to the session when it was created.
 func allowedHosts(session, agent []string, list []layers.Environment) ([]events.AllowedHost, error) {
 	var from []egress.Layer
 	for _, host := range session {
-		l := egress.Layer{From: fromSession, Entries: []string{host}}
+		l := egress.Layer{From: hostFromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
 			l.From = layers.FromAgent
 		}
@@ -242,7 +243,7 @@ func allowedHosts(session, agent []string, list []layers.Environment) ([]events.
 	return out, nil
 }
 
-// openVariables fills in the values of the variables, and opens secrets.
+// openVariables sets the values of the execution's variables in out, for which it decrypts secrets.
 func (r *Resolver) openVariables(ctx context.Context, e Execution, out *Resolved) error {
 	for _, v := range out.Variables {
 		if !v.Secret {
@@ -264,7 +265,8 @@ func (r *Resolver) openVariables(ctx context.Context, e Execution, out *Resolved
 	return nil
 }
 
-// secretTenant returns the tenant whose key opens a secret: that of the environment, which may be the platform's.
+// secretTenant returns the tenant whose key decrypts the secret of a variable: that of the environment that defines the variable,
+// which may be the platform's.
 func secretTenant(v events.Provenance, tenant string) string {
 	if v.From == layers.FromRun || v.From == layers.FromAgent {
 		return tenant
@@ -276,10 +278,11 @@ func secretTenant(v events.Provenance, tenant string) string {
 	return ref.Tenant(tenant)
 }
 
-// parallelSkills is the number of skills of one execution that are provided at a time.
+// parallelSkills is the number of skills of one execution that are stored on the engine at the same time.
 const parallelSkills = 32
 
-// provideSkills provides the skills on the engine, and reports those whose archive is missing.
+// provideSkills stores the execution's skills on the engine, and records a warning in the log for each skill whose archive is
+// missing.
 func (r *Resolver) provideSkills(ctx context.Context, e Execution, out *Resolved) error {
 	if len(out.skills) == 0 {
 		return nil
@@ -313,8 +316,8 @@ func (r *Resolver) provideSkills(ctx context.Context, e Execution, out *Resolved
 	return nil
 }
 
-// reportSkill appends a warning event if the skill was removed or its archive is missing: the agent then gets only its
-// SKILL.md. reportSkill returns err if the skill could not be provided for another reason.
+// reportSkill records a warning in the log if a skill was removed or its archive is missing, so that the agent gets only its
+// SKILL.md. err is the error of storing the skill on the engine; any other error is returned.
 func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.SkillUsed, removed bool, err error) error {
 	switch {
 	case removed:
@@ -328,8 +331,8 @@ func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.Ski
 	return nil
 }
 
-// entry returns the version of a catalogue entry that a reference resolves to. The error is an *Error if there is none.
-func entry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
+// resolveEntry returns the version of a catalogue entry that a reference names, or an *Error if there is none.
+func resolveEntry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
 	var out P
 	p, err := eventlog.Entries{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
 	var none *eventlog.VersionError

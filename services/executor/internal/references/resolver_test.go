@@ -140,7 +140,7 @@ func TestResolve_Query(t *testing.T) {
 		t.Errorf("reported %+v", b.reported)
 	}
 	q := runner.Query{Env: map[string]string{"SET": "by the executor"}}
-	r.AddTo(&q, true, []string{"/run/box.sock"})
+	r.AddToQuery(&q, true, []string{"/run/box.sock"})
 	if !strings.HasPrefix(q.SystemPrompt, "Be kind.\n\n") || !strings.Contains(q.SystemPrompt, "SKILL: greet") || strings.Contains(q.SystemPrompt, "SKILL: count") {
 		t.Errorf("system prompt %q", q.SystemPrompt)
 	}
@@ -157,7 +157,7 @@ func TestResolve_Query(t *testing.T) {
 		t.Errorf("MCP server in a container: %+v", m)
 	}
 	q = runner.Query{Env: map[string]string{}}
-	r.AddTo(&q, false, nil)
+	r.AddToQuery(&q, false, nil)
 	if m := q.MCPServers[0]; m.URL != "https://mcp.example/x" || m.Headers["Authorization"] != "Bearer hunter2" {
 		t.Errorf("MCP server without a proxy: %+v", m)
 	}
@@ -195,7 +195,7 @@ func TestResolve_Errors(t *testing.T) {
 				if errors.As(err, &unresolved) || !errors.Is(err, secret.ErrUnavailable) {
 					t.Errorf("%v ends the execution", err)
 				}
-			case !errors.As(err, &unresolved) || unresolved.Code != c.code || unresolved.Failed().Code != c.code:
+			case !errors.As(err, &unresolved) || unresolved.Code != c.code || unresolved.FailedEvent().Code != c.code:
 				t.Errorf("%v, want code %s", err, c.code)
 			}
 		})

@@ -11,15 +11,15 @@ import (
 // Codes of deaths after which another attempt may follow.
 const (
 	CodeSandboxLost = "SANDBOX_LOST"
-	CodeExited      = "AGENT_EXITED"
-	CodeSilent      = "AGENT_SILENT"
+	CodeAgentExited = "AGENT_EXITED"
+	CodeAgentSilent = "AGENT_SILENT"
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
 // IsDeath reports whether a turn that ended with this code ended because the agent died, so that another attempt may
 // follow.
 func IsDeath(code string) bool {
-	return code == CodeExited || code == CodeSilent || code == CodeOutOfMemory
+	return code == CodeAgentExited || code == CodeAgentSilent || code == CodeOutOfMemory
 }
 
 // A Policy limits how often an execution's agent is started.
@@ -28,8 +28,9 @@ type Policy struct {
 	SandboxLost uint32         // maximum number of attempts after the loss of a sandbox, if Agent has no limit
 }
 
-// Attempts returns the maximum number of starts of the agent, which depends on the code of the last death.
-func (p Policy) Attempts(code string) uint32 {
+// MaxAttempts returns how often the agent may be started in total, which depends on the error code with which the last
+// attempt died.
+func (p Policy) MaxAttempts(code string) uint32 {
 	switch {
 	case p.Agent.Attempts > 0:
 		return p.Agent.Attempts
@@ -39,20 +40,21 @@ func (p Policy) Attempts(code string) uint32 {
 	return 1
 }
 
-// Next returns the wait before the next attempt; died is the number of attempts that have died. ok is false if there
-// is no further attempt, or if it would start after the execution's deadline. A zero deadline means no deadline.
-func (p Policy) Next(code string, died uint32, now, deadline time.Time) (wait time.Duration, ok bool) {
-	if died >= p.Attempts(code) {
+// NextWait returns the wait before the next attempt, after died attempts have died, the last one with an error code. ok is
+// false if no further attempt is allowed, or if it would start after the execution's deadline. A zero deadline means no
+// deadline.
+func (p Policy) NextWait(code string, died uint32, now, deadline time.Time) (wait time.Duration, ok bool) {
+	if died >= p.MaxAttempts(code) {
 		return 0, false
 	}
 	wait = p.Agent.Backoff(died)
 	return wait, deadline.IsZero() || now.Add(wait).Before(deadline)
 }
 
-// Suffix returns a phrase with the number of the last attempt, for the message of its end, or "" if only one attempt
-// was allowed.
-func (p Policy) Suffix(code string, died uint32) string {
-	of := p.Attempts(code)
+// AttemptSuffix returns a phrase with the number of the last attempt, for the end of the message of its failure, or "" if
+// only one attempt was allowed.
+func (p Policy) AttemptSuffix(code string, died uint32) string {
+	of := p.MaxAttempts(code)
 	switch {
 	case of <= 1:
 		return ""

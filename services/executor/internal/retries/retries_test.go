@@ -26,21 +26,21 @@ func TestPolicy_Next(t *testing.T) {
 		want     bool
 		suffix   string
 	}{
-		"agent without retries exits":        {policy: none, code: retries.CodeExited, died: 1},
+		"agent without retries exits":        {policy: none, code: retries.CodeAgentExited, died: 1},
 		"agent without retries runs out":     {policy: none, code: retries.CodeOutOfMemory, died: 1},
 		"first lost sandbox":                 {policy: none, code: retries.CodeSandboxLost, died: 1, want: true, suffix: " (attempt 1 of 2; the next would begin after the execution's time limit)"},
 		"second lost sandbox":                {policy: none, code: retries.CodeSandboxLost, died: 2, suffix: " (attempt 2 of 2)"},
-		"agent with retries":                 {policy: thrice, code: retries.CodeExited, died: 2, want: true, suffix: " (attempt 2 of 3; the next would begin after the execution's time limit)"},
+		"agent with retries":                 {policy: thrice, code: retries.CodeAgentExited, died: 2, want: true, suffix: " (attempt 2 of 3; the next would begin after the execution's time limit)"},
 		"agent with retries loses a sandbox": {policy: thrice, code: retries.CodeSandboxLost, died: 2, want: true, suffix: " (attempt 2 of 3; the next would begin after the execution's time limit)"},
-		"last of its retries":                {policy: thrice, code: retries.CodeSilent, died: 3, suffix: " (attempt 3 of 3)"},
-		"deadline after the wait":            {policy: thrice, code: retries.CodeExited, died: 1, deadline: now.Add(backoff + time.Millisecond), want: true, suffix: " (attempt 1 of 3; the next would begin after the execution's time limit)"},
-		"deadline at the end of the wait":    {policy: thrice, code: retries.CodeExited, died: 1, deadline: now.Add(backoff), suffix: " (attempt 1 of 3; the next would begin after the execution's time limit)"},
+		"last of its retries":                {policy: thrice, code: retries.CodeAgentSilent, died: 3, suffix: " (attempt 3 of 3)"},
+		"deadline after the wait":            {policy: thrice, code: retries.CodeAgentExited, died: 1, deadline: now.Add(backoff + time.Millisecond), want: true, suffix: " (attempt 1 of 3; the next would begin after the execution's time limit)"},
+		"deadline at the end of the wait":    {policy: thrice, code: retries.CodeAgentExited, died: 1, deadline: now.Add(backoff), suffix: " (attempt 1 of 3; the next would begin after the execution's time limit)"},
 	} {
-		wait, ok := c.policy.Next(c.code, c.died, now, c.deadline)
+		wait, ok := c.policy.NextWait(c.code, c.died, now, c.deadline)
 		if ok != c.want || ok && wait != c.policy.Agent.Backoff(c.died) {
 			t.Errorf("%s: another attempt %v, after %s", name, ok, wait)
 		}
-		if got := c.policy.Suffix(c.code, c.died); got != c.suffix {
+		if got := c.policy.AttemptSuffix(c.code, c.died); got != c.suffix {
 			t.Errorf("%s: suffix %q, want %q", name, got, c.suffix)
 		}
 	}
@@ -50,7 +50,7 @@ func TestPolicy_Next(t *testing.T) {
 func TestIsDeath(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]bool{
-		retries.CodeExited: true, retries.CodeSilent: true, retries.CodeOutOfMemory: true, retries.CodeSandboxLost: false, "INTERNAL": false, "": false,
+		retries.CodeAgentExited: true, retries.CodeAgentSilent: true, retries.CodeOutOfMemory: true, retries.CodeSandboxLost: false, "INTERNAL": false, "": false,
 	} {
 		if got := retries.IsDeath(code); got != want {
 			t.Errorf("%q: %v", code, got)

@@ -23,40 +23,40 @@ type Execution struct {
 	writer *Writer
 }
 
-// Execution returns the Execution that a session's runs have claimed last.
+// Execution returns an Execution for the execution that was last claimed in a session.
 func (w *Writer) Execution(l *eventlog.Loaded, log *slog.Logger) *Execution {
 	id, epoch := l.Run.Execution, l.Run.Epoch
 	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
 }
 
-// Ref returns the reference to the session.
-func (x *Execution) Ref() topology.SessionRef {
+// SessionRef returns the reference to the session.
+func (x *Execution) SessionRef() topology.SessionRef {
 	return topology.SessionRef{Tenant: x.Session.Tenant, Session: x.Session.ID}
 }
 
-// Control returns the control of the execution in the session's life, as last loaded; N is 0 if there is none.
+// Control returns the control of the execution, from the session's life as last loaded. The control's N is 0 if there is none.
 func (x *Execution) Control() session.Control { return x.Session.Life.ControlOf(x.ID) }
 
 // NewEvents returns facts about the execution as events.
 func (x *Execution) NewEvents(facts ...events.Payload) []events.Event {
-	return x.writer.Events(x.ID, facts...)
+	return x.writer.NewEvents(x.ID, facts...)
 }
 
-// Append appends events of this executor or of the journal, in as many commits as it needs. No AppendTo may be running.
-func (x *Execution) Append(ctx context.Context, list []events.Event) error {
+// AppendEvents appends events of this executor or of the runner's journal, in as many commits as necessary. It must not be called while
+// AppendTo runs.
+func (x *Execution) AppendEvents(ctx context.Context, list []events.Event) error {
 	stored, err := x.AppendTo(ctx, x.Session, list)
 	x.SetStored(stored)
 	return err
 }
 
-// AppendFacts appends facts about the execution. No AppendTo may be running.
+// AppendFacts appends facts about the execution as events. It must not be called while AppendTo runs.
 func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) error {
-	return x.Append(ctx, x.NewEvents(facts...))
+	return x.AppendEvents(ctx, x.NewEvents(facts...))
 }
 
-// AppendTo appends events to the runs of l, in as many commits as it needs, and returns the state after the last commit that was
-// stored, also with an error. Events that no longer apply are left out. AppendTo does not use x.Session, so that it may run in
-// another goroutine.
+// AppendTo appends events to the runs of l, in as many commits as necessary. It returns the state after the last commit that was stored,
+// also with an error. It leaves out events that no longer apply. AppendTo does not use x.Session, so it may run in another goroutine.
 func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []events.Event) (*eventlog.Loaded, error) {
 	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
 	if err != nil || len(d.Events) == 0 {
@@ -65,15 +65,15 @@ func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []eve
 	return x.writer.AppendAll(ctx, l, d, x.Log)
 }
 
-// SetStored replaces the state of the runs by the one that AppendTo returned. It does not change the session's life.
+// SetStored replaces the state of the session's runs by the one that AppendTo has returned. It does not change the session's life.
 func (x *Execution) SetStored(stored *eventlog.Loaded) {
 	next := *x.Session
 	next.RunHead, next.Run = stored.RunHead, stored.Run
 	x.Session = &next
 }
 
-// AppendEnd appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
-// execution of e. No AppendTo may be running.
+// AppendEnd appends the terminal event of the execution together with the other events of e, in as many commits as necessary. It sets the
+// epoch and the execution of e. It must not be called while AppendTo runs.
 func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 	e.Epoch, e.ExecutionID = x.Epoch, x.ID
 	d, err := x.writer.Decide(x.Session.Run, e)
@@ -85,8 +85,8 @@ func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 	return err
 }
 
-// Refresh loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
-func (x *Execution) Refresh(ctx context.Context) error {
+// ReloadLife loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
+func (x *Execution) ReloadLife(ctx context.Context) error {
 	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.Leader)
 	if err != nil {
 		return err

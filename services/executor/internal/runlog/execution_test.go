@@ -14,15 +14,15 @@ import (
 func TestExecution_Append(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	head := x.Session.RunHead
 	if err := x.AppendFacts(t.Context(), fact, fact); err != nil {
 		t.Fatal(err)
 	}
-	if x.Session.RunHead.Seq == head.Seq || x.Session.RunHead.Seq != bed.Load().RunHead.Seq {
+	if x.Session.RunHead.Seq == head.Seq || x.Session.RunHead.Seq != bed.LoadSession().RunHead.Seq {
 		t.Errorf("the head after the append is %+v", x.Session.RunHead)
 	}
-	if list := bed.Stored(); list[len(list)-1].ExecutionID != runlogtest.Execution {
+	if list := bed.StoredEvents(); list[len(list)-1].ExecutionID != runlogtest.Execution {
 		t.Errorf("the fact is %+v", list[len(list)-1])
 	}
 }
@@ -30,7 +30,7 @@ func TestExecution_Append(t *testing.T) {
 // TestExecution_AppendTo: the session stays as it is until SetStored, which leaves its life alone.
 func TestExecution_AppendTo(t *testing.T) {
 	t.Parallel()
-	x := runlogtest.New(t).Claim()
+	x := runlogtest.New(t).ClaimExecution()
 	head := x.Session.RunHead
 	stored, err := x.AppendTo(t.Context(), x.Session, x.NewEvents(fact))
 	if err != nil || x.Session.RunHead.Seq != head.Seq || stored.RunHead.Seq == head.Seq {
@@ -47,15 +47,15 @@ func TestExecution_AppendTo(t *testing.T) {
 func TestExecution_AppendEnd(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
+	x := bed.ClaimExecution()
+	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
 	if err := x.AppendEnd(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
-	if !x.Session.Run.Ended(runlogtest.Execution) || !bed.Load().Run.Ended(runlogtest.Execution) {
+	if !x.Session.Run.Ended(runlogtest.Execution) || !bed.LoadSession().Run.Ended(runlogtest.Execution) {
 		t.Errorf("phase %s", x.Session.Run.Phase)
 	}
-	if types := bed.Types(); !slices.Contains(types, fact.EventType()) || types[len(types)-1] != (events.ExecutionFailed{}).EventType() {
+	if types := bed.StoredTypes(); !slices.Contains(types, fact.EventType()) || types[len(types)-1] != (events.ExecutionFailed{}).EventType() {
 		t.Errorf("stored %v", types)
 	}
 }
@@ -64,13 +64,13 @@ func TestExecution_AppendEnd(t *testing.T) {
 func TestExecution_Refresh(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
-	if err := x.Refresh(t.Context()); err != nil {
+	x := bed.ClaimExecution()
+	if err := x.ReloadLife(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
-	for name, err := range map[string]error{"refresh": x.Refresh(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
+	bed.ClaimExecution()
+	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
+	for name, err := range map[string]error{"refresh": x.ReloadLife(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
 		if !errors.Is(err, run.ErrFenced) {
 			t.Errorf("%s after another claim: %v", name, err)
 		}

@@ -15,10 +15,10 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// ErrChanged is returned when a session has changed since it was loaded: the caller has to load it again.
+// ErrChanged is returned when a session has changed since it was loaded. The caller has to load it again.
 var ErrChanged = errors.New("the session has changed since it was loaded")
 
-// A Writer appends to the runs of sessions. It is safe for concurrent use.
+// A Writer appends events to the runs of sessions. It is safe for concurrent use.
 type Writer struct {
 	Sessions eventlog.Sessions
 	Executor string   // id of the executor
@@ -27,13 +27,13 @@ type Writer struct {
 	Stored   func([]events.Event) // is called with the events of each commit that was stored
 }
 
-// NewID returns a new id.
+// NewID returns a new id of the given kind.
 func (w *Writer) NewID(kind events.Kind) (string, error) {
 	return events.NewID(kind, w.Now(), rand.Reader)
 }
 
-// Meta returns the id and the time of a new command.
-func (w *Writer) Meta() events.Meta {
+// NewMeta returns the metadata of a new command: its id and time.
+func (w *Writer) NewMeta() events.Meta {
 	id, err := w.NewID(events.KindCommand)
 	if err != nil {
 		// rand.Reader does not fail. If it did, ids from the clock would still be unique within a session.
@@ -42,16 +42,17 @@ func (w *Writer) Meta() events.Meta {
 	return events.Meta{CommandID: id, Now: w.Now().UTC()}
 }
 
-// Events returns facts as the events of a new command. They belong to an execution, or with "" to the session.
-func (w *Writer) Events(execution string, facts ...events.Payload) []events.Event {
-	m := events.NewEventList(w.Meta())
+// NewEvents returns facts as the events of a new command. They belong to the given execution, or only to the session if execution is "".
+func (w *Writer) NewEvents(execution string, facts ...events.Payload) []events.Event {
+	m := events.NewEventList(w.NewMeta())
 	for _, f := range facts {
 		m.Add(execution, f)
 	}
 	return m.Events()
 }
 
-// Decide returns the decision of run.Decide. If it ends a metered sandbox, the decision also records how long the sandbox ran.
+// Decide returns the decision of run.Decide about a command. If the decision ends a metered sandbox, it also records how long the sandbox
+// ran.
 func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 	d, err := run.Decide(s, c)
 	if err != nil {
@@ -60,8 +61,8 @@ func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 	return run.Meter(s, d, w.Rate), nil
 }
 
-// Append appends a decision in one commit and updates l. It returns ErrChanged if another commit was first.
-func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+// AppendDecision appends the events of a decision in one commit and updates l. It returns ErrChanged if another commit was stored first.
+func (w *Writer) AppendDecision(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err
@@ -77,24 +78,25 @@ func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision)
 	return err
 }
 
-// AppendEvents appends events to a session in which nothing runs, under the next epoch. It returns ErrChanged if that is no longer so.
+// AppendEvents appends events to the runs of a session in which no execution runs, under the next epoch. It returns ErrChanged if the
+// session has changed since l was loaded.
 func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []events.Event) error {
 	d, err := w.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return ErrChanged
 	}
 	next := *l
-	return w.Append(ctx, &next, d)
+	return w.AppendDecision(ctx, &next, d)
 }
 
-// AppendFacts appends facts about the session, which belong to no execution, as AppendEvents does.
+// AppendFacts appends facts about the session that belong to no execution, as AppendEvents does.
 func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
-	return w.AppendEvents(ctx, l, w.Events("", facts...))
+	return w.AppendEvents(ctx, l, w.NewEvents("", facts...))
 }
 
-// AppendAll appends a decision in as many commits as it needs, and returns the state after the last one that was stored, also with an
-// error. It does not change l. While the log is unavailable or full it tries again until ctx ends. The error wraps run.ErrFenced if another executor has
-// appended to the session's runs.
+// AppendAll appends the events of a decision in as many commits as necessary. It returns the state after the last commit that was stored,
+// also with an error, and does not change l. While the log is unavailable or full it tries again until ctx ends. The error wraps
+// run.ErrFenced if another executor has appended to the session's runs.
 func (w *Writer) AppendAll(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) (*eventlog.Loaded, error) {
 	parts, err := d.Split()
 	if err != nil {
@@ -115,7 +117,7 @@ const (
 	maxAppendPause   = time.Second
 )
 
-// appendPart appends a decision that fits into one commit, and updates l.
+// appendPart appends a part of a decision that fits into one commit, and updates l.
 func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
@@ -142,6 +144,7 @@ func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decis
 	}
 }
 
+// actor returns this executor as the actor of events.
 func (w *Writer) actor() events.Actor {
 	return events.Actor{Kind: "executor", ID: w.Executor}.WrittenBy("executor/" + w.Executor)
 }

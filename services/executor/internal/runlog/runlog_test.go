@@ -78,7 +78,7 @@ func TestWriter_AppendAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f, stored := newWriter(t)
 		before := load(t, w)
-		d, err := w.Decide(before.Run, run.Record{Epoch: before.Run.Epoch + 1, Events: w.Events("", fact)})
+		d, err := w.Decide(before.Run, run.Record{Epoch: before.Run.Epoch + 1, Events: w.NewEvents("", fact)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestWriter_AppendAll(t *testing.T) {
 		f.fails = 1000
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		d, err = w.Decide(after.Run, run.Record{Epoch: after.Run.Epoch + 1, Events: w.Events("", fact)})
+		d, err = w.Decide(after.Run, run.Record{Epoch: after.Run.Epoch + 1, Events: w.NewEvents("", fact)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func TestWriter_Events(t *testing.T) {
 	t.Parallel()
 	w, _, _ := newWriter(t)
 	execution := events.Derive(events.KindExecution, "exe")
-	list := w.Events(execution, fact, fact)
+	list := w.NewEvents(execution, fact, fact)
 	if len(list) != 2 || list[0].ID == list[1].ID || list[0].ExecutionID != execution {
 		t.Errorf("%+v", list)
 	}

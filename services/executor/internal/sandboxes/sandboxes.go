@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Egress registers sandboxes at the egress proxy.
+// Egress registers sandboxes with the egress proxy.
 type Egress interface {
 	// RegisterNew registers a sandbox that does not exist yet, with the token of its spec. The sandbox may reach the hosts of an
 	// allowlist. routes are the only routes of the proxy that it may use; nil for all.
@@ -26,24 +26,25 @@ type Egress interface {
 type Manager struct {
 	Provider sandbox.Provider
 	Egress   Egress        // nil: sandboxes have the network of their provider
-	Patience time.Duration // maximum time that Retry waits for an unavailable engine
+	Patience time.Duration // maximum time that RetryWhileUnavailable waits for an unavailable engine
 	Logger   *slog.Logger
 
 	// Created is called after each call of Provider.Create, with the duration of the call.
 	Created func(ctx context.Context, took time.Duration, err error)
 }
 
-// Create registers a sandbox at the egress proxy and creates it. It waits for an unavailable engine. It sets spec.EgressToken.
+// Create registers a sandbox with the egress proxy and then creates the sandbox. It waits while the engine is unavailable. It sets
+// spec.EgressToken.
 func (m *Manager) Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
 	if m.Egress != nil {
 		spec.EgressToken = rand.Text()
-		if err := m.Retry(ctx, spec.ID, func() error { return m.Egress.RegisterNew(ctx, *spec, allow, routes) }); err != nil {
+		if err := m.RetryWhileUnavailable(ctx, spec.ID, func() error { return m.Egress.RegisterNew(ctx, *spec, allow, routes) }); err != nil {
 			return nil, err
 		}
 	}
 	began := time.Now()
 	var box sandbox.Sandbox
-	err := m.Retry(ctx, spec.ID, func() (err error) {
+	err := m.RetryWhileUnavailable(ctx, spec.ID, func() (err error) {
 		box, err = m.Provider.Create(ctx, *spec)
 		return err
 	})
@@ -51,8 +52,7 @@ func (m *Manager) Create(ctx context.Context, spec *sandbox.Spec, allow []string
 	return box, err
 }
 
-// Terminate ends a sandbox and its registration at the egress proxy. If wipe is true, Terminate removes the workspace
-// too.
+// Terminate ends a sandbox and its registration with the egress proxy. If wipe is true, it removes the workspace too.
 func (m *Manager) Terminate(ctx context.Context, id string, wipe bool) error {
 	err := m.Provider.Terminate(ctx, id, wipe)
 	if m.Egress != nil {
@@ -61,7 +61,7 @@ func (m *Manager) Terminate(ctx context.Context, id string, wipe bool) error {
 	return err
 }
 
-// Resume resumes a sandbox if it exists and is paused.
+// Resume resumes a paused sandbox. It does nothing if the sandbox is not paused or does not exist.
 func (m *Manager) Resume(ctx context.Context, id string) error {
 	p, ok := m.Provider.(sandbox.Pauser)
 	if !ok {
@@ -73,22 +73,22 @@ func (m *Manager) Resume(ctx context.Context, id string) error {
 	return nil
 }
 
-// KeepsWorkspaces reports whether the provider keeps a workspace for each session, so that it outlives every sandbox.
+// KeepsWorkspaces reports whether the provider keeps the workspace of a session after the end of the session's sandbox.
 func (m *Manager) KeepsWorkspaces() bool {
 	_, ok := m.Provider.(sandbox.WorkspaceKeeper)
 	return ok
 }
 
-// retryPause is the pause between two calls of the function that Manager.Retry calls.
+// retryPause is the pause between two attempts of Manager.RetryWhileUnavailable.
 const retryPause = time.Second
 
-// Retry calls try again while its error is Unavailable, for Patience at most, and returns its last error. id names the sandbox in
-// the log.
-func (m *Manager) Retry(ctx context.Context, id string, try func() error) error {
+// RetryWhileUnavailable calls try until its error is no longer one that IsUnavailable reports, but not longer than Patience. It returns the
+// last error. id names the sandbox in log messages.
+func (m *Manager) RetryWhileUnavailable(ctx context.Context, id string, try func() error) error {
 	began := time.Now()
 	for {
 		err := try()
-		if err == nil || !Unavailable(err) || time.Since(began) > m.Patience {
+		if err == nil || !IsUnavailable(err) || time.Since(began) > m.Patience {
 			return err
 		}
 		m.Logger.Warn("the engine or its egress proxy is unavailable, trying again", "sandbox", id, "error", err)
@@ -98,9 +98,9 @@ func (m *Manager) Retry(ctx context.Context, id string, try func() error) error 
 	}
 }
 
-// Unavailable reports whether an error means that an engine or its egress proxy is unavailable, or that the engine refuses for a
-// reason that an operator can remove. Such an error does not mean that a sandbox is lost.
-func Unavailable(err error) bool {
+// IsUnavailable reports whether an error means that an engine or its egress proxy is unavailable, or that the engine refuses
+// requests for a reason that an operator can remove. Such an error does not mean that a sandbox is lost.
+func IsUnavailable(err error) bool {
 	var typed *sandbox.Error
 	if !errors.As(err, &typed) {
 		return false
@@ -112,12 +112,12 @@ func Unavailable(err error) bool {
 	return false
 }
 
-// FinalCode returns the code of an error after which another try is useless, and reports whether err is one.
+// FinalCode returns the code of an error after which another attempt is useless, and false for any other error.
 func FinalCode(err error) (code string, final bool) {
 	var typed *sandbox.Error
 	switch {
 	case errors.As(err, &typed):
-		return typed.Code, !Unavailable(err)
+		return typed.Code, !IsUnavailable(err)
 	case errors.Is(err, sandbox.ErrNotFound):
 		return "SNAPSHOT_FAILED", true
 	}

@@ -109,7 +109,7 @@ func TestManager_Retry(t *testing.T) {
 				defer cancel()
 				p := &provider{fails: c.fails, err: c.err}
 				began := time.Now()
-				err := newManager(p).Retry(ctx, "sbx", func() error { return p.call("try") })
+				err := newManager(p).RetryWhileUnavailable(ctx, "sbx", func() error { return p.call("try") })
 				if !errors.Is(err, c.want) || time.Since(began) != c.after {
 					t.Errorf("%v after %s, want %v after %s", err, time.Since(began), c.want, c.after)
 				}

@@ -19,27 +19,27 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// Provider is a sandbox provider that stores skills for its sandboxes.
+// Provider is a sandbox provider that can store skills for its sandboxes.
 type Provider interface {
 	// StoreSkill makes sure that a skill exists on the engine as a read-only folder, and returns the path of the folder in
 	// sandboxes. It calls zip if the folder does not exist yet, and closes the file.
 	StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
-// Skills implements references.Skills over the object store's bucket of skills.
-type Skills struct {
+// An Installer copies skills from the object store to an engine. It implements references.Skills.
+type Installer struct {
 	store    workspace.Store
 	provider Provider
 	once     singleflight.Group // one fetch of a skill at a time
 }
 
-var _ references.Skills = (*Skills)(nil)
+var _ references.Skills = (*Installer)(nil)
 
-// New returns a Skills. The caller must call Open before any other method.
-func New(provider Provider) *Skills { return &Skills{provider: provider} }
+// New returns an Installer. The caller must call Open before any other method.
+func New(provider Provider) *Installer { return &Installer{provider: provider} }
 
 // Open opens the object bucket with the ZIPs of skills.
-func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
+func (s *Installer) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketSkills)
 	if err != nil {
 		return err
@@ -48,14 +48,14 @@ func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Provide makes sure that a skill exists on the engine, and returns its folder in sandboxes.
-func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
+// Provide stores a skill on the engine unless it is there, and returns the skill's folder in sandboxes.
+func (s *Installer) Provide(ctx context.Context, digest string) (string, error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("skill %.80q: want a SHA-256", digest)
 	}
 	done := s.once.DoChan(digest, func() (any, error) {
 		// Other callers wait for it too, so it does not end with the first caller's context.
-		return s.provider.StoreSkill(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
+		return s.provider.StoreSkill(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetchZIP(ctx, digest) })
 	})
 	select {
 	case r := <-done:
@@ -66,8 +66,8 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	}
 }
 
-// fetch copies a ZIP to a file without a name.
-func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err error) {
+// fetchZIP copies the ZIP of a skill from the object store to a temporary file that has no name.
+func (s *Installer) fetchZIP(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %w", references.ErrNoArchive, err)

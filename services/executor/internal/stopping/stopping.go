@@ -10,20 +10,20 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// A Step is one of the actions by which an executor stops a turn.
+// A Step is an action by which an executor stops a turn: an interrupt, a kill of the agent, or the end of the sandbox.
 type Step int
 
 // The steps, in the order in which they are taken.
 const (
-	None Step = iota
-	Interrupt
-	Kill
-	Terminate
+	StepNone Step = iota
+	StepInterrupt
+	StepKill
+	StepTerminate
 )
 
-// A Plan decides when a turn is interrupted, its agent killed and its sandbox terminated. It has no side effects. It uses the
-// times at which this executor saw a reason to stop, so that the clock of another machine does not shorten a grace period. It
-// is not safe for concurrent use.
+// A Plan decides when a turn is interrupted, its agent is killed and its sandbox is terminated. Its methods only return the
+// decision. It uses the times at which this executor noticed a reason to stop, so that the clock of another machine does not
+// shorten a grace period. It is not safe for concurrent use.
 type Plan struct {
 	killAfter time.Duration // from the interrupt to the kill, and from the kill to the termination
 
@@ -39,71 +39,74 @@ type Plan struct {
 	killSent      bool
 }
 
-// New returns a Plan that kills the agent killAfter after the interrupt, and terminates the sandbox killAfter later.
+// New returns a Plan that kills the agent killAfter after the interrupt, and terminates the sandbox killAfter after the kill.
 func New(killAfter time.Duration) Plan { return Plan{killAfter: killAfter} }
 
-// Control returns the control in force; N is 0 if there is none.
+// Control returns the control that stops the turn. The control's N is 0 if there is none.
 func (p *Plan) Control() session.Control { return p.control }
 
-// Update sets the control in force and the time by which the turn must end, zero for none.
-func (p *Plan) Update(c session.Control, limit, now time.Time) {
+// SetControl sets the control that stops the turn, and the time limit by which the turn must end, zero for none.
+func (p *Plan) SetControl(c session.Control, limit, now time.Time) {
 	p.control, p.limit = c, limit
 	if c.N > 0 && c.Kind != session.Interrupt {
-		p.escalate(now)
+		p.startStopping(now)
 	}
 }
 
-// Exceed records that the execution has used up a budget or a limit. Only the first call has an effect.
-func (p *Plan) Exceed(code, message string, now time.Time) {
+// RecordExceeded records that the execution has exceeded a budget or a limit, so that the turn is stopped. Only the first
+// call has an effect.
+func (p *Plan) RecordExceeded(code, message string, now time.Time) {
 	if p.exceeded == "" {
 		p.exceeded, p.code = message, code
-		p.escalate(now)
+		p.startStopping(now)
 	}
 }
 
 // IsStopping reports whether there is a reason to stop the turn.
 func (p *Plan) IsStopping() bool { return p.control.N > 0 || p.overLimit || p.exceeded != "" }
 
-func (p *Plan) escalate(now time.Time) {
+// startStopping records the time from which the grace period before a kill counts, if it is not recorded yet.
+func (p *Plan) startStopping(now time.Time) {
 	if p.killFrom.IsZero() {
 		p.killFrom = now
 	}
 }
 
-// Next returns the step that is due. accepted reports whether the runner has accepted the query.
-func (p *Plan) Next(now time.Time, accepted bool) Step {
+// NextStep returns the step to stop the turn that is due now, and records it as done. accepted reports whether the runner has
+// accepted the query.
+func (p *Plan) NextStep(now time.Time, accepted bool) Step {
 	if !p.limit.IsZero() && !now.Before(p.limit) && !p.overLimit {
 		p.overLimit = true
-		p.escalate(now)
+		p.startStopping(now)
 	}
 	if !p.IsStopping() {
-		return None
+		return StepNone
 	}
 	if p.control.Kind == session.Terminate && p.control.N > 0 {
-		return Terminate
+		return StepTerminate
 	}
 	if accepted && !p.interruptSent {
 		p.interruptSent = true
-		return Interrupt
+		return StepInterrupt
 	}
 	if p.killFrom.IsZero() || now.Sub(p.killFrom) < p.killAfter {
-		return None
+		return StepNone
 	}
 	if p.killedAt.IsZero() {
 		p.killedAt = now
 	}
 	if now.Sub(p.killedAt) >= p.killAfter {
-		return Terminate
+		return StepTerminate
 	}
 	if !p.killSent {
 		p.killSent = true
-		return Kill
+		return StepKill
 	}
-	return None
+	return StepNone
 }
 
-// Undelivered records that a command did not reach the runner: the step is due again.
-func (p *Plan) Undelivered(op runner.Op) {
+// RecordUndelivered records that the command of a step did not reach the runner, so that NextStep returns the step again.
+func (p *Plan) RecordUndelivered(op runner.Op) {
 	switch op {
 	case runner.OpInterrupt:
 		p.interruptSent = false
@@ -112,11 +115,11 @@ func (p *Plan) Undelivered(op runner.Op) {
 	}
 }
 
-// Reconnected records that the stream to the runner is a new one: every step is due again.
-func (p *Plan) Reconnected() { p.interruptSent, p.killSent = false, false }
+// RecordReconnected records that the executor has a new stream to the runner, so that NextStep returns the steps again.
+func (p *Plan) RecordReconnected() { p.interruptSent, p.killSent = false, false }
 
-// Outcome returns the terminal event of a turn that was stopped, nil if there was no reason to stop it.
-func (p *Plan) Outcome(u events.Usage) events.Payload {
+// TerminalEvent returns the terminal event of a turn that was stopped, or nil if there was no reason to stop the turn.
+func (p *Plan) TerminalEvent(u events.Usage) events.Payload {
 	switch {
 	case p.control.N > 0:
 		return events.ExecutionCancelled{Reason: p.control.Reason, Usage: u}

@@ -34,46 +34,46 @@ func TestPlan_Next(t *testing.T) {
 		moments []moment
 		reason  events.Payload
 	}{
-		"nothing": {0, []moment{{want: None}, {after: time.Hour, want: None}}, nil},
+		"nothing": {0, []moment{{want: StepNone}, {after: time.Hour, want: StepNone}}, nil},
 		"interrupt never kills": {0, []moment{
-			{aim: interrupt, want: Interrupt}, {after: time.Hour, want: None},
+			{aim: interrupt, want: StepInterrupt}, {after: time.Hour, want: StepNone},
 		}, events.ExecutionCancelled{Reason: "interrupted"}},
 		"interrupt waits for the runner": {0, []moment{
-			{aim: interrupt, idle: true, want: None}, {after: time.Second, want: Interrupt},
+			{aim: interrupt, idle: true, want: StepNone}, {after: time.Second, want: StepInterrupt},
 		}, events.ExecutionCancelled{Reason: "interrupted"}},
 		"cancel": {0, []moment{
-			{aim: cancel, want: Interrupt}, {after: grace - 1, want: None}, {after: grace, want: Kill},
-			{after: 2*grace - 1, want: None}, {after: 2 * grace, want: Terminate},
+			{aim: cancel, want: StepInterrupt}, {after: grace - 1, want: StepNone}, {after: grace, want: StepKill},
+			{after: 2*grace - 1, want: StepNone}, {after: 2 * grace, want: StepTerminate},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"cancel of what was never taken": {0, []moment{
-			{aim: cancel, idle: true, want: None}, {after: grace, idle: true, want: Kill}, {after: 2 * grace, idle: true, want: Terminate},
+			{aim: cancel, idle: true, want: StepNone}, {after: grace, idle: true, want: StepKill}, {after: 2 * grace, idle: true, want: StepTerminate},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"cancel after interrupt": {0, []moment{
-			{aim: interrupt, want: Interrupt}, {after: time.Hour, aim: cancel, want: None},
-			{after: time.Hour + grace, want: Kill},
+			{aim: interrupt, want: StepInterrupt}, {after: time.Hour, aim: cancel, want: StepNone},
+			{after: time.Hour + grace, want: StepKill},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"seen again": {0, []moment{
-			{aim: cancel, want: Interrupt}, {after: 5 * time.Second, aim: cancel, want: None}, {after: grace, aim: cancel, want: Kill},
+			{aim: cancel, want: StepInterrupt}, {after: 5 * time.Second, aim: cancel, want: StepNone}, {after: grace, aim: cancel, want: StepKill},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"commands that were missed": {0, []moment{
-			{aim: cancel, want: Interrupt}, {missed: runner.OpInterrupt, want: Interrupt}, {after: grace, want: Kill},
-			{after: grace, missed: runner.OpKill, want: Kill}, {after: 2 * grace, want: Terminate},
+			{aim: cancel, want: StepInterrupt}, {missed: runner.OpInterrupt, want: StepInterrupt}, {after: grace, want: StepKill},
+			{after: grace, missed: runner.OpKill, want: StepKill}, {after: 2 * grace, want: StepTerminate},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"a new stream": {0, []moment{
-			{aim: cancel, want: Interrupt}, {after: 1, reconnected: true, want: Interrupt}, {after: grace, want: Kill},
+			{aim: cancel, want: StepInterrupt}, {after: 1, reconnected: true, want: StepInterrupt}, {after: grace, want: StepKill},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"limit": {time.Minute, []moment{
-			{want: None}, {after: time.Minute, want: Interrupt}, {after: time.Minute + grace, want: Kill}, {after: time.Minute + 2*grace, want: Terminate},
+			{want: StepNone}, {after: time.Minute, want: StepInterrupt}, {after: time.Minute + grace, want: StepKill}, {after: time.Minute + 2*grace, want: StepTerminate},
 		}, events.ExecutionFailed{Code: "TURN_LIMIT_EXCEEDED", Message: "the turn did not end before its limit at 2026-01-02T03:05:05Z"}},
 		"a budget": {0, []moment{
-			{want: None}, {after: time.Second, exceeded: "all is used up", want: Interrupt}, {after: 2 * time.Second, exceeded: "again", want: None},
-			{after: time.Second + grace, want: Kill}, {after: time.Second + 2*grace, want: Terminate},
+			{want: StepNone}, {after: time.Second, exceeded: "all is used up", want: StepInterrupt}, {after: 2 * time.Second, exceeded: "again", want: StepNone},
+			{after: time.Second + grace, want: StepKill}, {after: time.Second + 2*grace, want: StepTerminate},
 		}, events.ExecutionFailed{Code: "BUDGET_EXCEEDED", Message: "all is used up"}},
 		"a control is the reason also when a budget is used up": {0, []moment{
-			{exceeded: "all is used up", want: Interrupt}, {after: time.Second, aim: cancel, want: None},
+			{exceeded: "all is used up", want: StepInterrupt}, {after: time.Second, aim: cancel, want: StepNone},
 		}, events.ExecutionCancelled{Reason: "cancelled"}},
 		"a control is the reason also past the limit": {time.Minute, []moment{
-			{after: time.Minute, aim: interrupt, want: Interrupt},
+			{after: time.Minute, aim: interrupt, want: StepInterrupt},
 		}, events.ExecutionCancelled{Reason: "interrupted"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,26 +83,26 @@ func TestPlan_Next(t *testing.T) {
 			if c.limit > 0 {
 				limit = start.Add(c.limit)
 			}
-			s.Update(session.Control{}, limit, start)
+			s.SetControl(session.Control{}, limit, start)
 			for i, m := range c.moments {
 				at := start.Add(m.after)
 				if m.aim != nil {
-					s.Update(*m.aim, limit, at)
+					s.SetControl(*m.aim, limit, at)
 				}
 				if m.exceeded != "" {
-					s.Exceed("BUDGET_EXCEEDED", m.exceeded, at)
+					s.RecordExceeded("BUDGET_EXCEEDED", m.exceeded, at)
 				}
 				if m.missed != "" {
-					s.Undelivered(m.missed)
+					s.RecordUndelivered(m.missed)
 				}
 				if m.reconnected {
-					s.Reconnected()
+					s.RecordReconnected()
 				}
-				if got := s.Next(at, !m.idle); got != m.want {
+				if got := s.NextStep(at, !m.idle); got != m.want {
 					t.Errorf("moment %d: %d, want %d", i, got, m.want)
 				}
 			}
-			if got := s.Outcome(events.Usage{}); got != c.reason {
+			if got := s.TerminalEvent(events.Usage{}); got != c.reason {
 				t.Errorf("reason %+v, want %+v", got, c.reason)
 			}
 		})

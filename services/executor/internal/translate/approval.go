@@ -18,15 +18,17 @@ const (
 	maxApprovalClass = 1 << 10   // the class, which the state of the runs contains
 )
 
-// approval keeps an event about an approval request, with the id that the request has in the log.
-func (t *Translator) approval(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
+// approvalEvent returns an event about an approval request, which withID creates with the id that the request has in the log. local
+// is the runner's id of the request.
+func (t *Translator) approvalEvent(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) LineResult {
 	if local == "" || l.ExecutionID == "" {
-		return t.bad(l, now)
+		return t.badLineError(l, now)
 	}
-	return t.keep(l, at, withID(runner.ApprovalID(t.ExecutionID, t.Journal, local)))
+	return t.newEvent(l, at, withID(runner.ApprovalID(t.ExecutionID, t.Journal, local)))
 }
 
-// limitRequest cuts what a hostile runner may have made too long, and reports whether people can decide the rest.
+// limitRequest cuts texts of an approval request that are too long, which only a hostile runner sends, and reports whether a person
+// can decide on the rest.
 func limitRequest(p *events.ApprovalRequested) bool {
 	switch p.Kind {
 	case events.ApprovalTool, events.ApprovalPlan, events.ApprovalQuestion, events.ApprovalElicitation:

@@ -40,7 +40,7 @@ func TestApproval_LimitsARequest(t *testing.T) {
 		"a schema too long":   {ApprovalID: "b1", Kind: events.ApprovalElicitation, Schema: json.RawMessage(`"` + long + `"`)},
 		"no id":               {Kind: events.ApprovalTool},
 	} {
-		if e, ok := request(t, fresh(), r).(events.Error); !ok || e.Code != CodeBad {
+		if e, ok := request(t, fresh(), r).(events.Error); !ok || e.Code != CodeBadLine {
 			t.Errorf("%s: %+v", what, e)
 		}
 	}

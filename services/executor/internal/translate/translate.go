@@ -18,15 +18,15 @@ import (
 
 // Codes of the error events that replace lines which cannot be converted.
 const (
-	CodeForged = "FORGED_EVENT" // the type may only be written by the host
-	CodeBad    = "BAD_LINE"     // the data does not match the type
-	CodeGap    = "JOURNAL_GAP"  // numbers are missing before the line
+	CodeForged     = "FORGED_EVENT" // the type may only be written by the host
+	CodeBadLine    = "BAD_LINE"     // the data does not match the type
+	CodeJournalGap = "JOURNAL_GAP"  // numbers are missing before the line
 )
 
-// maxName is the longest id of a conversation in bytes.
-const maxName = 128
+// maxNameBytes is the maximum length of a conversation's id in bytes.
+const maxNameBytes = 128
 
-// Translator converts one journal for one execution. It is not safe for concurrent use.
+// Translator converts the lines of a runner's journal to events of one execution. It is not safe for concurrent use.
 type Translator struct {
 	Journal     string
 	ExecutionID string
@@ -39,77 +39,79 @@ type Translator struct {
 	garbage int
 }
 
-// Result is the result of a line: at most one of its fields is set.
-type Result struct {
+// LineResult is what a journal line is converted to. At most one of its fields is set.
+type LineResult struct {
 	Event *events.Event
 	Delta *events.Delta
-	Ended *Ended
+	Ended *TurnEnd
 	Gap   string // which lines are missing: the journal must not be read any further
 }
 
-// Ended is the end of the turn.
-type Ended struct {
+// TurnEnd is the journal line with which the runner ends the turn.
+type TurnEnd struct {
 	runner.Ended
 	N    uint64
 	Time time.Time
 }
 
-// Line converts a line. now is the time by the host's clock.
-func (t *Translator) Line(l runner.Line, now time.Time) []Result {
+// TranslateLine converts a journal line of the runner. now is the executor's time.
+func (t *Translator) TranslateLine(l runner.Line, now time.Time) []LineResult {
 	if l.N <= t.Last {
 		return nil // converted before
 	}
 	if l.N != t.Last+1 {
-		return t.Missing(l.N-1, now)
+		return t.TranslateMissing(l.N-1, now)
 	}
 	t.Last = l.N
 	if l.ExecutionID != "" && l.ExecutionID != t.ExecutionID {
-		return t.stranger(l, now)
+		return t.foreignLine(l, now)
 	}
-	return []Result{t.line(l, now)}
+	return []LineResult{t.translateLine(l, now)}
 }
 
-// Missing returns the results for lost lines after the last one seen, up to last: an error event, and the gap. The
-// runner only leaves out lines that are in the log, so the lines after a gap cannot be trusted.
-func (t *Translator) Missing(last uint64, now time.Time) []Result {
+// TranslateMissing returns the results for missing journal lines, from the one after the last that was converted up to the
+// line last: an error event, and the gap. The runner removes only lines that the log has, so the lines after a gap cannot be
+// trusted.
+func (t *Translator) TranslateMissing(last uint64, now time.Time) []LineResult {
 	gap := fmt.Sprintf("lines %d to %d of the runner's journal are missing", t.Last+1, last)
-	out := []Result{t.complain(t.Last+1, CodeGap, gap, now), {Gap: gap}}
+	out := []LineResult{t.errorEvent(t.Last+1, CodeJournalGap, gap, now), {Gap: gap}}
 	t.Last = last
 	return out
 }
 
-func (t *Translator) line(l runner.Line, now time.Time) Result {
+// translateLine converts a journal line that belongs to the execution.
+func (t *Translator) translateLine(l runner.Line, now time.Time) LineResult {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
 		d, err := runner.DecodeDelta(l.Data)
 		if err != nil || d.BlockID == "" {
-			return t.bad(l, now)
+			return t.badLineError(l, now)
 		}
-		return Result{Delta: &events.Delta{
-			BlockID: t.block(d.BlockID), ExecutionID: t.ExecutionID, ConversationID: conversation(l.ConversationID),
+		return LineResult{Delta: &events.Delta{
+			BlockID: t.blockID(d.BlockID), ExecutionID: t.ExecutionID, ConversationID: conversationOf(l.ConversationID),
 			Epoch: t.Epoch, Offset: d.Offset, Text: d.Delta, Time: at,
 		}}
 	case runner.AgentStarted:
 		var s runner.Started
 		if err := json.Unmarshal(l.Data, &s); err != nil {
-			return t.bad(l, now)
+			return t.badLineError(l, now)
 		}
-		return t.keep(l, at, events.ExecutionStarted{Attempt: t.Attempt, Warm: s.Warm, PID: uint32(max(0, s.PID)), Policy: s.Policy})
+		return t.newEvent(l, at, events.ExecutionStarted{Attempt: t.Attempt, Warm: s.Warm, PID: uint32(max(0, s.PID)), Policy: s.Policy})
 	case runner.TurnEnded:
 		var e runner.Ended
 		if err := json.Unmarshal(l.Data, &e); err != nil {
-			e = runner.Ended{Outcome: runner.Failed, Code: CodeBad, Message: "the end of the turn could not be read: " + err.Error()}
+			e = runner.Ended{Outcome: runner.Failed, Code: CodeBadLine, Message: "the end of the turn could not be read: " + err.Error()}
 		}
-		return Result{Ended: &Ended{Ended: e, N: l.N, Time: at}}
+		return LineResult{Ended: &TurnEnd{Ended: e, N: l.N, Time: at}}
 	}
-	return t.payload(l, at, now)
+	return t.translatePayload(l, at, now)
 }
 
-// payload converts the types that a runner may write.
-func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
+// translatePayload converts a journal line whose data is an event that a runner may write.
+func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResult {
 	if _, known := events.Lookup(l.Type); !known {
-		return t.keep(l, at, events.Log{
+		return t.newEvent(l, at, events.Log{
 			Level: "warn", Stream: "runner",
 			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
 		})
@@ -125,54 +127,56 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 		return t.blockEvent(l, at, p.Block, func(b events.Block) events.Payload { return events.BlockComplete{Block: b} }, now)
 	case events.BlockUpdate:
 		if p.BlockID == "" {
-			return t.bad(l, now)
+			return t.badLineError(l, now)
 		}
-		return t.keep(l, at, events.BlockUpdate{BlockID: t.block(p.BlockID), Updates: p.Updates})
+		return t.newEvent(l, at, events.BlockUpdate{BlockID: t.blockID(p.BlockID), Updates: p.Updates})
 	case events.ApprovalRequested:
 		if !limitRequest(&p) {
-			return t.bad(l, now)
+			return t.badLineError(l, now)
 		}
-		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
+		return t.approvalEvent(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalResolved:
-		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
+		return t.approvalEvent(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalRetracted:
-		p.Reason = truncate.Valid(p.Reason, maxName)
-		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
+		p.Reason = truncate.Valid(p.Reason, maxNameBytes)
+		return t.approvalEvent(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.AgentDenied, events.TranscriptWritten,
 		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
-		return t.keep(l, at, data)
+		return t.newEvent(l, at, data)
 	case events.FileCreated:
-		return t.file(l, at, p.Path, data, now)
+		return t.fileEvent(l, at, p.Path, data, now)
 	case events.FileModified:
-		return t.file(l, at, p.Path, data, now)
+		return t.fileEvent(l, at, p.Path, data, now)
 	case events.FileDeleted:
-		return t.file(l, at, p.Path, data, now)
+		return t.fileEvent(l, at, p.Path, data, now)
 	case events.Opaque:
-		return t.bad(l, now)
+		return t.badLineError(l, now)
 	}
-	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
+	return t.errorEvent(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
 }
 
-// maxPath is the longest path of a file in bytes.
-const maxPath = 4096
+// maxPathBytes is the maximum length of a file's path in bytes.
+const maxPathBytes = 4096
 
-func (t *Translator) file(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
-	if path == "" || len(path) > maxPath {
-		return t.bad(l, now)
+// fileEvent returns an event about the file at a path, or an error event if the path is not valid.
+func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) LineResult {
+	if path == "" || len(path) > maxPathBytes {
+		return t.badLineError(l, now)
 	}
-	return t.keep(l, at, data)
+	return t.newEvent(l, at, data)
 }
 
-func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
-	main := conversation(l.ConversationID) == events.MainConversation
+// blockEvent returns an event about a block of a conversation, or an error event if the runner must not write such a block.
+func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) LineResult {
+	main := conversationOf(l.ConversationID) == events.MainConversation
 	switch {
 	case b.ID == "" || b.Kind == "":
-		return t.bad(l, now)
+		return t.badLineError(l, now)
 	case b.Kind == events.KindUserMessage && main:
-		return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be a message of the user", l.N), now)
+		return t.errorEvent(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be a message of the user", l.N), now)
 	}
-	b.ID = t.block(b.ID)
-	b.ExecutionID, b.ConversationID = t.ExecutionID, conversation(l.ConversationID)
+	b.ID = t.blockID(b.ID)
+	b.ExecutionID, b.ConversationID = t.ExecutionID, conversationOf(l.ConversationID)
 	if b.Time.IsZero() || b.Time.After(at) {
 		b.Time = at
 	}
@@ -181,18 +185,18 @@ func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wra
 	default:
 		b.Status = events.StatusPending
 	}
-	return t.keep(l, at, wrap(b))
+	return t.newEvent(l, at, wrap(b))
 }
 
-// Garbage returns the result for a line that is not a journal line: it is shown, not dropped. id distinguishes such
-// lines of different streams.
-func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Result {
+// TranslateGarbage returns an event that shows a line of the runner which is not a journal line. id distinguishes such lines
+// of different streams.
+func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Time) LineResult {
 	t.garbage++
 	what := "the runner printed a line that is not a journal line: "
 	if tooLong {
 		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
 	}
-	return Result{Event: &events.Event{
+	return LineResult{Event: &events.Event{
 		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
@@ -200,40 +204,43 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 	}}
 }
 
-// stranger handles a line about another execution: a rest of an execution that was ended from outside, or a forgery. It
-// reports each such execution once.
-func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
+// foreignLine handles a journal line that names another execution, which was ended from outside, or which the runner forged.
+// It returns a warning for the first line of each such execution.
+func (t *Translator) foreignLine(l runner.Line, now time.Time) []LineResult {
 	if t.foreign == l.ExecutionID {
 		return nil
 	}
 	t.foreign = l.ExecutionID
-	return []Result{t.keep(l, t.limitTime(now, now), events.Log{
+	return []LineResult{t.newEvent(l, t.limitTime(now, now), events.Log{
 		Level: "warn", Stream: "runner",
 		Message: fmt.Sprintf("line %d is about execution %.64q, which does not run: dropped, as are others about it", l.N, l.ExecutionID),
 	})}
 }
 
-func (t *Translator) bad(l runner.Line, now time.Time) Result {
-	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
+// badLineError returns an error event in place of a journal line whose data does not match its type.
+func (t *Translator) badLineError(l runner.Line, now time.Time) LineResult {
+	return t.errorEvent(l.N, CodeBadLine, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
 }
 
-func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
-	return t.keep(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
+// errorEvent returns an error event in place of the journal line n.
+func (t *Translator) errorEvent(n uint64, code, message string, now time.Time) LineResult {
+	return t.newEvent(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
-func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
+// newEvent returns data as the event of a journal line.
+func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) LineResult {
 	execution := t.ExecutionID
-	if l.ExecutionID == "" && betweenTurns(data) {
+	if l.ExecutionID == "" && isAllowedBetweenTurns(data) {
 		execution = ""
 	}
-	return Result{Event: &events.Event{
+	return LineResult{Event: &events.Event{
 		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
-		ExecutionID: execution, ConversationID: conversation(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
+		ExecutionID: execution, ConversationID: conversationOf(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
 	}}
 }
 
-// betweenTurns reports whether a runner may write a line of this type while no execution runs.
-func betweenTurns(data events.Payload) bool {
+// isAllowedBetweenTurns reports whether a runner may write an event of this type while no execution runs.
+func isAllowedBetweenTurns(data events.Payload) bool {
 	switch data.(type) {
 	case events.Log, events.Error, events.FileCreated, events.FileModified, events.FileDeleted:
 		return true
@@ -241,7 +248,7 @@ func betweenTurns(data events.Payload) bool {
 	return false
 }
 
-// limitTime limits a runner's time to the range from the last event to now.
+// limitTime limits the time said of a journal line to the range from the last event to now.
 func (t *Translator) limitTime(said, now time.Time) time.Time {
 	if said.IsZero() || said.After(now) {
 		said = now
@@ -253,13 +260,15 @@ func (t *Translator) limitTime(said, now time.Time) time.Time {
 	return said
 }
 
-func (t *Translator) block(local string) string {
+// blockID returns the id that a block has in the log. local is the runner's id of the block.
+func (t *Translator) blockID(local string) string {
 	return events.Derive(events.KindBlock, t.Journal, local)
 }
 
-// conversation returns the conversation of a name: the agent's own if the name is empty or not printable.
-func conversation(name string) string {
-	if name == "" || len(name) > maxName || strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {
+// conversationOf returns the id of the conversation that a journal line names: that of the session's own agent if the name
+// is empty, too long or not printable.
+func conversationOf(name string) string {
+	if name == "" || len(name) > maxNameBytes || strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {
 		return events.MainConversation
 	}
 	return name

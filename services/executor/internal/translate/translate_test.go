@@ -31,9 +31,9 @@ func line(n uint64, typ events.Type, data string) runner.Line {
 }
 
 // one translates a line that must return exactly one result.
-func one(t *testing.T, tr *Translator, l runner.Line) Result {
+func one(t *testing.T, tr *Translator, l runner.Line) LineResult {
 	t.Helper()
-	out := tr.Line(l, now)
+	out := tr.TranslateLine(l, now)
 	if len(out) != 1 {
 		t.Fatalf("line %d gives %d results", l.N, len(out))
 	}
@@ -112,7 +112,7 @@ func TestEnd(t *testing.T) {
 	}
 	// An end that cannot be read is an end all the same.
 	e = one(t, fresh(), line(1, runner.TurnEnded, `[]`)).Ended
-	if e == nil || e.Outcome != runner.Failed || e.Code != CodeBad {
+	if e == nil || e.Outcome != runner.Failed || e.Code != CodeBadLine {
 		t.Errorf("end %+v", e)
 	}
 }
@@ -127,7 +127,7 @@ func TestOtherExecutions_AreReportedOnce(t *testing.T) {
 		t.Errorf("another execution's end is %+v", r)
 	}
 	l.N = 2
-	if out := tr.Line(l, now); len(out) != 0 {
+	if out := tr.TranslateLine(l, now); len(out) != 0 {
 		t.Errorf("told twice: %+v", out)
 	}
 	between := line(3, "log", `{"message":"m"}`)
@@ -141,11 +141,11 @@ func TestNumbers_GapEndsTheJournal(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
 	tr.Last = 5
-	if out := tr.Line(line(5, "log", `{}`), now); len(out) != 0 {
+	if out := tr.TranslateLine(line(5, "log", `{}`), now); len(out) != 0 {
 		t.Errorf("a line that was seen gives %+v", out)
 	}
-	out := tr.Line(line(8, "log", `{}`), now)
-	if len(out) != 2 || out[0].Event.Data.(events.Error).Code != CodeGap || out[0].Event.N != 6 || out[1].Gap == "" || out[1].Event != nil {
+	out := tr.TranslateLine(line(8, "log", `{}`), now)
+	if len(out) != 2 || out[0].Event.Data.(events.Error).Code != CodeJournalGap || out[0].Event.N != 6 || out[1].Gap == "" || out[1].Event != nil {
 		t.Errorf("a gap gives %+v", out)
 	}
 }
@@ -182,8 +182,8 @@ func TestConversations(t *testing.T) {
 func TestGarbage_IsShown(t *testing.T) {
 	t.Parallel()
 	tr := fresh()
-	a := tr.Garbage("x", "one", false, now).Event
-	b := tr.Garbage("x", strings.Repeat("é", 2000), true, now).Event
+	a := tr.TranslateGarbage("x", "one", false, now).Event
+	b := tr.TranslateGarbage("x", strings.Repeat("é", 2000), true, now).Event
 	if a.ID == b.ID || a.N != 0 || !strings.Contains(a.Data.(events.Log).Message, "one") {
 		t.Errorf("%+v\n%+v", a, b)
 	}
@@ -217,7 +217,7 @@ func TestTranslator_HoldsItsInvariantsForAnyLines(t *testing.T) {
 				ConversationID: rapid.String().Draw(t, "conversation"),
 				Data:           json.RawMessage(rapid.SampledFrom([]string{"", "null", "{}", "[]", `{"block":{"id":"b","kind":"error"}}`, `{"blockId":"b"}`, `{"path":"p"}`, "{", `"x"`}).Draw(t, "data")),
 			}
-			for _, r := range tr.Line(l, now) {
+			for _, r := range tr.TranslateLine(l, now) {
 				e := r.Event
 				if e == nil {
 					continue

@@ -11,13 +11,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// snapshotAfterTurn takes a snapshot of the sandbox's workspace after a turn and records it in the log. If the session has other work, or
-// the snapshot fails, snapshotAfterTurn returns nil without a snapshot: the snapshot after the next turn contains the changes of both turns.
+// snapshotAfterTurn takes a snapshot of the sandbox's workspace after a turn and records it in the log. It returns nil without a snapshot
+// if the session has other work or the snapshot fails: the snapshot after the next turn contains the changes of both turns.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
-	work, stop := w.idle.Interruptible(ctx, t.Ref(), b, idle.DelayedBySnapshot)
+	work, stop := w.idle.InterruptibleContext(ctx, t.SessionRef(), b, idle.InterruptsSnapshot)
 	defer stop()
 	// The turn has released its slot among the deliveries already, so that no job waits for this one.
 	release, err := w.idlePermits.AcquireBlocking(work, t.Session.Tenant)
@@ -41,18 +41,18 @@ func (w *Worker) takeSnapshot(ctx context.Context, t *turn) ([]events.Payload, e
 	if err != nil {
 		return nil, err
 	}
-	s, err := w.contents.Snapshot(ctx, t.Session, box, idle.SyncTurn)
+	s, err := w.contents.TakeSnapshot(ctx, t.Session, box, idle.SyncReasonTurn)
 	return []events.Payload{s}, err
 }
 
-// appendAfterTurn appends facts about the session to its run after a turn, under the epoch of the turn.
+// appendAfterTurn appends facts about the session to the session's runs after a turn, under the epoch of the turn.
 func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Payload) error {
-	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.Events("", facts...)})
+	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.NewEvents("", facts...)})
 	if err != nil {
 		return err
 	}
 	next := *t.Session
-	err = w.runlog.Append(ctx, &next, d)
+	err = w.runlog.AppendDecision(ctx, &next, d)
 	t.Session = &next
 	return err
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// approvals are the decisions on approval requests that a follower sends to the runner. A decision takes effect when the journal
-// contains approval_resolved; until then it is sent again over each new stream, which changes nothing if the runner has it already.
-type approvals struct {
+// verdictQueue holds which decisions on approval requests a follower has sent to the runner. A decision has taken effect when the journal
+// contains approval_resolved; until then it is sent again over each new stream, which the runner ignores if it has the decision already.
+type verdictQueue struct {
 	inFlight map[string]bool // requests whose verdict was sent over the present stream, by id
 	sent     chan sentVerdict
 	granted  chan func() // a permit for the turn, after requestSlot
@@ -31,33 +31,34 @@ type approvals struct {
 	classes  []string    // classes of which a person has approved all requests
 }
 
-// A sentVerdict is the result of sending a verdict to the runner.
+// A sentVerdict is the result of sending a verdict, the decision on an approval request, to the runner.
 type sentVerdict struct {
 	id   string
 	link *link.Link // over which the verdict was sent
 	err  error
 }
 
-func newApprovals(approved []string) approvals {
-	return approvals{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
+// newVerdictQueue returns an empty verdictQueue. approved are the classes of calls that a person has already approved for the execution.
+func newVerdictQueue(approved []string) verdictQueue {
+	return verdictQueue{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
 }
 
-// reconnected makes all verdicts due again.
-func (a *approvals) reconnected() {
+// markAllDue makes the follower send all verdicts again, over a new stream.
+func (a *verdictQueue) markAllDue() {
 	clear(a.inFlight)
 	a.failed = nil
 }
 
-// retry makes the verdicts due again that did not reach the runner.
-func (a *approvals) retry() {
+// markFailedDue makes the follower send the verdicts again that did not reach the runner.
+func (a *verdictQueue) markFailedDue() {
 	for _, id := range a.failed {
 		delete(a.inFlight, id)
 	}
 	a.failed = nil
 }
 
-// sendVerdicts sends the runner the decisions on open approval requests, and rejects requests that nobody decided in time. While the
-// execution waits for a person, it holds no slot; the decisions are sent when it has one again.
+// sendVerdicts sends the runner the decisions on open approval requests, and rejections of requests that nobody decided in time. While the
+// execution waits for a person it holds no slot, and sendVerdicts first requests one.
 func (f *follower) sendVerdicts() {
 	due := f.dueVerdicts()
 	switch {
@@ -78,8 +79,8 @@ func (f *follower) sendVerdicts() {
 	}
 }
 
-// dueVerdicts returns the open requests on which a verdict is due and not sent: those that a person decided, with the place of the decision, and
-// those whose time is over, without.
+// dueVerdicts returns the verdicts on open approval requests that must be sent and were not sent yet: the decisions of people, with their
+// position in the log, and rejections of requests whose time is over, without a position.
 func (f *follower) dueVerdicts() (due []session.Decided) {
 	open := func(id string) bool {
 		return slices.ContainsFunc(f.Session.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == id })
@@ -95,19 +96,19 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
 			due = append(due, session.Decided{ApprovalID: a.ID})
 		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
-			f.readLife(eventlog.Leader)
+			f.loadLife(eventlog.Leader)
 		}
 	}
 	return due
 }
 
-// hasTimedOut reports whether the time to decide a request is over.
+// hasTimedOut reports whether the time to decide an approval request is over.
 func (f *follower) hasTimedOut(a run.OpenApproval) bool {
 	at := f.deadlineOfRequest(a)
 	return !at.IsZero() && !f.w.deps.Now().Before(at)
 }
 
-// deadlineOfRequest returns the time by which a request must be decided; the zero time if there is no limit.
+// deadlineOfRequest returns the time by which an approval request must be decided, or the zero time if there is no limit.
 func (f *follower) deadlineOfRequest(a run.OpenApproval) time.Time {
 	timeout := time.Duration(f.resolved.Definition.Permissions.TimeoutMs) * time.Millisecond
 	if timeout == 0 {
@@ -116,8 +117,8 @@ func (f *follower) deadlineOfRequest(a run.OpenApproval) time.Time {
 	return a.Time.Add(timeout)
 }
 
-// decisionOn returns the decision in a life on an open request. A decision from before the request is on another one, to which a hostile
-// runner gave the same id.
+// decisionOn returns the decision in a session's life on an open approval request. It ignores decisions from before the request, because a
+// hostile runner may give a new request the id of an earlier one.
 func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool) {
 	i := slices.IndexFunc(life.Decided, func(d session.Decided) bool { return d.ApprovalID == a.ID && d.At > a.At })
 	if i < 0 {
@@ -126,13 +127,14 @@ func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool)
 	return life.Decided[i], true
 }
 
-// sendVerdict reads the content of a decision and sends it to the runner, and returns at once. f.approvals.sent receives the result.
+// sendVerdict reads the content of a decision on an approval request and sends it to the runner, in another goroutine. f.approvals.sent
+// receives the result.
 func (f *follower) sendVerdict(d session.Decided) {
 	l, loaded, epoch := f.agent.Link, f.Session, f.Epoch
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
-		v, err := f.w.verdict(ctx, loaded, d)
+		v, err := f.w.newVerdict(ctx, loaded, d)
 		if err == nil {
 			_, err = l.Call(ctx, runner.Command{Op: runner.OpDecide, Epoch: epoch, Verdict: &v})
 		}
@@ -143,8 +145,9 @@ func (f *follower) sendVerdict(d session.Decided) {
 	})
 }
 
-// verdict returns the verdict for a decision, with the answers to secret questions, which the log does not have.
-func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+// newVerdict returns the verdict that the runner gets for a person's decision on an approval request. It includes the answers to secret
+// questions, which are not in the log.
+func (w *Worker) newVerdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
 	if d.At == 0 {
 		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
@@ -172,7 +175,7 @@ func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Deci
 	return v, nil
 }
 
-// openAnswer returns a sealed answer to a secret question.
+// openAnswer decrypts a person's answers to secret questions, which are stored under a key of the tenant.
 func (w *Worker) openAnswer(ctx context.Context, tenant, key string) (texts []string, err error) {
 	if w.deps.Secrets == nil {
 		return nil, errors.New("the executor has no key for secrets")
@@ -187,15 +190,15 @@ func (w *Worker) openAnswer(ctx context.Context, tenant, key string) (texts []st
 	return texts, nil
 }
 
-// secretAnswers returns the answers to secret questions that a person gave in earlier attempts of the execution: the agent may have kept
-// them in its records.
+// secretAnswers returns the answers to secret questions that people gave in earlier attempts of the execution. The agent may have kept them
+// in its records, so they must be redacted.
 func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
 	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.Leader) // the decisions came after the claim
 	if err != nil {
 		return nil, err
 	}
 	for _, d := range l.Life.Decided {
-		v, err := t.w.verdict(ctx, l, d)
+		v, err := t.w.newVerdict(ctx, l, d)
 		if err != nil {
 			return nil, err
 		}
@@ -204,8 +207,8 @@ func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
 	return values, nil
 }
 
-// handleVerdictSent makes the next beat send a verdict again that did not reach the runner. The only error is run.ErrFenced: the runner has
-// seen another executor.
+// handleVerdictSent handles the result of sending a verdict: the next beat sends a verdict again that did not reach the runner. The only
+// error is run.ErrFenced, if the runner has seen another executor.
 func (f *follower) handleVerdictSent(v sentVerdict) error {
 	if v.err == nil || v.link != f.agent.Link {
 		return nil
@@ -223,8 +226,8 @@ func (f *follower) handleVerdictSent(v sentVerdict) error {
 	return nil
 }
 
-// checkResolved returns the event of the runner, or an error event in its place if it states a decision on an approval request that is not in
-// the log: a runner is not trusted, and neither the log nor a later attempt may have an approval that no person gave.
+// checkResolved returns an event of the runner unchanged, unless the event states a decision on an approval request that is not in the log.
+// Then it returns an error event instead: the log must not contain an approval that no person gave, and the runner is not trusted.
 func (f *follower) checkResolved(e events.Event) events.Event {
 	p, ok := e.Data.(events.ApprovalResolved)
 	if !ok {
@@ -245,7 +248,8 @@ func (f *follower) checkResolved(e events.Event) events.Event {
 	return e
 }
 
-// isDecided reports whether the log has the decision that the runner states on the i-th open request. i is -1 for a request that is not stored.
+// isDecided reports whether the log has the decision that the runner states on the i-th open approval request. i is -1 for a request that
+// is not in the log.
 func (f *follower) isDecided(p events.ApprovalResolved, i int) bool {
 	switch {
 	case p.Cause == events.ResolvedByClass: // the request may be part of the same commit
@@ -257,12 +261,12 @@ func (f *follower) isDecided(p events.ApprovalResolved, i int) bool {
 	}
 	d, ok := decisionOn(f.life, f.Session.Run.Approvals[i])
 	return ok && p.Cause == events.ResolvedByPerson &&
-		(p.Outcome == outcomes[d.Decision] || p.Outcome == events.OutcomeRejected) && // a secret answer that cannot be read is a rejection
+		(p.Outcome == outcomeOfDecision[d.Decision] || p.Outcome == events.OutcomeRejected) && // a secret answer that cannot be read is a rejection
 		(!p.All || d.Decision == events.DecisionApproveAll && p.Class != "")
 }
 
-// outcomes are the outcomes of decisions.
-var outcomes = map[string]string{
+// outcomeOfDecision maps a person's decision on an approval request to its outcome.
+var outcomeOfDecision = map[string]string{
 	events.DecisionApprove: events.OutcomeApproved, events.DecisionApproveAll: events.OutcomeApproved, events.DecisionSkip: events.OutcomeSkipped,
 	events.DecisionReject: events.OutcomeRejected, events.DecisionAnswer: events.OutcomeAnswered,
 }
@@ -275,7 +279,7 @@ func (f *follower) releaseSlot() {
 	}
 }
 
-// requestSlot requests a permit for the turn; f.approvals.granted receives it.
+// requestSlot requests a permit for the turn in another goroutine. f.approvals.granted receives the permit.
 func (f *follower) requestSlot() {
 	if f.approvals.asks {
 		return
@@ -294,8 +298,8 @@ func (f *follower) requestSlot() {
 	})
 }
 
-// holdSlot makes a granted permit the slot of the turn.
-func (f *follower) holdSlot(release func()) {
+// setSlotPermit gives the turn's slot a granted permit. release releases the permit.
+func (f *follower) setSlotPermit(release func()) {
 	f.approvals.waits, f.approvals.asks = false, false
-	f.slot.Acquired(release)
+	f.slot.SetPermit(release)
 }

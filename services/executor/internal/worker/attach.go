@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// resolve sets t.resolved to the versions of everything that the execution refers to, and records them in the log unless the log has them
-// already. A *references.Error means that the execution cannot start and has to fail.
-func (t *turn) resolve(ctx context.Context) error {
+// resolveReferences sets t.resolved to the versions of everything that the execution refers to, and records them in the log, unless the log
+// already has them. A *references.Error means that the execution cannot start and has to fail.
+func (t *turn) resolveReferences(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
 		ID: t.ID, Session: t.Session, Message: t.message,
 		Report: func(ctx context.Context, e events.Error) error { return t.AppendFacts(ctx, e) },
@@ -33,10 +33,10 @@ func (t *turn) resolve(ctx context.Context) error {
 	return t.AppendFacts(ctx, r.ExecutionResolved)
 }
 
-// attach makes the session's sandbox ready for the turn, and sets t.agent to a stream to the sandbox's runner, t.attempt, and
+// attachSandbox makes the session's sandbox ready for the turn. It sets t.agent to a stream to the sandbox's runner, and t.attempt and
 // t.translator. Its errors are those of provision.Provisioner.Attach.
-func (t *turn) attach(ctx context.Context) error {
-	t.detach()
+func (t *turn) attachSandbox(ctx context.Context) error {
+	t.closeAgentStream()
 	ready, err := t.w.provisioner.Attach(ctx, provision.Request{Execution: t.Execution, Resolved: t.resolved, Meter: t.meter, Changed: t.changed})
 	t.agent, t.sockets = ready.Agent, ready.Sockets
 	if err != nil {
@@ -56,8 +56,8 @@ func (t *turn) attach(ctx context.Context) error {
 	return nil
 }
 
-// releaseAgent ends the turn's use of its agent. If err, the turn's error, is nil, the agent stays warm for the next turn; otherwise
-// releaseAgent closes the stream to it.
+// releaseAgent ends the turn's use of its agent. If err, the turn's error, is nil, the agent stays warm for the session's next turn;
+// otherwise releaseAgent closes the stream to the agent.
 func (t *turn) releaseAgent(err error) {
 	if t.agent == nil {
 		return
@@ -66,14 +66,14 @@ func (t *turn) releaseAgent(err error) {
 		if t.translator != nil { // nil if the turn failed before it read a line
 			t.agent.Last = t.translator.Last
 		}
-		t.w.agents.Rest(t.agent, time.Duration(t.Session.Life.Options.HealthIntervalMs)*time.Millisecond)
+		t.w.agents.AddResting(t.agent, time.Duration(t.Session.Life.Options.HealthIntervalMs)*time.Millisecond)
 		return
 	}
-	t.detach()
+	t.closeAgentStream()
 }
 
-// detach closes the stream to the agent, if there is one. The agent continues to run.
-func (t *turn) detach() {
+// closeAgentStream closes the stream to the agent's runner, if there is one. The agent continues to run.
+func (t *turn) closeAgentStream() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)
 		t.agent.Link.Close()
@@ -81,12 +81,12 @@ func (t *turn) detach() {
 	}
 }
 
-// reattach opens a new stream to the same runner, which sends the journal after the last line that was read. The error wraps
-// run.ErrFenced if another executor has claimed the session, and agents.ErrLost if the sandbox is gone.
-func (t *turn) reattach(ctx context.Context) error {
+// reopenAgentStream opens a new stream to the same runner. The runner sends the journal lines after the last one that was read. The error
+// wraps run.ErrFenced if another executor has claimed the session, and agents.ErrLost if the sandbox is gone.
+func (t *turn) reopenAgentStream(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()
-	next, err := t.w.dialer.Dial(ctx, t.Session.Run.Sandbox, t.Ref(), runner.Attach{Epoch: t.Epoch, After: t.translator.Last})
+	next, err := t.w.dialer.Dial(ctx, t.Session.Run.Sandbox, t.SessionRef(), runner.Attach{Epoch: t.Epoch, After: t.translator.Last})
 	if errors.Is(err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
@@ -95,6 +95,6 @@ func (t *turn) reattach(ctx context.Context) error {
 	}
 	t.w.agents.Remove(a)
 	t.agent = next
-	t.w.agents.Use(next, t.Epoch)
+	t.w.agents.AddWorking(next, t.Epoch)
 	return nil
 }

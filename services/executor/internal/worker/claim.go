@@ -12,12 +12,12 @@ import (
 )
 
 // Execute claims the active execution of a session, or continues this executor's claim, and runs the execution to its end or its pause.
-// After the end it takes a snapshot. It implements jobs.Turns.
+// After the end it takes a snapshot. It implements jobs.ExecutionRunner.
 func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Session) error {
-	if err := w.admission.Check(ctx, l); err != nil {
+	if err := w.admission.CheckClaim(ctx, l); err != nil {
 		return err
 	}
-	t, err := w.run(ctx, l, b)
+	t, err := w.claimAndRun(ctx, l, b)
 	if errors.Is(err, errPaused) {
 		return nil
 	}
@@ -27,10 +27,10 @@ func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Se
 	return w.snapshotAfterTurn(ctx, t, b)
 }
 
-// run waits for a slot, claims the active execution and runs it to its end. The turn is nil if the claim itself failed the execution,
-// because too many claims before it made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
-func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
-	slot, err := w.admission.Acquire(ctx, l)
+// claimAndRun waits for a slot, claims the active execution and runs it to its end. The returned turn is nil if the claim failed the
+// execution, because too many earlier claims made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
+func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
+	slot, err := w.admission.AcquireSlot(ctx, l)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +39,7 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 	execution := l.Life.Active.ExecutionID
 	w.handling.SetExecution(b, execution)
 	defer w.handling.SetExecution(b, "")
-	if err := w.claim(ctx, l); err != nil {
+	if err := w.appendClaim(ctx, l); err != nil {
 		return nil, err
 	}
 	if l.Run.Ended(execution) {
@@ -48,16 +48,16 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 	t := newTurn(w, l, b)
 	t.slot = slot
 	t.Log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", slot.IsHeld())
-	return t, t.run(ctx)
+	return t, t.runAttempts(ctx)
 }
 
-// claim appends this executor's claim of the active execution and updates l. It returns runlog.ErrChanged if the execution can no longer
-// be claimed.
-func (w *Worker) claim(ctx context.Context, l *eventlog.Loaded) error {
+// appendClaim appends the event with which this executor claims the active execution, and updates l. It returns runlog.ErrChanged if the
+// execution can no longer be claimed.
+func (w *Worker) appendClaim(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active
-	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.Meta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
+	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.NewMeta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return w.runlog.Append(ctx, l, d)
+	return w.runlog.AppendDecision(ctx, l, d)
 }

@@ -20,9 +20,9 @@ type lifeResult struct {
 	err     error
 }
 
-// readLife starts to load the session's life, which has the controls; f.lifeRead receives the result. If a load is in flight, readLife
-// returns, and updateLife starts another load after it.
-func (f *follower) readLife(freshness eventlog.Freshness) {
+// loadLife starts to load the session's life, which contains the controls, in another goroutine. f.lifeRead receives the result. If a load
+// is already running, handleLoadedLife starts another one when that has ended.
+func (f *follower) loadLife(freshness eventlog.Freshness) {
 	if f.readingLife {
 		f.readAgain = true
 		return
@@ -34,7 +34,7 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	}
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
 		l, err := sessions.Load(ctx, tenant, id, freshness)
 		if err == nil && l.Run.Epoch > f.Epoch {
@@ -44,9 +44,9 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	})
 }
 
-// updateLife applies the controls and options of a loaded life to the turn. After a failed load it returns nil, and the next beat loads the
-// life again. The only error is run.ErrFenced: another executor has claimed the session.
-func (f *follower) updateLife(l lifeResult) error {
+// handleLoadedLife applies the controls and options in a loaded life to the turn. If the load failed, it returns nil, and the next beat
+// starts another load. The only error is run.ErrFenced, if another executor has claimed the session.
+func (f *follower) handleLoadedLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
 		return l.err
@@ -64,57 +64,57 @@ func (f *follower) updateLife(l lifeResult) error {
 		f.life, f.lifeSeq = &life, s.LifeHead.Seq
 	}
 	if f.readAgain {
-		f.readLife(eventlog.Leader)
+		f.loadLife(eventlog.Leader)
 	}
 	f.checkControls()
 	return nil
 }
 
-// fenceBeats is the number of beats after which the follower checks whether another executor has claimed the session. Usually it finds
-// that sooner: the log refuses its commits, and the runner ends its stream.
-const fenceBeats = 10
+// beatsPerFenceCheck is the number of beats after which the follower checks whether another executor has claimed the session. Usually the
+// follower finds that sooner, because the log refuses its commits and the runner closes its stream.
+const beatsPerFenceCheck = 10
 
-// handleBeat is called at the interval of Config.Beat. It loads the life again if that is due, and applies controls and limits, which may
-// have become due with time.
+// handleBeat is called at the interval Config.Beat. It starts to load the session's life if that is due, and applies controls and limits,
+// which may be due now because of the time.
 func (f *follower) handleBeat() {
 	f.beats++
-	f.approvals.retry()
+	f.approvals.markFailedDue()
 	switch {
 	case f.readAgain && !f.readingLife:
-		f.readLife(eventlog.Leader)
-	case f.beats%fenceBeats == 0:
-		f.readLife(eventlog.Any)
+		f.loadLife(eventlog.Leader)
+	case f.beats%beatsPerFenceCheck == 0:
+		f.loadLife(eventlog.Any)
 	}
 	f.checkControls()
 }
 
-// checkControls updates f.stop, the plan to stop the turn, with the controls, the deadline and the budgets as they were last loaded.
+// checkControls updates f.stop, the plan to stop the turn, with the last loaded controls, deadline and budgets.
 func (f *follower) checkControls() {
-	f.stop.Update(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
+	f.stop.SetControl(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
 	if err := f.checkBudgets(nil); err != nil {
 		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
 	}
 }
 
-// escalate takes the next step to stop the turn, if one is due: it sends an interrupt to the runner, and later a kill. It returns
+// takeStopStep takes the next step to stop the turn, if one is due: it sends an interrupt to the runner, and later a kill. It returns
 // errUnresponsive if the kill had no effect in time, so that the caller has to terminate the sandbox.
-func (f *follower) escalate() error {
-	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
-	case stopping.Interrupt:
-		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
-	case stopping.Kill:
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
-	case stopping.Terminate:
+func (f *follower) takeStopStep() error {
+	switch f.stop.NextStep(f.w.deps.Now(), f.accepted) {
+	case stopping.StepInterrupt:
+		f.sendCommand(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
+	case stopping.StepKill:
+		f.sendCommand(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
+	case stopping.StepTerminate:
 		return errUnresponsive
 	}
 	return nil
 }
 
-// deadline returns the time by which the execution must have ended; the zero time if it has no limit.
+// deadline returns the time by which the execution must have ended, or the zero time if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(&t.Session.Life) }
 
-// deadlineOf returns the deadline by the time limit in life: the limit counts from the first claim of the execution, without pauses and
-// waits for approvals. An execution that waits for an approval has no deadline.
+// deadlineOf returns the time by which the execution must have ended according to a session's life. Its time limit counts from the first
+// claim, without pauses and waits for approvals. It returns the zero time if there is no limit or the execution waits for an approval.
 func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 || t.Session.Run.Phase == run.Waiting {
 		return time.Time{}
@@ -122,12 +122,12 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.Suspended())
 }
 
-// checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,
-// counts too. If the budgets cannot be read, checkBudgets applies those that were read last, and returns the error.
+// checkBudgets begins to stop the turn if its usage exceeds a budget. It also counts the usage of unstored, which are events that the log
+// does not have yet. If the budgets cannot be read, it applies the ones that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
-	err := f.meter.Update(f.ctx, f.life.Options.Budget)
+	err := f.meter.UpdateLimits(f.ctx, f.life.Options.Budget)
 	if code, message := f.meter.ExceededLimit(unstored); code != "" {
-		f.stop.Exceed(code, message, f.w.deps.Now())
+		f.stop.RecordExceeded(code, message, f.w.deps.Now())
 	}
 	return err
 }

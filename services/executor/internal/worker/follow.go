@@ -25,29 +25,29 @@ import (
 )
 
 const (
-	// callTimeout is the maximum time to wait for a runner's reply.
-	callTimeout = 10 * time.Second
-	// maxBusy is the maximum number of times that a turn kills another execution in its runner.
-	maxBusy = 3
-	// flushTimeout is the time limit of the last commit of an executor that stops.
+	// runnerCallTimeout is the maximum time to wait for a runner's reply to a command.
+	runnerCallTimeout = 10 * time.Second
+	// maxBusyKills is the maximum number of times that a turn kills another execution that its runner runs.
+	maxBusyKills = 3
+	// flushTimeout is the time limit of the last commit of a turn when the executor stops.
 	flushTimeout = 3 * time.Second
 )
 
-// codeBusy is the code of the runner's refusal while it runs another execution.
-const codeBusy = "BUSY"
+// codeRunnerBusy is the code of the error with which a runner refuses a query while it runs another execution.
+const codeRunnerBusy = "BUSY"
 
-// errUnresponsive is returned when the runner does not end the turn after a kill.
+// errUnresponsive is returned when the runner has not ended the turn after a kill.
 var errUnresponsive = errors.New("the runner does not end the turn")
 
-// A follower copies a runner's journal to the log until the turn ends. Only its loop uses its fields and those of the turn. The goroutines
-// that the loop starts get copies, and send their results over a channel.
+// A follower copies the lines of a runner's journal to the log until the turn ends, and sends commands to the runner. Only the goroutine of
+// its loop uses its fields and those of the turn. Goroutines that the loop starts get copies, and send their results over a channel.
 type follower struct {
 	*turn
 	ctx     context.Context
 	waiting sync.WaitGroup
 
 	commits *commits.Buffer
-	ended   *translate.Ended
+	ended   *translate.TurnEnd
 	gap     string // message about lines that are missing in the journal; "" if none is missing
 	done    bool   // the terminal event is stored
 
@@ -60,7 +60,7 @@ type follower struct {
 	adopted          bool // the runner was already running the execution when it sent its hello
 	attachedRecorded bool // execution_attached is in the log, or pending
 	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
-	replies          chan reply
+	replies          chan commandReply
 
 	controls    *controls.Watch
 	readingLife bool
@@ -76,19 +76,19 @@ type follower struct {
 	maintenance  *maintenance.Maintainer
 	pauseRefused bool // the log says that the sandbox cannot be paused
 
-	approvals approvals
+	approvals verdictQueue
 }
 
-// A reply is a runner's reply to a command.
-type reply struct {
+// A commandReply is a runner's reply to a command, or the error of the call.
+type commandReply struct {
 	op   runner.Op
 	link *link.Link // over which the command was sent
 	err  error
 }
 
-// follow copies the runner's journal to the log until the terminal event is stored; then it returns nil. An error
-// wraps agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
-func (t *turn) follow(ctx context.Context) error {
+// followJournal copies the runner's journal to the log until the terminal event is stored, and then returns nil. The error wraps
+// agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
+func (t *turn) followJournal(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := t.newFollower(ctx)
 	defer f.close(cancel)
@@ -99,46 +99,46 @@ func (t *turn) follow(ctx context.Context) error {
 	for {
 		f.readLines()
 		if f.gap != "" {
-			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
+			return f.abortTurn(ctx, events.ExecutionFailed{Code: translate.CodeJournalGap, Message: f.gap})
 		}
 		if f.ended != nil && f.commits.IsIdle() {
-			return f.finish(ctx)
+			return f.finishTurn(ctx)
 		}
 		f.recordAttached()
 		f.startCommit()
 		if err := f.sendQuery(ctx); err != nil || f.done {
 			return err
 		}
-		if err := f.escalate(); err != nil {
-			return f.abort(ctx, f.stop.Outcome(events.Usage{}))
+		if err := f.takeStopStep(); err != nil {
+			return f.abortTurn(ctx, f.stop.TerminalEvent(events.Usage{}))
 		}
 		f.sendVerdicts()
-		if err := f.pause(ctx); err != nil {
+		if err := f.pauseIfRequested(ctx); err != nil {
 			return err
 		}
-		f.maintain()
-		if err := f.wait(ctx, beat.C); err != nil || f.done {
+		f.startMaintenance()
+		if err := f.waitForEvent(ctx, beat.C); err != nil || f.done {
 			return err
 		}
 	}
 }
 
-// newFollower returns a follower of the turn's agent, for which the caller calls close.
+// newFollower returns a follower for the runner of the turn's agent. The caller must call close.
 func (t *turn) newFollower(ctx context.Context) *follower {
 	f := &follower{
-		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
+		turn: t, ctx: ctx, replies: make(chan commandReply, 8), lifeRead: make(chan lifeResult, 1),
 		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
 		output:   t.meterOutput(),
 		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
 		maintenance: maintenance.New(t.w.maintenance, t.meter),
-		approvals:   newApprovals(t.Session.Run.Approved),
+		approvals:   newVerdictQueue(t.Session.Run.Approved),
 	}
-	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
+	f.stop.SetControl(t.Control(), t.deadline(), t.w.deps.Now())
 	return f
 }
 
-// close ends the goroutines that the loop has started, and blocks until they have ended. If an append was in flight, close updates the turn's
-// state with the commits that the append has stored.
+// close ends the goroutines that the follower has started, and blocks until they have ended. If an append was running, close updates the
+// turn's state with the commits that the append has stored.
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
@@ -147,44 +147,45 @@ func (f *follower) close(cancel context.CancelFunc) {
 	f.commits.Close()
 }
 
-// wait blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
-// runner, of a load of the life or of maintenance, a sent verdict or a granted slot, the beat, a change of the session, or the stop of this executor. An error ends the loop.
-func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
+// waitForEvent blocks until something happens that the follower has to handle, and handles it: journal lines or the end of the stream, the
+// result of a goroutine that the follower has started, a granted slot, the beat, a change of the session, or the stop of this executor. An
+// error ends the follower's loop.
+func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
 	case <-f.streamEnded():
-		return f.reconnect(ctx)
+		return f.reconnectRunner(ctx)
 	case r := <-f.commits.Done():
-		err := f.commits.Finish(r)
-		_ = f.checkBudgets(nil) // updateLife logs the error
+		err := f.commits.FinishCommit(r)
+		_ = f.checkBudgets(nil) // handleLoadedLife logs the error
 		return err
-	case <-f.commits.Timer():
+	case <-f.commits.DueTimer():
 	case r := <-f.replies:
 		return f.handleReply(ctx, r)
 	case v := <-f.approvals.sent:
 		return f.handleVerdictSent(v)
 	case release := <-f.approvals.granted:
-		f.holdSlot(release)
+		f.setSlotPermit(release)
 	case l := <-f.lifeRead:
-		return f.updateLife(l)
+		return f.handleLoadedLife(l)
 	case p := <-f.maintenance.Done():
 		return f.recordMaintenance(ctx, p)
 	case <-beat:
 		f.handleBeat()
 	case <-f.changed:
-		f.readLife(eventlog.Leader)
-	case <-f.controls.Moved():
-		f.readLife(eventlog.Leader)
+		f.loadLife(eventlog.Leader)
+	case <-f.controls.Changed():
+		f.loadLife(eventlog.Leader)
 	case <-bus.Draining(f.ctx):
-		return f.handover(ctx)
+		return f.handOver(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	return nil
 }
 
-// linesReady returns a channel that is signalled when the stream has lines to read. While the follower may not read lines, see isFull, it
-// returns nil, which is never signalled.
+// linesReady returns a channel that receives a value when journal lines can be read. It returns nil, which never receives one, while isFull
+// is true.
 func (f *follower) linesReady() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -192,8 +193,8 @@ func (f *follower) linesReady() <-chan struct{} {
 	return f.agent.Link.Ready()
 }
 
-// streamEnded returns a channel that is closed when the stream has ended. While the follower may not read lines, see isFull, it returns
-// nil, which is never closed: the lines that have arrived are read first.
+// streamEnded returns a channel that is closed when the stream to the runner has ended. It returns nil, which is never closed, while isFull
+// is true, so that the lines that have arrived are read first.
 func (f *follower) streamEnded() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -201,12 +202,12 @@ func (f *follower) streamEnded() <-chan struct{} {
 	return f.agent.Link.Done()
 }
 
-// isFull reports whether the follower reads no further line at present: the turn has ended, lines are missing, or too
-// many events wait to be stored.
+// isFull reports whether the follower must not read further journal lines at present: the turn has ended, lines are missing, or too many
+// events wait to be stored.
 func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.commits.IsFull() }
 
-// readHello sets f.gap if the runner's hello shows that lines of the journal are lost, and sets whether the query still has to be sent and
-// whether another execution has to be killed before.
+// readHello evaluates the hello of the runner: it sets f.gap if journal lines are lost, and records whether the query has to be sent, and
+// whether another execution must be killed before that.
 func (f *follower) readHello() {
 	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
@@ -216,7 +217,7 @@ func (f *follower) readHello() {
 	f.startAfter = hello.Last
 	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.Session.Run.Sandbox.N)) // the runner drops lines that are in the log
 	if hello.First > f.translator.Last+1 {
-		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
+		for _, r := range f.translator.TranslateMissing(hello.First-1, f.w.deps.Now().UTC()) {
 			f.handleResult(r)
 		}
 	}
@@ -229,68 +230,69 @@ func (f *follower) readHello() {
 	}
 }
 
-// recordAttached records, once, that this executor follows a running agent that it took over. The record makes the claim count as one with
-// progress. Therefore recordAttached waits until the log has all lines that the journal held when the runner sent its hello: if one of these
-// lines makes every executor crash, the claims of all of them count as without progress, and the execution fails in the end.
+// recordAttached records once that this executor follows a running agent that it took over, so that the claim counts as one with progress.
+// It waits until the log has all journal lines that the runner's hello announced: if one of these lines crashes every executor, none of
+// their claims counts as progress, and the execution fails in the end.
 func (f *follower) recordAttached() {
 	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || !f.commits.IsStored() || f.translator.Last < f.startAfter {
 		return
 	}
 	f.attachedRecorded = true
 	for _, e := range f.NewEvents(events.ExecutionAttached{Epoch: f.Epoch, SandboxID: f.Session.Run.Sandbox.ID}) {
-		f.handleResult(translate.Result{Event: &e})
+		f.handleResult(translate.LineResult{Event: &e})
 	}
 }
 
-// sendQuery sends the query, which starts the execution in the runner, once the older lines of the journal were read. If the runner runs
-// another execution, sendQuery kills that first. It returns permits.ErrNoneFree if no slot is free; another job then tries again.
+// sendQuery sends the query that starts the execution in the runner, after the older journal lines were read. If the runner runs another
+// execution, sendQuery first kills that. It returns permits.ErrNoPermit if no slot is free; another job then tries again.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
 	}
 	if f.killFirst {
 		f.queried = true
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
+		f.sendCommand(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
 	if !f.slot.TryAcquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
-	f.send(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.query()})
+	f.sendCommand(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.newQuery()})
 	return nil
 }
 
-// leaveWithoutSlot ends a turn that has neither a slot nor a running agent. If a control has stopped the execution, leaveWithoutSlot cancels
-// it. Otherwise it returns permits.ErrNoneFree, and the execution waits for a slot.
+// leaveWithoutSlot ends a turn that has no slot and no running agent. If a control has stopped the execution, it cancels the execution.
+// Otherwise it returns permits.ErrNoPermit, and the execution waits for a slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	if f.Control().N > 0 {
 		f.done = true
-		return f.cancel(ctx)
+		return f.cancelExecution(ctx)
 	}
-	return permits.ErrNoneFree
+	return permits.ErrNoPermit
 }
 
-// send sends a command to the runner and returns at once. f.replies receives the reply, or an error if there is none within callTimeout.
-func (f *follower) send(c runner.Command) {
+// sendCommand sends a command to the runner in another goroutine. f.replies receives the reply, or an error if there is none within
+// runnerCallTimeout.
+func (f *follower) sendCommand(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
 		_, err := l.Call(ctx, c)
 		select {
-		case f.replies <- reply{c.Op, l, err}:
+		case f.replies <- commandReply{c.Op, l, err}:
 		case <-f.ctx.Done():
 		}
 	})
 }
 
-// handleReply handles the runner's reply to a command. A refused query fails the execution, unless the runner runs another execution: then
-// that is killed and the query is sent again, up to maxBusy times. An error ends the loop.
-func (f *follower) handleReply(ctx context.Context, r reply) error {
+// handleReply handles the runner's reply to a command. A refused query fails the execution. If the reason is that the runner runs another
+// execution, the follower kills that one and sends the query again, up to maxBusyKills times. An error ends the follower's loop.
+func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
 	}
@@ -306,8 +308,8 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 		f.accepted = true
 		return nil
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
-		if refused.Code == codeBusy {
-			if f.busyCount++; f.busyCount > maxBusy {
+		if refused.Code == codeRunnerBusy {
+			if f.busyCount++; f.busyCount > maxBusyKills {
 				if err := f.commits.Flush(ctx); err != nil {
 					return err
 				}
@@ -321,7 +323,7 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 		return nil
 	}
 	f.Log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
-	f.stop.Undelivered(r.op)
+	f.stop.RecordUndelivered(r.op)
 	if r.op == runner.OpStart {
 		// The runner hangs or the stream is broken; the hello of a new stream shows which.
 		f.agent.Link.Close()
@@ -329,9 +331,9 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	return nil
 }
 
-// reconnect opens a new stream to the runner after the stream has ended, and continues after the last line that was read. The error wraps
-// run.ErrFenced or agents.ErrLost, or is an error of the log.
-func (f *follower) reconnect(ctx context.Context) error {
+// reconnectRunner opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The
+// error wraps run.ErrFenced or agents.ErrLost, or is an error of the log.
+func (f *follower) reconnectRunner(ctx context.Context) error {
 	f.readLines()
 	if f.isFull() {
 		return nil
@@ -339,11 +341,11 @@ func (f *follower) reconnect(ctx context.Context) error {
 	if errors.Is(f.agent.Link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
-	if err := f.commits.Await(ctx); err != nil {
+	if err := f.commits.AwaitCommit(ctx); err != nil {
 		return err
 	}
 	wasAccepted := f.accepted
-	if err := f.reattach(ctx); err != nil {
+	if err := f.reopenAgentStream(ctx); err != nil {
 		if errors.Is(err, agents.ErrLost) {
 			if err := f.commits.Flush(ctx); err != nil {
 				return err
@@ -356,7 +358,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 		// The query was accepted, so that its end is in the journal.
 		f.queried, f.accepted = true, true
 	}
-	f.stop.Reconnected()
-	f.approvals.reconnected()
+	f.stop.RecordReconnected()
+	f.approvals.markAllDue()
 	return nil
 }

@@ -9,33 +9,33 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// readLines translates the lines of the journal that have arrived, and handles the results, until no line is left or isFull.
+// readLines translates journal lines that have arrived and handles the results, until there is no line left or isFull is true.
 func (f *follower) readLines() {
 	for !f.isFull() {
-		it, ok := f.agent.Link.Next()
+		it, ok := f.agent.Link.NextItem()
 		if !ok {
 			return
 		}
 		now := f.w.deps.Now().UTC()
 		if it.Line == nil {
-			f.handleResult(f.translator.Garbage(f.garbageID(), it.Garbage, it.TooLong, now))
+			f.handleResult(f.translator.TranslateGarbage(f.garbageID(), it.Garbage, it.TooLong, now))
 			continue
 		}
-		for _, r := range f.translator.Line(*it.Line, now) {
+		for _, r := range f.translator.TranslateLine(*it.Line, now) {
 			f.handleResult(r)
 		}
 	}
 }
 
-// garbageID returns the id from which the translator derives the ids of lines that are not journal lines. Such lines have no number. The
-// id contains journal, epoch and attempt, so that lines of different streams have different ids.
+// garbageID returns the id from which the translator derives the ids of events about lines that are not journal lines, and so have no
+// number. It contains the journal, the epoch and the attempt, so that lines of different streams have different ids.
 func (f *follower) garbageID() string {
 	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.DiedAttempts), 10)
 }
 
-// handleResult handles a result of the translator: it publishes a delta at once, adds an event to the next commit, and records the end of the
-// turn or a gap in f. It drops what exceeds the output limits.
-func (f *follower) handleResult(r translate.Result) {
+// handleResult handles a result of the translator: it publishes a delta, adds an event to the next commit, or records the end of the turn
+// or a gap in f. It drops output that exceeds the output limits.
+func (f *follower) handleResult(r translate.LineResult) {
 	switch {
 	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
 	case r.Delta != nil:
@@ -66,24 +66,25 @@ func (f *follower) handleResult(r translate.Result) {
 	}
 }
 
-// startCommit starts a commit of the pending events if one is due and there is room in the store. The runner may drop the lines that the
-// commit has stored.
+// startCommit starts a commit of the pending events, if one is due and the NATS store has room. Afterwards the runner may remove the lines
+// that the commit has stored.
 func (f *follower) startCommit() {
 	if !f.commits.IsDue() || f.waitsForRoom() {
 		return
 	}
 	lnk := f.agent.Link
-	f.commits.Start(f.ctx, func(line uint64) { f.acknowledge(lnk, line) })
+	f.commits.StartCommit(f.ctx, func(line uint64) { f.acknowledgeLines(lnk, line) })
 }
 
-// acknowledge allows the runner to drop the journal up to line n, which the log holds.
-func (f *follower) acknowledge(l *link.Link, n uint64) {
+// acknowledgeLines allows the runner to remove the journal lines up to line n, which the log has.
+func (f *follower) acknowledgeLines(l *link.Link, n uint64) {
 	if err := l.Acknowledge(f.Epoch, n); err != nil {
 		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}
 }
 
-// meterOutput returns a meter that counts the agent's output against the output limits, beginning with the output that the log has.
+// meterOutput returns a meter that compares the agent's output with the output limits. The meter starts with the output that the log
+// already has.
 func (t *turn) meterOutput() budgets.OutputMeter {
 	limits := budgets.OutputLimits{Execution: t.w.cfg.Output, Session: t.w.cfg.SessionOutput}
 	if t.resolved != nil {
@@ -92,40 +93,40 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
 }
 
-// keepsEvent reports whether an event of the journal is within the output limits, and counts it. The first event that exceeds a limit also
-// stops the turn.
+// keepsEvent counts an event of the journal, and reports whether it is within the output limits. The first event that exceeds a limit stops
+// the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	keep, message := f.output.CountEvent(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
 	f.cutOutput(message)
 	return keep
 }
 
-// keepsText reports whether bytes more bytes of text in flight are within the output limits, and counts them. The first text that
-// exceeds a limit also stops the turn.
+// keepsText counts bytes of text in flight, and reports whether they are within the output limits. The first text that exceeds a limit
+// stops the turn.
 func (f *follower) keepsText(bytes int) bool {
-	keep, message := f.output.Text(bytes)
+	keep, message := f.output.CountText(bytes)
 	f.cutOutput(message)
 	return keep
 }
 
-// cutOutput stops the turn because its agent exceeded an output limit, and records the message in the log. It does
-// nothing if message is "".
+// cutOutput stops the turn because the agent's output exceeds a limit, and records the message in the log. It does nothing if message is
+// "".
 func (f *follower) cutOutput(message string) {
 	if message == "" {
 		return
 	}
-	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
+	f.stop.RecordExceeded(budgets.CodeOutput, message, f.w.deps.Now())
 	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
 		f.Log.Error("the event about the cut output could not be recorded", "error", err)
 	}
 }
 
-// codeStorageFull is the code of the error event about output that waits for room.
+// codeStorageFull is the code of the error event which says that the agent's output waits until the NATS store has room.
 const codeStorageFull = "STORAGE_FULL"
 
-// waitsForRoom reports whether the pending events have to wait because only the reserve of the NATS store is left. Before the first wait, an
-// error event is stored that says so. Once the commits are full, the follower reads no more lines, so the agent waits too. The end
-// of a turn does not wait, and neither does the output of a turn that is being stopped.
+// waitsForRoom reports whether the pending events must wait because only the reserve of the NATS store is left. Before the first wait, it
+// stores an error event that says so. While events wait, the follower soon reads no more journal lines, so that the agent waits too. The
+// end of a turn does not wait, and neither does the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
 	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
 		return false

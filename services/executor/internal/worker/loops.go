@@ -10,8 +10,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/loops"
 )
 
-// restoreLoops sets t.loops to a detector of repeated tool calls that knows the calls which the log has. t.resolved must be set. If an
-// event in the log is damaged, the count begins anew: that must not keep the execution from its end.
+// restoreLoops sets t.loops to a detector of repeated tool calls, with the calls of the execution that the log has. t.resolved must be
+// set. If an event in the log is damaged, the detector starts without earlier calls, because a damaged event must not prevent the
+// execution's end.
 func (t *turn) restoreLoops(ctx context.Context) error {
 	t.loops = loops.New(t.resolved.Definition)
 	if t.Session.Run.Output.Events == 0 {
@@ -27,22 +28,24 @@ func (t *turn) restoreLoops(ctx context.Context) error {
 			t.loops = loops.New(t.resolved.Definition)
 			return nil
 		}
-		t.loops.Restore(e)
+		t.loops.RestoreEvent(e)
 	}
 	return nil
 }
 
-// checkLoops stops the turn, or adds a warning to the log, if the event shows that the agent repeats a tool call or that sub-agents
-// start sub-agents too deep.
-func (f *follower) checkLoops(e events.Event) { f.handleFinding(f.loops.Event(e)) }
+// checkLoops stops the turn, or adds a warning to the log, if an event shows that the agent repeats a tool call, or that sub-agents
+// start other sub-agents too many levels deep.
+func (f *follower) checkLoops(e events.Event) { f.handleFinding(f.loops.HandleEvent(e)) }
 
-// checkRestoredLoops does the same for the events that earlier executors have stored.
+// checkRestoredLoops stops the turn, or adds a warning to the log, if the events that earlier executors have stored show a repeated
+// tool call or too deep sub-agents.
 func (f *follower) checkRestoredLoops() {
-	for _, found := range f.loops.Pending() {
+	for _, found := range f.loops.PendingFindings() {
 		f.handleFinding(found)
 	}
 }
 
+// handleFinding acts on what the detector of repeated tool calls has found: it adds a warning to the log, or stops the turn.
 func (f *follower) handleFinding(found loops.Finding) {
 	if found.Warning != nil {
 		list := f.NewEvents(*found.Warning)
@@ -54,6 +57,6 @@ func (f *follower) handleFinding(found loops.Finding) {
 		}
 	}
 	if found.Code != "" {
-		f.stop.Exceed(found.Code, found.Message, f.w.deps.Now())
+		f.stop.RecordExceeded(found.Code, found.Message, f.w.deps.Now())
 	}
 }

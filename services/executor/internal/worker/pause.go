@@ -10,12 +10,12 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// errPaused is returned when the execution was paused: until it is resumed, it has neither a slot nor a job.
+// errPaused is returned when the execution was paused, so that it has no slot and no job until it is resumed.
 var errPaused = errors.New("the execution is paused")
 
-// recordResumed records that a paused execution continues. It does nothing for an execution that is not paused.
-// The sandbox is resumed only after the record. If the executor crashes between the two, the next one resumes the sandbox: attach
-// resumes every sandbox that is not paused according to the log.
+// recordResumed records that a paused execution continues. It does nothing for an execution that is not paused. The sandbox is resumed
+// after the record. If the executor crashes between the two, the next executor resumes the sandbox, because attachSandbox resumes every
+// sandbox that is not paused according to the log.
 func (t *turn) recordResumed(ctx context.Context) error {
 	if t.Session.Run.Phase == run.Paused {
 		sb := t.Session.Run.Sandbox
@@ -31,9 +31,9 @@ func (t *turn) recordResumed(ctx context.Context) error {
 	return nil
 }
 
-// pause pauses the sandbox and returns errPaused if a control requested that. It does nothing while a model request is open, which would
-// time out during the pause, and tries again with the next beat. If the provider cannot pause sandboxes, it records that once.
-func (f *follower) pause(ctx context.Context) error {
+// pauseIfRequested pauses the sandbox and returns errPaused, if a control has requested a pause. While a model request is open, which would
+// time out during the pause, it does nothing, and the next beat tries again. If the provider cannot pause sandboxes, it records that once.
+func (f *follower) pauseIfRequested(ctx context.Context) error {
 	if !f.life.PausedNow(f.ID) || f.ended != nil || f.queried && !f.accepted {
 		return nil
 	}
@@ -46,13 +46,13 @@ func (f *follower) pause(ctx context.Context) error {
 		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
 	id := f.Session.Run.Sandbox.ID
-	if n, err := f.w.proxy.OpenRequests(ctx, id); err != nil || n > 0 {
+	if n, err := f.w.proxy.OpenModelRequests(ctx, id); err != nil || n > 0 {
 		return nil // tried again with the next beat
 	}
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
-	f.detach()
+	f.closeAgentStream()
 	if err := p.Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause sandbox %s: %w", id, err)
 	}

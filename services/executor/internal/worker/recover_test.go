@@ -19,8 +19,8 @@ func TestQueryOf_AsksToContinueOnlyARecoveryThatHadStarted(t *testing.T) {
 	}{
 		"message":                     {events.MessageAccepted{Content: "/do it"}, "/do it", nil},
 		"recovery that had not begun": {events.MessageAccepted{Content: "/do it", RecoveredFrom: "exe_1"}, "/do it", nil},
-		"recovery of content":         {events.MessageAccepted{Content: "do it", RecoveredFrom: "exe_1", Continue: true}, continuation + "do it", nil},
-		"recovery of parts, an image": {events.MessageAccepted{Parts: []events.Part{image}, RecoveredFrom: "exe_1", Continue: true}, "", []events.Part{{Type: "text", Text: continuation}, image}},
+		"recovery of content":         {events.MessageAccepted{Content: "do it", RecoveredFrom: "exe_1", Continue: true}, continuationPrompt + "do it", nil},
+		"recovery of parts, an image": {events.MessageAccepted{Parts: []events.Part{image}, RecoveredFrom: "exe_1", Continue: true}, "", []events.Part{{Type: "text", Text: continuationPrompt}, image}},
 		"message of parts, not begun": {events.MessageAccepted{Parts: []events.Part{image}}, "", []events.Part{image}},
 	} {
 		content, parts := queryOf(c.message)

@@ -12,21 +12,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// A death is the unexpected end of an attempt, after which another attempt may follow: the agent's process exited, or the sandbox was lost.
-type death struct {
+// An attemptDeath is the unexpected end of an attempt: the agent's process exited, or the sandbox was lost. Another attempt may follow.
+type attemptDeath struct {
 	code, message string
 	n             uint64 // number of the journal line of the end; 0 if the journal has none
 	journal       string
 	at            time.Time
 }
 
-// A deathError reports that an attempt died, and that another one may follow.
-type deathError struct{ death }
+// An attemptDeathError reports that an attempt died, and that another one may follow.
+type attemptDeathError struct{ attemptDeath }
 
-func (e *deathError) Error() string { return e.code + ": " + e.message }
+func (e *attemptDeathError) Error() string { return e.code + ": " + e.message }
 
-// retries returns the retry policy of the turn's agent.
-func (t *turn) retries() retries.Policy {
+// retryPolicy returns the retry policy of the turn's agent.
+func (t *turn) retryPolicy() retries.Policy {
 	p := retries.Policy{SandboxLost: t.w.cfg.MaxAttempts}
 	if t.resolved != nil {
 		p.Agent = t.resolved.Definition.Retries
@@ -34,31 +34,31 @@ func (t *turn) retries() retries.Policy {
 	return p
 }
 
-// nextWait returns the wait before the next attempt, after the present one died with an error code. ok is false if the retry policy or the
-// deadline allows no further attempt.
-func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
-	return t.retries().Next(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
+// nextAttemptWait returns the wait before the next attempt, after the present one has died with an error code. ok is false if the retry
+// policy or the deadline allows no further attempt.
+func (t *turn) nextAttemptWait(code string) (wait time.Duration, ok bool) {
+	return t.retryPolicy().NextWait(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
 }
 
-// deathOf returns the death that an end in the journal stands for. The bool is true if the attempt died unexpectedly, without a control or a
-// limit that stopped it, and another attempt follows.
-func (f *follower) deathOf(e *translate.Ended) (death, bool) {
-	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
-		return death{}, false
+// deathOf returns the attemptDeath for the end of a turn in the journal. It returns false if a control or a limit stopped the attempt, if
+// the agent did not die, or if no further attempt follows.
+func (f *follower) deathOf(e *translate.TurnEnd) (attemptDeath, bool) {
+	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.TerminalEvent(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
+		return attemptDeath{}, false
 	}
-	_, ok := f.nextWait(e.Code)
-	return death{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
+	_, ok := f.nextAttemptWait(e.Code)
+	return attemptDeath{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
-// recordDeath records that an attempt died, and the wait before the next one. If the next attempt is due at once, it returns nil; if the next
-// attempt has to wait, it returns an error that makes the bus deliver the job again later. If no attempt follows, recordDeath fails the
+// recordDeath records that an attempt died, and the wait before the next one. It returns nil if the next attempt is due at once. If the
+// next attempt has to wait, it returns an error that makes the bus deliver the job again later. If no attempt follows, it fails the
 // execution.
-func (t *turn) recordDeath(ctx context.Context, d death) error {
-	wait, ok := t.nextWait(d.code)
+func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
+	wait, ok := t.nextAttemptWait(d.code)
 	if !ok {
 		return t.failAfterDeath(ctx, d)
 	}
-	facts, err := t.w.openBlocks.Close(ctx, t.Session)
+	facts, err := t.w.openBlocks.CloseBlocks(ctx, t.Session)
 	if err != nil {
 		return err
 	}
@@ -66,10 +66,10 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 		facts = append(facts, events.ApprovalRetracted{ApprovalID: a.ID, Reason: "attempt_failed"})
 	}
 	failed := events.AttemptFailed{
-		Attempt: t.Session.Run.CurrentAttempt(), Attempts: t.retries().Attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
+		Attempt: t.Session.Run.CurrentAttempt(), Attempts: t.retryPolicy().MaxAttempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}
 	list := t.NewEvents(facts...)
-	meta := t.w.runlog.Meta()
+	meta := t.w.runlog.NewMeta()
 	if d.n > 0 { // an event that is recorded again for the same line has the same id
 		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
@@ -77,7 +77,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	m.Add(t.ID, failed)
 	last := m.Events()[0]
 	last.N = d.n
-	if err := t.Append(ctx, append(list, last)); err != nil {
+	if err := t.AppendEvents(ctx, append(list, last)); err != nil {
 		return err
 	}
 	t.Log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)
@@ -87,17 +87,17 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	return nil
 }
 
-// failAfterDeath fails an execution whose last attempt died. If the sandbox was lost, failAfterDeath first terminates what is left of it on
+// failAfterDeath fails an execution whose last attempt died. If the sandbox was lost, it first terminates what is left of the sandbox on
 // this engine.
-func (t *turn) failAfterDeath(ctx context.Context, d death) error {
-	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.CurrentAttempt())}
-	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
+func (t *turn) failAfterDeath(ctx context.Context, d attemptDeath) error {
+	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retryPolicy().AttemptSuffix(d.code, t.Session.Run.CurrentAttempt())}
+	end := run.End{Meta: t.w.runlog.NewMeta(), N: d.n, Outcome: failed}
 	if d.code != retries.CodeSandboxLost {
-		return t.end(ctx, end)
+		return t.endExecution(ctx, end)
 	}
 	sb := t.Session.Run.Sandbox
 	here := sb.Engine == t.w.cfg.Engine // otherwise the engine is gone; if it comes back, its sweep ends the sandbox
-	t.detach()
+	t.closeAgentStream()
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 			t.Log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
@@ -105,5 +105,5 @@ func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 		}
 	}
 	end.With = t.NewEvents(events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here})
-	return t.end(ctx, end)
+	return t.endExecution(ctx, end)
 }

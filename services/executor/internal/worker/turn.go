@@ -25,10 +25,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// nextAttemptDelay is the delay of the job of an execution whose attempt died and that has no slot for the next one.
+// nextAttemptDelay is the delay after which the job is delivered again of an execution whose attempt died and that has no slot for the next
+// attempt.
 const nextAttemptDelay = 20 * time.Millisecond
 
-// A turn is one claimed execution. The goroutine of its job's delivery runs it.
+// A turn runs one execution that this executor has claimed. It runs in the goroutine of the job's delivery.
 type turn struct {
 	*runlog.Execution
 	w         *Worker
@@ -53,13 +54,14 @@ func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
 
-// run runs attempts of the execution until it has ended, and then returns nil. Other errors leave the execution to another delivery or
-// executor: errPaused, permits.ErrStopping, permits.ErrNoneFree, run.ErrFenced, the wait for the next attempt, and failures of the log.
-func (t *turn) run(ctx context.Context) (err error) {
+// runAttempts runs attempts of the execution until the execution has ended, and then returns nil. Other errors leave the execution to
+// another delivery or executor: errPaused, permits.ErrStopping, permits.ErrNoPermit, run.ErrFenced, the wait for the next attempt, and
+// errors of the log.
+func (t *turn) runAttempts(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
 		// A claim does not count as failed because this executor stops or has no slot.
-		if errors.Is(err, permits.ErrStopping) || errors.Is(err, permits.ErrNoneFree) || err != nil && ctx.Err() != nil {
+		if errors.Is(err, permits.ErrStopping) || errors.Is(err, permits.ErrNoPermit) || err != nil && ctx.Err() != nil {
 			t.recordHandedOver(ctx)
 		}
 	}()
@@ -72,53 +74,53 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if err := t.recordResumed(ctx); err != nil {
 		return err
 	}
-	if err := t.resolve(ctx); err != nil {
+	if err := t.resolveReferences(ctx); err != nil {
 		var wrong *references.Error
 		if errors.As(err, &wrong) {
-			return t.stopAndFail(ctx, wrong.Failed())
+			return t.stopAndFail(ctx, wrong.FailedEvent())
 		}
 		return err
 	}
 	if err := t.restoreLoops(ctx); err != nil {
 		return err
 	}
-	if err := t.meter.Update(ctx, t.Session.Life.Options.Budget); err != nil {
+	if err := t.meter.UpdateLimits(ctx, t.Session.Life.Options.Budget); err != nil {
 		return err
 	}
 	for {
 		if c := t.Control(); c.N > 0 && (c.Kind == session.Terminate || t.Session.Run.Sandbox.Journal == "" || t.w.deps.Now().Before(t.Session.Run.NotBefore)) {
-			return t.cancel(ctx)
+			return t.cancelExecution(ctx)
 		}
 		err := t.runAttempt(ctx)
-		var died *deathError
+		var died *attemptDeathError
 		switch {
 		case errors.As(err, &died):
 		case errors.Is(err, agents.ErrLost):
-			died = &deathError{death{code: retries.CodeSandboxLost, message: err.Error()}}
+			died = &attemptDeathError{attemptDeath{code: retries.CodeSandboxLost, message: err.Error()}}
 			t.Log.Warn("the sandbox was lost in mid-execution", "sandbox", t.Session.Run.Sandbox.ID, "error", err)
 		default:
 			return err
 		}
-		if err := t.recordDeath(ctx, died.death); err != nil || t.Session.Run.Ended(t.ID) {
+		if err := t.recordDeath(ctx, died.attemptDeath); err != nil || t.Session.Run.Ended(t.ID) {
 			return err
 		}
 		if !t.slot.TryAcquire() {
-			return bus.RetryAfter(permits.ErrNoneFree, nextAttemptDelay) // the attempt's death is recorded: the next attempt waits for a slot
+			return bus.RetryAfter(permits.ErrNoPermit, nextAttemptDelay) // the attempt's death is recorded: the next attempt waits for a slot
 		}
 	}
 }
 
-// runAttempt starts an attempt, or follows one that runs already, and returns nil when the execution has ended. After a *deathError, or an
-// error that wraps agents.ErrLost because the sandbox is gone, another attempt may follow.
+// runAttempt starts an attempt of the execution, or follows one that already runs, and returns nil when the execution has ended. Another
+// attempt may follow after an *attemptDeathError, and after an error that wraps agents.ErrLost because the sandbox is gone.
 func (t *turn) runAttempt(ctx context.Context) error {
-	err := t.attach(ctx)
+	err := t.attachSandbox(ctx)
 	if err != nil {
 		var wrong *references.Error
 		if errors.As(err, &wrong) {
-			return t.stopAndFail(ctx, wrong.Failed())
+			return t.stopAndFail(ctx, wrong.FailedEvent())
 		}
 		if errors.Is(err, provision.ErrCancelled) {
-			return t.cancel(ctx)
+			return t.cancelExecution(ctx)
 		}
 		var broken *provision.Error
 		if errors.As(err, &broken) {
@@ -126,12 +128,12 @@ func (t *turn) runAttempt(ctx context.Context) error {
 			if broken.Remains {
 				return t.stopAndFail(ctx, failed)
 			}
-			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.SandboxID, Code: broken.Code(), Message: broken.Error()})
+			return t.failExecution(ctx, failed, events.SandboxFailed{SandboxID: broken.SandboxID, Code: broken.Code(), Message: broken.Error()})
 		}
 		return err
 	}
 	if len(t.Session.Run.Approvals) > 0 {
-		if err := t.Refresh(ctx); err != nil { // an earlier executor may have sent the runner decisions that a replica which lags does not have
+		if err := t.ReloadLife(ctx); err != nil { // an earlier executor may have sent the runner decisions that a replica which lags does not have
 			return err
 		}
 	}
@@ -141,13 +143,14 @@ func (t *turn) runAttempt(ctx context.Context) error {
 		}
 	}
 	if t.Control().N > 0 && !t.agent.MayBeRunning(t.ID, t.Session.Run.Sandbox.N) {
-		return t.cancel(ctx)
+		return t.cancelExecution(ctx)
 	}
-	return t.follow(ctx)
+	return t.followJournal(ctx)
 }
 
-// query returns the query that starts the execution in the runner: the user's message, the agent's definition and its secrets.
-func (t *turn) query() *runner.Query {
+// newQuery returns the query that starts the execution in the runner: the user's message, the agent's definition, and the values of its
+// variables and secrets.
+func (t *turn) newQuery() *runner.Query {
 	content, parts := queryOf(t.message)
 	launch := t.w.cfg.Agent(t.Session.Life.Architecture, t.Session.Life.Options)
 	q := &runner.Query{
@@ -156,11 +159,11 @@ func (t *turn) query() *runner.Query {
 		Content: content, Parts: parts,
 		Policy: runner.PolicyWorkspace, ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
-	q.Resume, q.Fork = provision.Conversation(t.Session)
-	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)
+	q.Resume, q.Fork = provision.ConversationToContinue(t.Session)
+	t.resolved.AddToQuery(q, t.w.deps.Egress != nil, t.sockets)
 	q.Redact = slices.Concat(q.Redact, t.answered)
 	if t.resolved.InspectsRequests {
-		q.Authority = t.meter.Authority()
+		q.Authority = t.meter.AuthorityCertificate()
 	}
 	return q
 }

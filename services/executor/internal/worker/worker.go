@@ -76,18 +76,18 @@ type Config struct {
 	Registries provision.Registries // hosts that a sandbox may reach while dependencies are installed
 
 	// Agent returns the model of an agent's process, and the settings by which the process reaches the model.
-	Agent func(architecture string, o events.Options) Launch
+	Agent func(architecture string, o events.Options) AgentLaunch
 }
 
-// Launch holds the model of an agent's process, and the settings by which the process reaches the model.
-type Launch struct {
+// AgentLaunch describes how an agent's process is started: its command, its model, and the settings by which the process reaches the model.
+type AgentLaunch struct {
 	Model   string            // the session's, unless it names none
 	Env     map[string]string // of the process
 	Command []string          // of architecture acp: the session's, with the arguments of its model settings
 	Set     bool              // model settings name the model in Env or Command; see runner.Query.ModelSet
 }
 
-// Leases reports on other executors, by their leases and by requests to them.
+// Leases returns which executors are alive and what they do, according to their leases and answers.
 type Leases interface {
 	admission.Leases
 	idle.Leases
@@ -95,9 +95,9 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// Deltas publishes the text of unfinished blocks, and reads it again.
-type Deltas interface {
-	openblocks.Deltas
+// DeltaStream publishes the text in flight of blocks, and reads it again.
+type DeltaStream interface {
+	openblocks.DeltaReader
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
 	Publish(tenant, session string, d events.Delta) error
 	// Position returns a sequence of DELTAS that precedes all later deltas; 0 if none is known.
@@ -108,7 +108,7 @@ type Deltas interface {
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: no metrics
 	Workspaces contents.Store        // nil: no snapshots and no file changes
-	Egress     metering.Egress       // nil: sandboxes have the network of their provider
+	Egress     metering.EgressClient // nil: sandboxes have the network of their provider
 	Skills     references.Skills     // nil: executions with skills fail
 	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    admission.Budgets     // nil: no tenant has a budget
@@ -117,7 +117,7 @@ type Deps struct {
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
 	Leases   Leases
-	Deltas   Deltas
+	Deltas   DeltaStream
 	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
 	Logger   *slog.Logger
 	Now      func() time.Time
@@ -129,11 +129,11 @@ type Worker struct {
 	deps    Deps
 	metrics *metrics.Metrics
 
-	handling    *handling.Set
+	handling    *handling.SessionSet
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
 	proxy       *metering.Proxy
-	contents    *contents.Mover
+	contents    *contents.Manager
 	runlog      *runlog.Writer
 	controls    *controls.Watcher
 	openBlocks  *openblocks.Reader
@@ -152,17 +152,17 @@ type Worker struct {
 func New(cfg Config, d Deps) *Worker {
 	w := &Worker{
 		metrics: metrics.New(), cfg: cfg, deps: d,
-		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
+		handling: handling.NewSessionSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
 	w.proxy = &metering.Proxy{Egress: d.Egress, Engine: cfg.Engine, Now: d.Now, Logger: d.Logger}
-	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.Created}
+	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.CountCreation}
 	if d.Egress != nil {
 		w.sandboxes.Egress = w.proxy
 	}
-	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.Stored}
+	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.CountEnds}
 	w.controls = controls.New(controls.Config{Log: d.Sessions.Log, Every: cfg.Beat, Logger: d.Logger})
 	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
-	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
+	w.contents = &contents.Manager{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.CountSnapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
@@ -176,7 +176,7 @@ func New(cfg Config, d Deps) *Worker {
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
-		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.UnstoredEvents, Logger: d.Logger, Now: d.Now,
 	})
 	w.jobs = &jobs.Handler{
 		Executor: cfg.Executor, Sessions: d.Sessions, Handling: w.handling, Runs: w.runlog, Turns: w, Idle: w.idle, Jobs: d.Jobs, Logger: d.Logger,
@@ -189,15 +189,15 @@ func New(cfg Config, d Deps) *Worker {
 	w.provisioner = provision.New(provision.Config{
 		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.admission.MaxSandboxes,
 		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
-		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.Pooled, Now: d.Now,
+		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.CountPooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
-		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.Executions, Agents: w.agents.Count, Pool: cfg.Pool, Ready: w.pool.Ready})
+		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.CountExecutions, Agents: w.agents.CountAgents, Pool: cfg.Pool, Ready: w.pool.ReadyCount})
 	}
 	return w
 }
 
-// warmQuery returns the query with which the agent of a pooled sandbox is started.
+// warmQuery returns the query with which the runner of a sandbox in the warm pool starts its agent process.
 func (w *Worker) warmQuery(architecture string) *runner.Query {
 	launch := w.cfg.Agent(architecture, events.Options{})
 	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
@@ -209,18 +209,18 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	return w.jobs.Handle(ctx, msg)
 }
 
-// Working returns the number of executions that this executor runs, by tenant.
-func (w *Worker) Working() map[string]int { return w.admission.Working() }
+// RunningByTenant returns the number of executions that this executor runs, by tenant.
+func (w *Worker) RunningByTenant() map[string]int { return w.admission.RunningByTenant() }
 
-// Hint makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
-func (w *Worker) Hint(id string) { w.handling.Wake(id) }
+// WakeTurn makes the turn of the session id read the session's new events at once. It does nothing if the turn does not run in this
+// executor.
+func (w *Worker) WakeTurn(id string) { w.handling.WakeHandler(id) }
 
-// Answer returns what this executor does for a session, for another executor that has work for that session. If this
-// executor works on an idle sandbox, Answer makes that work check whether it has to stop.
+// Answer returns what this executor does for the session id, as the answer to another executor that has work for the session. If this
+// executor works on the session's idle sandbox, it checks whether it has to stop that work.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
 
-// WatchControls finds controls of running executions in the log until ctx ends, because hints about controls may be
-// lost.
+// WatchControls looks for new controls of running executions in the log until ctx ends, because hints about controls may be lost.
 func (w *Worker) WatchControls(ctx context.Context) { w.controls.Run(ctx) }
 
 // RunAgents maintains the resting agents until ctx ends.
@@ -228,13 +228,13 @@ func (w *Worker) RunAgents(ctx context.Context, every time.Duration) {
 	w.agents.Run(ctx, every, w.idle)
 }
 
-// Close closes the streams to resting agents. The agents continue to run, for the next executor.
+// Close closes the streams to resting agents. The agents continue to run, so that the next executor can use them.
 func (w *Worker) Close() { w.agents.Close() }
 
-// RunPool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
+// RunPool keeps the warm pool filled until ctx ends, and then terminates the remaining sandboxes in it.
 func (w *Worker) RunPool(ctx context.Context) { w.pool.Run(ctx) }
 
-// RunSweeps sweeps at once and then regularly until ctx ends.
+// RunSweeps calls the sweep of sandboxes and workspaces at once, and then at an interval until ctx ends.
 func (w *Worker) RunSweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
 
 // StopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox. Close must be called first.

@@ -23,27 +23,27 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Workspaces implements contents.Store over the object store's bucket of workspaces.
-type Workspaces struct {
+// A Store stores the content of workspaces in the object store, and writes it into sandboxes. It implements contents.Store.
+type Store struct {
 	store   workspace.Store
 	room    *storage.Watch
 	version int
 	logger  *slog.Logger
 }
 
-var _ contents.Store = (*Workspaces)(nil)
+var _ contents.Store = (*Store)(nil)
 
-// New returns a Workspaces that writes snapshots of a version, see workspace.Options. The caller must call Open before it moves
-// workspaces.
-func New(version int, log *slog.Logger) *Workspaces {
-	return &Workspaces{version: version, logger: log}
+// New returns a Store that writes snapshots in the format version; see workspace.Options. The caller must call Open before
+// any method that uses the object store.
+func New(version int, log *slog.Logger) *Store {
+	return &Store{version: version, logger: log}
 }
 
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
-func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
+func (w *Store) CheckRoom(room *storage.Watch) { w.room = room }
 
 // Open opens the object bucket with the snapshots and files of workspaces.
-func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
+func (w *Store) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
 		return err
@@ -53,8 +53,9 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Snapshot stores what has changed since the previous snapshot.
-func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
+// Snapshot stores what has changed in a sandbox's workspace since the previous snapshot. If full is true, the runner looks at
+// every file.
+func (w *Store) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
 	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous, Full: full, Version: w.version})
 	if err != nil {
 		return contents.Snapshot{}, err
@@ -74,17 +75,19 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 	return contents.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped, Missed: r.Missed, Diverged: r.Diverged}, nil
 }
 
-// Restore fills a sandbox from a snapshot, or from some of its trees.
-func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+// Restore fills the workspace of a sandbox from a snapshot, or from only the given trees of the snapshot. It returns the number
+// of files.
+func (w *Store) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
 	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
 
-// Put writes the file of a file_put into the workspace of a sandbox, or unpacks its archive there.
-func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
+// Put writes the uploaded file of a file_put event into the workspace of a sandbox, or unpacks the uploaded archive there. It
+// calls fence before it puts the content in place.
+func (w *Store) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
-		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrRefused)
+		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrInvalidContent)
 	}
 	if err != nil {
 		return err
@@ -98,13 +101,13 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	}
 	var refused *workspace.RefusedError
 	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errUploadMismatch) {
-		return fmt.Errorf("%w: %w", contents.ErrRefused, err)
+		return fmt.Errorf("%w: %w", contents.ErrInvalidContent, err)
 	}
 	return err
 }
 
-// Provide copies the transcript with which the agent begins into a sandbox.
-func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
+// Provide copies the transcript that a client uploaded for the session into a sandbox.
+func (w *Store) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
 	content, err := w.store.Get(ctx, t.Object)
 	if err != nil {
 		return err
@@ -113,15 +116,15 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errUploadMismatch is returned for content whose SHA-256 differs from that of the upload.
+// errUploadMismatch is returned if the SHA-256 of stored content differs from that of the upload.
 var errUploadMismatch = errors.New("its content is not what was uploaded")
 
-// fenceEvery is the time after which the fence is called again while content is read, because the files of an archive
-// are written one by one.
-const fenceEvery = time.Second
+// fenceInterval is the time after which the fence is called again while uploaded content is read, because the files of an
+// archive are written one after the other.
+const fenceInterval = time.Second
 
-// checkedContent is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence
-// returns an error, so that the content is not put in place.
+// checkedContent is a reader of uploaded content. It returns an error at the end if the content has the wrong hash, and at once
+// if the fence returns an error, so that the content is not put in place.
 type checkedContent struct {
 	r     io.Reader
 	sum   hash.Hash
@@ -137,7 +140,7 @@ func (c *checkedContent) Read(p []byte) (int, error) {
 	if end && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
 		return n, errUploadMismatch
 	}
-	if end || time.Since(c.asked) >= fenceEvery {
+	if end || time.Since(c.asked) >= fenceInterval {
 		if ferr := c.fence(); ferr != nil {
 			return 0, ferr
 		}

@@ -13,39 +13,39 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// A Box is a sandbox with a runner that has an agent process and runs no execution, unless Status is changed. It is safe for
-// concurrent use.
-type Box struct {
+// A FakeSandbox is a fake sandbox, whose fake runner has an agent process and runs no execution unless SetStatus changes that. It is
+// safe for concurrent use.
+type FakeSandbox struct {
 	Name    string // id of the sandbox
 	Journal string
 
 	mu     sync.Mutex
 	status runner.Status
 	ops    []runner.Op
-	procs  []*process
+	procs  []*fakeProcess
 }
 
-// NewBox returns a Box with an id. memory is the memory of its agent process in bytes.
-func NewBox(id string, memory uint64) *Box {
-	return &Box{Name: id, Journal: "jnl_" + id, status: runner.Status{AgentPID: 42, MemoryBytes: memory}}
+// NewFakeSandbox returns a FakeSandbox with an id. memory is the memory of its agent process in bytes.
+func NewFakeSandbox(id string, memory uint64) *FakeSandbox {
+	return &FakeSandbox{Name: id, Journal: "jnl_" + id, status: runner.Status{AgentPID: 42, MemoryBytes: memory}}
 }
 
 // SetStatus sets the status that the runner reports.
-func (b *Box) SetStatus(s runner.Status) {
+func (b *FakeSandbox) SetStatus(s runner.Status) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.status = s
 }
 
-// Ops returns the operations of the commands that the runner has received.
-func (b *Box) Ops() []runner.Op {
+// ReceivedOps returns the operations of the commands that the fake runner has received.
+func (b *FakeSandbox) ReceivedOps() []runner.Op {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.ops)
 }
 
-// Cut ends all streams of executors to the runner of the box.
-func (b *Box) Cut() {
+// CloseStreams closes all streams of executors to the fake runner.
+func (b *FakeSandbox) CloseStreams() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, p := range b.procs {
@@ -54,20 +54,20 @@ func (b *Box) Cut() {
 }
 
 // ID implements sandbox.Sandbox.
-func (b *Box) ID() string { return b.Name }
+func (b *FakeSandbox) ID() string { return b.Name }
 
 // Secret implements sandbox.Sandbox.
-func (b *Box) Secret() string { return "" }
+func (b *FakeSandbox) Secret() string { return "" }
 
 // Running implements sandbox.Sandbox.
-func (b *Box) Running(context.Context) (bool, error) { return true, nil }
+func (b *FakeSandbox) Running(context.Context) (bool, error) { return true, nil }
 
 // Files implements sandbox.Sandbox.
-func (b *Box) Files() sandbox.Files { return nil }
+func (b *FakeSandbox) Files() sandbox.Files { return nil }
 
 // Exec implements sandbox.Sandbox: every command attaches to the runner.
-func (b *Box) Exec(context.Context, sandbox.Command) (sandbox.Process, error) {
-	p := &process{}
+func (b *FakeSandbox) Exec(context.Context, sandbox.Command) (sandbox.Process, error) {
+	p := &fakeProcess{}
 	p.in, p.stdin = io.Pipe()
 	p.stdout, p.out = io.Pipe()
 	p.stderr, p.errs = io.Pipe()
@@ -75,11 +75,12 @@ func (b *Box) Exec(context.Context, sandbox.Command) (sandbox.Process, error) {
 	defer b.mu.Unlock()
 	b.procs = append(b.procs, p)
 	hello := runner.Hello{Protocol: runner.ProtocolVersion, Journal: b.Journal, First: 1, Status: b.status}
-	p.all.Go(func() { b.serve(p, hello) })
+	p.all.Go(func() { b.serveRunner(p, hello) })
 	return p, nil
 }
 
-func (b *Box) serve(p *process, hello runner.Hello) {
+// serveRunner answers the commands of one executor that is attached to the fake runner. It first sends hello.
+func (b *FakeSandbox) serveRunner(p *fakeProcess, hello runner.Hello) {
 	out := json.NewEncoder(p.out)
 	if out.Encode(runner.Message{Hello: &hello}) != nil {
 		return
@@ -102,8 +103,8 @@ func (b *Box) serve(p *process, hello runner.Hello) {
 	}
 }
 
-// process is one attached stream.
-type process struct {
+// fakeProcess is the fake process of a command in the FakeSandbox: its stdin and stdout are one executor's stream to the fake runner.
+type fakeProcess struct {
 	in             *io.PipeReader
 	out            *io.PipeWriter
 	stdin          *io.PipeWriter
@@ -112,16 +113,16 @@ type process struct {
 	all            sync.WaitGroup
 }
 
-func (p *process) Stdin() io.WriteCloser { return p.stdin }
-func (p *process) Stdout() io.Reader     { return p.stdout }
-func (p *process) Stderr() io.Reader     { return p.stderr }
+func (p *fakeProcess) Stdin() io.WriteCloser { return p.stdin }
+func (p *fakeProcess) Stdout() io.Reader     { return p.stdout }
+func (p *fakeProcess) Stderr() io.Reader     { return p.stderr }
 
-func (p *process) Wait() (int, error) {
+func (p *fakeProcess) Wait() (int, error) {
 	p.all.Wait()
 	return -1, nil
 }
 
-func (p *process) Kill() error {
+func (p *fakeProcess) Kill() error {
 	_, _, _ = p.in.Close(), p.out.Close(), p.errs.Close()
 	return nil
 }

@@ -27,25 +27,27 @@ type Config struct {
 	Logger   *slog.Logger
 }
 
-// maxBody is the maximum size in bytes of the body of a request.
-const maxBody = 1 << 20
+// maxBodyBytes is the maximum size in bytes of the body of a request.
+const maxBodyBytes = 1 << 20
 
-var statuses = map[string]int{
+// statusOfCode maps the code of a refusal to the HTTP status of the answer.
+var statusOfCode = map[string]int{
 	api.CodeInvalid: http.StatusBadRequest, api.CodeNotFound: http.StatusNotFound,
 	api.CodeFenced: http.StatusConflict, api.CodeTokenTaken: http.StatusConflict,
 }
 
+// handler serves the egress proxy's admin API.
 type handler struct{ Config }
 
-// New returns the handler of the API.
+// New returns the HTTP handler of the egress proxy's admin API.
 func New(cfg Config) http.Handler {
 	h := handler{cfg}
 	mux := http.NewServeMux()
-	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", h.answer(h.put))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", h.answer(h.get))
-	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", h.answer(h.release))
+	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", h.jsonHandler(h.putSandbox))
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", h.jsonHandler(h.getSandbox))
+	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", h.jsonHandler(h.releaseSandbox))
 	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", h.serveLines)
-	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", h.answer(h.ack))
+	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", h.jsonHandler(h.acknowledgeLines))
 	mux.Handle("GET /healthz", Health(cfg.Health))
 	mux.Handle("GET /metrics", cfg.Metrics)
 	return mux
@@ -55,37 +57,40 @@ func New(cfg Config) http.Handler {
 func Health(check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if err := check(); err != nil {
-			write(w, http.StatusServiceUnavailable, api.Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
+			writeJSON(w, http.StatusServiceUnavailable, api.Problem{Type: "about:blank", Title: "Unhealthy", Status: http.StatusServiceUnavailable, Code: "UNHEALTHY", Detail: err.Error()})
 			return
 		}
-		write(w, http.StatusOK, map[string]string{"status": "ok"})
+		writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 	})
 }
 
-func (h handler) answer(serve func(*http.Request) (any, error)) http.HandlerFunc {
+// jsonHandler returns an HTTP handler that answers with the result of serve as JSON, or with the error of serve as a problem
+// document.
+func (h handler) jsonHandler(serve func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := serve(r)
 		if err != nil {
-			h.fail(w, err)
+			h.writeProblem(w, err)
 			return
 		}
-		write(w, http.StatusOK, v)
+		writeJSON(w, http.StatusOK, v)
 	}
 }
 
-func (h handler) fail(w http.ResponseWriter, err error) {
+// writeProblem answers a request with an error, as a problem document.
+func (h handler) writeProblem(w http.ResponseWriter, err error) {
 	p := api.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
 	var refused *api.Error
 	if errors.As(err, &refused) {
-		p.Status, p.Code, p.Detail, p.Field = statuses[refused.Code], refused.Code, refused.Detail, refused.Field
+		p.Status, p.Code, p.Detail, p.Field = statusOfCode[refused.Code], refused.Code, refused.Detail, refused.Field
 	} else {
 		h.Logger.Error("admin request", "error", err)
 	}
 	p.Title = http.StatusText(p.Status)
-	write(w, p.Status, p)
+	writeJSON(w, p.Status, p)
 }
 
-func write(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	kind := "application/json"
 	if _, ok := v.(api.Problem); ok {
 		kind = "application/problem+json"
@@ -95,35 +100,37 @@ func write(w http.ResponseWriter, status int, v any) {
 	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client is gone
 }
 
-func decode(r *http.Request, v any) error {
-	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
+// decodeBody decodes the JSON body of a request into v. It returns an *api.Error if the body is too large or has an unknown field.
+func decodeBody(r *http.Request, v any) error {
+	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBodyBytes))
 	if err != nil {
-		return api.Invalid("", "body: %v", err)
+		return api.InvalidFieldError("", "body: %v", err)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
-		return api.Invalid("", "body: %v", err)
+		return api.InvalidFieldError("", "body: %v", err)
 	}
 	return nil
 }
 
-// number returns a number of the query, 0 if it is absent.
-func number(r *http.Request, name string) (uint64, error) {
+// queryNumber returns the number in a parameter of the request's query, or 0 if the request does not have the parameter.
+func queryNumber(r *http.Request, name string) (uint64, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
 		return 0, nil
 	}
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, api.Invalid(name, "%s: %q is not a number from 0 upward", name, s)
+		return 0, api.InvalidFieldError(name, "%s: %q is not a number from 0 upward", name, s)
 	}
 	return n, nil
 }
 
-func (h handler) put(r *http.Request) (any, error) {
+// putSandbox registers the sandbox that the request names, or replaces its registration.
+func (h handler) putSandbox(r *http.Request) (any, error) {
 	var g api.Registration
-	if err := decode(r, &g); err != nil {
+	if err := decodeBody(r, &g); err != nil {
 		return nil, err
 	}
 	state, err := h.Registry.Register(r.PathValue("sandbox"), g)
@@ -135,7 +142,8 @@ func (h handler) put(r *http.Request) (any, error) {
 	return state, err
 }
 
-func (h handler) get(r *http.Request) (any, error) {
+// getSandbox returns the registration of the sandbox that the request names.
+func (h handler) getSandbox(r *http.Request) (any, error) {
 	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
@@ -145,7 +153,8 @@ func (h handler) get(r *http.Request) (any, error) {
 	return state, err
 }
 
-func (h handler) release(r *http.Request) (any, error) {
+// releaseSandbox ends the registration of the sandbox that the request names.
+func (h handler) releaseSandbox(r *http.Request) (any, error) {
 	state, err := h.Registry.Release(r.Context(), r.PathValue("sandbox"))
 	if err != nil {
 		return nil, err
@@ -154,9 +163,10 @@ func (h handler) release(r *http.Request) (any, error) {
 	return state, nil
 }
 
-func (h handler) ack(r *http.Request) (any, error) {
-	var ack api.Ack
-	if err := decode(r, &ack); err != nil {
+// acknowledgeLines removes journal lines that the executor has stored, and forgets a released sandbox without further lines.
+func (h handler) acknowledgeLines(r *http.Request) (any, error) {
+	var ack api.AckRequest
+	if err := decodeBody(r, &ack); err != nil {
 		return nil, err
 	}
 	sb, err := h.Registry.Get(r.PathValue("sandbox"))
@@ -166,10 +176,10 @@ func (h handler) ack(r *http.Request) (any, error) {
 	if ack.Journal != sb.Journal.Name() {
 		return sb.State(), nil
 	}
-	if err := sb.Journal.Ack(ack.Line); err != nil {
+	if err := sb.Journal.AckLines(ack.Line); err != nil {
 		var ahead *journal.AheadError
 		if errors.As(err, &ahead) {
-			return nil, api.Invalid("line", "line: %s", err)
+			return nil, api.InvalidFieldError("line", "line: %s", err)
 		}
 		return nil, err
 	}
@@ -177,26 +187,27 @@ func (h handler) ack(r *http.Request) (any, error) {
 	return state, h.Registry.ForgetIfDone(sb)
 }
 
-// settleWithin is the maximum time that a request with settle=1 waits for open model requests.
-const settleWithin = 200 * time.Millisecond
+// settleTimeout is the maximum time that a request with settle=1 waits for open model requests.
+const settleTimeout = 200 * time.Millisecond
 
-// serveLines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
-// for model requests that are about to end, so that their lines are included. A client that names another journal than the
-// sandbox's gets all lines: its number counts lines of a journal that is gone.
+// serveLines answers with the lines of a sandbox's journal after a line number, one JSON object for each line. With settle=1 it
+// first waits up to settleTimeout for open model requests, so that their lines are included. It sends all lines if the request
+// names another journal than the sandbox's present one, because the line number then counts lines of a journal that no longer
+// exists.
 func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
-	sb, after, err := h.position(r)
+	sb, after, err := h.requestedLines(r)
 	if err != nil {
-		h.fail(w, err)
+		h.writeProblem(w, err)
 		return
 	}
 	if r.URL.Query().Get("settle") == "1" {
-		ctx, cancel := context.WithTimeout(r.Context(), settleWithin)
-		_ = sb.Settle(ctx) // a request that runs for longer is in a later answer
+		ctx, cancel := context.WithTimeout(r.Context(), settleTimeout)
+		_ = sb.AwaitModelRequests(ctx) // a request that runs for longer is in a later answer
 		cancel()
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	for {
-		raw, last, err := sb.Journal.Read(after)
+		raw, last, err := sb.Journal.ReadLines(after)
 		if err != nil {
 			if _, gone := h.Registry.Get(sb.ID()); gone == nil {
 				h.Logger.Error("read a journal", "sandbox", sb.ID(), "error", err)
@@ -210,13 +221,13 @@ func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// position returns the sandbox whose journal is read, and the number of the line before the first one to send.
-func (h handler) position(r *http.Request) (*registry.Sandbox, uint64, error) {
+// requestedLines returns the sandbox whose journal a request reads, and the number of the line after which the answer begins.
+func (h handler) requestedLines(r *http.Request) (*registry.Sandbox, uint64, error) {
 	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
 		return nil, 0, err
 	}
-	after, err := number(r, "after")
+	after, err := queryNumber(r, "after")
 	if err != nil {
 		return nil, 0, err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Registration is the policy of the proxy for a sandbox: the hosts that the sandbox may reach, and the budgets to
-// which its model calls are charged.
+// Registration is the body of a request that registers a sandbox: the hosts and MCP servers that the sandbox may reach, and
+// the budgets to which the proxy charges its model calls.
 type Registration struct {
 	Token     string   `json:"token,omitempty"` // names the sandbox at the proxy; 16 to 256 printable ASCII characters without a space; "" keeps the registered one
 	Tenant    string   `json:"tenant,omitempty"`
@@ -24,21 +24,22 @@ type Registration struct {
 
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>. The proxy keeps them in memory only: after its
 	// restart the executor registers the sandbox again.
-	Upstreams []Upstream `json:"upstreams,omitempty"`
+	Upstreams []MCPServer `json:"upstreams,omitempty"`
 
 	Budgets []Budget  `json:"budgets,omitempty"` // that the sandbox's model calls are charged to
 	Routes  *[]string `json:"routes,omitempty"`  // names of the only routes that the sandbox reaches; nil means all
 }
 
-// Upstream is an MCP server, with headers that the sandbox does not see.
-type Upstream struct {
+// MCPServer is an MCP server that a sandbox reaches through the proxy, with the headers that the proxy adds to requests and
+// the sandbox does not see.
+type MCPServer struct {
 	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
 	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
 	Headers map[string]string `json:"headers,omitempty"`
 	Secrets []string          `json:"secrets,omitempty"` // parts of URL and Headers that are removed from answers to the sandbox
 }
 
-// Budget limits the usage of models that is charged to an account. An execution, a session, and a tenant in a period
+// Budget is a limit on the usage of models that is charged to an account. An execution, a session, and a tenant in a period
 // each have an account.
 type Budget struct {
 	Account string             `json:"account"` // calls of all sandboxes with the account are charged to it
@@ -47,8 +48,8 @@ type Budget struct {
 	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
-// State is what the egress proxy knows about a registered sandbox.
-type State struct {
+// SandboxState is what the egress proxy knows about a registered sandbox.
+type SandboxState struct {
 	Sandbox           string   `json:"sandbox"`
 	Tenant            string   `json:"tenant,omitempty"`
 	Session           string   `json:"session,omitempty"`
@@ -65,8 +66,8 @@ type State struct {
 	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, valid for hosts with methods in Allow; "" without such hosts
 }
 
-// Line is a line of a sandbox's journal, on disk and in the answers of the API.
-type Line struct {
+// JournalLine is a line of the egress proxy's journal of a sandbox, as it is on disk and in answers of the API.
+type JournalLine struct {
 	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
 	Type      events.Type     `json:"type"`
 	Time      time.Time       `json:"time"`
@@ -74,15 +75,15 @@ type Line struct {
 	Data      json.RawMessage `json:"data"` // an events.EgressDenied or events.ModelCalled
 }
 
-// Ack is the body of an acknowledgement: the proxy may forget lines.
-type Ack struct {
+// AckRequest is the body of a request that allows the proxy to remove journal lines.
+type AckRequest struct {
 	Journal string `json:"journal"` // of another journal than the sandbox's: nothing is forgotten
 	Line    uint64 `json:"line"`    // the last line to forget
 	Epoch   uint64 `json:"epoch"`   // AnyEpoch
 }
 
-// AnyEpoch is the epoch that clients send with every request except a registration, which has its own. The proxy ignores
-// it. Proxies of earlier releases answer FENCED to a request that has none.
+// AnyEpoch is the epoch that clients send with every request except a registration, which contains its own epoch. The proxy
+// ignores it. Clients send it for proxies of earlier releases, which refuse a request without an epoch.
 const AnyEpoch = math.MaxInt64
 
 // Codes of an Error.
@@ -102,8 +103,8 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
-// Invalid returns an *Error of CodeInvalid.
-func Invalid(field, format string, args ...any) error {
+// InvalidFieldError returns an *Error with CodeInvalid for a field of a request. format and args are the detail.
+func InvalidFieldError(field, format string, args ...any) error {
 	return &Error{Code: CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 

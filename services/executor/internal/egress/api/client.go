@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// Dial opens a connection to the admin socket of an egress proxy.
-type Dial func(ctx context.Context) (net.Conn, error)
+// DialFunc is a function that opens a connection to the admin socket of an egress proxy.
+type DialFunc func(ctx context.Context) (net.Conn, error)
 
-// DialSocket returns a Dial for a Unix socket of this machine.
-func DialSocket(path string) Dial {
+// DialSocket returns a DialFunc that connects to a Unix socket on this machine.
+func DialSocket(path string) DialFunc {
 	return func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) }
 }
 
-// Client is a client of the admin API. It is safe for concurrent use.
+// Client is a client of an egress proxy's admin API. It is safe for concurrent use.
 type Client struct {
 	http *http.Client
 	idle func()
@@ -32,11 +32,12 @@ type Client struct {
 // command is slow to open, and all executions of an executor share the client.
 const maxIdleConnections = 16
 
-// maxLine bounds a journal line, and the body of a refusal, in bytes.
-const maxLine = 1 << 20
+// maxLineBytes is the maximum number of bytes of a journal line, and of the body of a refusal.
+const maxLineBytes = 1 << 20
 
-// NewClient returns a Client whose connections dial opens. Close closes the idle ones.
-func NewClient(dial Dial) *Client {
+// NewClient returns a Client that opens its connections with dial. The caller must call Close, which closes idle
+// connections.
+func NewClient(dial DialFunc) *Client {
 	t := &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression: true, IdleConnTimeout: 30 * time.Second,
@@ -50,58 +51,58 @@ func (c *Client) Close() { c.idle() }
 
 // Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
 // is an *Error.
-func (c *Client) Register(ctx context.Context, sandbox string, r Registration) (State, error) {
+func (c *Client) Register(ctx context.Context, sandbox string, r Registration) (SandboxState, error) {
 	if r.Allow == nil {
 		r.Allow = []string{} // the proxy reads null as well, but the API has a list
 	}
-	return c.state(ctx, http.MethodPut, sandbox, "", r)
+	return c.requestState(ctx, http.MethodPut, sandbox, "", r)
 }
 
-// Release voids the sandbox's token and closes its connections. State.Last of the result is the journal's last line: the
-// proxy keeps the journal until that line is acknowledged, then it forgets the sandbox.
-func (c *Client) Release(ctx context.Context, sandbox string) (State, error) {
-	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+anyEpoch, nil)
+// Release ends a sandbox's registration: the proxy voids the sandbox's token and closes its connections. State.Last of the
+// result is the number of the journal's last line. The proxy forgets the sandbox when that line is acknowledged.
+func (c *Client) Release(ctx context.Context, sandbox string) (SandboxState, error) {
+	return c.requestState(ctx, http.MethodDelete, sandbox, "?epoch="+anyEpoch, nil)
 }
 
-// State returns a sandbox's registration and the numbers of its journal lines.
-func (c *Client) State(ctx context.Context, sandbox string) (State, error) {
-	return c.state(ctx, http.MethodGet, sandbox, "", nil)
+// State returns the registration of a sandbox and the numbers of its journal lines.
+func (c *Client) State(ctx context.Context, sandbox string) (SandboxState, error) {
+	return c.requestState(ctx, http.MethodGet, sandbox, "", nil)
 }
 
-// Ack allows the proxy to remove the lines of a journal up to a number.
-func (c *Client) Ack(ctx context.Context, sandbox, journal string, line uint64) error {
-	_, err := c.state(ctx, http.MethodPost, sandbox, "/journal/ack", Ack{Journal: journal, Line: line, Epoch: AnyEpoch})
+// AckLines allows the proxy to remove the lines of a sandbox's journal up to and including a line number.
+func (c *Client) AckLines(ctx context.Context, sandbox, journal string, line uint64) error {
+	_, err := c.requestState(ctx, http.MethodPost, sandbox, "/journal/ack", AckRequest{Journal: journal, Line: line, Epoch: AnyEpoch})
 	return err
 }
 
 // Health returns nil if the proxy is healthy.
 func (c *Client) Health(ctx context.Context) error {
-	res, err := c.do(ctx, http.MethodGet, "/healthz", nil)
+	res, err := c.sendRequest(ctx, http.MethodGet, "/healthz", nil)
 	if err != nil {
 		return err
 	}
 	return res.Body.Close()
 }
 
-// Lines returns the lines of a sandbox's journal after a number, without waiting for more. journal is the name of the
-// journal that the number belongs to, "" for none: if the sandbox has another journal, Lines returns all lines. If settled
-// is set, the proxy first waits up to 200 ms for model requests that are about to end.
-func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]Line, error) {
+// JournalLines returns the lines of a sandbox's journal after a line number, without waiting for later lines. journal is the name
+// of the journal to which the number belongs, "" for none: if the sandbox has another journal now, JournalLines returns all lines
+// of that one. If settled is true, the proxy first waits up to 200 ms for model requests that are about to end.
+func (c *Client) JournalLines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]JournalLine, error) {
 	q := url.Values{"journal": {journal}, "after": {strconv.FormatUint(after, 10)}, "epoch": {anyEpoch}}
 	if settled {
 		q.Set("settle", "1")
 	}
-	res, err := c.do(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
+	res, err := c.sendRequest(ctx, http.MethodGet, "/v1/sandboxes/"+url.PathEscape(sandbox)+"/journal?"+q.Encode(), nil)
 	if err != nil {
 		return nil, err
 	}
 	defer res.Body.Close() //nolint:errcheck // it is read
 	in := bufio.NewScanner(res.Body)
-	in.Buffer(nil, maxLine)
-	var out []Line
+	in.Buffer(nil, maxLineBytes)
+	var out []JournalLine
 	for in.Scan() {
 		var l struct {
-			Line
+			JournalLine
 			End string `json:"end"` // not a journal line: proxies of earlier releases send it after the lines of a released sandbox
 		}
 		if err := json.Unmarshal(in.Bytes(), &l); err != nil {
@@ -110,7 +111,7 @@ func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint6
 		if l.End != "" {
 			break
 		}
-		out = append(out, l.Line)
+		out = append(out, l.JournalLine)
 	}
 	if err := in.Err(); err != nil {
 		return out, fmt.Errorf("journal of %s: %w", sandbox, err)
@@ -118,23 +119,26 @@ func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint6
 	return out, nil
 }
 
+// anyEpoch is AnyEpoch as text, for the query of a request.
 var anyEpoch = strconv.FormatUint(AnyEpoch, 10)
 
-func (c *Client) state(ctx context.Context, method, sandbox, rest string, body any) (State, error) {
-	res, err := c.do(ctx, method, "/v1/sandboxes/"+url.PathEscape(sandbox)+rest, body)
+// requestState sends a request about a sandbox, whose path ends with rest, and returns the state in the answer.
+func (c *Client) requestState(ctx context.Context, method, sandbox, rest string, body any) (SandboxState, error) {
+	res, err := c.sendRequest(ctx, method, "/v1/sandboxes/"+url.PathEscape(sandbox)+rest, body)
 	if err != nil {
-		return State{}, err
+		return SandboxState{}, err
 	}
 	defer res.Body.Close() //nolint:errcheck // it is read
-	var s State
+	var s SandboxState
 	if err := json.NewDecoder(res.Body).Decode(&s); err != nil {
-		return State{}, fmt.Errorf("egress proxy: %w", err)
+		return SandboxState{}, fmt.Errorf("egress proxy: %w", err)
 	}
 	return s, nil
 }
 
-// do sends a request. A status of 400 or above is an error: an *Error if the proxy refused the request with a code.
-func (c *Client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+// sendRequest sends a request to the admin API. It returns an error for an answer with a status of 400 or above: an *Error
+// if the answer has a code.
+func (c *Client) sendRequest(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	var in io.Reader
 	if body != nil {
 		raw, err := json.Marshal(body)
@@ -156,7 +160,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	}
 	defer res.Body.Close() //nolint:errcheck // it is read
 	var p Problem
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxLine)).Decode(&p); err != nil || p.Code == "" {
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxLineBytes)).Decode(&p); err != nil || p.Code == "" {
 		return nil, fmt.Errorf("egress proxy: %s %s: %s", method, path, res.Status)
 	}
 	if res.StatusCode >= http.StatusInternalServerError {

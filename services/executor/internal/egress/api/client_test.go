@@ -79,11 +79,11 @@ func TestClient_WorksWithAnEarlierProxy(t *testing.T) {
 	if err != nil || !s.Released || s.Last != 1 {
 		t.Fatalf("release: %+v, %v", s, err)
 	}
-	lines, err := c.Lines(t.Context(), "sbx_1", "", 0, true)
+	lines, err := c.JournalLines(t.Context(), "sbx_1", "", 0, true)
 	if err != nil || len(lines) != 1 || lines[0].N != 1 || lines[0].Type != "egress_denied" {
 		t.Errorf("lines: %+v, %v", lines, err)
 	}
-	if err := c.Ack(t.Context(), "sbx_1", s.Journal, s.Last); err != nil {
+	if err := c.AckLines(t.Context(), "sbx_1", s.Journal, s.Last); err != nil {
 		t.Errorf("acknowledge: %v", err)
 	}
 }

@@ -27,22 +27,22 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// File is the name of the file that stores the authority's key and certificate.
-const File = "authority.pem"
+// FileName is the name of the file that stores the certificate authority's key and certificate.
+const FileName = "authority.pem"
 
 // Validity of certificates, and limits.
 const (
-	validFor     = 10 * 365 * 24 * time.Hour // of the authority's own certificate
-	renewBefore  = 30 * 24 * time.Hour       // remaining lifetime below which Open replaces the authority's certificate
-	leafValidFor = 7 * 24 * time.Hour        // of a host's certificate
-	leafRenewal  = 24 * time.Hour            // remaining lifetime below which a host's certificate is replaced
-	backdating   = time.Hour                 // time by which the validity of a certificate begins in the past, because clocks differ
-	maxLeaves    = 1024                      // limit of cached certificates of hosts
-	fileMode     = 0o600
+	authorityValidity = 10 * 365 * 24 * time.Hour // of the authority's own certificate
+	authorityRenewal  = 30 * 24 * time.Hour       // remaining lifetime below which Open replaces the authority's certificate
+	leafValidity      = 7 * 24 * time.Hour        // of a host's certificate
+	leafRenewal       = 24 * time.Hour            // remaining lifetime below which a host's certificate is replaced
+	validityBackdate  = time.Hour                 // time by which the validity of a certificate begins in the past, because clocks differ
+	maxCachedLeaves   = 1024                      // limit of cached certificates of hosts
+	authorityFileMode = 0o600
 )
 
-// Authority issues the certificates with which the egress proxy ends TLS for hosts whose requests it inspects. It is
-// safe for concurrent use.
+// Authority is the egress proxy's certificate authority. It issues the certificates with which the proxy terminates TLS for hosts
+// whose requests it inspects. It is safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -54,28 +54,28 @@ type Authority struct {
 	order  *list.List               // of *issued, the most recently used first
 }
 
-// issuedCertificate is the certificate that the authority has issued and cached for one host.
+// issuedCertificate is a certificate that the authority has issued for a host, in the cache.
 type issuedCertificate struct {
 	host string
 	cert *tls.Certificate
 	ends time.Time
 }
 
-// Open returns the authority of a folder. If there is none yet, or its certificate is about to end, Open creates one and returns
-// created as true. It fails if the file is damaged or readable by other users: the proxy must not replace the key that signs for
-// all hosts without its operator. now returns the time; nil means time.Now.
+// Open reads the certificate authority that is stored in a folder. If there is none, or its certificate expires soon, Open
+// creates one and returns created as true. It returns an error if the file is damaged or other users can read it: the proxy must
+// not replace the key that signs for all hosts without its operator. now returns the time; nil means time.Now.
 func Open(dir string, now func() time.Time) (a *Authority, created bool, err error) {
 	if now == nil {
 		now = time.Now
 	}
-	path := filepath.Join(dir, File)
-	a, err = read(path)
+	path := filepath.Join(dir, FileName)
+	a, err = readAuthority(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, false, fmt.Errorf("%s: %w; if you remove the file, the proxy creates another authority, which sandboxes trust from their next turn on", path, err)
 	}
-	if err != nil || now().Add(renewBefore).After(a.cert.NotAfter) {
+	if err != nil || now().Add(authorityRenewal).After(a.cert.NotAfter) {
 		created = true
-		if a, err = create(path, now()); err != nil {
+		if a, err = createAuthority(path, now()); err != nil {
 			return nil, false, fmt.Errorf("create %s: %w", path, err)
 		}
 	}
@@ -86,13 +86,14 @@ func Open(dir string, now func() time.Time) (a *Authority, created bool, err err
 	return a, created, nil
 }
 
-func read(path string) (*Authority, error) {
+// readAuthority reads an authority from a file. It returns an error if other users can read the file.
+func readAuthority(path string) (*Authority, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Mode().Perm() != fileMode {
-		return nil, fmt.Errorf("it has mode %s: it must be a regular file that only its owner can read (%#o)", info.Mode(), fileMode)
+	if !info.Mode().IsRegular() || info.Mode().Perm() != authorityFileMode {
+		return nil, fmt.Errorf("it has mode %s: it must be a regular file that only its owner can read (%#o)", info.Mode(), authorityFileMode)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -121,8 +122,8 @@ func read(path string) (*Authority, error) {
 	return &Authority{cert: parsed, key: ec}, nil
 }
 
-// create creates an authority and writes it to a file, which it replaces.
-func create(path string, now time.Time) (*Authority, error) {
+// createAuthority creates a certificate authority and writes it to a file, which it replaces.
+func createAuthority(path string, now time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -135,7 +136,7 @@ func create(path string, now time.Time) (*Authority, error) {
 		SerialNumber: serial,
 		// Each authority has its own name: of two authorities with one name some programs try only the first.
 		Subject:   pkix.Name{CommonName: "Spool egress proxy " + hex.EncodeToString(serial.Bytes()[:4])},
-		NotBefore: now.Add(-backdating), NotAfter: now.Add(validFor),
+		NotBefore: now.Add(-validityBackdate), NotAfter: now.Add(authorityValidity),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -151,10 +152,10 @@ func create(path string, now time.Time) (*Authority, error) {
 	if err := journal.WriteFile(path, raw); err != nil {
 		return nil, err
 	}
-	return read(path)
+	return readAuthority(path)
 }
 
-// newSerial returns a random serial number of 127 bits whose first byte is not 0.
+// newSerial returns a random serial number of 127 bits for a certificate. Its first byte is not 0.
 func newSerial() (*big.Int, error) {
 	var b [16]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -164,7 +165,8 @@ func newSerial() (*big.Int, error) {
 	return new(big.Int).SetBytes(b[:]), nil
 }
 
-// Certificate returns a certificate for a host. It caches the certificates of the most recently used hosts.
+// Certificate returns a certificate for a host, signed by the authority. It caches the certificates of the most recently used
+// hosts.
 func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 	now, name := a.now(), h.String()
 	a.mu.Lock()
@@ -174,35 +176,37 @@ func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 			a.order.MoveToFront(e)
 			return m.cert, nil
 		}
-		a.evict(e)
+		a.evictCertificate(e)
 	}
-	m, err := a.sign(h, now)
+	m, err := a.signCertificate(h, now)
 	if err != nil {
 		return nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
 	a.leaves[name] = a.order.PushFront(m)
-	if a.order.Len() > maxLeaves {
-		a.evict(a.order.Back())
+	if a.order.Len() > maxCachedLeaves {
+		a.evictCertificate(a.order.Back())
 	}
 	return m.cert, nil
 }
 
-func (a *Authority) evict(e *list.Element) {
+// evictCertificate removes a certificate from the cache.
+func (a *Authority) evictCertificate(e *list.Element) {
 	delete(a.leaves, e.Value.(*issuedCertificate).host)
 	a.order.Remove(e)
 }
 
-func (a *Authority) sign(h egress.Host, now time.Time) (*issuedCertificate, error) {
+// signCertificate creates a certificate for a host.
+func (a *Authority) signCertificate(h egress.Host, now time.Time) (*issuedCertificate, error) {
 	serial, err := newSerial()
 	if err != nil {
 		return nil, err
 	}
-	ends := now.Add(leafValidFor)
+	ends := now.Add(leafValidity)
 	if ends.After(a.cert.NotAfter) {
 		ends = a.cert.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-backdating), NotAfter: ends,
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-validityBackdate), NotAfter: ends,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if h.Name != "" {

@@ -82,7 +82,7 @@ func TestCertificates(t *testing.T) {
 func TestKey(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	path := filepath.Join(dir, authority.File)
+	path := filepath.Join(dir, authority.FileName)
 	open(t, dir, nil, true)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -94,7 +94,7 @@ func TestKey(t *testing.T) {
 	}
 	foreign := t.TempDir()
 	open(t, foreign, nil, true)
-	theirs, err := os.ReadFile(filepath.Join(foreign, authority.File))
+	theirs, err := os.ReadFile(filepath.Join(foreign, authority.FileName))
 	if err != nil {
 		t.Fatal(err)
 	}

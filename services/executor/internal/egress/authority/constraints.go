@@ -13,17 +13,15 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// Trust returns the certificate, in PEM, that a sandbox with the given allowlist
-// entries trusts. It returns "" if no entry has methods, because the proxy ends TLS
-// for no host then.
+// TrustCertificate returns the certificate, in PEM, that a sandbox with the given allowlist entries must
+// trust. It returns "" if no entry limits the methods, because the proxy then terminates TLS for no host.
 //
-// The certificate has the authority's key, subject and validity, so it verifies every
-// host certificate of the authority that its critical name constraints permit. All
-// allowlists share the subject: a program that loaded the certificate of an earlier
-// allowlist goes on to verify the hosts of that allowlist. The certificate depends on
-// the authority and on the hosts alone, not on methods, ports, order or restarts: the
-// runner replaces an agent's process when the text changes.
-func (a *Authority) Trust(entries []string) (string, error) {
+// The certificate has the authority's key, subject and validity, so it verifies every host certificate of the
+// authority that its critical name constraints permit. The certificates of all allowlists have the same
+// subject: a program that loaded the certificate of an earlier allowlist can still verify the hosts of that
+// allowlist. The certificate depends only on the authority and on the hosts, not on methods, ports, order or
+// restarts, because the runner replaces an agent's process when the text of the certificate changes.
+func (a *Authority) TrustCertificate(entries []string) (string, error) {
 	hosts, err := inspectedHosts(entries)
 	if err != nil || len(hosts) == 0 {
 		return "", err
@@ -35,7 +33,7 @@ func (a *Authority) Trust(entries []string) (string, error) {
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	constrain(template, hosts)
+	addNameConstraints(template, hosts)
 	// Without a source of randomness the signature is deterministic (RFC 6979).
 	der, err := x509.CreateCertificate(nil, template, template, a.key.Public(), a.key)
 	if err != nil {
@@ -44,8 +42,8 @@ func (a *Authority) Trust(entries []string) (string, error) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), nil
 }
 
-// inspectedHosts returns the hosts of all entries with methods, sorted, each once. Of
-// an entry *.host it returns host.
+// inspectedHosts returns the hosts of all allowlist entries that limit the methods, sorted and without
+// duplicates. For an entry *.host it returns host.
 func inspectedHosts(entries []string) ([]egress.Host, error) {
 	var hosts []egress.Host
 	for _, entry := range entries {
@@ -61,8 +59,8 @@ func inspectedHosts(entries []string) ([]egress.Host, error) {
 	return slices.Compact(hosts), nil
 }
 
-// serialFor returns a serial number that differs for other hosts: no two certificates
-// of one issuer may share one.
+// serialFor returns the serial number of the certificate that permits hosts. Other hosts get another number,
+// because no two certificates of an issuer may share one.
 func (a *Authority) serialFor(hosts []egress.Host) *big.Int {
 	h := sha256.New()
 	h.Write(a.cert.Raw)
@@ -74,11 +72,10 @@ func (a *Authority) serialFor(hosts []egress.Host) *big.Int {
 	return new(big.Int).SetBytes(b)
 }
 
-// constrain adds critical name constraints that permit hosts and nothing else. A kind
-// of name without a permitted subtree is unlimited (RFC 5280 section 4.2.1.10), so each
-// kind without a host is excluded as a whole. IPv4 and IPv6 count as two kinds, as some
-// verifiers have it.
-func constrain(c *x509.Certificate, hosts []egress.Host) {
+// addNameConstraints adds critical name constraints to a certificate that permit hosts and nothing else. A
+// kind of name without a permitted subtree is unlimited (RFC 5280 section 4.2.1.10), so a kind without a host
+// is excluded as a whole. IPv4 and IPv6 are two kinds, because some verifiers treat them so.
+func addNameConstraints(c *x509.Certificate, hosts []egress.Host) {
 	c.PermittedDNSDomainsCritical = true // of all constraints
 	var v4, v6 bool
 	for _, h := range hosts {

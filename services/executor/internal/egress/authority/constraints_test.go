@@ -24,7 +24,7 @@ import (
 
 func trust(t *testing.T, a *authority.Authority, entries ...string) string {
 	t.Helper()
-	text, err := a.Trust(entries)
+	text, err := a.TrustCertificate(entries)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestTrust_CertificateIsOfTheHostsAlone(t *testing.T) {
 			t.Errorf("%q: %s", none, text)
 		}
 	}
-	if _, err := a.Trust([]string{"GET ok..example"}); err == nil || !strings.Contains(err.Error(), "ok..example") {
+	if _, err := a.TrustCertificate([]string{"GET ok..example"}); err == nil || !strings.Contains(err.Error(), "ok..example") {
 		t.Errorf("an entry that does not parse: %v", err)
 	}
 	block, rest := pem.Decode([]byte(one))
@@ -87,7 +87,7 @@ func TestTrust_CertificateIsOfTheHostsAlone(t *testing.T) {
 	if err != nil || block.Type != "CERTIFICATE" || len(rest) > 0 {
 		t.Fatalf("%s, %d more bytes, %v", block.Type, len(rest), err)
 	}
-	raw, err := os.ReadFile(filepath.Join(dir, authority.File))
+	raw, err := os.ReadFile(filepath.Join(dir, authority.FileName))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestTrust_EarlierCertificatesStayGood(t *testing.T) {
 			t.Errorf("%s: %v", host, err)
 		}
 	}
-	released, err := os.ReadFile(filepath.Join(dir, authority.File))
+	released, err := os.ReadFile(filepath.Join(dir, authority.FileName))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,13 +10,13 @@ import (
 
 // Limits of the lines that denials add to a journal.
 const (
-	countFor       = time.Second // equal denials within it are counted in one line
-	maxWindows     = 256         // different denials that are counted within it
-	linesPerSecond = 10
-	linesBurst     = 50
+	denialCountTime      = time.Second // equal denials within it are counted in one line
+	maxDenialCounters    = 256         // different denials that are counted within it
+	denialLinesPerSecond = 10
+	denialLinesBurst     = 50
 )
 
-// Denial is a refused connection or request, or several equal ones, for the log of the proxy's program.
+// Denial is a refused connection or request of a sandbox, or several equal ones, as the proxy logs it.
 type Denial struct {
 	Owner
 	Data events.EgressDenied
@@ -25,23 +25,23 @@ type Denial struct {
 // Owner identifies a sandbox with its tenant, session and execution.
 type Owner struct{ Sandbox, Tenant, Session, Execution string }
 
-// denialKey holds the fields by which two denials are considered equal.
+// denialKey has the fields in which two denials must agree to be counted as equal.
 type denialKey struct {
 	owner                       Owner
 	host, method, address, code string
 	port                        uint32
 }
 
-// window counts, for a short time, denials that are equal to one that has a line in the journal already.
-type window struct {
+// denialCounter counts for a short time the denials that are equal to a denial in the journal.
+type denialCounter struct {
 	ends time.Time
 	more uint32
 	data events.EgressDenied
 }
 
-// denials limits the lines that a sandbox's denials add to its journal, and counts the denials that have no line yet.
-type denials struct {
-	windows map[denialKey]*window
+// denialLimiter limits how many lines a sandbox's denials add to its journal. It counts the denials that get no line of their own.
+type denialLimiter struct {
+	windows map[denialKey]*denialCounter
 	tokens  float64 // of the rate limit
 	filled  time.Time
 
@@ -50,9 +50,9 @@ type denials struct {
 	excessOwner Owner
 }
 
-// Denied adds a line for a denial, or counts the denial: equal denials within a second share one line, and so do all denials
-// beyond ten lines a second.
-func (j *Journal) Denied(at time.Time, owner Owner, d events.EgressDenied) error {
+// RecordDenial adds a line for a denial to the journal, or only counts the denial: equal denials within a second share one line,
+// and all denials beyond ten lines a second share another one.
+func (j *Journal) RecordDenial(at time.Time, owner Owner, d events.EgressDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := &j.denials
@@ -62,47 +62,47 @@ func (j *Journal) Denied(at time.Time, owner Owner, d events.EgressDenied) error
 		return nil
 	}
 	j.store.markCounting(j)
-	if len(n.windows) >= maxWindows || !j.takeToken(at) {
+	if len(n.windows) >= maxDenialCounters || !j.takeLineToken(at) {
 		n.excess, n.excessData, n.excessOwner = addSaturating(n.excess, 1), d, owner
 		return nil
 	}
 	if n.windows == nil {
-		n.windows = map[denialKey]*window{}
+		n.windows = map[denialKey]*denialCounter{}
 	}
-	n.windows[key] = &window{ends: at.Add(countFor), data: d}
+	n.windows[key] = &denialCounter{ends: at.Add(denialCountTime), data: d}
 	d.Count = 1
 	return j.addDenial(at, owner, d)
 }
 
-// takeToken takes a token of the rate limit. It returns false if there is none, or if half of the journal's limit is
-// unacknowledged already. j.mu is held.
-func (j *Journal) takeToken(at time.Time) bool {
+// takeLineToken takes a token of the rate limit for lines about denials. It returns false if there is none, or if unacknowledged
+// lines already use half of the journal's limit. The caller holds j.mu.
+func (j *Journal) takeLineToken(at time.Time) bool {
 	n := &j.denials
 	if n.filled.IsZero() {
-		n.tokens = linesBurst
+		n.tokens = denialLinesBurst
 	} else {
-		n.tokens = math.Min(linesBurst, n.tokens+max(at.Sub(n.filled), 0).Seconds()*linesPerSecond)
+		n.tokens = math.Min(denialLinesBurst, n.tokens+max(at.Sub(n.filled), 0).Seconds()*denialLinesPerSecond)
 	}
 	n.filled = at
-	if n.tokens < 1 || j.size() > j.store.maxBytes/2 {
+	if n.tokens < 1 || j.unacknowledgedBytes() > j.store.maxBytes/2 {
 		return false
 	}
 	n.tokens--
 	return true
 }
 
-// addDenial adds the line of a denial. j.mu is held.
+// addDenial adds a line about a denial to the journal. The caller holds j.mu.
 func (j *Journal) addDenial(at time.Time, owner Owner, d events.EgressDenied) error {
 	d.Journal, d.Line = j.head.Journal, j.last+1
-	if err := j.add(at, owner.Execution, d); err != nil {
+	if err := j.addLine(at, owner.Execution, d); err != nil {
 		return err
 	}
 	j.store.denied(Denial{Owner: owner, Data: d})
 	return nil
 }
 
-// addCounted adds the lines of the windows that have ended, or of all windows.
-func (j *Journal) addCounted(now time.Time, all bool) {
+// addCountedDenials adds lines about the counted denials whose time window has ended, or about all counted denials if all is true.
+func (j *Journal) addCountedDenials(now time.Time, all bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := &j.denials
@@ -114,19 +114,19 @@ func (j *Journal) addCounted(now time.Time, all bool) {
 			delete(n.windows, key)
 			continue
 		}
-		if !all && !j.takeToken(now) {
+		if !all && !j.takeLineToken(now) {
 			n.excess, n.excessData, n.excessOwner = addSaturating(n.excess, w.more), w.data, key.owner
 			delete(n.windows, key)
 			continue
 		}
 		d := w.data
 		d.Count = w.more
-		w.more, w.ends = 0, now.Add(countFor)
+		w.more, w.ends = 0, now.Add(denialCountTime)
 		if err := j.addDenial(now, key.owner, d); err != nil {
 			j.store.log.Error("a denial is not journaled", "error", err)
 		}
 	}
-	if n.excess > 0 && (all || j.takeToken(now)) {
+	if n.excess > 0 && (all || j.takeLineToken(now)) {
 		d := n.excessData
 		d.Count, n.excess = n.excess, 0
 		d.Message = fmt.Sprintf("Too many were denied to list each; this stands for %d, and the last of them was: %s", d.Count, d.Message)
@@ -139,10 +139,10 @@ func (j *Journal) addCounted(now time.Time, all bool) {
 	}
 }
 
-// FlushDenials adds the lines of all denials that are counted so far, and returns the number of the last line. Span
-// reports when the line is on disk, and Changed signals that.
+// FlushDenials adds lines about all denials that were counted so far, and returns the number of the last line. LineSpan reports
+// when the line is on disk, and Changed signals that.
 func (j *Journal) FlushDenials() uint64 {
-	j.addCounted(time.Now(), true)
+	j.addCountedDenials(time.Now(), true)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.last

@@ -26,14 +26,14 @@ const (
 	damagedFile = "journal.damaged"
 )
 
-// trimAt is the size in bytes of acknowledged lines from which they are removed from the file.
-const trimAt = 64 << 10
+// trimThreshold is the number of bytes of acknowledged lines from which the journal removes these lines from its file.
+const trimThreshold = 64 << 10
 
-// maxRead is the maximum size in bytes of the result of Read, unless a single line is longer.
-const maxRead = 256 << 10
+// maxReadBytes is the maximum size of the result of ReadLines in bytes, unless a single line is longer.
+const maxReadBytes = 256 << 10
 
-// head is the content of headFile: the fields of the journal that remain when all its lines are removed.
-type head struct {
+// storedHead is the JSON content of headFile: the fields of the journal that must survive when all its lines are removed.
+type storedHead struct {
 	Journal string `json:"journal"`
 	Base    uint64 `json:"base"` // number of the last line that was deleted
 }
@@ -47,7 +47,7 @@ type Journal struct {
 	file sync.Mutex // held while the file is read, written or trimmed; locked before mu
 
 	mu      sync.Mutex
-	head    head
+	head    storedHead
 	acked   uint64
 	durable uint64  // the last line on disk
 	last    uint64  // the last line that has a number
@@ -55,16 +55,16 @@ type Journal struct {
 	pending []byte  // lines after durable
 	lengths []int   // of each pending line
 	changed chan struct{}
-	denials denials
+	denials denialLimiter
 }
 
-// open opens the journal in a folder, or creates one.
-func open(dir string, store *Store) (*Journal, error) {
+// openJournal reads the journal in a folder, or creates one.
+func openJournal(dir string, store *Store) (*Journal, error) {
 	j := &Journal{dir: dir, store: store, changed: make(chan struct{})}
 	raw, err := os.ReadFile(filepath.Join(dir, headFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = j.create()
+		err = j.createEmpty()
 	case err == nil:
 		if err = json.Unmarshal(raw, &j.head); err == nil {
 			err = events.CheckID("journal", events.KindJournal, j.head.Journal)
@@ -73,22 +73,23 @@ func open(dir string, store *Store) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal in %s: %w", dir, err)
 	}
-	if err := j.load(); err != nil {
+	if err := j.loadLines(); err != nil {
 		return nil, fmt.Errorf("journal in %s: %w", dir, err)
 	}
 	return j, nil
 }
 
-// create sets a new name of the journal and writes the file with its head.
-func (j *Journal) create() error {
+// createEmpty gives the journal a new name, and writes headFile.
+func (j *Journal) createEmpty() error {
 	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
 	if err != nil {
 		return err
 	}
-	j.head = head{Journal: name}
+	j.head = storedHead{Journal: name}
 	return j.writeHead()
 }
 
+// writeHead writes headFile.
 func (j *Journal) writeHead() error {
 	raw, err := json.Marshal(j.head)
 	if err != nil {
@@ -97,9 +98,9 @@ func (j *Journal) writeHead() error {
 	return WriteFile(filepath.Join(j.dir, headFile), raw)
 }
 
-// load reads the lines. It cuts off a last line without a newline, which nobody has read. If another line is damaged, the
-// numbers cannot be trusted: load renames the file, and a journal with another name begins.
-func (j *Journal) load() error {
+// loadLines reads the journal's lines from disk. It cuts off a last line without a newline, which no client has read. If another
+// line is damaged, its numbers cannot be trusted: loadLines then renames the file, and begins a journal with another name.
+func (j *Journal) loadLines() error {
 	path := filepath.Join(j.dir, linesFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -117,7 +118,7 @@ func (j *Journal) load() error {
 		if err != nil {
 			return err
 		}
-		var l api.Line
+		var l api.JournalLine
 		if json.Unmarshal(raw, &l) != nil || l.N > next || l.N < next && next > j.head.Base+1 {
 			return j.replaceDamaged(path)
 		}
@@ -143,17 +144,17 @@ func (j *Journal) load() error {
 	return f.Sync()
 }
 
-// replaceDamaged renames the file of lines to damagedFile, and begins a journal with another name.
+// replaceDamaged renames the damaged file of lines to damagedFile, and begins a journal with another name.
 func (j *Journal) replaceDamaged(path string) error {
 	if err := os.Rename(path, filepath.Join(j.dir, damagedFile)); err != nil {
 		return err
 	}
 	old := j.head.Journal
-	if err := j.create(); err != nil {
+	if err := j.createEmpty(); err != nil {
 		return err
 	}
 	j.store.log.Error("a journal is damaged: its file was renamed, and a new journal begins", "folder", j.dir, "journal", old, "next", j.head.Journal)
-	return j.load()
+	return j.loadLines()
 }
 
 // Name returns the journal's id, jnl_….
@@ -163,8 +164,9 @@ func (j *Journal) Name() string {
 	return j.head.Journal
 }
 
-// Span returns the number of the first line that is kept (last + 1 if none is), and of the last line on disk.
-func (j *Journal) Span() (first, last uint64) {
+// LineSpan returns the number of the first line that the journal still has, and the number of the last line on disk. If the journal
+// has no lines, first is last + 1.
+func (j *Journal) LineSpan() (first, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.acked + 1, j.durable
@@ -177,15 +179,16 @@ func (j *Journal) Changed() <-chan struct{} {
 	return j.changed
 }
 
-// Full reports whether the unacknowledged lines take more than the limit. No request that adds a line should begin then.
-func (j *Journal) Full() bool {
+// IsFull reports whether unacknowledged lines use more than the journal's limit. The proxy must then begin no request that adds a
+// line.
+func (j *Journal) IsFull() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.size() > j.store.maxBytes
+	return j.unacknowledgedBytes() > j.store.maxBytes
 }
 
-// size returns the number of unacknowledged bytes. j.mu is held.
-func (j *Journal) size() int64 {
+// unacknowledgedBytes returns the number of bytes of lines that were not acknowledged. The caller holds j.mu.
+func (j *Journal) unacknowledgedBytes() int64 {
 	n := int64(len(j.pending))
 	if len(j.ends) > 0 {
 		n += j.ends[len(j.ends)-1]
@@ -196,21 +199,21 @@ func (j *Journal) size() int64 {
 	return n
 }
 
-// ModelCalled adds a line, and sets the journal and the number in data.
-func (j *Journal) ModelCalled(at time.Time, execution string, data events.ModelCalled) error {
+// AddModelCall adds a line about a model call to the journal, and sets the name of the journal and the line's number in data.
+func (j *Journal) AddModelCall(at time.Time, execution string, data events.ModelCalled) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	data.Journal, data.Line = j.head.Journal, j.last+1
-	return j.add(at, execution, data)
+	return j.addLine(at, execution, data)
 }
 
-// add numbers a line and leaves it to the store's loop to write. j.mu is held.
-func (j *Journal) add(at time.Time, execution string, data events.Payload) error {
+// addLine numbers a line and adds it to the lines that the Store writes to disk later. The caller holds j.mu.
+func (j *Journal) addLine(at time.Time, execution string, data events.Payload) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}
-	raw, err = json.Marshal(api.Line{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
+	raw, err = json.Marshal(api.JournalLine{N: j.last + 1, Type: data.EventType(), Time: at.UTC(), Execution: execution, Data: raw})
 	if err != nil {
 		return fmt.Errorf("journal line: %w", err)
 	}
@@ -221,18 +224,18 @@ func (j *Journal) add(at time.Time, execution string, data events.Payload) error
 	return nil
 }
 
-// flush writes the pending lines and syncs the file.
-func (j *Journal) flush() error {
+// flushLines writes the pending lines to the journal's file and syncs the file.
+func (j *Journal) flushLines() error {
 	j.file.Lock()
 	defer j.file.Unlock()
 	j.mu.Lock()
 	buf, lengths := j.pending, j.lengths
-	at := j.end()
+	at := j.fileEnd()
 	j.mu.Unlock()
 	if len(buf) == 0 {
 		return nil
 	}
-	if err := j.writeAt(buf, at); err != nil {
+	if err := j.writeAndSync(buf, at); err != nil {
 		return fmt.Errorf("write journal in %s: %w", j.dir, err)
 	}
 	j.mu.Lock()
@@ -248,16 +251,17 @@ func (j *Journal) flush() error {
 	return nil
 }
 
-// end returns the offset of the end of the file. j.mu is held.
-func (j *Journal) end() int64 {
+// fileEnd returns the offset at which the next line is written to the file. The caller holds j.mu.
+func (j *Journal) fileEnd() int64 {
 	if len(j.ends) == 0 {
 		return 0
 	}
 	return j.ends[len(j.ends)-1]
 }
 
-// writeAt writes at an offset and syncs the file. A failed write before may have left bytes there.
-func (j *Journal) writeAt(buf []byte, at int64) error {
+// writeAndSync writes buf to the file at an offset, over bytes that an earlier failed write may have left there, and syncs the
+// file.
+func (j *Journal) writeAndSync(buf []byte, at int64) error {
 	f, err := os.OpenFile(filepath.Join(j.dir, linesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -269,9 +273,9 @@ func (j *Journal) writeAt(buf []byte, at int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// Read returns lines after a number, each with its newline, and the number of the last one. It returns no lines if none are on
-// disk yet.
-func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
+// ReadLines returns lines after a line number, each with its newline, and the number of the last of them. It returns no lines if
+// there are none on disk yet.
+func (j *Journal) ReadLines(after uint64) ([]byte, uint64, error) {
 	j.file.Lock()
 	defer j.file.Unlock()
 	j.mu.Lock()
@@ -286,7 +290,7 @@ func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
 		from = j.ends[i-1]
 	}
 	to := j.ends[i]
-	for i++; i < len(j.ends) && j.ends[i]-from <= maxRead; i++ {
+	for i++; i < len(j.ends) && j.ends[i]-from <= maxReadBytes; i++ {
 		to = j.ends[i]
 	}
 	last := j.head.Base + uint64(i) //nolint:gosec // an index
@@ -304,15 +308,16 @@ func (j *Journal) Read(after uint64) ([]byte, uint64, error) {
 	return buf, last, nil
 }
 
-// AheadError is returned for an acknowledgement of a line that is not on disk.
+// AheadError is returned for the acknowledgement of a line that is not on disk yet.
 type AheadError struct{ Line, Last uint64 }
 
 func (e *AheadError) Error() string {
 	return fmt.Sprintf("line %d is acknowledged, but the last one is %d", e.Line, e.Last)
 }
 
-// Ack deletes the lines up to a number. A lower number than before changes nothing. The error is an *AheadError, or the disk's.
-func (j *Journal) Ack(n uint64) error {
+// AckLines acknowledges the lines up to the number n, so that the journal removes them. A lower number than before changes nothing. The
+// error is an *AheadError or an error of the disk.
+func (j *Journal) AckLines(n uint64) error {
 	j.file.Lock()
 	defer j.file.Unlock()
 	j.mu.Lock()
@@ -326,22 +331,22 @@ func (j *Journal) Ack(n uint64) error {
 	j.acked = n
 	k := int(j.acked - j.head.Base) //nolint:gosec // at most len(ends)
 	cut := j.ends[k-1]
-	if cut < trimAt {
+	if cut < trimThreshold {
 		return nil
 	}
-	return j.trim(k, cut)
+	return j.trimLines(k, cut)
 }
 
-// trim removes the first k lines, which have cut bytes, from the file. Both locks are held. It writes the head first, so that
-// no number is used twice.
-func (j *Journal) trim(k int, cut int64) error {
+// trimLines removes the first k lines, which have cut bytes, from the file. It writes the head first, so that no line number is
+// used twice. The caller holds both locks of the journal.
+func (j *Journal) trimLines(k int, cut int64) error {
 	path := filepath.Join(j.dir, linesFile)
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("trim journal: %w", err)
 	}
-	if int64(len(raw)) < j.end() {
-		return fmt.Errorf("trim journal in %s: the file has %d bytes instead of %d", j.dir, len(raw), j.end())
+	if int64(len(raw)) < j.fileEnd() {
+		return fmt.Errorf("trim journal in %s: the file has %d bytes instead of %d", j.dir, len(raw), j.fileEnd())
 	}
 	old := j.head.Base
 	j.head.Base = j.acked
@@ -353,7 +358,7 @@ func (j *Journal) trim(k int, cut int64) error {
 	for _, e := range j.ends[k:] {
 		rest = append(rest, e-cut)
 	}
-	if err := WriteFile(path, raw[cut:j.end()]); err != nil {
+	if err := WriteFile(path, raw[cut:j.fileEnd()]); err != nil {
 		j.head.Base = old // the file is unchanged, and the head on disk says how many lines to skip
 		return fmt.Errorf("trim journal: %w", err)
 	}

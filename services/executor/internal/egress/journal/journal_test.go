@@ -55,22 +55,22 @@ func (r running) until(t *testing.T, n uint64) {
 	timeout := time.After(20 * time.Second)
 	for {
 		changed := r.Changed()
-		if _, last := r.Span(); last >= n {
+		if _, last := r.LineSpan(); last >= n {
 			return
 		}
 		select {
 		case <-changed:
 		case <-timeout:
-			_, last := r.Span()
+			_, last := r.LineSpan()
 			t.Fatalf("line %d does not come: the last is %d", n, last)
 		}
 	}
 }
 
-func (r running) lines(t *testing.T, after uint64) (out []api.Line) {
+func (r running) lines(t *testing.T, after uint64) (out []api.JournalLine) {
 	t.Helper()
 	for {
-		raw, last, err := r.Read(after)
+		raw, last, err := r.ReadLines(after)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func (r running) lines(t *testing.T, after uint64) (out []api.Line) {
 		}
 		after = last
 		for line := range bytes.Lines(raw) {
-			var l api.Line
+			var l api.JournalLine
 			if err := json.Unmarshal(line, &l); err != nil {
 				t.Fatal(err)
 			}
@@ -93,7 +93,7 @@ func (r running) lines(t *testing.T, after uint64) (out []api.Line) {
 
 func call(t *testing.T, r running, model string) {
 	t.Helper()
-	if err := r.ModelCalled(time.Now(), "", events.ModelCalled{Model: model}); err != nil {
+	if err := r.AddModelCall(time.Now(), "", events.ModelCalled{Model: model}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -131,13 +131,13 @@ func TestLines_AreReadAfterTheyAreOnDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := j.ModelCalled(time.Now(), "", events.ModelCalled{}); err != nil {
+	if err := j.AddModelCall(time.Now(), "", events.ModelCalled{}); err != nil {
 		t.Fatal(err)
 	}
-	if raw, _, err := j.Read(0); len(raw) > 0 || err != nil {
+	if raw, _, err := j.ReadLines(0); len(raw) > 0 || err != nil {
 		t.Errorf("%q, %v", raw, err)
 	}
-	if err := j.Ack(1); err == nil {
+	if err := j.AckLines(1); err == nil {
 		t.Error("a line that nobody saw is acknowledged")
 	}
 }
@@ -176,7 +176,7 @@ func TestDamage(t *testing.T) {
 				t.Fatal(err)
 			}
 			r = run(t, dir, journal.Config{})
-			if _, last := r.Span(); last != c.last || (r.Name() == name) != c.same {
+			if _, last := r.LineSpan(); last != c.last || (r.Name() == name) != c.same {
 				t.Fatalf("the last line is %d, the name is the same: %v", last, r.Name() == name)
 			}
 			call(t, r, "next")
@@ -206,11 +206,11 @@ func TestAck_RemovesLines(t *testing.T) {
 	}
 	before := size()
 	var ahead *journal.AheadError
-	if err := r.Ack(n + 1); !errors.As(err, &ahead) {
+	if err := r.AckLines(n + 1); !errors.As(err, &ahead) {
 		t.Errorf("ahead: %v", err)
 	}
 	for _, upTo := range []uint64{1, 300, 200, 300} {
-		if err := r.Ack(upTo); err != nil {
+		if err := r.AckLines(upTo); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,7 +222,7 @@ func TestAck_RemovesLines(t *testing.T) {
 		if got := r.lines(t, 0); len(got) != n-300 || got[0].N != 301 {
 			t.Errorf("%d lines from %d", len(got), got[0].N)
 		}
-		if first, last := r.Span(); first != 301 || last != n {
+		if first, last := r.LineSpan(); first != 301 || last != n {
 			t.Errorf("%d to %d", first, last)
 		}
 	}
@@ -230,7 +230,7 @@ func TestAck_RemovesLines(t *testing.T) {
 	r.stop()
 	r = run(t, dir, journal.Config{})
 	check()
-	if err := r.Ack(n); err != nil {
+	if err := r.AckLines(n); err != nil {
 		t.Fatal(err)
 	}
 	call(t, r, "next")
@@ -268,7 +268,7 @@ func denial(host string) events.EgressDenied {
 }
 
 // counts returns the number of denials that the lines count together.
-func counts(t *testing.T, lines []api.Line) (sum uint32) {
+func counts(t *testing.T, lines []api.JournalLine) (sum uint32) {
 	t.Helper()
 	for _, l := range lines {
 		var d events.EgressDenied
@@ -286,7 +286,7 @@ func TestDenials_EqualOnesShareALine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := run(t, dir, journal.Config{})
 		for range 1000 {
-			if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
+			if err := r.RecordDenial(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -302,7 +302,7 @@ func TestDenials_EqualOnesShareALine(t *testing.T) {
 		if got := r.lines(t, 2); len(got) != 0 {
 			t.Errorf("later: %d more lines", len(got))
 		}
-		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
+		if err := r.RecordDenial(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -323,7 +323,7 @@ func TestDenials_AreBounded(t *testing.T) {
 		const seconds, each = 20, 500
 		for s := range seconds {
 			for i := range each {
-				if err := r.Denied(time.Now(), journal.Owner{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
+				if err := r.RecordDenial(time.Now(), journal.Owner{}, denial(strings.Repeat("x", s+1)+strings.Repeat("y", i+1))); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -347,22 +347,22 @@ func TestFull(t *testing.T) {
 	t.Parallel()
 	r := run(t, t.TempDir(), journal.Config{MaxBytes: 10_000})
 	n := uint64(0)
-	for !r.Full() {
+	for !r.IsFull() {
 		call(t, r, strings.Repeat("m", 200))
 		if n++; n > 1000 {
 			t.Fatal("it is never full")
 		}
 	}
 	for range 20 { // the waiting lines leave no room for denials, which are still counted
-		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
+		if err := r.RecordDenial(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.until(t, n)
-	if err := r.Ack(n); err != nil {
+	if err := r.AckLines(n); err != nil {
 		t.Fatal(err)
 	}
-	if r.Full() {
+	if r.IsFull() {
 		t.Error("it is full although all is acknowledged")
 	}
 	r.until(t, r.FlushDenials())

@@ -31,8 +31,8 @@ type Store struct {
 	counting map[*Journal]bool // with counted denials that have no line yet
 }
 
-// retryAfter is the pause after a failed write to disk.
-const retryAfter = time.Second
+// writeRetryPause is the pause after a failed write to disk.
+const writeRetryPause = time.Second
 
 // NewStore returns a Store, which writes nothing before Run is called.
 func NewStore(cfg Config) *Store {
@@ -59,9 +59,9 @@ func NewStore(cfg Config) *Store {
 }
 
 // Open opens the journal in a folder, or creates one.
-func (s *Store) Open(dir string) (*Journal, error) { return open(dir, s) }
+func (s *Store) Open(dir string) (*Journal, error) { return openJournal(dir, s) }
 
-// Forget removes a journal from the store, before its folder is deleted.
+// Forget removes a journal from the store. It must be called before the journal's folder is deleted.
 func (s *Store) Forget(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *Store) Forget(j *Journal) {
 	delete(s.counting, j)
 }
 
-// markDirty makes Run write the journal's pending lines.
+// markDirty records that a journal has pending lines, so that Run writes them to disk.
 func (s *Store) markDirty(j *Journal) {
 	s.mu.Lock()
 	s.dirty[j] = true
@@ -80,7 +80,7 @@ func (s *Store) markDirty(j *Journal) {
 	}
 }
 
-// markCounting makes Run add the lines of the journal's counted denials.
+// markCounting records that a journal has counted denials, so that Run adds lines about them.
 func (s *Store) markCounting(j *Journal) {
 	s.mu.Lock()
 	s.counting[j] = true
@@ -91,13 +91,15 @@ func (s *Store) markCounting(j *Journal) {
 	}
 }
 
+// unmarkCounting records that a journal has no counted denials any more.
 func (s *Store) unmarkCounting(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.counting, j)
 }
 
-// Run writes lines until ctx ends. Before it returns it writes all pending lines, and those of counted denials.
+// Run writes lines of journals to disk until ctx ends. Before it returns, it writes all pending lines, and
+// lines about all counted denials.
 func (s *Store) Run(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -106,14 +108,14 @@ func (s *Store) Run(ctx context.Context) error {
 		var tick <-chan time.Time
 		switch {
 		case dirty: // only after a failed write: otherwise all lines are flushed below
-			tick = time.After(retryAfter)
+			tick = time.After(writeRetryPause)
 		case counting:
-			tick = time.After(countFor / 4)
+			tick = time.After(denialCountTime / 4)
 		}
 		select {
 		case <-ctx.Done():
-			s.addCounted(true)
-			return s.flush()
+			s.addCountedDenials(true)
+			return s.flushJournals()
 		case <-tick:
 		case <-s.wake:
 			select {
@@ -121,15 +123,16 @@ func (s *Store) Run(ctx context.Context) error {
 			case <-time.After(s.batch):
 			}
 		}
-		s.addCounted(false)
-		if err := s.flush(); err != nil {
+		s.addCountedDenials(false)
+		if err := s.flushJournals(); err != nil {
 			s.log.Error("journal lines are not written yet", "error", err)
 		}
 	}
 }
 
-// addCounted adds the lines of denials whose window has ended, or of all counted denials.
-func (s *Store) addCounted(all bool) {
+// addCountedDenials adds lines to all journals about the denials whose time window has ended, or about all
+// counted denials if all is true.
+func (s *Store) addCountedDenials(all bool) {
 	s.mu.Lock()
 	list := make([]*Journal, 0, len(s.counting))
 	for j := range s.counting {
@@ -137,19 +140,19 @@ func (s *Store) addCounted(all bool) {
 	}
 	s.mu.Unlock()
 	for _, j := range list {
-		j.addCounted(time.Now(), all)
+		j.addCountedDenials(time.Now(), all)
 	}
 }
 
-// flush writes the pending lines of all journals, and returns the first error.
-func (s *Store) flush() error {
+// flushJournals writes the pending lines of all journals to disk, and returns the first error.
+func (s *Store) flushJournals() error {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = map[*Journal]bool{}
 	s.mu.Unlock()
 	var first error
 	for j := range dirty {
-		if err := j.flush(); err != nil {
+		if err := j.flushLines(); err != nil {
 			s.mu.Lock()
 			s.dirty[j] = true
 			s.mu.Unlock()

@@ -69,7 +69,7 @@ func TestResponse(t *testing.T) {
 				c.body = string(raw)
 			}
 			for _, size := range []int{len(c.body) + 1, 1, len(c.body)/2 + 1, 7} {
-				r := meter.NewResponse(c.kind)
+				r := meter.NewResponseMeter(c.kind)
 				for rest := c.body; rest != ""; rest = rest[min(size, len(rest)):] {
 					if _, err := io.WriteString(r, rest[:min(size, len(rest))]); err != nil {
 						t.Fatal(err)
@@ -86,8 +86,8 @@ func TestResponse(t *testing.T) {
 func TestDialectOf(t *testing.T) {
 	t.Parallel()
 	for path, want := range map[string]meter.Dialect{
-		"/v1/messages": meter.Messages, "/v1/messages/count_tokens": meter.None, "/chat/completions": meter.Chat, "/completions": meter.Chat,
-		"/embeddings": meter.Chat, "/responses": meter.Responses, "/responses/compact": meter.Responses, "/models": meter.None, "": meter.None,
+		"/v1/messages": meter.DialectMessages, "/v1/messages/count_tokens": meter.DialectNone, "/chat/completions": meter.DialectChat, "/completions": meter.DialectChat,
+		"/embeddings": meter.DialectChat, "/responses": meter.DialectResponses, "/responses/compact": meter.DialectResponses, "/models": meter.DialectNone, "": meter.DialectNone,
 	} {
 		if got := meter.DialectOf(path); got != want {
 			t.Errorf("%s: %q", path, got)
@@ -102,7 +102,7 @@ func FuzzResponse(f *testing.F) {
 	f.Add(`{"message":{"model":"\u0041","usage":{"output_tokens":3}}}`, 5)
 	f.Fuzz(func(t *testing.T, body string, size int) {
 		size = max(1, size&0xff)
-		r := meter.NewResponse(plain)
+		r := meter.NewResponseMeter(plain)
 		for rest := body; rest != ""; rest = rest[min(size, len(rest)):] {
 			_, _ = io.WriteString(r, rest[:min(size, len(rest))])
 		}

@@ -25,16 +25,18 @@ type rates struct {
 	CacheWriteHour *float64 `yaml:"cacheWriteHour"`
 }
 
-type longRates struct {
+// longContextRates are the rates of requests with more than Over input tokens.
+type longContextRates struct {
 	Over  uint64 `yaml:"over"`
 	rates `yaml:",inline"`
 }
 
+// price is an entry of the price table.
 type price struct {
 	Provider string `yaml:"provider"`
 	Model    string `yaml:"model"`
 	rates    `yaml:",inline"`
-	Long     *longRates `yaml:"long"`
+	Long     *longContextRates `yaml:"long"`
 }
 
 // Prices is an immutable table of the prices of models' tokens.
@@ -43,10 +45,10 @@ type Prices struct {
 	models  []price
 }
 
-// DefaultPrices returns the built-in table.
+// DefaultPrices returns the built-in table of prices.
 func DefaultPrices() (Prices, error) { return ParsePrices("prices.yaml", defaultPrices) }
 
-// ParsePrices parses a table in YAML or JSON. An error names the entry and its field.
+// ParsePrices parses a table of prices in YAML or JSON. An error names file, the entry and its field.
 func ParsePrices(file string, data []byte) (Prices, error) {
 	var doc struct {
 		Version string  `yaml:"version"`
@@ -112,11 +114,11 @@ func (r rates) check() error {
 	return nil
 }
 
-// modelSuffix matches what may follow a model's name, such as a date, for the price to apply.
+// modelSuffix matches the text after a model's name, such as a date, with which the model still has the same price.
 var modelSuffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
 
-// find returns the entry with the longest name that matches a model.
-func (t Prices) find(provider, model string) (price, bool) {
+// findPrice returns the entry of the table whose name is the longest that matches a model.
+func (t Prices) findPrice(provider, model string) (price, bool) {
 	var best price
 	found := false
 	for _, p := range t.models {
@@ -132,15 +134,16 @@ func (t Prices) find(provider, model string) (price, bool) {
 	return best, found
 }
 
-// Known reports whether the table has a price for a model, and returns the name of the entry.
-func (t Prices) Known(provider, model string) (string, bool) {
-	p, ok := t.find(provider, model)
+// EntryName returns the name of the table's entry for a model, and false if the table has no price for the model.
+func (t Prices) EntryName(provider, model string) (string, bool) {
+	p, ok := t.findPrice(provider, model)
 	return p.Model, ok
 }
 
-// Cost returns the cost of an answer in US dollars, and the version of the table. Without a price it returns 0 and "".
+// Cost returns what an answer of a model costs in US dollars, and the version of the price table. Without a price for
+// the model it returns 0 and "".
 func (t Prices) Cost(provider, model string, r Result) (float64, string) {
-	p, ok := t.find(provider, model)
+	p, ok := t.findPrice(provider, model)
 	if !ok {
 		return 0, ""
 	}

@@ -8,15 +8,14 @@ import (
 	"strings"
 )
 
-// maxValue is the maximum size in bytes of the value of a field. A longer value counts as absent.
-const maxValue = 16 << 10
+// maxValueBytes is the maximum size of a captured value in bytes. A longer value counts as absent.
+const maxValueBytes = 16 << 10
 
-// maxKey is the maximum length of the key of a wanted field, in bytes.
-const maxKey = 32
+// maxKeyBytes is the maximum length in bytes of the key of a field whose value is captured.
+const maxKeyBytes = 32
 
-// fieldScanner is an io.Writer that parses a JSON document of any size and keeps the values of some fields: of the
-// document itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds
-// nothing.
+// fieldScanner is an io.Writer that parses a JSON document of any size and captures the values of some fields: of the document
+// itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
 type fieldScanner struct {
 	want  map[string]bool
 	texts map[string]bool // the wanted fields that are kept only if they are strings
@@ -36,8 +35,9 @@ type fieldScanner struct {
 	at      int    // its depth
 }
 
-// newFields returns fields for wanted paths. A path with the suffix ":text" is kept only if its value is a string.
-func newFields(want ...string) *fieldScanner {
+// newFieldScanner returns a fieldScanner that captures the fields with the paths want. A path with the suffix ":text" captures
+// the value only if it is a string.
+func newFieldScanner(want ...string) *fieldScanner {
 	f := &fieldScanner{want: map[string]bool{}, texts: map[string]bool{}}
 	for _, w := range want {
 		w, text := strings.CutSuffix(w, ":text")
@@ -50,7 +50,7 @@ func newFields(want ...string) *fieldScanner {
 	return f
 }
 
-// reset discards what was found, so that another document can be parsed.
+// reset discards all captured values, so that another document can be parsed.
 func (f *fieldScanner) reset() {
 	*f = fieldScanner{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }
@@ -60,7 +60,7 @@ func (f *fieldScanner) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		if f.inString {
-			p = p[f.str(p):]
+			p = p[f.parseString(p):]
 			continue
 		}
 		f.handleStructural(p[0])
@@ -69,8 +69,8 @@ func (f *fieldScanner) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// str parses the part of p that belongs to the current string, and returns the number of bytes that it parsed.
-func (f *fieldScanner) str(p []byte) int {
+// parseString parses the part of p that belongs to the current JSON string, and returns the number of bytes that it parsed.
+func (f *fieldScanner) parseString(p []byte) int {
 	n := 0
 	for n < len(p) {
 		c := p[n]
@@ -94,15 +94,15 @@ func (f *fieldScanner) str(p []byte) int {
 			n += i
 		}
 	}
-	f.keep(p[:n])
-	if f.isKey && len(f.text) <= maxKey+1 {
+	f.captureBytes(p[:n])
+	if f.isKey && len(f.text) <= maxKeyBytes+1 {
 		f.text = append(f.text, p[:n]...)
 	}
 	if !f.inString && f.isKey {
 		f.isKey = false
 		if f.depth <= 2 {
 			f.keys[f.depth] = ""
-			if k := len(f.text) - 1; k >= 0 && k <= maxKey && f.text[k] == '"' { // no wanted key has an escape
+			if k := len(f.text) - 1; k >= 0 && k <= maxKeyBytes && f.text[k] == '"' { // no wanted key has an escape
 				f.keys[f.depth] = string(f.text[:k])
 			}
 		}
@@ -110,27 +110,30 @@ func (f *fieldScanner) str(p []byte) int {
 	return n
 }
 
-func (f *fieldScanner) keep(p []byte) {
-	if f.path != "" && len(f.capture) <= maxValue {
+// captureBytes adds p to the value that is being captured, if there is one.
+func (f *fieldScanner) captureBytes(p []byte) {
+	if f.path != "" && len(f.capture) <= maxValueBytes {
 		f.capture = append(f.capture, p...)
 	}
 }
 
+// isObject reports whether the innermost open bracket is that of an object.
 func (f *fieldScanner) isObject() bool {
 	return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0
 }
 
+// handleStructural handles a bracket, comma, colon or quote outside of strings.
 func (f *fieldScanner) handleStructural(c byte) {
 	switch c {
 	case '"':
 		f.inString, f.isKey, f.text = true, f.expectKey && f.isObject(), f.text[:0]
 		f.expectKey = false
-		f.keep([]byte{c})
+		f.captureBytes([]byte{c})
 	case '{', '[':
 		if f.depth == f.at && f.texts[f.path] { // not a string, so it is not captured: a field in it may be wanted
 			f.path = ""
 		}
-		f.keep([]byte{c})
+		f.captureBytes([]byte{c})
 		f.depth++
 		if f.depth < 64 {
 			f.objects &^= 1 << f.depth
@@ -140,26 +143,26 @@ func (f *fieldScanner) handleStructural(c byte) {
 		}
 		f.expectKey = c == '{'
 	case '}', ']':
-		f.end(f.depth)
-		f.keep([]byte{c})
+		f.endCapture(f.depth)
+		f.captureBytes([]byte{c})
 		if f.depth--; f.depth < 0 {
 			f.depth = 0
 		}
 		f.expectKey = false
 	case ',':
-		f.end(f.depth)
-		f.keep([]byte{c})
+		f.endCapture(f.depth)
+		f.captureBytes([]byte{c})
 		f.expectKey = f.isObject()
 	case ':':
-		f.keep([]byte{c})
-		f.begin()
+		f.captureBytes([]byte{c})
+		f.beginCapture()
 	default:
-		f.keep([]byte{c})
+		f.captureBytes([]byte{c})
 	}
 }
 
-// begin starts a capture if the field whose colon was just parsed is wanted.
-func (f *fieldScanner) begin() {
+// beginCapture begins to capture the value of a field if the key that was just parsed is wanted.
+func (f *fieldScanner) beginCapture() {
 	if f.path != "" || !f.isObject() || f.depth > 2 {
 		return
 	}
@@ -175,19 +178,19 @@ func (f *fieldScanner) begin() {
 	}
 }
 
-// end ends the capture if the value that just ended at this depth is the captured field's.
-func (f *fieldScanner) end(depth int) {
+// endCapture ends the capture if the value that has just ended at this depth is the captured one.
+func (f *fieldScanner) endCapture(depth int) {
 	if f.path == "" || depth != f.at {
 		return
 	}
-	if v := bytes.TrimSpace(f.capture); len(v) <= maxValue && json.Valid(v) {
+	if v := bytes.TrimSpace(f.capture); len(v) <= maxValueBytes && json.Valid(v) {
 		f.found[f.path] = append(json.RawMessage(nil), v...)
 	}
 	f.path = ""
 }
 
-// string returns the value of a field that is a string, "" if it is not.
-func (f *fieldScanner) string(path string) string {
+// stringOf returns the captured value of a field if it is a string, and "" otherwise.
+func (f *fieldScanner) stringOf(path string) string {
 	var s string
 	if json.Unmarshal(f.found[path], &s) != nil {
 		return ""

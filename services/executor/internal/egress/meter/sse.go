@@ -2,8 +2,9 @@ package meter
 
 import "bytes"
 
-// sse is an io.Writer that writes the data of each server-sent event to doc, and calls done after each event.
-type sse struct {
+// sseParser is an io.Writer that parses a stream of server-sent events. It writes the data of each event to doc,
+// and calls done after each event.
+type sseParser struct {
 	doc  *fieldScanner
 	done func()
 
@@ -13,10 +14,10 @@ type sse struct {
 	hasData bool   // the current event has data
 }
 
-var dataPrefix = []byte("data:")
+var sseDataPrefix = []byte("data:")
 
 // Write parses the next part of the stream. It never fails.
-func (s *sse) Write(p []byte) (int, error) {
+func (s *sseParser) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		line := p
@@ -34,15 +35,15 @@ func (s *sse) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// parsePiece parses a part of a line.
-func (s *sse) parsePiece(p []byte) {
+// parsePiece parses a part of a line of the stream.
+func (s *sseParser) parsePiece(p []byte) {
 	if !s.known {
-		take := min(len(p), len(dataPrefix)-len(s.head))
+		take := min(len(p), len(sseDataPrefix)-len(s.head))
 		s.head, p = append(s.head, p[:take]...), p[take:]
-		if len(s.head) < len(dataPrefix) {
+		if len(s.head) < len(sseDataPrefix) {
 			return
 		}
-		s.known, s.isData = true, bytes.Equal(s.head, dataPrefix)
+		s.known, s.isData = true, bytes.Equal(s.head, sseDataPrefix)
 	}
 	if s.isData && len(p) > 0 {
 		s.hasData = true
@@ -50,7 +51,8 @@ func (s *sse) parsePiece(p []byte) {
 	}
 }
 
-func (s *sse) endLine() {
+// endLine handles the end of a line of the stream.
+func (s *sseParser) endLine() {
 	blank := !s.known && len(bytes.TrimRight(s.head, "\r")) == 0
 	s.head, s.known, s.isData = s.head[:0], false, false
 	if blank {
@@ -58,7 +60,8 @@ func (s *sse) endLine() {
 	}
 }
 
-func (s *sse) endEvent() {
+// endEvent handles the empty line after a server-sent event.
+func (s *sseParser) endEvent() {
 	if s.hasData {
 		s.done()
 		s.doc.reset()

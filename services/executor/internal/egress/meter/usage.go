@@ -16,37 +16,37 @@ type Dialect string
 
 // The dialects.
 const (
-	None      Dialect = ""
-	Messages  Dialect = "messages"  // Anthropic's Messages
-	Chat      Dialect = "chat"      // OpenAI's Chat Completions, Completions and Embeddings
-	Responses Dialect = "responses" // OpenAI's Responses
+	DialectNone      Dialect = ""
+	DialectMessages  Dialect = "messages"  // Anthropic's Messages
+	DialectChat      Dialect = "chat"      // OpenAI's Chat Completions, Completions and Embeddings
+	DialectResponses Dialect = "responses" // OpenAI's Responses
 )
 
-// DialectOf returns the dialect of the answer to a request with the given path, or None if the request is not a model
-// call.
+// DialectOf returns the dialect of the answer to a request with the given path, or DialectNone if the request is not a
+// model call.
 func DialectOf(path string) Dialect {
 	switch {
 	case strings.HasSuffix(path, "/messages"):
-		return Messages
+		return DialectMessages
 	case strings.HasSuffix(path, "/completions"), strings.HasSuffix(path, "/embeddings"):
-		return Chat
+		return DialectChat
 	case strings.HasSuffix(path, "/responses"), strings.HasSuffix(path, "/responses/compact"):
-		return Responses
+		return DialectResponses
 	}
-	return None
+	return DialectNone
 }
 
 // Limits of a Result's texts, in bytes.
 const (
-	maxModelBytes = 200
-	maxErrorBytes = 500
+	maxModelNameBytes = 200
+	maxErrorBytes     = 500
 )
 
-// Response is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer.
+// ResponseMeter is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer.
 // Write never fails. It is not safe for concurrent use.
-type Response struct {
+type ResponseMeter struct {
 	doc    *fieldScanner
-	events *sse // nil for a plain document
+	events *sseParser // nil for a plain document
 
 	usage  usage
 	model  string
@@ -54,23 +54,23 @@ type Response struct {
 	seen   bool
 }
 
-// usage is the usage that was read so far, in any dialect.
+// usage is the token usage that was read so far from an answer, in any dialect.
 type usage struct {
 	events.Usage
 	cacheWrite1h uint32 // the part of CacheWriteTokens that is cached for an hour
 }
 
-// NewResponse returns a Response for a body with a content type.
-func NewResponse(contentType string) *Response {
-	r := &Response{doc: newFields("model", "usage", "error", "message:text", "code:text", "type:text",
+// NewResponseMeter returns a ResponseMeter for an answer's body with the given content type.
+func NewResponseMeter(contentType string) *ResponseMeter {
+	r := &ResponseMeter{doc: newFieldScanner("model", "usage", "error", "message:text", "code:text", "type:text",
 		"message.model", "message.usage", "response.model", "response.usage", "response.error")}
 	if kind, _, err := mime.ParseMediaType(contentType); err == nil && kind == "text/event-stream" {
-		r.events = &sse{doc: r.doc, done: r.take}
+		r.events = &sseParser{doc: r.doc, done: r.updateResult}
 	}
 	return r
 }
 
-func (r *Response) Write(p []byte) (int, error) {
+func (r *ResponseMeter) Write(p []byte) (int, error) {
 	if r.events != nil {
 		return r.events.Write(p)
 	}
@@ -86,36 +86,37 @@ type Result struct {
 	Error string // of the answer, "" if it has none
 }
 
-// Result returns what was read. The caller must not write after it.
-func (r *Response) Result() Result {
+// Result returns what was read from the answer. The caller must not write to the ResponseMeter afterwards.
+func (r *ResponseMeter) Result() Result {
 	if r.events == nil {
-		r.take()
+		r.updateResult()
 	} else {
 		r.events.endEvent() // a stream may end without its last blank line
 	}
-	return Result{Model: truncate.Valid(r.model, maxModelBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxErrorBytes)}
+	return Result{Model: truncate.Valid(r.model, maxModelNameBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxErrorBytes)}
 }
 
-// take updates the result from the fields of a document, or of one event of a stream.
-func (r *Response) take() {
+// updateResult updates the result with the captured fields of a document, or of one event of a stream.
+func (r *ResponseMeter) updateResult() {
 	d := r.doc
-	r.model = cmp.Or(d.string("message.model"), d.string("response.model"), d.string("model"), r.model)
+	r.model = cmp.Or(d.stringOf("message.model"), d.stringOf("response.model"), d.stringOf("model"), r.model)
 	for _, at := range []string{"usage", "message.usage", "response.usage"} {
 		if raw, ok := d.found[at]; ok {
-			r.count(raw)
+			r.countUsage(raw)
 		}
 	}
 	for _, at := range []string{"error", "response.error"} {
 		if raw, ok := d.found[at]; ok {
-			r.fail(raw)
+			r.setError(raw)
 		}
 	}
-	if r.events != nil && d.string("type") == "error" && d.found["error"] == nil { // in the Responses dialect the event itself has the error's fields
-		r.failed = joinError(d.string("code"), d.string("message"))
+	if r.events != nil && d.stringOf("type") == "error" && d.found["error"] == nil { // in the Responses dialect the event itself has the error's fields
+		r.failed = joinError(d.stringOf("code"), d.stringOf("message"))
 	}
 }
 
-// wireUsage is the JSON form of usage in all dialects. A field that is absent or null does not change the former value.
+// wireUsage is the JSON object with the token usage, with the fields of all dialects. A field that is absent or null does
+// not change the earlier value.
 type wireUsage struct {
 	Input       *float64 `json:"input_tokens"`
 	Output      *float64 `json:"output_tokens"`
@@ -128,18 +129,18 @@ type wireUsage struct {
 	Prompt     *float64 `json:"prompt_tokens"`
 	Completion *float64 `json:"completion_tokens"`
 
-	PromptDetail *wireDetail `json:"prompt_tokens_details"`
-	InputDetail  *wireDetail `json:"input_tokens_details"`
+	PromptDetail *wireTokenDetails `json:"prompt_tokens_details"`
+	InputDetail  *wireTokenDetails `json:"input_tokens_details"`
 }
 
-type wireDetail struct {
+type wireTokenDetails struct {
 	Cached  *float64 `json:"cached_tokens"`
 	Written *float64 `json:"cache_write_tokens"`
 }
 
-// count updates the result from a usage object. Usage objects are totals, so each replaces the values of earlier ones.
-// OpenAI's input tokens include cached tokens, Anthropic's do not; InputTokens never includes them.
-func (r *Response) count(raw json.RawMessage) {
+// countUsage updates the result from a JSON usage object. The numbers in such objects are totals, so they replace those of
+// earlier objects. OpenAI's input tokens include cached tokens, Anthropic's do not; InputTokens never includes them.
+func (r *ResponseMeter) countUsage(raw json.RawMessage) {
 	var w wireUsage
 	if json.Unmarshal(raw, &w) != nil {
 		return
@@ -148,34 +149,35 @@ func (r *Response) count(raw json.RawMessage) {
 		r.seen = true
 	}
 	u := &r.usage
-	set(&u.InputTokens, w.Input)
-	set(&u.OutputTokens, w.Output)
-	set(&u.CacheReadTokens, w.CacheRead)
-	set(&u.CacheWriteTokens, w.CacheWrite)
+	setIfPresent(&u.InputTokens, w.Input)
+	setIfPresent(&u.OutputTokens, w.Output)
+	setIfPresent(&u.CacheReadTokens, w.CacheRead)
+	setIfPresent(&u.CacheWriteTokens, w.CacheWrite)
 	if w.CacheDetail != nil {
-		set(&u.cacheWrite1h, w.CacheDetail.Hour)
+		setIfPresent(&u.cacheWrite1h, w.CacheDetail.Hour)
 	}
-	set(&u.InputTokens, w.Prompt)
-	set(&u.OutputTokens, w.Completion)
-	for _, d := range []*wireDetail{w.PromptDetail, w.InputDetail} {
+	setIfPresent(&u.InputTokens, w.Prompt)
+	setIfPresent(&u.OutputTokens, w.Completion)
+	for _, d := range []*wireTokenDetails{w.PromptDetail, w.InputDetail} {
 		if d == nil || w.Prompt == nil && w.Input == nil {
 			continue
 		}
-		set(&u.CacheReadTokens, d.Cached)
-		set(&u.CacheWriteTokens, d.Written)
+		setIfPresent(&u.CacheReadTokens, d.Cached)
+		setIfPresent(&u.CacheWriteTokens, d.Written)
 		cached := uint64(u.CacheReadTokens) + uint64(u.CacheWriteTokens)
 		u.InputTokens -= uint32(min(cached, uint64(u.InputTokens))) //nolint:gosec // at most InputTokens
 	}
 }
 
-func set(to *uint32, v *float64) {
+// setIfPresent sets *to to *v if v is not nil and fits into a uint32.
+func setIfPresent(to *uint32, v *float64) {
 	if v != nil && *v >= 0 && *v <= math.MaxUint32 {
 		*to = uint32(*v)
 	}
 }
 
-// fail sets the error of the result, from a JSON object with type or code, and message, or from a string.
-func (r *Response) fail(raw json.RawMessage) {
+// setError sets the error of the result from JSON: an object with a type or code and a message, or a string.
+func (r *ResponseMeter) setError(raw json.RawMessage) {
 	var e struct {
 		Type    string `json:"type"`
 		Code    any    `json:"code"`

@@ -15,11 +15,11 @@ type Protocol int
 
 // The protocols.
 const (
-	Anthropic Protocol = iota + 1 // Messages, and counting their tokens
-	OpenAI                        // Responses, Chat Completions, Completions and Embeddings
+	ProtocolAnthropic Protocol = iota + 1 // Messages, and counting their tokens
+	ProtocolOpenAI                        // Responses, Chat Completions, Completions and Embeddings
 )
 
-// DeniedError is returned for a body that makes the provider do something that the allowlist does not allow.
+// DeniedError is returned for the body of a model request that makes the model provider use a feature that the allowlist does not allow.
 type DeniedError struct {
 	Feature string // of the allowlist entry that would allow it; "" if no entry can
 	What    string // the part of the body, as a phrase
@@ -32,26 +32,27 @@ func (e *DeniedError) Error() string {
 	return "the request makes the model's provider act by itself: " + e.What + "; the allowlist entry " + egress.ProviderEntry(e.Feature) + " allows it"
 }
 
-// Check checks the body of a request and returns the model that it names. allows reports whether the allowlist
-// allows a feature. The error is a *DeniedError or an *UnreadableError.
+// Check checks the JSON body of a model request and returns the model that it names. allows reports whether the sandbox's allowlist allows
+// a feature of the provider. The error is a *DeniedError or an *UnreadableError.
 func Check(p Protocol, body []byte, allows func(feature string) bool) (model string, err error) {
 	s := scanner{body: body, allows: allows, keys: make([][]byte, 0, 64)}
 	in := anthropicRequest
-	if p == OpenAI {
+	if p == ProtocolOpenAI {
 		in = openAIRequest
 	}
 	err = s.readDocument(in)
 	return s.model, err
 }
 
-// place is a position in a request, which determines the meaning of a value.
-type place uint8
+// location is the kind of place in a model request at which a JSON value is, such as a content block or a tool. It determines how the
+// value is checked.
+type location uint8
 
 const (
-	opaque           place = iota // JSON of the client that no provider acts on: schemas, arguments of tools
-	unknown                       // in a field that this package does not know
-	anthropicRequest              // the document itself
-	anthropicBlock                // messages, and blocks of their content
+	uncheckedLocation location = iota // JSON of the client that no provider acts on: schemas, arguments of tools
+	unknownLocation                   // in a field that this package does not know
+	anthropicRequest                  // the document itself
+	anthropicBlock                    // messages, and blocks of their content
 	anthropicTool
 	anthropicSource // of an image or a document
 	openAIRequest
@@ -62,15 +63,15 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// field is the kind of check that applies to the value of a key in one kind of object.
-type field struct {
-	in    place    // of the value
+// fieldRule states how the value of a key is checked in the objects of one location.
+type fieldRule struct {
+	in    location // of the value
 	needs string   // the feature that the value needs, unless it is null, false or empty
 	mark  seenKeys // set on the object, unless the value is null, false or empty
-	check func(s *scanner, key []byte, v value) error
+	check func(s *scanner, key []byte, v scannedValue) error
 }
 
-// seenKeys is the set of keys that an object has, as far as checks at its end depend on them.
+// seenKeys is the set of keys that an object has, among those that the check at the object's end needs.
 type seenKeys uint8
 
 const (
@@ -82,73 +83,73 @@ const (
 	hasEnvironment
 )
 
-// object holds what is known about a JSON object of a request while it is read.
-type object struct {
+// objectState holds what the scanner knows about a JSON object while it reads the object.
+type objectState struct {
 	typ   string
 	typed bool // type is there, and not null
 	marks seenKeys
 }
 
-// grammar describes how the objects at one place in a request are checked.
+// grammar states how the objects at one location of a request are checked.
 type grammar struct {
-	fields map[string]field
-	other  field // of keys that are not in fields
-	urls   bool  // strings at keys that end in url need a feature, unless they are data URLs
-	closed func(s *scanner, o *object) error
+	fields map[string]fieldRule
+	other  fieldRule // of keys that are not in fields
+	urls   bool      // strings at keys that end in url need a feature, unless they are data URLs
+	closed func(s *scanner, o *objectState) error
 }
 
-// grammars has the grammar of each place. The place opaque has none, because its values are not checked.
-var grammars = map[place]*grammar{
-	unknown: {urls: true, other: field{in: unknown}, fields: map[string]field{
+// grammars has the grammar of each location. uncheckedLocation has none.
+var grammars = map[location]*grammar{
+	unknownLocation: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored}, "source": {in: anthropicSource},
 	}},
-	anthropicRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
+	anthropicRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
 		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.ProviderStored}, "metadata": {}, "output_format": {},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).checkBlock, fields: map[string]field{
+	anthropicBlock: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicBlock, fields: map[string]fieldRule{
 		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.ProviderFile}, "url": {mark: hasURL},
 	}},
-	anthropicTool: {closed: (*scanner).anthropicTool, fields: map[string]field{}},
-	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).checkSource, fields: map[string]field{
+	anthropicTool: {closed: (*scanner).checkAnthropicTool, fields: map[string]fieldRule{}},
+	anthropicSource: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicSource, fields: map[string]fieldRule{
 		"url": {mark: hasURL}, "file_id": {needs: egress.ProviderFile},
 	}},
-	openAIRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
+	openAIRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
 		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).checkPrompt},
-		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkSearch}, "search_parameters": {check: (*scanner).checkSearch}, "plugins": {check: (*scanner).checkSearch},
+		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkWebSearch}, "search_parameters": {check: (*scanner).checkWebSearch}, "plugins": {check: (*scanner).checkWebSearch},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkInput, fields: openAIFields},
-	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkItem, fields: openAIFields},
-	openAIAudio:       {fields: map[string]field{"id": {needs: egress.ProviderStored}}},
-	openAITool:        {closed: (*scanner).openAITool, fields: openAIToolFields},
-	openAIEnvironment: {closed: (*scanner).checkEnvironment, fields: map[string]field{}},
+	openAIInput:       {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIInput, fields: openAIFieldRules},
+	openAIItem:        {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIItem, fields: openAIFieldRules},
+	openAIAudio:       {fields: map[string]fieldRule{"id": {needs: egress.ProviderStored}}},
+	openAITool:        {closed: (*scanner).checkOpenAITool, fields: openAIToolFieldRules},
+	openAIEnvironment: {closed: (*scanner).checkOpenAIEnvironment, fields: map[string]fieldRule{}},
 }
 
-var openAIFields = map[string]field{
+var openAIFieldRules = map[string]fieldRule{
 	"arguments": {}, "action": {}, "annotations": {}, "results": {}, "outputs": {}, "function": {}, "logprobs": {}, "input": {}, "input_schema": {},
 	"id": {mark: hasID}, "role": {mark: hasRole}, "encrypted_content": {mark: hasEncrypted}, "tools": {in: openAITool}, "audio": {in: openAIAudio},
 	"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
-	"file_data": {check: (*scanner).fileData},
+	"file_data": {check: (*scanner).checkFileData},
 }
 
-var openAIToolFields = map[string]field{
+var openAIToolFieldRules = map[string]fieldRule{
 	"tools": {in: openAITool}, "function": {mark: hasSchema}, "input_schema": {mark: hasSchema}, "environment": {in: openAIEnvironment, mark: hasEnvironment},
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// checkMember parses and checks the value of a key of the object o. in is the place of that object.
-func (s *scanner) checkMember(in place, key []byte, o *object) error {
+// checkMember reads and checks the value of a key of the object o. in is the location of o.
+func (s *scanner) checkMember(in location, key []byte, o *objectState) error {
 	g := grammars[in]
 	if g == nil {
-		_, err := s.readValue(opaque)
+		_, err := s.readValue(uncheckedLocation)
 		return err
 	}
-	key = lower(key)
+	key = lowerCaseKey(key)
 	f, known := g.fields[string(key)]
 	if !known {
 		f = g.other
@@ -177,8 +178,8 @@ func (s *scanner) checkMember(in place, key []byte, o *object) error {
 	return nil
 }
 
-// lower returns a key in lower case, because some servers ignore the case of keys.
-func lower(key []byte) []byte {
+// lowerCaseKey returns a key in lower case, because some model servers ignore the case of keys.
+func lowerCaseKey(key []byte) []byte {
 	for _, c := range key {
 		if c >= 'A' && c <= 'Z' {
 			return bytes.ToLower(key)
@@ -187,15 +188,16 @@ func lower(key []byte) []byte {
 	return key
 }
 
-// checkEnd checks an object at the place in, after all of its keys were read.
-func (s *scanner) checkEnd(in place, o *object) error {
+// checkObjectEnd checks an object at the location in, after the scanner has read all of its keys.
+func (s *scanner) checkObjectEnd(in location, o *objectState) error {
 	if g := grammars[in]; g != nil && g.closed != nil {
 		return g.closed(s, o)
 	}
 	return nil
 }
 
-// requireFeature returns a *DeniedError unless the allowlist allows a feature.
+// requireFeature returns a *DeniedError unless the allowlist allows a feature of the model provider. what names the use of the feature in
+// the error.
 func (s *scanner) requireFeature(feature, what string) error {
 	if feature != "" && s.allows(feature) {
 		return nil
@@ -203,8 +205,9 @@ func (s *scanner) requireFeature(feature, what string) error {
 	return &DeniedError{Feature: feature, What: what}
 }
 
-// checkURL checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
-func (s *scanner) checkURL(key []byte, v value) error {
+// checkURL returns a *DeniedError if the value of a key is a URL that the provider would fetch and the allowlist does not allow that. The
+// provider does not fetch data URLs.
+func (s *scanner) checkURL(key []byte, v scannedValue) error {
 	switch {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
 	case !bytes.HasSuffix(key, []byte("url")) && string(key) != "uri" || v.kind != '"' || !v.present:
@@ -212,12 +215,11 @@ func (s *scanner) checkURL(key []byte, v value) error {
 	case hasPrefixFold(v, "data:"):
 		return nil
 	}
-	return s.requireFeature(egress.ProviderURL, "a URL at "+printable(string(key)))
+	return s.requireFeature(egress.ProviderURL, "a URL at "+printableText(string(key)))
 }
 
-// hasPrefixFold reports whether a JSON string begins with prefix, which must be in lower case, ignoring the case of the
-// string.
-func hasPrefixFold(v value, prefix string) bool {
+// hasPrefixFold reports whether a JSON string begins with prefix, ignoring case. prefix must be in lower case.
+func hasPrefixFold(v scannedValue, prefix string) bool {
 	text := v.text[:min(len(v.text), 8*len(prefix))]
 	if v.escaped {
 		text = []byte(v.string())
@@ -225,61 +227,69 @@ func hasPrefixFold(v value, prefix string) bool {
 	return len(text) >= len(prefix) && strings.EqualFold(string(text[:len(prefix)]), prefix)
 }
 
-func printable(s string) string { return egress.Printable(s) }
+// printableText returns text of a request in a form that is safe in an error message.
+func printableText(s string) string { return egress.Printable(s) }
 
-// maxModel is the maximum length in bytes of the name of a model; the rest is cut.
-const maxModel = 200
+// maxModelNameBytes is the maximum length in bytes of the name of a model; the rest is cut.
+const maxModelNameBytes = 200
 
-func (s *scanner) checkModel(_ []byte, v value) error {
+// checkModel stores the name of the model that the request names. It refuses a model that searches the web, unless the allowlist allows
+// that.
+func (s *scanner) checkModel(_ []byte, v scannedValue) error {
 	name := v.string()
-	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModel), "")
+	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModelNameBytes), "")
 	// Some models search the web without a tool.
 	if strings.Contains(name, "-search-preview") || strings.Contains(name, "-search-api") || strings.HasSuffix(name, ":online") {
-		return s.requireFeature("web_search", "model "+printable(name)+", which searches the web")
+		return s.requireFeature("web_search", "model "+printableText(name)+", which searches the web")
 	}
 	return nil
 }
 
-func (s *scanner) checkPrompt(_ []byte, v value) error {
+// checkPrompt refuses a prompt that is stored at the provider, unless the allowlist allows it.
+func (s *scanner) checkPrompt(_ []byte, v scannedValue) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
 	return s.requireFeature(egress.ProviderStored, "a stored prompt")
 }
 
-func (s *scanner) checkBackground(_ []byte, v value) error {
+// checkBackground refuses a response in the background.
+func (s *scanner) checkBackground(_ []byte, v scannedValue) error {
 	if !v.present {
 		return nil
 	}
 	return s.requireFeature("", "a response in the background, whose usage cannot be metered")
 }
 
-func (s *scanner) checkSearch(key []byte, v value) error {
+// checkWebSearch refuses options that enable a web search, unless the allowlist allows it.
+func (s *scanner) checkWebSearch(key []byte, v scannedValue) error {
 	if v.kind == 'n' || v.kind == 'f' { // an empty object enables the search
 		return nil
 	}
 	return s.requireFeature("web_search", string(key))
 }
 
-func (s *scanner) fileData(_ []byte, v value) error {
+// checkFileData refuses a URL in place of a file's data, unless the allowlist allows it.
+func (s *scanner) checkFileData(_ []byte, v scannedValue) error {
 	if !hasPrefixFold(v, "http") {
 		return nil
 	}
 	return s.requireFeature(egress.ProviderURL, "a URL at file_data")
 }
 
-// checkBlock checks a message or a content block of Anthropic's API.
-func (s *scanner) checkBlock(o *object) error {
+// checkAnthropicBlock checks a message or a content block of Anthropic's API.
+func (s *scanner) checkAnthropicBlock(o *objectState) error {
 	switch {
 	case o.typ == "container_upload":
 		return s.requireFeature(egress.ProviderFile, "a file for a container")
 	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
-		return s.requireFeature(egress.ProviderURL, "a URL in a block of type "+printable(o.typ))
+		return s.requireFeature(egress.ProviderURL, "a URL in a block of type "+printableText(o.typ))
 	}
 	return nil
 }
 
-func (s *scanner) checkSource(o *object) error {
+// checkAnthropicSource checks the source of an image or a document in a request to Anthropic's API.
+func (s *scanner) checkAnthropicSource(o *objectState) error {
 	switch o.typ {
 	case "base64", "text", "content":
 		if o.marks&hasURL == 0 {
@@ -291,32 +301,36 @@ func (s *scanner) checkSource(o *object) error {
 	case "file":
 		return s.requireFeature(egress.ProviderFile, "a source that is a file of the account")
 	}
-	return s.requireFeature("", "a source of type "+printable(o.typ)+", which is not known")
+	return s.requireFeature("", "a source of type "+printableText(o.typ)+", which is not known")
 }
 
-// anthropicTools are the types of Anthropic's tools that are allowed: the client runs them, or they use only the request's content.
-var anthropicTools = map[string]bool{
+// allowedAnthropicTools are the types of tools that need no permission in requests to Anthropic's API: the client runs these tools, or
+// they use only the content of the request.
+var allowedAnthropicTools = map[string]bool{
 	"custom": true, "bash": true, "text_editor": true, "computer": true, "memory": true, "tool_search_tool_regex": true, "tool_search_tool_bm25": true,
 }
 
-func (s *scanner) anthropicTool(o *object) error {
+// checkAnthropicTool checks a tool definition in a request to Anthropic's API.
+func (s *scanner) checkAnthropicTool(o *objectState) error {
 	name := withoutDate(o.typ)
 	switch {
-	case !o.typed || anthropicTools[name]:
+	case !o.typed || allowedAnthropicTools[name]:
 		return nil
 	case name == "mcp_toolset":
 		name = "mcp"
 	}
-	return s.serverTool(name, o)
+	return s.checkServerTool(name, o)
 }
 
-// openAITools are the tools that the client runs, or that use nothing but the request.
-var openAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
+// allowedOpenAITools are the types of tools that need no permission in requests to OpenAI's API: the client runs these tools, or they use
+// only the content of the request.
+var allowedOpenAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
 
-func (s *scanner) openAITool(o *object) error {
+// checkOpenAITool checks a tool definition in a request to OpenAI's API.
+func (s *scanner) checkOpenAITool(o *objectState) error {
 	name := withoutDate(o.typ)
 	switch {
-	case openAITools[name] || !o.typed && o.marks&hasSchema != 0:
+	case allowedOpenAITools[name] || !o.typed && o.marks&hasSchema != 0:
 		return nil
 	case name == "shell" && o.marks&hasEnvironment != 0: // its environment is checked instead
 		return nil
@@ -325,32 +339,36 @@ func (s *scanner) openAITool(o *object) error {
 	case name == "computer_use_preview" || name == "computer":
 		name = "computer_use"
 	}
-	return s.serverTool(name, o)
+	return s.checkServerTool(name, o)
 }
 
-func (s *scanner) serverTool(name string, o *object) error {
+// checkServerTool checks a tool that the model provider runs: the allowlist must allow the tool, and its type must be known. name is the
+// type without a date.
+func (s *scanner) checkServerTool(name string, o *objectState) error {
 	if name == egress.ProviderURL || name == egress.ProviderFile || name == egress.ProviderStored || !egress.IsProviderFeature(name) {
-		return s.requireFeature("", "a tool of type "+printable(o.typ)+", which is not known")
+		return s.requireFeature("", "a tool of type "+printableText(o.typ)+", which is not known")
 	}
-	return s.requireFeature(name, "the tool "+printable(o.typ))
+	return s.requireFeature(name, "the tool "+printableText(o.typ))
 }
 
-func (s *scanner) checkEnvironment(o *object) error {
+// checkOpenAIEnvironment checks the environment of a shell tool: one in a container of OpenAI needs a permission.
+func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
 	if o.typ == "local" {
 		return nil
 	}
 	return s.requireFeature("shell", "a shell in a container of the provider")
 }
 
-// checkInput checks an element of Responses' input.
-func (s *scanner) checkInput(o *object) error {
+// checkOpenAIInput checks an element of the field input in a request to OpenAI's Responses API.
+func (s *scanner) checkOpenAIInput(o *objectState) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
 		return s.requireFeature(egress.ProviderStored, "an item by its id")
 	}
-	return s.checkItem(o)
+	return s.checkOpenAIItem(o)
 }
 
-func (s *scanner) checkItem(o *object) error {
+// checkOpenAIItem refuses items that refer to content stored at OpenAI, unless the allowlist allows it.
+func (s *scanner) checkOpenAIItem(o *objectState) error {
 	switch {
 	case o.typ == "item_reference":
 		return s.requireFeature(egress.ProviderStored, "an item by its id")
@@ -362,18 +380,18 @@ func (s *scanner) checkItem(o *object) error {
 	return nil
 }
 
-// withoutDate returns the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
+// withoutDate returns the type of a tool without the date that some types end with, as web_search_20250305 does.
 func withoutDate(typ string) string {
 	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
-		if n := len(typ) - len(form); n > 0 && matches(typ[n:], form) {
+		if n := len(typ) - len(form); n > 0 && matchesDigitPattern(typ[n:], form) {
 			return typ[:n]
 		}
 	}
 	return typ
 }
 
-// matches reports whether a text has the form of form, in which a d stands for any digit.
-func matches(text, form string) bool {
+// matchesDigitPattern reports whether text matches form, in which a d stands for any digit.
+func matchesDigitPattern(text, form string) bool {
 	for i := range len(form) {
 		if c := text[i]; form[i] == 'd' && (c < '0' || c > '9') || form[i] != 'd' && c != form[i] {
 			return false

@@ -22,7 +22,7 @@ func TestCheck_NamesTheModel(t *testing.T) {
 		`{"model":5}`:                                                          "",
 		`{"model":"\u006d"}`:                                                   "m",
 	} {
-		if got, err := modelbody.Check(modelbody.OpenAI, []byte(body), nothing); got != want || err != nil {
+		if got, err := modelbody.Check(modelbody.ProtocolOpenAI, []byte(body), nothing); got != want || err != nil {
 			t.Errorf("%s: %q, %v, want %q", body, got, err, want)
 		}
 	}
@@ -85,7 +85,7 @@ func FuzzCheck_ReadsWhatEncodingJSONReads(f *testing.F) {
 		if strings.Count(body, "[")+strings.Count(body, "{") > 500 {
 			t.Skip("it may be too deep")
 		}
-		_, err := modelbody.Check(modelbody.Anthropic, []byte(body), func(string) bool { return true })
+		_, err := modelbody.Check(modelbody.ProtocolAnthropic, []byte(body), func(string) bool { return true })
 		var unreadable *modelbody.UnreadableError
 		var denied *modelbody.DeniedError
 		if errors.As(err, &denied) {
@@ -114,7 +114,7 @@ func BenchmarkCheck(b *testing.B) {
 	body := turn(200 << 10)
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		if _, err := modelbody.Check(modelbody.Anthropic, body, nothing); err != nil {
+		if _, err := modelbody.Check(modelbody.ProtocolAnthropic, body, nothing); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -9,11 +9,11 @@ import (
 
 // Bounds of a body.
 const (
-	maxDepth   = 512
-	linearKeys = 16 // largest number of keys of an object that are compared one by one
+	maxNestingDepth = 512
+	maxLinearKeys   = 16 // largest number of keys of an object that are compared one by one
 )
 
-// UnreadableError is returned for a body that two parsers could read in two ways.
+// UnreadableError is returned for the body of a model request that two JSON parsers could read differently.
 type UnreadableError struct {
 	Offset int // in bytes
 	Reason string
@@ -23,8 +23,7 @@ func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("the body cannot be read in one way alone: %s (at byte %d)", e.Reason, e.Offset)
 }
 
-// scanner reads and checks the JSON body of a model request, once. It is as strict as RFC 8259, and refuses duplicate
-// keys.
+// scanner reads and checks the JSON body of a model request in one pass. It is as strict as RFC 8259, and refuses duplicate keys.
 type scanner struct {
 	body   []byte
 	at     int
@@ -34,23 +33,23 @@ type scanner struct {
 	model  string
 }
 
-// value describes a JSON value that the scanner has read.
-type value struct {
+// scannedValue describes a JSON value that the scanner has read: its kind, and its text if it is a string.
+type scannedValue struct {
 	kind    byte   // the first byte: { [ " t f n, or 0 for a number
 	text    []byte // of a string, with its escapes
 	escaped bool   // text has escapes
 	present bool   // it is not null, false, "" , [] or {}
 }
 
-// string returns a string's text, "" for any other value.
-func (v value) string() string {
+// string returns the text of a JSON string, or "" for any other value.
+func (v scannedValue) string() string {
 	if !v.escaped {
 		return string(v.text)
 	}
 	return string(unescape(v.text))
 }
 
-// unescape decodes the inside of a string whose escapes are valid.
+// unescape returns the text of a JSON string, given the bytes between its quotes, whose escapes must be valid.
 func unescape(text []byte) []byte {
 	quoted := append(append([]byte{'"'}, text...), '"')
 	var s string
@@ -60,17 +59,18 @@ func unescape(text []byte) []byte {
 	return []byte(s)
 }
 
+// unreadableError returns an *UnreadableError with a reason and the scanner's position.
 func (s *scanner) unreadableError(reason string) error {
 	return &UnreadableError{Offset: s.at, Reason: reason}
 }
 
-// readDocument reads a whole body, which is one object.
-func (s *scanner) readDocument(in place) error {
+// readDocument reads the whole body of a request, which must be one JSON object. in is the location of the object.
+func (s *scanner) readDocument(in location) error {
 	if !utf8.Valid(s.body) {
 		return s.unreadableError("it is not UTF-8")
 	}
 	s.skipSpace()
-	if s.peek() != '{' {
+	if s.peekByte() != '{' {
 		return s.unreadableError("it is not an object")
 	}
 	if _, err := s.readValue(in); err != nil {
@@ -83,14 +83,15 @@ func (s *scanner) readDocument(in place) error {
 	return nil
 }
 
-// peek returns the next byte, 0 at the end; a zero byte is valid nowhere outside of strings.
-func (s *scanner) peek() byte {
+// peekByte returns the next byte without reading it, or 0 at the end of the body.
+func (s *scanner) peekByte() byte {
 	if s.at < len(s.body) {
 		return s.body[s.at]
 	}
 	return 0
 }
 
+// skipSpace skips white space.
 func (s *scanner) skipSpace() {
 	for s.at < len(s.body) {
 		switch s.body[s.at] {
@@ -102,27 +103,28 @@ func (s *scanner) skipSpace() {
 	}
 }
 
-// readValue reads a value. in is the position of the value in the request.
-func (s *scanner) readValue(in place) (value, error) {
-	switch c := s.peek(); {
+// readValue reads a JSON value. in is the location of the value in the request.
+func (s *scanner) readValue(in location) (scannedValue, error) {
+	switch c := s.peekByte(); {
 	case c == '"':
 		text, escaped, err := s.readString()
-		return value{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
+		return scannedValue{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
 	case c == '{':
 		return s.readObject(in)
 	case c == '[':
 		return s.readArray(in)
 	case c == 't':
-		return value{kind: c, present: true}, s.skipWord("true")
+		return scannedValue{kind: c, present: true}, s.skipLiteral("true")
 	case c == 'f':
-		return value{kind: c}, s.skipWord("false")
+		return scannedValue{kind: c}, s.skipLiteral("false")
 	case c == 'n':
-		return value{kind: c}, s.skipWord("null")
+		return scannedValue{kind: c}, s.skipLiteral("null")
 	}
-	return value{present: true}, s.skipNumber()
+	return scannedValue{present: true}, s.skipNumber()
 }
 
-func (s *scanner) skipWord(w string) error {
+// skipLiteral reads the literal w: true, false or null.
+func (s *scanner) skipLiteral(w string) error {
 	if !bytes.HasPrefix(s.body[s.at:], []byte(w)) {
 		return s.unreadableError("an unknown word")
 	}
@@ -130,42 +132,44 @@ func (s *scanner) skipWord(w string) error {
 	return nil
 }
 
-func (s *scanner) digits() bool {
+// skipDigits reads decimal digits, and reports whether there was one.
+func (s *scanner) skipDigits() bool {
 	from := s.at
-	for c := s.peek(); c >= '0' && c <= '9'; c = s.peek() {
+	for c := s.peekByte(); c >= '0' && c <= '9'; c = s.peekByte() {
 		s.at++
 	}
 	return s.at > from
 }
 
+// skipNumber reads a JSON number.
 func (s *scanner) skipNumber() error {
-	if s.peek() == '-' {
+	if s.peekByte() == '-' {
 		s.at++
 	}
-	if s.peek() == '0' {
+	if s.peekByte() == '0' {
 		s.at++
-	} else if !s.digits() {
+	} else if !s.skipDigits() {
 		return s.unreadableError("no value")
 	}
-	if s.peek() == '.' {
+	if s.peekByte() == '.' {
 		s.at++
-		if !s.digits() {
+		if !s.skipDigits() {
 			return s.unreadableError("a number without its digits")
 		}
 	}
-	if c := s.peek(); c == 'e' || c == 'E' {
+	if c := s.peekByte(); c == 'e' || c == 'E' {
 		s.at++
-		if c := s.peek(); c == '+' || c == '-' {
+		if c := s.peekByte(); c == '+' || c == '-' {
 			s.at++
 		}
-		if !s.digits() {
+		if !s.skipDigits() {
 			return s.unreadableError("a number without its exponent")
 		}
 	}
 	return nil
 }
 
-// unescapedBytes holds true for the bytes that a string can contain without an escape.
+// unescapedBytes[b] is true for each byte b that a JSON string may contain without an escape.
 var unescapedBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= ' ' && c != '"' && c != '\\'
@@ -173,7 +177,8 @@ var unescapedBytes = func() (t [256]bool) {
 	return t
 }()
 
-// readString reads a string and returns the text between its quotes, and whether the text has escapes. The next byte must be a quote.
+// readString reads a JSON string, and returns the bytes between its quotes and whether they contain escapes. The next byte must be a
+// quote.
 func (s *scanner) readString() (text []byte, escaped bool, err error) {
 	s.at++
 	from := s.at
@@ -183,7 +188,7 @@ func (s *scanner) readString() (text []byte, escaped bool, err error) {
 			i++
 		}
 		s.at = i
-		switch s.peek() {
+		switch s.peekByte() {
 		case '"':
 			s.at++
 			return s.body[from : s.at-1], escaped, nil
@@ -198,18 +203,18 @@ func (s *scanner) readString() (text []byte, escaped bool, err error) {
 	}
 }
 
-// skipEscape reads an escape. The next byte must be a backslash.
+// skipEscape reads an escape of a JSON string. The next byte must be a backslash.
 func (s *scanner) skipEscape() error {
 	s.at++
-	switch s.peek() {
+	switch s.peekByte() {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		s.at++
 		return nil
 	case 'u':
 		for range 4 {
 			s.at++
-			c := s.peek() | 0x20
-			if (c < '0' || c > '9' || s.peek() < '0') && (c < 'a' || c > 'f') {
+			c := s.peekByte() | 0x20
+			if (c < '0' || c > '9' || s.peekByte() < '0') && (c < 'a' || c > 'f') {
 				return s.unreadableError("an escape that is none")
 			}
 		}
@@ -219,41 +224,42 @@ func (s *scanner) skipEscape() error {
 	return s.unreadableError("an escape that is none")
 }
 
-// enter reads the bracket that opens an object or an array. The caller lowers s.depth at its end.
-func (s *scanner) enter() error {
+// enterNesting reads the bracket that opens an object or an array, and increases s.depth up to maxNestingDepth. The caller decreases
+// s.depth at the end of the object or array.
+func (s *scanner) enterNesting() error {
 	s.at++
-	if s.depth++; s.depth > maxDepth {
-		return s.unreadableError(fmt.Sprintf("more than %d levels", maxDepth))
+	if s.depth++; s.depth > maxNestingDepth {
+		return s.unreadableError(fmt.Sprintf("more than %d levels", maxNestingDepth))
 	}
 	s.skipSpace()
 	return nil
 }
 
-// readArray reads an array, whose elements have the position in, as the array itself. The next byte must be '['.
-func (s *scanner) readArray(in place) (value, error) {
-	if err := s.enter(); err != nil {
-		return value{}, err
+// readArray reads a JSON array. The array's elements have the same location in as the array. The next byte must be '['.
+func (s *scanner) readArray(in location) (scannedValue, error) {
+	if err := s.enterNesting(); err != nil {
+		return scannedValue{}, err
 	}
 	defer func() { s.depth-- }()
-	if s.peek() == ']' {
+	if s.peekByte() == ']' {
 		s.at++
-		return value{kind: '['}, nil
+		return scannedValue{kind: '['}, nil
 	}
 	for {
 		if _, err := s.readValue(in); err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
-		more, err := s.more(']')
+		more, err := s.readSeparator(']')
 		if err != nil || !more {
-			return value{kind: '[', present: true}, err
+			return scannedValue{kind: '[', present: true}, err
 		}
 	}
 }
 
-// more reads the comma or the closing bracket end after an element or a member, and reports whether another one follows.
-func (s *scanner) more(end byte) (bool, error) {
+// readSeparator reads the comma or the closing bracket end after an element or a member, and reports whether another one follows.
+func (s *scanner) readSeparator(end byte) (bool, error) {
 	s.skipSpace()
-	switch s.peek() {
+	switch s.peekByte() {
 	case ',':
 		s.at++
 		s.skipSpace()
@@ -265,44 +271,44 @@ func (s *scanner) more(end byte) (bool, error) {
 	return false, s.unreadableError("no comma and no end")
 }
 
-// readObject reads an object at the position in, and checks its members by the rules of that position. The next byte must be '{'.
-func (s *scanner) readObject(in place) (value, error) {
-	if err := s.enter(); err != nil {
-		return value{}, err
+// readObject reads a JSON object at the location in, and checks its members by the grammar of that location. The next byte must be '{'.
+func (s *scanner) readObject(in location) (scannedValue, error) {
+	if err := s.enterNesting(); err != nil {
+		return scannedValue{}, err
 	}
 	outer := len(s.keys)
 	defer func() {
 		s.depth--
 		s.keys = s.keys[:outer]
 	}()
-	if s.peek() == '}' {
+	if s.peekByte() == '}' {
 		s.at++
-		return value{kind: '{'}, s.checkEnd(in, &object{})
+		return scannedValue{kind: '{'}, s.checkObjectEnd(in, &objectState{})
 	}
-	var o object
+	var o objectState
 	var seen map[string]bool // of the keys, once there are many
 	for {
 		key, err := s.readKey(outer, &seen)
 		if err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
 		if err := s.checkMember(in, key, &o); err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
-		more, err := s.more('}')
+		more, err := s.readSeparator('}')
 		if err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
 		if !more {
-			return value{kind: '{', present: true}, s.checkEnd(in, &o)
+			return scannedValue{kind: '{', present: true}, s.checkObjectEnd(in, &o)
 		}
 	}
 }
 
-// readKey reads a key of an object and the colon after it. A key that the object already has is an error. The earlier keys are in s.keys
-// from index outer on, and in seen if there are more than linearKeys.
+// readKey reads a key of an object and the colon after the key. It returns an error if the object already has the key. The object's
+// earlier keys are in s.keys from index outer on, and also in seen if there are more than maxLinearKeys.
 func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
-	if s.peek() != '"' {
+	if s.peekByte() != '"' {
 		return nil, s.unreadableError("no key")
 	}
 	key, escaped, err := s.readString()
@@ -319,8 +325,8 @@ func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 				return nil, s.unreadableError("a key that stands there twice")
 			}
 		}
-		if len(own) == linearKeys {
-			*seen = make(map[string]bool, 4*linearKeys)
+		if len(own) == maxLinearKeys {
+			*seen = make(map[string]bool, 4*maxLinearKeys)
 			for _, k := range own {
 				(*seen)[string(k)] = true
 			}
@@ -335,7 +341,7 @@ func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 		(*seen)[string(key)] = true
 	}
 	s.skipSpace()
-	if s.peek() != ':' {
+	if s.peekByte() != ':' {
 		return nil, s.unreadableError("no colon")
 	}
 	s.at++

@@ -18,7 +18,7 @@ type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// DialerConfig configures a Dialer. The zero value has every default.
+// DialerConfig configures a Dialer. A zero field means its default.
 type DialerConfig struct {
 	Resolver Resolver                                                             // nil means the system's
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error) // gets a literal IP address and a port; nil means the system's
@@ -28,8 +28,9 @@ type DialerConfig struct {
 	Connect  time.Duration                                                        // limit for the connection to each address; 0 means 10 s
 }
 
-// Dialer connects to hosts that sandboxes name. It resolves a name once, refuses it if one of its addresses is not public, and
-// connects to one of these addresses. So a name whose addresses change between check and connection (DNS rebinding) gains nothing.
+// Dialer connects to hosts that sandboxes name. It resolves the name of a host once, refuses the host if one of its addresses is not
+// public, and connects to one of the checked addresses. So DNS rebinding, which changes a name's addresses between check and
+// connection, has no effect.
 type Dialer struct{ cfg DialerConfig }
 
 // NewDialer returns a Dialer.
@@ -52,7 +53,7 @@ func NewDialer(cfg DialerConfig) *Dialer {
 	return &Dialer{cfg: cfg}
 }
 
-// UnresolvedError is returned for a name that does not resolve to an address.
+// UnresolvedError is returned for a host name that does not resolve to an address.
 type UnresolvedError struct {
 	Host string
 	Err  error
@@ -62,8 +63,8 @@ func (e *UnresolvedError) Error() string { return fmt.Sprintf("look up %s: %v", 
 
 func (e *UnresolvedError) Unwrap() error { return e.Err }
 
-// Resolve returns the addresses of a host, all of which are public. The error is an *UnresolvedError, or an *egress.AddressError for
-// the first address that is refused.
+// Resolve returns the addresses of a host, all of which are public. The error is an *UnresolvedError, or an *egress.AddressError if
+// one of the addresses is refused.
 func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, error) {
 	addrs := []netip.Addr{h.Addr}
 	if h.Name != "" {
@@ -102,7 +103,7 @@ func (d *Dialer) Resolve(ctx context.Context, h egress.Host) ([]netip.Addr, erro
 	return out, nil
 }
 
-// Dial resolves a target and connects to the first of its addresses that accepts.
+// Dial resolves the host of a target, and connects to the first of the addresses that accepts a connection.
 func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	addrs, err := d.Resolve(ctx, t.Host)
 	if err != nil {
@@ -110,7 +111,7 @@ func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	}
 	var errs []error
 	for _, a := range addrs {
-		conn, err := d.connect(ctx, netip.AddrPortFrom(a, t.Port))
+		conn, err := d.dialAddress(ctx, netip.AddrPortFrom(a, t.Port))
 		if err == nil {
 			return conn, nil
 		}
@@ -122,7 +123,8 @@ func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	return nil, fmt.Errorf("connect to %s: %w", t, errors.Join(errs...))
 }
 
-func (d *Dialer) connect(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+// dialAddress connects to one address.
+func (d *Dialer) dialAddress(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Connect)
 	defer cancel()
 	return d.cfg.Dial(ctx, "tcp", to.String())

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// failure is an error with which the proxy itself answers a request of a sandbox.
+// failure is an error that the proxy itself, and not an upstream server, returns to a sandbox.
 type failure struct {
 	status  int
 	code    string // of events.EgressDenied, or one of those below
@@ -15,24 +15,24 @@ type failure struct {
 
 // Codes of failures that are not journaled as denials.
 const (
-	codeNoCredential = "NO_CREDENTIAL"
-	codeUpstream     = "UPSTREAM"
-	codeSilent       = "TIMEOUT"
-	codeFull         = "JOURNAL_FULL"
-	codeConnections  = "TOO_MANY_CONNECTIONS"
-	codeMalformed    = "MALFORMED"
-	codeBodies       = "BODIES_FULL"
+	codeNoCredential       = "NO_CREDENTIAL"
+	codeUpstream           = "UPSTREAM"
+	codeTimeout            = "TIMEOUT"
+	codeJournalFull        = "JOURNAL_FULL"
+	codeTooManyConnections = "TOO_MANY_CONNECTIONS"
+	codeMalformed          = "MALFORMED"
+	codeBodiesFull         = "BODIES_FULL"
 )
 
-// errorTypes are the error types that the APIs of Anthropic and OpenAI use, by HTTP status.
-var errorTypes = map[int]string{
+// errorTypeByStatus maps HTTP statuses to the error types that the APIs of Anthropic and OpenAI use for them.
+var errorTypeByStatus = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }
 
-// body returns the error in a form that both Anthropic's and OpenAI's clients read.
+// body returns the failure as JSON that the clients of Anthropic's and of OpenAI's API can read.
 func (f failure) body() []byte {
-	kind := errorTypes[f.status]
+	kind := errorTypeByStatus[f.status]
 	if kind == "" {
 		kind = "api_error"
 	}
@@ -46,9 +46,11 @@ func (f failure) body() []byte {
 	return append(raw, '\n')
 }
 
-// CodeHeader is a header that only answers of the proxy itself have. Its value is the failure's code.
+// CodeHeader is an HTTP header that only the proxy's own answers have, not those of upstream servers. Its
+// value is the code of the failure.
 const CodeHeader = "Spool-Egress"
 
+// write answers a request with the failure.
 func (f failure) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -61,8 +63,9 @@ func (f failure) write(w http.ResponseWriter) {
 	w.Write(f.body()) //nolint:errcheck // the sandbox is gone
 }
 
-// raw returns the failure as a whole HTTP response, for a connection without an HTTP server.
-func (f failure) raw() []byte {
+// httpResponse returns the failure as the bytes of a whole HTTP response, for a connection that no HTTP
+// server serves.
+func (f failure) httpResponse() []byte {
 	b := f.body()
 	return append([]byte("HTTP/1.1 "+strconv.Itoa(f.status)+" "+http.StatusText(f.status)+
 		"\r\nContent-Type: application/json\r\nContent-Length: "+strconv.Itoa(len(b))+"\r\n"+CodeHeader+": "+f.code+"\r\nConnection: close\r\n\r\n"), b...)

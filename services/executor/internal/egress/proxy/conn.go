@@ -10,12 +10,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// maxLine is the maximum number of bytes that a conn records of a request's first line.
-const maxLine = 2 << 10
+// maxFirstLineBytes is the maximum number of bytes of a request's first line that an identifiedConn records.
+const maxFirstLineBytes = 2 << 10
 
-// conn is a connection of a sandbox that was identified by its token. It sets a deadline for each write. It also
-// records the first line of a request, so that a request which the HTTP server refuses by itself can be journaled.
-type conn struct {
+// identifiedConn is a connection whose sandbox was identified by its token. It sets a deadline for each write. It also
+// records the first line of each request, so that the proxy can journal a request that the HTTP server refuses without
+// calling a handler.
+type identifiedConn struct {
 	net.Conn
 	sandbox     *registry.Sandbox
 	hostsOnly   bool // reaches hosts of the allowlist only
@@ -31,11 +32,11 @@ type conn struct {
 	answered bool // something was written since the last request
 }
 
-func (c *conn) Read(p []byte) (int, error) {
+func (c *identifiedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.handled || c.complete || len(c.line) >= maxLine {
+	if c.handled || c.complete || len(c.line) >= maxFirstLineBytes {
 		return n, err
 	}
 	seen := p[:n]
@@ -45,11 +46,11 @@ func (c *conn) Read(p []byte) (int, error) {
 			break
 		}
 	}
-	c.line = append(c.line, seen[:min(len(seen), maxLine-len(c.line))]...)
+	c.line = append(c.line, seen[:min(len(seen), maxFirstLineBytes-len(c.line))]...)
 	return n, err
 }
 
-func (c *conn) Write(p []byte) (int, error) {
+func (c *identifiedConn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	c.answered = true
 	c.mu.Unlock()
@@ -60,29 +61,30 @@ func (c *conn) Write(p []byte) (int, error) {
 }
 
 // CloseWrite closes the write direction.
-func (c *conn) CloseWrite() error { return closeWrite(c.Conn) }
+func (c *identifiedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-func (c *conn) Close() error {
+func (c *identifiedConn) Close() error {
 	c.once.Do(c.onClose)
 	return c.Conn.Close()
 }
 
-// expectRequest makes the connection record the next request's first line.
-func (c *conn) expectRequest() {
+// expectRequest makes the connection record the first line of the next request.
+func (c *identifiedConn) expectRequest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.line, c.complete, c.handled, c.answered = nil, false, false, false
 }
 
-// setHandled records that a handler has the request.
-func (c *conn) setHandled() {
+// setHandled records that the HTTP server has passed the request to a handler.
+func (c *identifiedConn) setHandled() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handled = true
 }
 
-// unparsedRequest returns method and target of a request whose first line is not valid HTTP. ok is false if there was none.
-func (c *conn) unparsedRequest() (method, target string, ok bool) {
+// unparsedRequest returns the method and the target of a request that the HTTP server refused because its first line is not
+// valid HTTP. ok is false if there was no such request.
+func (c *identifiedConn) unparsedRequest() (method, target string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.handled || !c.complete {
@@ -105,16 +107,16 @@ func (c *conn) unparsedRequest() (method, target string, ok bool) {
 	return method, target, true
 }
 
-// refusedRequest reports whether the HTTP server has answered a request by itself, without calling a handler. method is
-// the first word of that request.
-func (c *conn) refusedRequest() (method string, ok bool) {
+// refusedRequest reports whether the HTTP server has answered a request without calling a handler. method is the first word
+// of the request.
+func (c *identifiedConn) refusedRequest() (method string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	method, _, _ = strings.Cut(strings.TrimSuffix(string(c.line), "\r"), " ")
 	return method, c.answered && !c.handled
 }
 
-// closeWrite closes the write direction of a connection, or the whole connection if it has no CloseWrite.
+// closeWrite closes the write direction of a connection. It closes the whole connection if that has no method CloseWrite.
 func closeWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

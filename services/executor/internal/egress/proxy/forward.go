@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// dialAllowed connects to a host of the allowlist, after a check of its addresses.
+// dialAllowed connects to a host of the allowlist, after it has checked that the host's addresses are public.
 func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
@@ -27,20 +27,20 @@ func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, 
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// forward serves a request with an absolute URI.
-func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+// serveAbsoluteURI serves a request whose URI has a scheme and a host, as clients send it to an HTTP proxy.
+func (s *Server) serveAbsoluteURI(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	assume := uint16(80)
 	d := events.EgressDenied{Host: r.URL.Host, Method: r.Method}
 	switch {
 	case r.Method == http.MethodTrace:
-		d.Code, d.Message = MethodNotAllowed, "TRACE is not forwarded"
+		d.Code, d.Message = CodeMethodNotAllowed, "TRACE is not forwarded"
 	case r.URL.Scheme == "https":
 		assume = 443
 	case r.URL.Scheme != "http":
-		d.Code, d.Message = MethodNotAllowed, "only http and https are forwarded"
+		d.Code, d.Message = CodeMethodNotAllowed, "only http and https are forwarded"
 	}
 	if d.Code == "" && r.URL.User != nil {
-		d.Code, d.Message = BadHost, "the URL has a user: leave it out"
+		d.Code, d.Message = CodeBadHost, "the URL has a user: leave it out"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, http.StatusForbidden, d)
@@ -51,13 +51,13 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 		denial = checkMethod(t, access, r)
 	}
 	if denial != nil {
-		s.deny(w, sb, statusOf(denial), *denial)
+		s.deny(w, sb, denialStatus(denial), *denial)
 		return
 	}
-	s.pass(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
+	s.forwardRequest(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// destination is the host to which the proxy forwards an allowed request, and the connection that it uses.
+// destination is the host to which the proxy forwards an allowed request, and how it connects to the host.
 type destination struct {
 	route     string // label of the metrics
 	target    egress.Target
@@ -65,17 +65,17 @@ type destination struct {
 	transport http.RoundTripper
 }
 
-// pass forwards an allowed request.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to destination) {
+// forwardRequest forwards an allowed request of a sandbox to its destination, and copies the answer back.
+func (s *Server) forwardRequest(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to destination) {
 	t := to.target
-	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin(to.route)
-	ctx, progress, stop := watch(r.Context(), s.cfg.Idle)
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.BeginRequest(to.route)
+	ctx, progress, stop := withIdleTimeout(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
 		stop()
 		counted(status)
 		done()
-		sb.Log(s.cfg.Logger).Debug("request to a host", "host", t.String(), "method", r.Method, "status", status)
+		sb.WithSandbox(s.cfg.Logger).Debug("request to a host", "host", t.String(), "method", r.Method, "status", status)
 	}()
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
@@ -96,8 +96,8 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if denial := dialDenial(t, r.Method, err); denial != nil {
-				status = statusOf(denial)
+			if denial := denialOfDialError(t, r.Method, err); denial != nil {
+				status = denialStatus(denial)
 				s.deny(w, sb, status, *denial)
 				return
 			}
@@ -114,12 +114,13 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 	p.ServeHTTP(w, r)
 }
 
-// answerHostUnreachable answers that a host does not respond, and returns the status, 0 if the sandbox closed the connection.
+// answerHostUnreachable answers a request with the error that its host does not respond, and returns the HTTP status, or 0 if
+// the sandbox has closed the connection.
 func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
 	f := failure{http.StatusBadGateway, codeUpstream, fmt.Sprintf("%s is not reached: %v", t, err)}
 	switch {
-	case errors.Is(context.Cause(r.Context()), errSilent):
-		f = failure{http.StatusGatewayTimeout, codeSilent, fmt.Sprintf("%s sent nothing for %s", t, s.cfg.Idle)}
+	case errors.Is(context.Cause(r.Context()), errIdleTimeout):
+		f = failure{http.StatusGatewayTimeout, codeTimeout, fmt.Sprintf("%s sent nothing for %s", t, s.cfg.Idle)}
 	case r.Context().Err() != nil:
 		return 0 // the sandbox went away
 	}
@@ -127,7 +128,7 @@ func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t
 	return f.status
 }
 
-// progressReader is a reader that calls progress after each read.
+// progressReader calls progress after each read of another reader.
 type progressReader struct {
 	io.ReadCloser
 	progress func()
@@ -139,7 +140,7 @@ func (m *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progressReadWriter is a connection that calls progress after each read and each write.
+// progressReadWriter calls progress after each read and each write of a connection.
 type progressReadWriter struct {
 	io.ReadWriteCloser
 	progress func()
@@ -156,28 +157,28 @@ func (m *progressReadWriter) Write(p []byte) (int, error) {
 	return m.ReadWriteCloser.Write(p)
 }
 
-// serveTunnel serves CONNECT.
+// serveTunnel serves a CONNECT request of a sandbox.
 func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	t, access, denial := s.checkAllowed(sb, r.Method, r.RequestURI, 0)
 	if denial != nil {
-		s.deny(w, sb, statusOf(denial), *denial)
+		s.deny(w, sb, denialStatus(denial), *denial)
 		return
 	}
 	if !access.All() {
 		s.serveInspected(w, r, sb, t)
 		return
 	}
-	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("connect")
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.BeginRequest("connect")
 	status := 0
 	defer func() {
 		counted(status)
 		done()
-		sb.Log(s.cfg.Logger).Debug("tunnel ended", "host", t.String(), "status", status)
+		sb.WithSandbox(s.cfg.Logger).Debug("tunnel ended", "host", t.String(), "status", status)
 	}()
 	there, err := s.cfg.Dialer.Dial(r.Context(), t)
 	if err != nil {
-		if denial := dialDenial(t, r.Method, err); denial != nil {
-			status = statusOf(denial)
+		if denial := denialOfDialError(t, r.Method, err); denial != nil {
+			status = denialStatus(denial)
 			s.deny(w, sb, status, *denial)
 			return
 		}
@@ -187,14 +188,14 @@ func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registr
 	defer there.Close() //nolint:errcheck // both directions have ended
 	here, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		sb.Log(s.cfg.Logger).Error("take over a connection", "error", err)
+		sb.WithSandbox(s.cfg.Logger).Error("take over a connection", "error", err)
 		return
 	}
 	defer here.Close() //nolint:errcheck // both directions have ended
-	if !s.enter(here) {
+	if !s.addTunnel(here) {
 		return
 	}
-	defer s.leave(here)
+	defer s.removeTunnel(here)
 	remove, ok := sb.AddTunnel(here, t)
 	if !ok { // the registration was replaced during the dial
 		return
@@ -212,13 +213,13 @@ func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registr
 	s.copyTunnel(here, checked, there)
 	if checked.err != nil {
 		d := newDenial(t, r.Method)
-		d.Code, d.Message = BadHost, truncateText(checked.err.Error())
+		d.Code, d.Message = CodeBadHost, truncateText(checked.err.Error())
 		s.recordDenial(sb, *d)
 	}
 }
 
-// enter records a tunnel, which Close closes. It returns false if the server shuts down.
-func (s *Server) enter(c net.Conn) bool {
+// addTunnel records the connection of a tunnel, so that Close closes it. It returns false if the server is shutting down.
+func (s *Server) addTunnel(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
@@ -228,14 +229,16 @@ func (s *Server) enter(c net.Conn) bool {
 	return true
 }
 
-func (s *Server) leave(c net.Conn) {
+// removeTunnel removes the connection of a tunnel that has ended.
+func (s *Server) removeTunnel(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.tunnels, c)
 }
 
-// copyTunnel copies in both directions between the connections of a sandbox and of a host, until both directions have
-// ended or no byte has come for the idle time. sent yields what the sandbox sends on sandboxConn.
+// copyTunnel copies bytes between the connections of a sandbox and of a host, until both directions have ended or no byte was
+// sent for the idle time. It reads what the sandbox sends from sent, which contains bytes that were read from sandboxConn
+// before.
 func (s *Server) copyTunnel(sandboxConn net.Conn, sent io.Reader, hostConn net.Conn) {
 	closeBoth := func() {
 		sandboxConn.Close() //nolint:errcheck // a connection that fails to close is broken
@@ -250,7 +253,7 @@ func (s *Server) copyTunnel(sandboxConn net.Conn, sent io.Reader, hostConn net.C
 			n, err := from.Read(buf)
 			timer.Reset(s.cfg.Idle)
 			if n > 0 {
-				s.cfg.Metrics.Tunnelled(direction, n)
+				s.cfg.Metrics.CountTunnelBytes(direction, n)
 				if _, err := to.Write(buf[:n]); err != nil {
 					closeBoth()
 					return

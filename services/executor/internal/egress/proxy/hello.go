@@ -14,30 +14,30 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// handshakeRecord is the first byte of a TLS connection: the type of a handshake record.
-const handshakeRecord = 22
+// tlsHandshakeRecord is the first byte of a TLS connection.
+const tlsHandshakeRecord = 22
 
 var (
-	// errOtherName is returned for a ClientHello with a server name that is not the tunnel's host.
-	errOtherName = errors.New("the TLS server name is not the host that the tunnel was asked for")
+	// errOtherServerName is returned for a ClientHello with a server name that is not the tunnel's host.
+	errOtherServerName = errors.New("the TLS server name is not the host that the tunnel was asked for")
 	// errBadHello is returned for a ClientHello that cannot be decoded.
 	errBadHello = errors.New("what the tunnel begins with is not a ClientHello of TLS")
 )
 
-// checkServerName returns errOtherName if a ClientHello names another server than the tunnel's host.
+// checkServerName returns errOtherServerName if a TLS ClientHello names another server than the host of the tunnel.
 func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	if hello.ServerName == "" {
 		return nil
 	}
 	if h, err := egress.ParseHost(hello.ServerName); err != nil || h != host {
-		return fmt.Errorf("%w: %s", errOtherName, egress.Printable(hello.ServerName))
+		return fmt.Errorf("%w: %s", errOtherServerName, egress.Printable(hello.ServerName))
 	}
 	return nil
 }
 
-// helloChecker is a reader of what a sandbox sends through a tunnel. If that begins with a TLS handshake, helloChecker
-// reads the whole ClientHello first. It returns an error and no byte if the ClientHello names another server than the
-// tunnel's host.
+// helloChecker is a reader of the bytes that a sandbox sends through a tunnel. If they begin with a TLS handshake,
+// helloChecker reads the whole ClientHello before it returns a byte. It returns an error if the ClientHello names another
+// server than the tunnel's host.
 type helloChecker struct {
 	conn    net.Conn // of the sandbox
 	host    egress.Host
@@ -46,7 +46,8 @@ type helloChecker struct {
 	checked bool
 }
 
-// newHelloChecker returns a helloChecker for the sandbox's connection. early has the bytes that were read from it already.
+// newHelloChecker returns a helloChecker for the connection of a sandbox. early are the bytes that were already read from
+// conn.
 func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecker {
 	return &helloChecker{conn: conn, host: host, from: io.MultiReader(bytes.NewReader(early), conn)}
 }
@@ -54,22 +55,23 @@ func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecke
 func (h *helloChecker) Read(p []byte) (int, error) {
 	if !h.checked {
 		h.checked = true
-		if err := h.check(); err != nil {
+		if err := h.checkHello(); err != nil {
 			return 0, err
 		}
 	}
 	return h.from.Read(p)
 }
 
-// check checks the ClientHello. It waits for the first byte without a deadline: in some protocols the server sends first.
-func (h *helloChecker) check() error {
+// checkHello reads and checks the ClientHello, if the bytes begin with one. It waits for the first byte without a deadline,
+// because in some protocols the server sends first.
+func (h *helloChecker) checkHello() error {
 	peeked := bufio.NewReader(h.from)
 	h.from = peeked
 	first, err := peeked.Peek(1)
-	if err != nil || first[0] != handshakeRecord {
+	if err != nil || first[0] != tlsHandshakeRecord {
 		return err
 	}
-	if err := h.conn.SetReadDeadline(time.Now().Add(handshakeWithin)); err != nil {
+	if err := h.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return err
 	}
 	var read bytes.Buffer
@@ -85,7 +87,7 @@ func (h *helloChecker) check() error {
 	return h.conn.SetReadDeadline(time.Time{})
 }
 
-// readHello returns the ClientHello at the beginning of a stream.
+// readHello reads and decodes the TLS ClientHello at the beginning of a stream.
 func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	errEnough := errors.New("the ClientHello is read")
 	c := tls.Server(readOnlyConn{from: from}, &tls.Config{
@@ -101,7 +103,7 @@ func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	return hello, nil
 }
 
-// readOnlyConn is a connection that discards writes, such as TLS alerts.
+// readOnlyConn is a connection that discards all writes, such as TLS alerts.
 type readOnlyConn struct {
 	net.Conn
 	from io.Reader

@@ -21,20 +21,21 @@ import (
 
 // Limits of connections that have not identified their sandbox yet.
 const (
-	identifyWithin  = 5 * time.Second
-	maxUnidentified = 1024 // of each listener
-	lingerFor       = time.Second
-	maxPreamble     = 512
+	identifyTimeout      = 5 * time.Second
+	maxUnidentifiedConns = 1024 // of each listener
+	refusalLinger        = time.Second
+	maxPreambleBytes     = 512
 )
 
 // Listener is a listening socket to which sandboxes connect.
 type Listener struct {
 	net.Listener
-	TLS *TLS // nil for a Unix socket, which only sandboxes of this machine reach
+	TLS *TLSConfig // nil for a Unix socket, which only sandboxes of this machine reach
 }
 
-// TLS configures a listener that is reachable from other machines. A connection that does not name a registered sandbox is closed without an answer.
-type TLS struct {
+// TLSConfig configures a listener that other machines can reach. The proxy closes a connection that does not identify a registered sandbox
+// without an answer.
+type TLSConfig struct {
 	Config      *tls.Config
 	Within      time.Duration // for the handshake and the first line together
 	Connections int           // limit of identified connections of all sandboxes
@@ -50,7 +51,7 @@ const (
 	refusedLimit     = "limit"     // too many identified connections
 )
 
-// pendingConns holds the connections of one listener whose sandbox was not identified yet.
+// pendingConns holds the connections of one listener that have not identified their sandbox yet.
 type pendingConns struct {
 	perAddress int // 0 for no limit
 
@@ -60,6 +61,7 @@ type pendingConns struct {
 	done   sync.WaitGroup     // of the goroutines that identify them
 }
 
+// pendingConn is a connection in a pendingConns.
 type pendingConn struct {
 	net.Conn
 	address netip.Addr
@@ -70,9 +72,9 @@ func newPendingConns(perAddress int) *pendingConns {
 	return &pendingConns{perAddress: perAddress, list: list.New(), counts: map[netip.Addr]int{}}
 }
 
-// addressOf returns the address by which a connection is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host
-// may have all addresses of it. For a Unix socket it returns the zero address.
-func addressOf(c net.Conn) netip.Addr {
+// countedAddress returns the address by which the limit of connections counts a connection: an IPv4 address, or the /64 network of an IPv6
+// address, because one host may have all addresses of such a network. It returns the zero address for a Unix socket.
+func countedAddress(c net.Conn) netip.Addr {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}
@@ -88,12 +90,11 @@ func addressOf(c net.Conn) netip.Addr {
 	return network.Addr()
 }
 
-// add adds a connection, and evicts the oldest one if there are too many. A connection that identifies its sandbox at once is
-// never the oldest.
+// add adds a connection to the list. If the list has too many connections, add closes the oldest one and returns evicted as true.
 func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	mine := &pendingConn{Conn: c, address: addressOf(c)}
+	mine := &pendingConn{Conn: c, address: countedAddress(c)}
 	element = a.list.PushBack(mine)
 	a.counts[mine.address]++
 	oldest := a.list.Front()
@@ -102,36 +103,36 @@ func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 		for oldest.Value.(*pendingConn).address != mine.address {
 			oldest = oldest.Next()
 		}
-	case a.list.Len() <= maxUnidentified:
+	case a.list.Len() <= maxUnidentifiedConns:
 		return element, false
 	}
 	victim := oldest.Value.(*pendingConn)
 	victim.evicted = true
-	a.forget(oldest)
+	a.removeElement(oldest)
 	victim.Close() //nolint:errcheck // its goroutine sees the error
 	return element, true
 }
 
-// forget removes a connection from the list. The lock is held.
-func (a *pendingConns) forget(element *list.Element) {
+// removeElement removes a connection from the list. The caller holds the lock.
+func (a *pendingConns) removeElement(element *list.Element) {
 	gone := a.list.Remove(element).(*pendingConn)
 	if a.counts[gone.address]--; a.counts[gone.address] == 0 {
 		delete(a.counts, gone.address)
 	}
 }
 
-// remove removes a connection that was identified, or refused. It reports whether the connection was evicted before.
+// remove removes a connection that has identified its sandbox or was refused, and reports whether the connection was evicted before.
 func (a *pendingConns) remove(element *list.Element) (evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	mine := element.Value.(*pendingConn)
 	if !mine.evicted {
-		a.forget(element)
+		a.removeElement(element)
 	}
 	return mine.evicted
 }
 
-// close closes all connections of the list, and returns when their goroutines have ended.
+// close closes all connections of the list, and blocks until their goroutines have ended.
 func (a *pendingConns) close() {
 	a.mu.Lock()
 	for e := a.list.Front(); e != nil; e = e.Next() {
@@ -141,8 +142,8 @@ func (a *pendingConns) close() {
 	a.done.Wait()
 }
 
-// accept accepts connections until the listener is closed.
-func (s *Server) accept(l Listener) {
+// acceptConns accepts connections until the listener is closed, each in a goroutine of its own.
+func (s *Server) acceptConns(l Listener) {
 	perAddress := 0
 	if l.TLS != nil {
 		perAddress = l.TLS.PerAddress
@@ -164,154 +165,155 @@ func (s *Server) accept(l Listener) {
 		pauses.Reset()
 		element, evicted := pending.add(c)
 		if evicted && l.TLS != nil {
-			s.cfg.Metrics.RefusedTLS(refusedEvicted)
+			s.cfg.Metrics.CountTLSRefusal(refusedEvicted)
 		}
-		pending.done.Go(func() { s.handle(l, pending, element) })
+		pending.done.Go(func() { s.handleConn(l, pending, element) })
 	}
 }
 
-// identity holds the fields of the first line of a connection, the preamble, by which a sandbox identifies itself.
-type identity struct {
+// sandboxIdentity has what a sandbox sends in the first line of a connection, the preamble, to identify itself.
+type sandboxIdentity struct {
 	sandbox   *registry.Sandbox
 	hostsOnly bool // the connection reaches hosts of the allowlist only
 }
 
-// handle identifies the sandbox of a connection, and passes the connection on to be served.
-func (s *Server) handle(l Listener, pending *pendingConns, element *list.Element) {
+// handleConn identifies the sandbox of a new connection, and passes the connection to the HTTP server.
+func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Element) {
 	raw := element.Value.(*pendingConn).Conn
 	c, id, fail := s.handshake(l, raw)
 	if evicted := pending.remove(element); evicted {
 		return
 	}
 	if fail != nil {
-		s.refuse(l, c, *fail)
+		s.refuseConn(l, c, *fail)
 		return
 	}
-	mine := &conn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
+	mine := &identifiedConn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
 	mine.onClose = func() { // set before AddConn: a release may close the connection at once
 		id.sandbox.RemoveConn(mine)
-		s.dismiss(l)
+		s.releaseConn(l)
 	}
 	switch {
-	case !s.admit(l):
-		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "the egress proxy has too many connections open: try again"})
+	case !s.admitConn(l):
+		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "the egress proxy has too many connections open: try again"})
 	case !id.sandbox.AddConn(mine):
-		s.dismiss(l)
-		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
+		s.releaseConn(l)
+		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "this sandbox has too many connections open: close some"})
 	default:
 		s.conns.add(mine)
 	}
 }
 
-// handshake makes the TLS handshake, if the listener has TLS, and reads the first line. The caller uses the returned connection.
-func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure) {
-	within := identifyWithin
+// handshake makes the TLS handshake, if the listener has TLS, and reads the preamble. It returns the connection that the caller must use
+// from then on.
+func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, sandboxIdentity, *failure) {
+	within := identifyTimeout
 	if l.TLS != nil {
 		within = l.TLS.Within
 	}
 	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
-		return c, identity{}, &failure{code: refusedHandshake}
+		return c, sandboxIdentity{}, &failure{code: refusedHandshake}
 	}
 	if l.TLS == nil {
-		id, fail := s.identify(c)
+		id, fail := s.readIdentity(c)
 		return c, id, fail
 	}
 	secure, err := tlsconn.Server(context.Background(), c, l.TLS.Config)
 	if err != nil {
-		return c, identity{}, &failure{code: refusedHandshake, message: err.Error()}
+		return c, sandboxIdentity{}, &failure{code: refusedHandshake, message: err.Error()}
 	}
-	id, fail := s.identify(secure)
+	id, fail := s.readIdentity(secure)
 	return secure, id, fail
 }
 
-// admit counts a connection whose sandbox was identified. It returns false if the listener has TLS and too many
-// connections over TLS are open.
-func (s *Server) admit(l Listener) bool {
+// admitConn counts a connection that has identified its sandbox. It returns false if the listener has TLS and too many connections over TLS
+// are open.
+func (s *Server) admitConn(l Listener) bool {
 	if l.TLS != nil && s.remote.Add(1) > int64(l.TLS.Connections) {
 		s.remote.Add(-1)
 		return false
 	}
-	s.cfg.Metrics.Connected(1)
+	s.cfg.Metrics.AddConnections(1)
 	return true
 }
 
-// dismiss counts the end of a connection that admit has counted. It takes no lock, because connections are closed with
-// locks held.
-func (s *Server) dismiss(l Listener) {
+// releaseConn counts the end of a connection that admitConn has counted. It takes no lock, because callers hold locks.
+func (s *Server) releaseConn(l Listener) {
 	if l.TLS != nil {
 		s.remote.Add(-1)
 	}
-	s.cfg.Metrics.Connected(-1)
+	s.cfg.Metrics.AddConnections(-1)
 }
 
-// identify reads the first line within the connection's deadline, and then removes the deadline.
-func (s *Server) identify(c net.Conn) (identity, *failure) {
+// readIdentity reads the preamble before the connection's deadline, and then removes the deadline.
+func (s *Server) readIdentity(c net.Conn) (sandboxIdentity, *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with a line of " + strings.TrimSpace(runner.EgressPreamble) + " and a token"}
 	line := make([]byte, 0, 128)
 	for one := [1]byte{}; ; { // byte by byte, since the HTTP server reads the bytes after the line
 		if _, err := io.ReadFull(c, one[:]); err != nil {
-			return identity{}, bad
+			return sandboxIdentity{}, bad
 		}
 		if one[0] == '\n' {
 			break
 		}
-		if line = append(line, one[0]); len(line) > maxPreamble {
-			return identity{}, bad
+		if line = append(line, one[0]); len(line) > maxPreambleBytes {
+			return sandboxIdentity{}, bad
 		}
 	}
 	// TLS itself writes to a connection that has no answer, so the write deadline is set here as well.
 	if err := errors.Join(c.SetDeadline(time.Time{}), c.SetWriteDeadline(time.Now().Add(s.cfg.Idle))); err != nil {
-		return identity{}, bad
+		return sandboxIdentity{}, bad
 	}
 	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
 	if !ok {
-		return identity{}, bad
+		return sandboxIdentity{}, bad
 	}
 	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
-		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token belongs to no registered sandbox"}
+		return sandboxIdentity{}, &failure{http.StatusProxyAuthRequired, CodeBadToken, "the token belongs to no registered sandbox"}
 	}
-	return identity{sb, hostsOnly}, nil
+	return sandboxIdentity{sb, hostsOnly}, nil
 }
 
-// refuse closes a connection that is not served, after an answer with the reason. Over TLS only an identified sandbox gets an answer.
-func (s *Server) refuse(l Listener, c net.Conn, f failure) {
+// refuseConn closes a connection that the proxy does not serve. Before that it sends the reason, but over TLS only to an identified
+// sandbox.
+func (s *Server) refuseConn(l Listener, c net.Conn, f failure) {
 	defer c.Close() //nolint:errcheck // a connection that fails to close is broken
 	if l.TLS != nil {
-		reason, identified := refusalOverTLS(f)
-		s.cfg.Metrics.RefusedTLS(reason)
-		if n, ok := s.logs.allow(time.Now()); ok {
+		reason, identified := tlsRefusalReason(f)
+		s.cfg.Metrics.CountTLSRefusal(reason)
+		if n, ok := s.logs.allowMessage(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection over TLS is refused", "reason", reason, "error", f.message, "address", c.RemoteAddr().String(), "since_last", n)
 		}
 		if !identified {
 			return
 		}
 	} else {
-		s.cfg.Metrics.Denied(f.code)
-		if n, ok := s.logs.allow(time.Now()); ok {
+		s.cfg.Metrics.CountDenial(f.code)
+		if n, ok := s.logs.allowMessage(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection is refused", "code", f.code, "reason", f.message, "since_last", n)
 		}
 	}
-	if c.SetDeadline(time.Now().Add(lingerFor)) != nil {
+	if c.SetDeadline(time.Now().Add(refusalLinger)) != nil {
 		return
 	}
-	if _, err := c.Write(f.raw()); err != nil || closeWrite(c) != nil {
+	if _, err := c.Write(f.httpResponse()); err != nil || closeWrite(c) != nil {
 		return
 	}
 	// Closing with unread bytes would reset the connection, and the sandbox would lose the answer.
-	_, _ = io.CopyN(io.Discard, c, maxHeader)
+	_, _ = io.CopyN(io.Discard, c, maxHeaderBytes)
 }
 
-// refusalOverTLS returns the reason for which a connection over TLS was refused, as the metric names it, and whether
-// its sandbox was identified.
-func refusalOverTLS(f failure) (reason string, identified bool) {
+// tlsRefusalReason returns the value of the metric's label for a connection over TLS that was refused with f, and whether the connection
+// had identified its sandbox.
+func tlsRefusalReason(f failure) (reason string, identified bool) {
 	switch f.code {
 	case refusedHandshake:
 		return refusedHandshake, false
-	case BadToken:
+	case CodeBadToken:
 		return refusedToken, false
-	case codeConnections:
+	case codeTooManyConnections:
 		return refusedLimit, true
 	}
 	return refusedPreamble, false

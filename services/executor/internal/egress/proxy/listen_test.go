@@ -65,10 +65,10 @@ func TestPendingConns_CloseTheOldestOfTooMany(t *testing.T) {
 	if a.remove(at) {
 		t.Error("one that has said whose it is was evicted")
 	}
-	for range maxUnidentified {
+	for range maxUnidentifiedConns {
 		a.add(&from{address: "/c"})
 	}
-	if !first.closed || second.closed || !a.remove(gone) || a.list.Len() != maxUnidentified {
+	if !first.closed || second.closed || !a.remove(gone) || a.list.Len() != maxUnidentifiedConns {
 		t.Errorf("%v, %v, %d pending", first.closed, second.closed, a.list.Len())
 	}
 }

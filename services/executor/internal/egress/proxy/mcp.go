@@ -25,9 +25,9 @@ const mcpPath = runner.EgressMCP
 // mcpMethods are the HTTP methods of MCP's streamable HTTP transport.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
 
-// dialServer connects to an MCP server. It refuses addresses that are not public, as policy.Dialer does, unless the operator lists
-// the server's host and port in the setting Open.
-func (s *Server) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
+// dialMCPServer connects to an MCP server. It refuses addresses that are not public, unless the setting Open lists the server's host
+// and port.
+func (s *Server) dialMCPServer(ctx context.Context, network, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
 		return nil, err
@@ -38,32 +38,34 @@ func (s *Server) dialServer(ctx context.Context, network, address string) (net.C
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// serveMCP serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
+// serveMCP forwards a sandbox's request to one of its MCP servers. It replaces the credentials in the request by the headers of the
+// server's registration.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
-	server := sb.Server(name)
+	server := sb.MCPServer(name)
 	d := events.EgressDenied{Host: "mcp/" + name, Method: r.Method}
 	status := http.StatusForbidden
 	switch {
 	case server == nil:
 		status = http.StatusNotFound
-		d.Code, d.Message = UnknownServer, "this sandbox has no MCP server "+egress.Printable(name)+"; after a restart of the proxy servers are missing for a moment"
+		d.Code, d.Message = CodeUnknownServer, "this sandbox has no MCP server "+egress.Printable(name)+"; after a restart of the proxy servers are missing for a moment"
 	case !slices.Contains(mcpMethods, r.Method):
-		d.Code, d.Message = MethodNotAllowed, r.Method+" is not a method of MCP"
+		d.Code, d.Message = CodeMethodNotAllowed, r.Method+" is not a method of MCP"
 	case r.Header.Get("Upgrade") != "":
-		d.Code, d.Message = MethodNotAllowed, "an MCP server takes plain requests and server-sent events, no upgrade of the protocol"
-	case climbs(rest):
-		d.Code, d.Message = BadHost, "the path has a dot-dot element"
+		d.Code, d.Message = CodeMethodNotAllowed, "an MCP server takes plain requests and server-sent events, no upgrade of the protocol"
+	case hasDotElement(rest):
+		d.Code, d.Message = CodeBadHost, "the path has a dot-dot element"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, status, d)
 		return
 	}
-	s.passServer(w, r, sb, server)
+	s.forwardToMCPServer(w, r, sb, server)
 }
 
-// serverURL returns the URL of a request to an MCP server: the path after the server's name is appended to the server's own.
-func serverURL(server *registry.Server, in *url.URL) *url.URL {
+// mcpServerURL returns the URL to which a request to an MCP server is forwarded: the URL of the server, with the part of the
+// request's path after the server's name.
+func mcpServerURL(server *registry.MCPServer, in *url.URL) *url.URL {
 	out := *server.URL
 	if rest := in.EscapedPath()[len(mcpPath)+len(server.Name):]; strings.Trim(rest, "/") != "" {
 		out = *server.URL.JoinPath(rest)
@@ -76,22 +78,23 @@ func serverURL(server *registry.Server, in *url.URL) *url.URL {
 	return &out
 }
 
-func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server) {
-	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("mcp")
-	ctx, progress, stop := watch(r.Context(), s.cfg.Idle)
+// forwardToMCPServer forwards a request to an MCP server and copies the answer back.
+func (s *Server) forwardToMCPServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.MCPServer) {
+	done, counted := sb.BeginRequest(false), s.cfg.Metrics.BeginRequest("mcp")
+	ctx, progress, stop := withIdleTimeout(r.Context(), s.cfg.Idle)
 	status := 0
 	defer func() {
 		stop()
 		counted(status)
 		done()
-		sb.Log(s.cfg.Logger).Debug("request to an MCP server", "server", server.Name, "host", server.Target.String(), "method", r.Method, "status", status)
+		sb.WithSandbox(s.cfg.Logger).Debug("request to an MCP server", "server", server.Name, "host", server.Target.String(), "method", r.Method, "status", status)
 	}()
 	secrets := server.Secrets
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
-			out.URL, out.Host = serverURL(server, pr.In.URL), server.URL.Host
-			for _, name := range credentials {
+			out.URL, out.Host = mcpServerURL(server, pr.In.URL), server.URL.Host
+			for _, name := range credentialHeaders {
 				out.Header.Del(name)
 			}
 			for name, values := range server.Header {
@@ -107,7 +110,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 			}
 			var body io.Reader = res.Body
 			for _, secret := range secrets {
-				body = redact(body, secret)
+				body = newRedactor(body, secret)
 				for name, values := range res.Header {
 					for i, v := range values {
 						res.Header[name][i] = redactText(v, secret)
@@ -121,7 +124,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			status = s.answerUnreachable(w, r, sb, server, err, secrets)
+			status = s.answerMCPUnreachable(w, r, sb, server, err, secrets)
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
@@ -132,12 +135,12 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 	p.ServeHTTP(w, r)
 }
 
-// answerUnreachable answers a request with the error that its MCP server does not respond or may not be reached. It
-// returns the HTTP status.
-func (s *Server) answerUnreachable(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
-	if denial := dialDenial(server.Target, r.Method, err); denial != nil {
-		s.deny(w, sb, statusOf(denial), *denial)
-		return statusOf(denial)
+// answerMCPUnreachable answers a request with the error that its MCP server does not respond or must not be reached, and returns the
+// HTTP status.
+func (s *Server) answerMCPUnreachable(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.MCPServer, err error, secrets []string) int {
+	if denial := denialOfDialError(server.Target, r.Method, err); denial != nil {
+		s.deny(w, sb, denialStatus(denial), *denial)
+		return denialStatus(denial)
 	}
 	detail := err.Error()
 	for _, secret := range secrets {

@@ -19,26 +19,26 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// route serves a request whose path begins with the name of a route.
-func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
-	name, rest := split(r.URL.Path)
+// serveRoute serves a request whose path begins with the name of a route, for example of a model provider.
+func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+	name, rest := splitRouteName(r.URL.Path)
 	rt := s.routes[name]
 	if rt == nil {
-		s.deny(w, sb, http.StatusNotFound, events.EgressDenied{Host: r.Host, Method: r.Method, Code: NotAllowed, Message: "there is no route " + name + " to a model"})
+		s.deny(w, sb, http.StatusNotFound, events.EgressDenied{Host: r.Host, Method: r.Method, Code: CodeNotAllowed, Message: "there is no route " + name + " to a model"})
 		return
 	}
 	d := events.EgressDenied{Host: rt.Base.Host, Method: r.Method}
 	switch {
 	case !sb.AllowsRoute(name):
-		d.Code, d.Message = NotAllowed, "this sandbox may not use the route "+name
+		d.Code, d.Message = CodeNotAllowed, "this sandbox may not use the route "+name
 	case r.Method == http.MethodTrace || r.Method == http.MethodConnect: // TRACE would return the credential
-		d.Code, d.Message = MethodNotAllowed, r.Method+" is not allowed on a route"
+		d.Code, d.Message = CodeMethodNotAllowed, r.Method+" is not allowed on a route"
 	case r.Header.Get("Upgrade") != "":
-		d.Code, d.Message = MethodNotAllowed, "a route does not upgrade the protocol: use plain requests and server-sent events"
-	case climbs(rest):
-		d.Code, d.Message = BadHost, "the path has a dot-dot element"
-	case !rt.serves(r.Method, rest):
-		d.Code, d.Message = NotAllowed, r.Method+" "+rest+" is not a model call, and the route "+rt.Name+" serves nothing else"
+		d.Code, d.Message = CodeMethodNotAllowed, "a route does not upgrade the protocol: use plain requests and server-sent events"
+	case hasDotElement(rest):
+		d.Code, d.Message = CodeBadHost, "the path has a dot-dot element"
+	case !rt.allowsRequest(r.Method, rest):
+		d.Code, d.Message = CodeNotAllowed, r.Method+" "+rest+" is not a model call, and the route "+rt.Name+" serves nothing else"
 	}
 	if d.Code != "" {
 		s.deny(w, sb, http.StatusForbidden, d)
@@ -48,29 +48,29 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		failure{http.StatusUnauthorized, codeNoCredential, rt.Unset}.write(w)
 		return
 	}
-	if sb.Journal.Full() {
-		failure{http.StatusServiceUnavailable, codeFull, "the executor has not read the usage of this sandbox for too long: no model call is started"}.write(w)
+	if sb.Journal.IsFull() {
+		failure{http.StatusServiceUnavailable, codeJournalFull, "the executor has not read the usage of this sandbox for too long: no model call is started"}.write(w)
 		return
 	}
-	c := &routedRequest{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
-	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
-		d.Code, d.Message = NoExecution, "no execution of the session runs: models can be called only in an execution"
+	c := &routedRequest{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.ChargedBudgets(), dialect: rt.answerDialect(r.Method, rest)}
+	if c.execution == "" && rt.Kind != KindPlain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
+		d.Code, d.Message = CodeNoExecution, "no execution of the session runs: models can be called only in an execution"
 		s.deny(w, sb, http.StatusForbidden, d)
 		return
 	}
-	if c.dialect != meter.None {
-		end, reason, err := c.charges.Begin(r.Context())
+	if c.dialect != meter.DialectNone {
+		end, reason, err := c.charges.ReserveTurns(r.Context())
 		switch {
 		case err != nil:
 			return // the sandbox closed the connection
 		case reason != "":
-			d.Code, d.Message = BudgetExhausted, reason
+			d.Code, d.Message = CodeBudgetExhausted, reason
 			s.deny(w, sb, http.StatusPaymentRequired, d)
 			return
 		}
 		defer end()
 	}
-	if rt.checks(r.Method, rest) {
+	if rt.checksBody(r.Method, rest) {
 		body, ok := s.checkModelRequest(w, r, c, d)
 		if !ok {
 			return
@@ -78,10 +78,10 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		defer body.release()
 		c.body = &body
 	}
-	c.serve(w, r)
+	c.serveRequest(w, r)
 }
 
-// routedRequest is a request of a sandbox through a route, and its answer.
+// routedRequest is a request that a sandbox sends through a route, with its answer and its metered usage.
 type routedRequest struct {
 	s         *Server
 	sb        *registry.Sandbox
@@ -89,13 +89,13 @@ type routedRequest struct {
 	dialect   meter.Dialect
 	began     time.Time
 	execution string
-	charges   registry.Charges
+	charges   registry.ChargedBudgets
 
 	body  *bufferedBody // of a request that is checked; nil for one that is streamed
 	model string        // that the body names
 
 	progress  func()
-	answer    *meter.Response // nil before the answer's head
+	answer    *meter.ResponseMeter // nil before the answer's head
 	status    int
 	firstByte time.Time
 	complete  bool // the answer was read to its end
@@ -103,26 +103,26 @@ type routedRequest struct {
 	failed    error
 }
 
-func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
-	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.Begin(c.rt.Name)
+func (c *routedRequest) serveRequest(w http.ResponseWriter, r *http.Request) {
+	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.BeginRequest(c.rt.Name)
 	sandbox := r.Context()
-	ctx, progress, stop := watch(sandbox, c.s.cfg.ModelIdle)
+	ctx, progress, stop := withIdleTimeout(sandbox, c.s.cfg.ModelIdle)
 	c.progress = progress
 	defer func() { // a broken answer ends the handler with a panic
 		gone := sandbox.Err() != nil
 		stop()
-		c.end(ctx, r, gone)
+		c.recordEnd(ctx, r, gone)
 		counted(c.status)
 		done()
 	}()
 	p := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
-			out.URL, out.Host = c.rt.target(pr.In.URL), ""
-			c.rt.authorize(out.Header, out.URL)
+			out.URL, out.Host = c.rt.targetURL(pr.In.URL), ""
+			c.rt.replaceCredentials(out.Header, out.URL)
 			out.Header.Set("Accept-Encoding", "identity")
 		},
-		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswer, ErrorHandler: c.answerFailure,
+		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswerHeader, ErrorHandler: c.answerModelUnreachable,
 		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	r = r.WithContext(ctx)
@@ -138,8 +138,8 @@ func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// handleAnswer handles the header of the endpoint's answer, and prepares to meter its body.
-func (c *routedRequest) handleAnswer(res *http.Response) error {
+// handleAnswerHeader handles the header of the upstream's answer, and replaces the body by one that meters the usage.
+func (c *routedRequest) handleAnswerHeader(res *http.Response) error {
 	c.status = res.StatusCode
 	c.progress()
 	res.Header.Del("Set-Cookie") // it belongs to the operator's account
@@ -159,12 +159,12 @@ func (c *routedRequest) handleAnswer(res *http.Response) error {
 	default:
 		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", truncateText(encoding))
 	}
-	c.answer = meter.NewResponse(res.Header.Get("Content-Type"))
-	res.Body = &answerBody{Reader: redact(body, c.rt.Secret), Closer: res.Body, c: c}
+	c.answer = meter.NewResponseMeter(res.Header.Get("Content-Type"))
+	res.Body = &answerBody{Reader: newRedactor(body, c.rt.Secret), Closer: res.Body, c: c}
 	return nil
 }
 
-// gunzipReader decompresses an answer that an endpoint compressed although the request asked for none.
+// gunzipReader decompresses the body of an answer that the upstream compressed although the request did not ask for that.
 type gunzipReader struct {
 	r  io.Reader
 	zr *gzip.Reader
@@ -181,7 +181,7 @@ func (g *gunzipReader) Read(p []byte) (int, error) {
 	return g.zr.Read(p)
 }
 
-// answerBody is the body of an answer, which it meters while the body is copied to the sandbox.
+// answerBody is the body of an answer to a routed request. It meters the usage while the body is copied to the sandbox.
 type answerBody struct {
 	io.Reader
 	io.Closer
@@ -195,7 +195,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	if n > 0 && c.firstByte.IsZero() {
 		c.firstByte = time.Now()
 	}
-	if c.dialect != meter.None {
+	if c.dialect != meter.DialectNone {
 		c.answer.Write(p[:n]) //nolint:errcheck // it never fails
 	}
 	switch {
@@ -208,13 +208,13 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// answerFailure answers that the model does not respond.
-func (c *routedRequest) answerFailure(w http.ResponseWriter, r *http.Request, err error) {
+// answerModelUnreachable answers a request with the error that the model provider does not respond.
+func (c *routedRequest) answerModelUnreachable(w http.ResponseWriter, r *http.Request, err error) {
 	c.failed = err
 	switch cause := context.Cause(r.Context()); {
-	case errors.Is(cause, errSilent):
+	case errors.Is(cause, errIdleTimeout):
 		c.status = http.StatusGatewayTimeout
-		failure{c.status, codeSilent, fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)}.write(w)
+		failure{c.status, codeTimeout, fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)}.write(w)
 	case r.Context().Err() != nil: // the sandbox closed the connection
 	default:
 		c.status = http.StatusBadGateway
@@ -222,11 +222,11 @@ func (c *routedRequest) answerFailure(w http.ResponseWriter, r *http.Request, er
 	}
 }
 
-// end journals and counts the call at its end, if it is a model call. gone is set if the sandbox has closed the
-// connection.
-func (c *routedRequest) end(ctx context.Context, r *http.Request, gone bool) {
-	log := c.sb.Log(c.s.cfg.Logger)
-	if c.dialect == meter.None {
+// recordEnd adds a model call that has ended to the journal and the metrics. It does nothing for other requests. gone is true if the
+// sandbox has closed the connection.
+func (c *routedRequest) recordEnd(ctx context.Context, r *http.Request, gone bool) {
+	log := c.sb.WithSandbox(c.s.cfg.Logger)
+	if c.dialect == meter.DialectNone {
 		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", sinceMs(c.began))
 		return
 	}
@@ -236,30 +236,31 @@ func (c *routedRequest) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: truncateText(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
-		Betas: betas(r.Header),
+		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: truncateText(redactText(c.failureMessage(ctx, gone, got), c.rt.Secret)),
+		Betas: betaFeatures(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs
 	if !c.firstByte.IsZero() {
 		m.FirstByteMs = uint32(min(max(c.firstByte.Sub(c.began).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 	}
 	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
-	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
+	priced, _ := c.s.cfg.Prices.EntryName(c.rt.Name, m.Model)
 	c.chargeUsage()
 	metered := got.Seen || m.Status != http.StatusOK
-	c.s.cfg.Metrics.Called(m, priced, metered)
+	c.s.cfg.Metrics.CountModelCall(m, priced, metered)
 	if !metered {
 		log.Warn("the answer of a model reported no usage", "route", c.rt.Name, "model", m.Model)
 	}
-	if err := c.sb.Journal.ModelCalled(time.Now(), c.execution, m); err != nil {
+	if err := c.sb.Journal.AddModelCall(time.Now(), c.execution, m); err != nil {
 		log.Error("a model call is not journaled", "error", err)
 	}
 	log.Info("model called", "route", c.rt.Name, "model", m.Model, "status", m.Status, "input", m.Usage.InputTokens, "output", m.Usage.OutputTokens,
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
 }
 
-// betas returns the provider's beta features that a request names. The proxy forwards all of them, since new versions of CLIs use new ones.
-func betas(h http.Header) []string {
+// betaFeatures returns the beta features of the model provider that the headers of a request name. The proxy forwards all of them, because
+// new versions of CLIs use new ones.
+func betaFeatures(h http.Header) []string {
 	const most, longest = 32, 100
 	var out []string
 	for _, name := range []string{"Anthropic-Beta", "Openai-Beta"} {
@@ -274,9 +275,9 @@ func betas(h http.Header) []string {
 	return out
 }
 
-// chargeUsage charges the usage of the call, once.
+// chargeUsage charges the usage of the model call to its budgets. Only the first call has an effect.
 func (c *routedRequest) chargeUsage() {
-	if c.charged || c.dialect == meter.None || c.answer == nil {
+	if c.charged || c.dialect == meter.DialectNone || c.answer == nil {
 		return
 	}
 	c.charged = true
@@ -287,13 +288,13 @@ func (c *routedRequest) chargeUsage() {
 	if c.status < http.StatusBadRequest {
 		usage.Turns = 1
 	}
-	c.charges.Spend(model, usage, prices != "")
+	c.charges.ChargeUsage(model, usage, prices != "")
 }
 
-// problem returns a sentence that describes why a call failed, or "" if it did not fail.
-func (c *routedRequest) problem(ctx context.Context, gone bool, got meter.Result) string {
+// failureMessage returns a sentence that describes why a model call failed, or "" if it did not fail.
+func (c *routedRequest) failureMessage(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
-	case errors.Is(context.Cause(ctx), errSilent):
+	case errors.Is(context.Cause(ctx), errIdleTimeout):
 		return fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)
 	case !c.complete && gone:
 		return "the sandbox went away before the end of the answer"

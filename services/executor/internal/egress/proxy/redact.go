@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// minSecret is the minimum length in bytes of a credential that is redacted. A shorter one would match unrelated text.
-const minSecret = 8
+// minSecretBytes is the minimum length in bytes of a credential that is redacted. A shorter one would also match unrelated text.
+const minSecretBytes = 8
 
-// redactor is a reader that replaces a credential with stars. An endpoint may repeat a key, for example in an error. The redactor
-// holds back only an end that may be the beginning of the credential.
+// redactor is a reader that replaces a credential by stars, because an upstream may repeat a key, for example in an error. It
+// delays only bytes that may be the beginning of the credential.
 type redactor struct {
 	r      io.Reader
 	secret []byte
 	held   []byte
 }
 
-// redact returns a reader of r that replaces a credential with stars.
-func redact(r io.Reader, secret string) io.Reader {
-	if len(secret) < minSecret {
+// newRedactor returns a reader of r that replaces the credential secret by stars.
+func newRedactor(r io.Reader, secret string) io.Reader {
+	if len(secret) < minSecretBytes {
 		return r
 	}
 	return &redactor{r: r, secret: []byte(secret)}
@@ -41,11 +41,11 @@ func (x *redactor) Read(p []byte) (int, error) {
 		x.held = x.held[:0]
 		m, err := x.r.Read(p[n:])
 		n += m
-		x.mask(p[:n])
+		x.maskCredential(p[:n])
 		if err != nil {
 			return n, err
 		}
-		keep := x.overlap(p[:n])
+		keep := x.credentialOverlap(p[:n])
 		x.held = append(x.held, p[n-keep:n]...)
 		if n > keep || len(p) == n {
 			return n - keep, nil
@@ -53,7 +53,8 @@ func (x *redactor) Read(p []byte) (int, error) {
 	}
 }
 
-func (x *redactor) mask(p []byte) {
+// maskCredential replaces the credential in p by stars.
+func (x *redactor) maskCredential(p []byte) {
 	for {
 		i := bytes.Index(p, x.secret)
 		if i < 0 {
@@ -66,8 +67,8 @@ func (x *redactor) mask(p []byte) {
 	}
 }
 
-// overlap returns the length of the longest suffix of p that is a prefix of the credential.
-func (x *redactor) overlap(p []byte) int {
+// credentialOverlap returns the length of the longest suffix of p that is a prefix of the credential.
+func (x *redactor) credentialOverlap(p []byte) int {
 	for n := min(len(p), len(x.secret)-1); n > 0; n-- {
 		if bytes.HasSuffix(p, x.secret[:n]) {
 			return n
@@ -76,9 +77,9 @@ func (x *redactor) overlap(p []byte) int {
 	return 0
 }
 
-// redactText replaces a credential in a text with stars.
+// redactText replaces the credential secret in a text by stars.
 func redactText(s, secret string) string {
-	if len(secret) < minSecret {
+	if len(secret) < minSecretBytes {
 		return s
 	}
 	return strings.ReplaceAll(s, secret, strings.Repeat("*", len(secret)))

@@ -10,21 +10,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/modelbody"
 )
 
-// Kind is the model provider's API that a route serves.
-type Kind string
+// RouteKind is the model provider's API that a route leads to.
+type RouteKind string
 
 // The kinds.
 const (
-	Anthropic Kind = "anthropic"
-	OpenAI    Kind = "openai"
-	Plain     Kind = "" // not metered
+	KindAnthropic RouteKind = "anthropic"
+	KindOpenAI    RouteKind = "openai"
+	KindPlain     RouteKind = "" // not metered
 )
 
-// Route maps the first path element of a sandbox's request to a host that the operator configured. The host's address may be
-// private, unlike those of hosts that sandboxes name.
+// Route maps the first element of the path of a sandbox's request to an upstream that the operator configured. The upstream's
+// address may be private, unlike those of hosts that sandboxes name.
 type Route struct {
 	Name   string
-	Kind   Kind
+	Kind   RouteKind
 	Base   *url.URL // without /v1 for Anthropic, with it for OpenAI
 	Header string   // of the credential; "" for none
 	Scheme string   // before the credential: Bearer; "" for none
@@ -33,12 +33,13 @@ type Route struct {
 	All    bool     // serves every path, not only those by which models are called
 }
 
-// credentials are the headers in which clients send credentials. A route removes them from the sandbox's requests.
-var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
+// credentialHeaders are the headers in which clients send credentials. The proxy removes them from requests that it forwards
+// through a route.
+var credentialHeaders = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// authorize replaces the credentials in a sandbox's request by that of the route.
-func (rt *Route) authorize(h http.Header, u *url.URL) {
-	for _, name := range credentials {
+// replaceCredentials replaces the credentials in the headers h and the URL u of a request by the credential of the route.
+func (rt *Route) replaceCredentials(h http.Header, u *url.URL) {
+	for _, name := range credentialHeaders {
 		h.Del(name)
 	}
 	if q := u.Query(); q.Has("key") || q.Has("api_key") || q.Has("api-key") {
@@ -60,8 +61,8 @@ func (rt *Route) authorize(h http.Header, u *url.URL) {
 	}
 }
 
-// target returns the URL to forward a request to. Escapes stay as they are.
-func (rt *Route) target(in *url.URL) *url.URL {
+// targetURL returns the URL to which a request is forwarded. It keeps escapes in the path as they are.
+func (rt *Route) targetURL(in *url.URL) *url.URL {
 	out := *rt.Base
 	cut := len("/" + rt.Name)
 	out.Path = strings.TrimSuffix(rt.Base.Path, "/") + in.Path[cut:]
@@ -73,28 +74,28 @@ func (rt *Route) target(in *url.URL) *url.URL {
 	return &out
 }
 
-// modelPaths are the paths, below a route's base URL, that sandboxes may call. With its credential a route could reach
-// more, including files, batches and stored answers of other tenants.
-var modelPaths = map[Kind]map[string][]string{
-	Anthropic: {
+// allowedPaths are the methods and paths below a route's base URL that sandboxes may use. With the route's credential, other
+// paths would reach files, batches and stored answers of other tenants.
+var allowedPaths = map[RouteKind]map[string][]string{
+	KindAnthropic: {
 		http.MethodPost: {"/v1/messages", "/v1/messages/count_tokens"},
 		http.MethodGet:  {"", "/", "/v1/models", "/v1/models/*"},
 	},
-	OpenAI: {
+	KindOpenAI: {
 		http.MethodPost: {"/chat/completions", "/completions", "/embeddings", "/responses", "/responses/compact", "/responses/input_tokens"},
 		http.MethodGet:  {"", "/", "/models", "/models/*"},
 	},
 }
 
-// serves reports whether the route forwards requests with a method to a path below the route's name.
-func (rt *Route) serves(method, path string) bool {
-	if rt.All || rt.Kind == Plain {
+// allowsRequest reports whether the route forwards a request with a method and a path.
+func (rt *Route) allowsRequest(method, path string) bool {
+	if rt.All || rt.Kind == KindPlain {
 		return true
 	}
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	return slices.ContainsFunc(modelPaths[rt.Kind][method], func(p string) bool {
+	return slices.ContainsFunc(allowedPaths[rt.Kind][method], func(p string) bool {
 		if below, ok := strings.CutSuffix(p, "*"); ok {
 			return len(path) > len(below) && strings.HasPrefix(path, below)
 		}
@@ -102,18 +103,18 @@ func (rt *Route) serves(method, path string) bool {
 	})
 }
 
-// protocol returns the protocol of the route's request bodies.
-func (rt *Route) protocol() modelbody.Protocol {
-	if rt.Kind == Anthropic {
-		return modelbody.Anthropic
+// bodyProtocol returns the modelbody.Protocol by which the bodies of the route's requests are checked.
+func (rt *Route) bodyProtocol() modelbody.Protocol {
+	if rt.Kind == KindAnthropic {
+		return modelbody.ProtocolAnthropic
 	}
-	return modelbody.OpenAI
+	return modelbody.ProtocolOpenAI
 }
 
-// checks reports whether the body of a request is checked before the request is forwarded. With All, requests to other paths
-// than those of model calls are forwarded unchecked, as the operator wants.
-func (rt *Route) checks(method, path string) bool {
-	if rt.Kind == Plain || method != http.MethodPost {
+// checksBody reports whether the proxy checks the body of a request before it forwards the request. A route with the field All
+// forwards requests to paths other than those of model calls unchecked.
+func (rt *Route) checksBody(method, path string) bool {
+	if rt.Kind == KindPlain || method != http.MethodPost {
 		return false
 	}
 	var elements []string // a server may ignore empty path elements
@@ -123,19 +124,20 @@ func (rt *Route) checks(method, path string) bool {
 		}
 	}
 	path = "/" + strings.Join(elements, "/")
-	return slices.Contains(modelPaths[rt.Kind][method], path) || meter.DialectOf(path) != meter.None
+	return slices.Contains(allowedPaths[rt.Kind][method], path) || meter.DialectOf(path) != meter.DialectNone
 }
 
-// dialect returns the form in which the answer to a request reports usage, meter.None if the request is not a model call.
-func (rt *Route) dialect(method, path string) meter.Dialect {
-	if rt.Kind == Plain || method != http.MethodPost {
-		return meter.None
+// answerDialect returns the form in which the model provider's answer to a request reports usage, or meter.DialectNone if the
+// request is not a model call.
+func (rt *Route) answerDialect(method, path string) meter.Dialect {
+	if rt.Kind == KindPlain || method != http.MethodPost {
+		return meter.DialectNone
 	}
 	return meter.DialectOf(path)
 }
 
-// split returns the route's name in a path and the rest, which is "" or begins with a slash.
-func split(path string) (name, rest string) {
+// splitRouteName splits the path of a request into the name of the route and the rest, which is "" or begins with a slash.
+func splitRouteName(path string) (name, rest string) {
 	name = strings.TrimPrefix(path, "/")
 	if i := strings.IndexByte(name, '/'); i >= 0 {
 		return name[:i], name[i:]
@@ -143,8 +145,8 @@ func split(path string) (name, rest string) {
 	return name, ""
 }
 
-// climbs reports whether a path has an element that some server could read as "." or "..".
-func climbs(path string) bool {
+// hasDotElement reports whether a path has an element that some server could read as "." or "..".
+func hasDotElement(path string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }), func(e string) bool {
 		e, _, _ = strings.Cut(e, ";")
 		return e == "." || e == ".."

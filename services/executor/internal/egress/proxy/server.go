@@ -45,8 +45,8 @@ type Config struct {
 
 // Limits of request heads.
 const (
-	maxHeader    = 128 << 10
-	headerWithin = 30 * time.Second
+	maxHeaderBytes = 128 << 10
+	headerTimeout  = 30 * time.Second
 )
 
 // Server is the part of the egress proxy that serves the connections of sandboxes.
@@ -59,7 +59,7 @@ type Server struct {
 	mcps   *http.Transport   // to MCP servers
 	conns  *connQueue
 	logs   logLimiter
-	bodies memory             // of requests to models
+	bodies bodyMemory         // of requests to models
 	cancel context.CancelFunc // cancels every request
 	remote atomic.Int64       // identified connections over TLS
 
@@ -70,7 +70,7 @@ type Server struct {
 	draining bool
 }
 
-// New returns a Server.
+// New returns a Server. The caller must call Serve.
 func New(cfg Config) *Server {
 	if cfg.Idle == 0 {
 		cfg.Idle = 10 * time.Minute
@@ -78,7 +78,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, noneOpen: make(chan struct{}), conns: newConnQueue(), tunnels: map[net.Conn]bool{}, bodies: memory{each: map[*registry.Sandbox]int{}}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, noneOpen: make(chan struct{}), conns: newConnQueue(), tunnels: map[net.Conn]bool{}, bodies: bodyMemory{each: map[*registry.Sandbox]int{}}}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}
@@ -94,20 +94,22 @@ func New(cfg Config) *Server {
 		TLSClientConfig: &tls.Config{RootCAs: cfg.Roots, MinVersion: tls.VersionTLS12},
 	}
 	s.mcps = s.others.Clone()
-	s.mcps.DialContext = s.dialServer
+	s.mcps.DialContext = s.dialMCPServer
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	s.http = &http.Server{
 		BaseContext: func(net.Listener) context.Context { return ctx },
-		Handler:     http.HandlerFunc(s.serve), ReadHeaderTimeout: headerWithin, IdleTimeout: cfg.Idle, MaxHeaderBytes: maxHeader,
-		DisableGeneralOptionsHandler: true, ConnState: s.connState, ConnContext: withConn,
+		Handler:     http.HandlerFunc(s.serveSandbox), ReadHeaderTimeout: headerTimeout, IdleTimeout: cfg.Idle, MaxHeaderBytes: maxHeaderBytes,
+		DisableGeneralOptionsHandler: true, ConnState: s.handleConnState, ConnContext: withConn,
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return s
 }
 
+// connKey is the key of the connection in the context of a request.
 type connKey struct{}
 
+// withConn returns a context that contains the connection of a request.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
@@ -118,7 +120,7 @@ func (s *Server) Serve(listeners ...Listener) error {
 	go func() { served <- s.http.Serve(s.conns) }()
 	var accepting sync.WaitGroup
 	for _, l := range listeners {
-		accepting.Go(func() { s.accept(l) })
+		accepting.Go(func() { s.acceptConns(l) })
 	}
 	accepting.Wait()
 	s.conns.Close() //nolint:errcheck // it never fails
@@ -128,16 +130,16 @@ func (s *Server) Serve(listeners ...Listener) error {
 	return nil
 }
 
-// logLimiter allows one log message a second and counts the others.
+// logLimiter limits the rate of log messages to one a second, and counts the messages that are not logged.
 type logLimiter struct {
 	mu      sync.Mutex
 	last    time.Time
 	skipped int
 }
 
-// allow reports whether a message may be logged now. skipped is the number of messages that were not logged since the
-// last one.
-func (l *logLimiter) allow(now time.Time) (skipped int, ok bool) {
+// allowMessage reports whether a message may be logged now. skipped is the number of messages that were not logged since the last one that
+// was.
+func (l *logLimiter) allowMessage(now time.Time) (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.last) < time.Second {
@@ -148,8 +150,9 @@ func (l *logLimiter) allow(now time.Time) (skipped int, ok bool) {
 	return skipped, true
 }
 
-func (s *Server) connState(c net.Conn, state http.ConnState) {
-	mine := c.(*conn)
+// handleConnState is called by the HTTP server when the state of a connection changes.
+func (s *Server) handleConnState(c net.Conn, state http.ConnState) {
+	mine := c.(*identifiedConn)
 	switch state {
 	case http.StateIdle:
 		mine.expectRequest()
@@ -157,14 +160,14 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 		if mine.tunnel != nil {
 			s.journalUnparsed(mine)
 		} else if method, target, ok := mine.unparsedRequest(); ok {
-			s.recordDenial(mine.sandbox, events.EgressDenied{Host: truncateText(target), Method: truncateText(method), Code: BadHost, Message: "the request does not name a valid host"})
+			s.recordDenial(mine.sandbox, events.EgressDenied{Host: truncateText(target), Method: truncateText(method), Code: CodeBadHost, Message: "the request does not name a valid host"})
 		}
 		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
 }
 
-// endWithin is the maximum time for which Shutdown waits for the end of requests that it has cancelled.
-const endWithin = 5 * time.Second
+// cancelTimeout is the maximum time for which Shutdown waits for requests to end after it has cancelled them.
+const cancelTimeout = 5 * time.Second
 
 // Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and
 // connections. When it returns, the usage of all requests is journaled.
@@ -180,13 +183,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	select {
 	case <-noneOpen:
 		return err
-	case <-time.After(endWithin):
-		return errors.Join(err, fmt.Errorf("%d canceled requests did not end in %s", open, endWithin))
+	case <-time.After(cancelTimeout):
+		return errors.Join(err, fmt.Errorf("%d canceled requests did not end in %s", open, cancelTimeout))
 	}
 }
 
-// begin counts an open request. It returns false if the server shuts down.
-func (s *Server) begin() bool {
+// beginRequest counts an open request. It returns false if the server is shutting down.
+func (s *Server) beginRequest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
@@ -196,7 +199,8 @@ func (s *Server) begin() bool {
 	return true
 }
 
-func (s *Server) end() {
+// endRequest counts the end of a request that beginRequest counted.
+func (s *Server) endRequest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open--; s.open == 0 {
@@ -220,7 +224,8 @@ func (s *Server) Close() {
 	s.models.(*http.Transport).CloseIdleConnections()
 }
 
-// connQueue is a net.Listener that returns connections which were accepted and identified elsewhere.
+// connQueue is a net.Listener whose connections were accepted elsewhere, and have identified their sandbox. The HTTP server accepts them
+// from it.
 type connQueue struct {
 	c    chan net.Conn
 	done chan struct{}
@@ -231,7 +236,7 @@ func newConnQueue() *connQueue {
 	return &connQueue{c: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// add passes a connection to the server, or closes it if the queue is closed.
+// add passes a connection to the HTTP server. It closes the connection if the queue is closed.
 func (q *connQueue) add(c net.Conn) {
 	select {
 	case q.c <- c:

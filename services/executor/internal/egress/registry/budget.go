@@ -10,28 +10,29 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// maxBudgets is the maximum number of budgets in a registration.
+// maxBudgets is the maximum number of budgets in the registration of a sandbox.
 const maxBudgets = 16
 
+// checkBudgets returns an *api.Error if the budgets of a registration are not valid.
 func checkBudgets(list []api.Budget) error {
 	if len(list) > maxBudgets {
-		return api.Invalid("budgets", "budgets: there are %d, the limit is %d", len(list), maxBudgets)
+		return api.InvalidFieldError("budgets", "budgets: there are %d, the limit is %d", len(list), maxBudgets)
 	}
 	for i, b := range list {
 		field := fmt.Sprintf("budgets[%d]", i)
 		switch {
 		case b.Account == "" || len(b.Account) > 256:
-			return api.Invalid(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
+			return api.InvalidFieldError(field+".account", "%s.account: it is empty, or longer than 256 bytes", field)
 		case b.Limit.CostUSD < 0 || math.IsNaN(b.Limit.CostUSD) || math.IsInf(b.Limit.CostUSD, 0):
-			return api.Invalid(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 upward", field)
+			return api.InvalidFieldError(field+".limit.costUsd", "%s.limit.costUsd: it is not a number of dollars from 0 upward", field)
 		}
 	}
 	return nil
 }
 
-// account holds the usage that counts against a budget, as far as the proxy has metered it or executors have reported
-// it.
-type account struct {
+// budgetAccount holds the usage that counts against one budget: what the proxy has metered or, if that is more, what an executor has
+// reported.
+type budgetAccount struct {
 	refs int // charges that use it; guarded by the registry
 
 	mu      sync.Mutex
@@ -40,9 +41,9 @@ type account struct {
 	ended   chan struct{} // closed when one of them ends; nil while none is open
 }
 
-// beginTurn counts an open request, unless the answers to the open requests will use up the limit of turns. In that
-// case it returns a channel that is closed when an open request ends, or is closed already if none is open.
-func (a *account) beginTurn(turns uint32) (wait <-chan struct{}) {
+// beginTurn counts an open request and returns nil. If the open requests already reach the limit turns, it counts nothing, and
+// returns a channel that is closed when an open request ends. The channel is already closed if no request is open.
+func (a *budgetAccount) beginTurn(turns uint32) (wait <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.spent.Turns+a.running >= turns {
@@ -60,7 +61,7 @@ func (a *account) beginTurn(turns uint32) (wait <-chan struct{}) {
 }
 
 // endTurn counts the end of a request that beginTurn counted.
-func (a *account) endTurn() {
+func (a *budgetAccount) endTurn() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	close(a.ended)
@@ -70,39 +71,41 @@ func (a *account) endTurn() {
 	}
 }
 
-// raise sets the usage to what an executor reports, if that is more. A report includes the usage on other engines, and
-// may be older than what the proxy has metered.
-func (a *account) raise(s events.BudgetUsage) {
+// raiseUsage sets the usage to what an executor reports, if that is more. The report includes usage on other engines, but may be
+// older than what the proxy has metered.
+func (a *budgetAccount) raiseUsage(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Max(s)
 }
 
-func (a *account) add(s events.BudgetUsage) {
+// addUsage adds metered usage to the account.
+func (a *budgetAccount) addUsage(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Plus(s)
 }
 
-func (a *account) total() events.BudgetUsage {
+// totalUsage returns the usage of the account.
+func (a *budgetAccount) totalUsage() events.BudgetUsage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.spent
 }
 
-// charge is a budget of a sandbox, with the account whose usage counts against it.
-type charge struct {
+// chargedBudget is a budget in the registration of a sandbox, with the account of its usage.
+type chargedBudget struct {
 	api.Budget
-	account *account
+	account *budgetAccount
 }
 
-// Charges are the budgets that a model call is charged to: those of the sandbox when the call began.
-type Charges struct {
-	list     []charge
+// ChargedBudgets are the budgets to which a model call is charged: those of the sandbox at the time when the call began.
+type ChargedBudgets struct {
+	list     []chargedBudget
 	unpriced *unpricedModel
 }
 
-// unpricedModel is the name of a model without a known price that the execution has called, "" for none.
+// unpricedModel holds the name of a model without a known price that the execution has used, or "" if there is none.
 type unpricedModel struct {
 	mu   sync.Mutex
 	name string
@@ -120,25 +123,26 @@ func (u *unpricedModel) set(name string) {
 	u.name = name
 }
 
-// Spend charges the usage of a call. It records a model without a price, since its usage cannot be counted in dollars.
-func (c Charges) Spend(model string, usage events.BudgetUsage, priced bool) {
+// ChargeUsage adds the usage of a model call to the accounts of all budgets. If priced is false, it records the model, because its
+// usage cannot be counted in dollars.
+func (c ChargedBudgets) ChargeUsage(model string, usage events.BudgetUsage, priced bool) {
 	for _, x := range c.list {
-		x.account.add(usage)
+		x.account.addUsage(usage)
 	}
 	if !priced && usage.Tokens > 0 && c.unpriced != nil {
 		c.unpriced.set(model)
 	}
 }
 
-// Begin reserves a turn of each budget with a limit of turns. It blocks while the open requests would use up a limit once they
-// are answered, so that concurrent requests cannot pass a limit together. It returns a function that the caller calls after
-// Spend, or the reason why nothing more may be spent. The error is ctx's.
-func (c Charges) Begin(ctx context.Context) (end func(), reason string, err error) {
+// ReserveTurns reserves a turn of each budget that limits turns, so that concurrent model requests cannot exceed a limit together. It
+// blocks while the open requests may use up a limit. It returns the function end, which the caller must call after ChargeUsage, or
+// the reason why a budget allows no further request. The error is that of ctx.
+func (c ChargedBudgets) ReserveTurns(ctx context.Context) (end func(), reason string, err error) {
 	for {
-		if reason := c.Exhausted(); reason != "" {
+		if reason := c.ExhaustedBudget(); reason != "" {
 			return nil, reason, nil
 		}
-		reserved, wait := c.reserve()
+		reserved, wait := c.tryReserveTurns()
 		end := func() {
 			for _, a := range reserved {
 				a.endTurn()
@@ -156,8 +160,9 @@ func (c Charges) Begin(ctx context.Context) (end func(), reason string, err erro
 	}
 }
 
-// reserve reserves a turn of each account with a limit of turns, up to the first account without one left.
-func (c Charges) reserve() (reserved []*account, wait <-chan struct{}) {
+// tryReserveTurns reserves a turn of each account whose budget limits turns. It stops at the first account without a free turn, and
+// returns the channel to wait for.
+func (c ChargedBudgets) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struct{}) {
 	for _, x := range c.list {
 		if x.Limit.Turns == 0 {
 			continue
@@ -170,12 +175,12 @@ func (c Charges) reserve() (reserved []*account, wait <-chan struct{}) {
 	return reserved, nil
 }
 
-// Exhausted returns which budget is used up, in a sentence, "" if none is.
-func (c Charges) Exhausted() string {
+// ExhaustedBudget returns a sentence that names a budget that is used up, or "" if there is none.
+func (c ChargedBudgets) ExhaustedBudget() string {
 	for _, x := range c.list {
 		limit := x.Limit
 		limit.TimeMs = 0
-		if reason := limit.Exceeded(x.account.total(), x.Whose); reason != "" {
+		if reason := limit.Exceeded(x.account.totalUsage(), x.Whose); reason != "" {
 			return reason
 		}
 		if limit.CostUSD > 0 && c.unpriced.get() != "" {
@@ -185,24 +190,25 @@ func (c Charges) Exhausted() string {
 	return ""
 }
 
-// openAccounts returns charges for budgets, with the accounts of all sandboxes that share them. The registry's lock is held.
-func (r *Registry) openAccounts(list []api.Budget) []charge {
-	out := make([]charge, 0, len(list))
+// openAccounts returns the budgets with their accounts, which all sandboxes with the same budgets share. The caller holds the
+// registry's lock.
+func (r *Registry) openAccounts(list []api.Budget) []chargedBudget {
+	out := make([]chargedBudget, 0, len(list))
 	for _, b := range list {
 		a := r.accounts[b.Account]
 		if a == nil {
-			a = &account{}
+			a = &budgetAccount{}
 			r.accounts[b.Account] = a
 		}
 		a.refs++
-		a.raise(b.Spent)
-		out = append(out, charge{b, a})
+		a.raiseUsage(b.Spent)
+		out = append(out, chargedBudget{b, a})
 	}
 	return out
 }
 
-// closeAccounts removes the accounts that no sandbox has any more. The registry's lock is held.
-func (r *Registry) closeAccounts(list []charge) {
+// closeAccounts removes the accounts that no other sandbox uses. The caller holds the registry's lock.
+func (r *Registry) closeAccounts(list []chargedBudget) {
 	for _, c := range list {
 		if c.account.refs--; c.account.refs == 0 {
 			delete(r.accounts, c.Account)

@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-func chargesOf(turns ...uint32) Charges {
-	c := Charges{unpriced: &unpricedModel{}}
+func chargesOf(turns ...uint32) ChargedBudgets {
+	c := ChargedBudgets{unpriced: &unpricedModel{}}
 	for _, n := range turns {
-		c.list = append(c.list, charge{api.Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &account{}})
+		c.list = append(c.list, chargedBudget{api.Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &budgetAccount{}})
 	}
 	return c
 }
@@ -29,7 +29,7 @@ func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			end, why, err := c.Begin(t.Context())
+			end, why, err := c.ReserveTurns(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -43,7 +43,7 @@ func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 			}
 			if asked.Add(1)%2 == 0 { // every second request is answered
 				answered.Add(1)
-				c.Spend("m", events.BudgetUsage{Turns: 1}, true)
+				c.ChargeUsage("m", events.BudgetUsage{Turns: 1}, true)
 			}
 			end()
 		})
@@ -58,17 +58,17 @@ func TestChargesBegin_HoldsTheLimitOfTurns(t *testing.T) {
 func TestChargesBegin_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	c := chargesOf(1)
-	end, why, err := c.Begin(t.Context())
+	end, why, err := c.ReserveTurns(t.Context())
 	if err != nil || why != "" {
 		t.Fatal(why, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, why, err := c.Begin(ctx); !errors.Is(err, context.Canceled) {
+	if _, why, err := c.ReserveTurns(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%q, %v", why, err)
 	}
 	end()
-	if end, why, err = c.Begin(t.Context()); err != nil || why != "" {
+	if end, why, err = c.ReserveTurns(t.Context()); err != nil || why != "" {
 		t.Fatal(why, err)
 	}
 	end()

@@ -39,7 +39,7 @@ type Config struct {
 	Logger      *slog.Logger
 }
 
-// Registry holds the registered sandboxes. It is safe for concurrent use.
+// Registry holds the sandboxes that are registered with the egress proxy. It is safe for concurrent use.
 type Registry struct {
 	cfg Config
 
@@ -47,14 +47,14 @@ type Registry struct {
 	byID    map[string]*Sandbox
 	byToken map[[sha256.Size]byte]*Sandbox
 
-	accounts map[string]*account // by Budget.Account
+	accounts map[string]*budgetAccount // by Budget.Account
 }
 
 // registrationFile is the name of the file with the registration, in the folder of the sandbox, which also has the
 // sandbox's journal.
 const registrationFile = "registration.json"
 
-// storedRegistration is the JSON content of registrationFile, which keeps a sandbox's registration across restarts.
+// storedRegistration is the JSON content of registrationFile, by which a registration survives a restart of the proxy.
 type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
@@ -67,8 +67,8 @@ type storedRegistration struct {
 	Routes      *[]string    `json:"routes,omitempty"`
 }
 
-// Open returns the registry of a folder. It fails, naming the sandbox's folder, if a registration cannot be read: the proxy
-// must not guess what a sandbox may reach.
+// Open reads the registrations that are stored in a folder. If one cannot be read, Open returns an error that names the
+// sandbox's folder, because the proxy must not guess what a sandbox may reach.
 func Open(cfg Config) (*Registry, error) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 64
@@ -79,20 +79,21 @@ func Open(cfg Config) (*Registry, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}, accounts: map[string]*account{}}
+	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}, accounts: map[string]*budgetAccount{}}
 	list, err := os.ReadDir(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range list {
-		if err := r.load(e.Name()); err != nil {
+		if err := r.loadSandbox(e.Name()); err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Join(cfg.Dir, e.Name()), err)
 		}
 	}
 	return r, nil
 }
 
-func (r *Registry) load(id string) error {
+// loadSandbox reads the stored registration and the journal of a sandbox.
+func (r *Registry) loadSandbox(id string) error {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
 		return err
 	}
@@ -122,7 +123,7 @@ func (r *Registry) load(id string) error {
 	}
 	sb := newSandbox(id, r.cfg.Connections, j)
 	sb.reg, sb.allow, sb.hash = reg, allow, hash
-	sb.charges = Charges{r.openAccounts(reg.Budgets), &unpricedModel{}}
+	sb.charges = ChargedBudgets{r.openAccounts(reg.Budgets), &unpricedModel{}}
 	r.byID[id] = sb
 	if reg.Released.IsZero() {
 		r.byToken[hash] = sb
@@ -140,25 +141,25 @@ func parseHash(s string) (h [sha256.Size]byte, err error) {
 
 // Limits of a token in bytes.
 const (
-	minToken = 16
-	maxToken = 256
+	minTokenBytes = 16
+	maxTokenBytes = 256
 )
 
-// hashToken checks a token and returns its hash.
+// hashToken returns the hash of a token, or an error if the token is too short or too long.
 func hashToken(token string) (h [sha256.Size]byte, err error) {
-	if len(token) < minToken || len(token) > maxToken {
-		return h, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+	if len(token) < minTokenBytes || len(token) > maxTokenBytes {
+		return h, api.InvalidFieldError("token", "token: its length is not between %d and %d", minTokenBytes, maxTokenBytes)
 	}
 	for i := range len(token) {
 		if c := token[i]; c <= ' ' || c > '~' {
-			return h, api.Invalid("token", "token: it has a character that is not printable ASCII")
+			return h, api.InvalidFieldError("token", "token: it has a character that is not printable ASCII")
 		}
 	}
 	return sha256.Sum256([]byte(token)), nil
 }
 
-// check validates a registration, except its token and MCP servers, and returns its parsed allowlist.
-func check(g api.Registration) (egress.Allowlist, error) {
+// checkRegistration validates a registration, except its token and its MCP servers, and returns the parsed allowlist.
+func checkRegistration(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
 		kind  events.Kind
@@ -168,49 +169,50 @@ func check(g api.Registration) (egress.Allowlist, error) {
 			continue
 		}
 		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
-			return egress.Allowlist{}, api.Invalid(f.field, "%s", err)
+			return egress.Allowlist{}, api.InvalidFieldError(f.field, "%s", err)
 		}
 	}
 	const maxTenant = 128
 	if len(g.Tenant) > maxTenant {
-		return egress.Allowlist{}, api.Invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+		return egress.Allowlist{}, api.InvalidFieldError("tenant", "tenant: it is longer than %d bytes", maxTenant)
 	}
 	allow, err := egress.ParseAllowlist(g.Allow)
 	if err != nil {
-		return egress.Allowlist{}, api.Invalid("allow", "%s", err)
+		return egress.Allowlist{}, api.InvalidFieldError("allow", "%s", err)
 	}
 	return allow, checkBudgets(g.Budgets)
 }
 
-// maxUpstreams is the maximum number of MCP servers of a sandbox.
-const maxUpstreams = 64
+// maxMCPServers is the maximum number of MCP servers of a sandbox.
+const maxMCPServers = 64
 
-// parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
-func parseServers(g api.Registration) (map[string]*Server, error) {
-	if len(g.Upstreams) > maxUpstreams {
-		return nil, api.Invalid("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxUpstreams)
+// parseMCPServers validates the MCP servers of a registration and returns them by name. Its errors contain no values of
+// headers.
+func parseMCPServers(g api.Registration) (map[string]*MCPServer, error) {
+	if len(g.Upstreams) > maxMCPServers {
+		return nil, api.InvalidFieldError("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxMCPServers)
 	}
-	out := map[string]*Server{}
+	out := map[string]*MCPServer{}
 	for i, u := range g.Upstreams {
 		field := fmt.Sprintf("upstreams[%d]", i)
 		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
-			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
+			return nil, api.InvalidFieldError(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
 		}
 		at, err := url.Parse(u.URL)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-			return nil, api.Invalid(field+".url", "%s.url: it is not an http or https URL without a user", field)
+			return nil, api.InvalidFieldError(field+".url", "%s.url: it is not an http or https URL without a user", field)
 		}
 		assume := uint16(80)
 		if at.Scheme == "https" {
 			assume = 443
 		}
-		s := &Server{Name: u.Name, URL: at, Header: http.Header{}}
+		s := &MCPServer{Name: u.Name, URL: at, Header: http.Header{}}
 		if s.Target, err = egress.ParseTarget(at.Host, assume); err != nil {
-			return nil, api.Invalid(field+".url", "%s.url: %s", field, err)
+			return nil, api.InvalidFieldError(field+".url", "%s.url: %s", field, err)
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, api.Invalid(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
+				return nil, api.InvalidFieldError(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -220,8 +222,8 @@ func parseServers(g api.Registration) (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server that the agent in a sandbox uses over the proxy.
-type Server struct {
+// MCPServer is an MCP server that a sandbox reaches through the egress proxy.
+type MCPServer struct {
 	Name   string
 	URL    *url.URL
 	Target egress.Target
@@ -232,49 +234,49 @@ type Server struct {
 
 // Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
 // is an *api.Error.
-func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
+func (r *Registry) Register(id string, g api.Registration) (api.SandboxState, error) {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
-		return api.State{}, api.Invalid("sandbox", "%s", err)
+		return api.SandboxState{}, api.InvalidFieldError("sandbox", "%s", err)
 	}
-	allow, err := check(g)
+	allow, err := checkRegistration(g)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
 	var hash [sha256.Size]byte
 	if g.Token != "" {
 		if hash, err = hashToken(g.Token); err != nil {
-			return api.State{}, err
+			return api.SandboxState{}, err
 		}
 	}
-	servers, err := parseServers(g)
+	servers, err := parseMCPServers(g)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && g.Token == "" {
-		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
+		return api.SandboxState{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.checkEpoch(g.Epoch); err != nil {
-			return api.State{}, err
+			return api.SandboxState{}, err
 		}
 		if g.Token == "" {
 			hash = sb.hash
 		}
 	}
 	if other := r.byToken[hash]; other != nil && other.id != id {
-		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
+		return api.SandboxState{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
 	reg := storedRegistration{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
-	if err := r.write(id, reg); err != nil {
-		return api.State{}, fmt.Errorf("register %s: %w", id, err)
+	if err := r.writeRegistration(id, reg); err != nil {
+		return api.SandboxState{}, fmt.Errorf("register %s: %w", id, err)
 	}
 	if sb == nil {
-		j, err := r.cfg.Journals.Open(r.dir(id))
+		j, err := r.cfg.Journals.Open(r.sandboxDir(id))
 		if err != nil {
-			return api.State{}, fmt.Errorf("register %s: %w", id, err)
+			return api.SandboxState{}, fmt.Errorf("register %s: %w", id, err)
 		}
 		sb = newSandbox(id, r.cfg.Connections, j)
 		r.byID[id] = sb
@@ -283,18 +285,20 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 		sb.closeConns() // they were opened with a token that is void now
 	}
 	r.byToken[hash] = sb
-	r.closeAccounts(sb.set(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
+	r.closeAccounts(sb.setRegistration(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
 	return sb.State(), nil
 }
 
-func (r *Registry) dir(id string) string { return filepath.Join(r.cfg.Dir, id) }
+// sandboxDir returns the folder with the registration and the journal of a sandbox.
+func (r *Registry) sandboxDir(id string) string { return filepath.Join(r.cfg.Dir, id) }
 
-func (r *Registry) write(id string, reg storedRegistration) error {
+// writeRegistration writes the registration of a sandbox to disk.
+func (r *Registry) writeRegistration(id string, reg storedRegistration) error {
 	raw, err := json.Marshal(reg)
 	if err != nil {
 		return err
 	}
-	dir := r.dir(id)
+	dir := r.sandboxDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -314,14 +318,14 @@ func (r *Registry) Get(id string) (*Sandbox, error) {
 	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
-// Count returns the number of sandboxes that are not released.
+// Count returns the number of registered sandboxes that were not released.
 func (r *Registry) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.byToken)
 }
 
-// ByToken returns the sandbox with a token. It looks the token up by its hash, so that the time of the look-up
+// ByToken returns the sandbox whose token is given. It looks up the hash of the token, so that the duration of the look-up
 // reveals nothing about other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
@@ -334,28 +338,29 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin is the maximum time for which Release waits for the end of the requests whose connections it has closed.
-const settleWithin = 5 * time.Second
+// settleTimeout is the maximum time for which Release waits for the end of requests whose connections it has closed.
+const settleTimeout = 5 * time.Second
 
-// Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
-// the state's Last is then the journal's last line. When that line is acknowledged, the sandbox is forgotten. A refusal is
-// an *api.Error.
-func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
-	sb, err := r.release(id)
+// Release voids a sandbox's token, closes the sandbox's connections, and blocks until the journal lines of its requests are
+// on disk. The Last of the returned state is then the number of the journal's last line. When that line is acknowledged,
+// the registry forgets the sandbox. A refusal is an *api.Error.
+func (r *Registry) Release(ctx context.Context, id string) (api.SandboxState, error) {
+	sb, err := r.markReleased(id)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	sb.closeConns()
-	if err := sb.settleAll(ctx); err != nil {
-		return api.State{}, fmt.Errorf("release %s: %w", id, err)
+	if err := sb.awaitAllRequests(ctx); err != nil {
+		return api.SandboxState{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()
 	return state, r.ForgetIfDone(sb)
 }
 
-func (r *Registry) release(id string) (*Sandbox, error) {
+// markReleased records on disk that a sandbox is released, and voids the sandbox's token.
+func (r *Registry) markReleased(id string) (*Sandbox, error) {
 	sb, err := r.Get(id)
 	if err != nil {
 		return nil, err
@@ -367,7 +372,7 @@ func (r *Registry) release(id string) (*Sandbox, error) {
 		reg.Released = time.Now().UTC()
 	}
 	reg.Epoch = math.MaxInt64 // fences every later registration
-	if err := r.write(id, reg); err != nil {
+	if err := r.writeRegistration(id, reg); err != nil {
 		return nil, fmt.Errorf("release %s: %w", id, err)
 	}
 	if r.byToken[sb.hash] == sb {
@@ -377,13 +382,13 @@ func (r *Registry) release(id string) (*Sandbox, error) {
 	return sb, nil
 }
 
-// ForgetIfDone forgets a sandbox that is released and has no open request, once all of its lines are acknowledged or it was
-// released Config.KeepFor ago.
+// ForgetIfDone removes a sandbox from the registry if it was released, has no open request, and has no unacknowledged
+// journal lines. After Config.KeepFor it removes a released sandbox even with unacknowledged lines.
 func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reg := sb.registration()
-	first, last := sb.Journal.Span()
+	first, last := sb.Journal.LineSpan()
 	if reg.Released.IsZero() || r.byID[sb.id] != sb || sb.hasOpenRequests() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
 		return nil
 	}
@@ -393,21 +398,21 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.cfg.Journals.Forget(sb.Journal)
 	delete(r.byID, sb.id)
 	// The registration is removed first: Open removes a folder without one.
-	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
+	if err := os.Remove(filepath.Join(r.sandboxDir(sb.id), registrationFile)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
-	if err := os.RemoveAll(r.dir(sb.id)); err != nil {
+	if err := os.RemoveAll(r.sandboxDir(sb.id)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
 	return nil
 }
 
-// sweepEvery is the interval at which Run looks for sandboxes to forget.
-const sweepEvery = time.Minute
+// forgetInterval is the interval at which Run looks for released sandboxes to remove from the registry.
+const forgetInterval = time.Minute
 
-// Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.
+// Run removes released sandboxes from the registry after Config.KeepFor. It blocks until ctx ends, then returns nil.
 func (r *Registry) Run(ctx context.Context) error {
-	tick := time.NewTicker(sweepEvery)
+	tick := time.NewTicker(forgetInterval)
 	defer tick.Stop()
 	for {
 		select {

@@ -26,8 +26,8 @@ type Sandbox struct {
 	mu         sync.Mutex
 	reg        storedRegistration
 	allow      egress.Allowlist
-	servers    map[string]*Server // MCP servers by name
-	charges    Charges
+	servers    map[string]*MCPServer // MCP servers by name
+	charges    ChargedBudgets
 	conns      map[net.Conn]bool
 	tunnels    map[net.Conn]egress.Target // those whose requests the proxy does not see
 	openModels int                        // open requests to models
@@ -43,9 +43,9 @@ func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
 // ID returns the sandbox's id, sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-// set replaces the registration, and closes the tunnels that the new allowlist does not allow. It returns the charges
-// of the former registration.
-func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
+// setRegistration replaces the sandbox's registration, and closes the tunnels that the new allowlist does not allow. It returns
+// the budgets of the former registration.
+func (s *Sandbox) setRegistration(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*MCPServer, charges []chargedBudget) (former []chargedBudget) {
 	defer s.closeTunnels()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +57,8 @@ func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha2
 	return former
 }
 
-// setReleased sets the registration of a released sandbox, and returns the charges that end with it.
-func (s *Sandbox) setReleased(reg storedRegistration) (former []charge) {
+// setReleased replaces the registration by that of a released sandbox, and returns the budgets of the former registration.
+func (s *Sandbox) setReleased(reg storedRegistration) (former []chargedBudget) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
@@ -66,13 +66,14 @@ func (s *Sandbox) setReleased(reg storedRegistration) (former []charge) {
 	return former
 }
 
+// registration returns the present registration of the sandbox.
 func (s *Sandbox) registration() storedRegistration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reg
 }
 
-// checkEpoch returns an *api.Error if the epoch is lower than the registered one.
+// checkEpoch returns an *api.Error if an epoch is lower than that of the registration.
 func (s *Sandbox) checkEpoch(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
 		return &api.Error{Code: api.CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than the registered %d", epoch, have)}
@@ -80,16 +81,16 @@ func (s *Sandbox) checkEpoch(epoch uint64) error {
 	return nil
 }
 
-// State returns what the proxy knows about the sandbox, except for its certificate authority.
-func (s *Sandbox) State() api.State {
-	first, last := s.Journal.Span()
+// State returns the sandbox's registration and the numbers of its journal lines, without the certificate authority.
+func (s *Sandbox) State() api.SandboxState {
+	first, last := s.Journal.LineSpan()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	allow := s.reg.Allow
 	if allow == nil {
 		allow = []string{}
 	}
-	return api.State{
+	return api.SandboxState{
 		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
 		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.openModels, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
 	}
@@ -104,43 +105,43 @@ func (s *Sandbox) Owner() journal.Owner {
 	return journal.Owner{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
 }
 
-// Log returns a logger with the sandbox and its owner as attributes.
-func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
+// WithSandbox returns a logger that adds the ids of the sandbox and of its tenant, session and execution to each message.
+func (s *Sandbox) WithSandbox(l *slog.Logger) *slog.Logger {
 	reg := s.registration()
 	return l.With("sandbox", s.id, "tenant", reg.Tenant, "session", reg.Session, "execution", reg.Execution)
 }
 
-// Server returns the sandbox's MCP server of a name, nil if it has none.
-func (s *Sandbox) Server(name string) *Server {
+// MCPServer returns the sandbox's MCP server with a name, or nil if it has none.
+func (s *Sandbox) MCPServer(name string) *MCPServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.servers[name]
 }
 
-// Charges returns the budgets that a call is charged to if it begins now.
-func (s *Sandbox) Charges() Charges {
+// ChargedBudgets returns the budgets to which a model call is charged if it begins now.
+func (s *Sandbox) ChargedBudgets() ChargedBudgets {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.charges
 }
 
-// Access returns what the allowlist allows for a target.
-func (s *Sandbox) Access(t egress.Target) egress.Access {
+// AllowedAccess returns what the sandbox's allowlist allows at a target.
+func (s *Sandbox) AllowedAccess(t egress.Target) egress.Access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.allow.Access(t)
 }
 
-// AllowsProvider reports whether the allowlist allows model providers a feature.
+// AllowsProvider reports whether the sandbox's allowlist allows a feature of model providers.
 func (s *Sandbox) AllowsProvider(feature string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.allow.AllowsProvider(feature)
 }
 
-// AddTunnel records the client's connection of a tunnel, in which the proxy sees no requests, until the caller calls remove. The
-// Sandbox closes c when a new registration of the sandbox no longer allows all methods of the target. If the present registration
-// does not allow them, ok is false, remove is nil, and c is neither recorded nor closed.
+// AddTunnel records the connection c of a tunnel in which the proxy reads no requests, until the caller calls remove. If a later
+// registration does not allow all methods of the target, the Sandbox closes c. If the present registration does not allow them,
+// ok is false, and AddTunnel neither records nor closes c.
 func (s *Sandbox) AddTunnel(c net.Conn, t egress.Target) (remove func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +178,8 @@ func (s *Sandbox) AllowsRoute(route string) bool {
 	return s.reg.Routes == nil || slices.Contains(*s.reg.Routes, route)
 }
 
-// AddConn records a connection, which a release closes. It returns false if the sandbox has too many, or is released.
+// AddConn records a connection of the sandbox to the proxy, so that a release closes it. It returns false if the sandbox has too
+// many connections or is released.
 func (s *Sandbox) AddConn(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,14 +190,14 @@ func (s *Sandbox) AddConn(c net.Conn) bool {
 	return true
 }
 
-// RemoveConn removes a connection that has ended.
+// RemoveConn removes a connection of the sandbox that has ended.
 func (s *Sandbox) RemoveConn(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
 }
 
-// BeginRequest counts an open request, until the caller calls done. model is set for a request to a model.
+// BeginRequest counts an open request of the sandbox until the caller calls done. model is true for a request to a model.
 func (s *Sandbox) BeginRequest(model bool) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,6 +221,7 @@ func (s *Sandbox) BeginRequest(model bool) (done func()) {
 	}
 }
 
+// hasOpenRequests reports whether a request of the sandbox is open.
 func (s *Sandbox) hasOpenRequests() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,18 +238,19 @@ func (s *Sandbox) closeConns() {
 	}
 }
 
-// settleAll blocks until no request is open and all journal lines are on disk.
-func (s *Sandbox) settleAll(ctx context.Context) error {
-	return s.settle(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
+// awaitAllRequests blocks until the sandbox has no open request and all its journal lines are on disk.
+func (s *Sandbox) awaitAllRequests(ctx context.Context) error {
+	return s.awaitRequests(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
 }
 
-// Settle blocks until no request to a model is open and all journal lines are on disk.
-func (s *Sandbox) Settle(ctx context.Context) error {
-	return s.settle(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
+// AwaitModelRequests blocks until the sandbox has no open model request and all its journal lines are on disk.
+func (s *Sandbox) AwaitModelRequests(ctx context.Context) error {
+	return s.awaitRequests(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
 }
 
-// settle blocks until count returns 0 open requests and all journal lines are on disk. It calls count with the lock held.
-func (s *Sandbox) settle(ctx context.Context, count func() (open int, none <-chan struct{})) error {
+// awaitRequests blocks until count returns 0 open requests and all journal lines of the sandbox are on disk. It calls count with
+// the lock held.
+func (s *Sandbox) awaitRequests(ctx context.Context, count func() (open int, none <-chan struct{})) error {
 	for {
 		s.mu.Lock()
 		open, none := count()
@@ -263,7 +267,7 @@ func (s *Sandbox) settle(ctx context.Context, count func() (open int, none <-cha
 	last := s.Journal.FlushDenials()
 	for {
 		changed := s.Journal.Changed()
-		if _, durable := s.Journal.Span(); durable >= last {
+		if _, durable := s.Journal.LineSpan(); durable >= last {
 			return nil
 		}
 		select {

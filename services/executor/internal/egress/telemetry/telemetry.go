@@ -35,8 +35,8 @@ type Metrics struct {
 	Certificate *certificate.Collector
 }
 
-// New returns the metrics. sandboxes returns the number of registered sandboxes. The metrics are also registered with a second
-// registry, unless that is nil: the reference documentation lists them from it.
+// New returns the metrics of an egress proxy. sandboxes returns the number of registered sandboxes. If also is not nil, the
+// metrics are also registered there, from which the reference documentation lists them.
 func New(sandboxes func() int, also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_egress_" + name, Help: help}, labels)
@@ -77,13 +77,13 @@ func New(sandboxes func() int, also prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Handler serves the metrics.
+// Handler returns an HTTP handler that serves the metrics.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Begin counts an open request, until the caller calls done with the status.
-func (m *Metrics) Begin(route string) (done func(status int)) {
+// BeginRequest counts an open request through a route, until the caller calls done with the HTTP status.
+func (m *Metrics) BeginRequest(route string) (done func(status int)) {
 	m.open.WithLabelValues(route).Inc()
 	return func(status int) {
 		m.open.WithLabelValues(route).Dec()
@@ -91,8 +91,8 @@ func (m *Metrics) Begin(route string) (done func(status int)) {
 	}
 }
 
-// Called counts a model call; model is a name of the price table, "" for others.
-func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
+// CountModelCall counts a model call. model is a name of the price table, or "" for a model without a price.
+func (m *Metrics) CountModelCall(c events.ModelCalled, model string, metered bool) {
 	if model == "" {
 		model = "other" // a sandbox can choose any name, and each would be a time series
 	}
@@ -108,19 +108,19 @@ func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
 	m.duration.WithLabelValues(c.Provider).Observe(ms(c.DurationMs))
 }
 
-// Denied counts a request that the proxy refused, by the code of the refusal.
-func (m *Metrics) Denied(code string) { m.denials.WithLabelValues(code).Inc() }
+// CountDenial counts a request that the proxy denied, by the code of the denial.
+func (m *Metrics) CountDenial(code string) { m.denials.WithLabelValues(code).Inc() }
 
-// RefusedTLS counts a connection over TLS that was closed before it was served.
-func (m *Metrics) RefusedTLS(reason string) { m.refused.WithLabelValues(reason).Inc() }
+// CountTLSRefusal counts a connection over TLS that was closed before it was served, by reason.
+func (m *Metrics) CountTLSRefusal(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
-// Connected adds n to the number of open connections: 1 for a new one, -1 for a closed one.
-func (m *Metrics) Connected(n float64) { m.conns.Add(n) }
+// AddConnections adds n to the gauge of open connections: 1 for a new one, -1 for a closed one.
+func (m *Metrics) AddConnections(n float64) { m.conns.Add(n) }
 
-// Tunnelled counts bytes through a tunnel; direction is out (to the host) or in.
-func (m *Metrics) Tunnelled(direction string, n int) {
+// CountTunnelBytes counts the bytes that were sent through a tunnel. direction is "out" (to the host) or "in".
+func (m *Metrics) CountTunnelBytes(direction string, n int) {
 	m.tunnelled.WithLabelValues(direction).Add(float64(n))
 }
 
-// JournalWriteFailed counts a failure to write journals to the disk.
-func (m *Metrics) JournalWriteFailed() { m.writeFailures.Inc() }
+// CountJournalWriteFailure counts a failed write of journals to disk.
+func (m *Metrics) CountJournalWriteFailure() { m.writeFailures.Inc() }

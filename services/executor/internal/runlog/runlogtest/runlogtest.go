@@ -23,7 +23,8 @@ var (
 	Execution = events.Derive(events.KindExecution, "runlogtest")
 )
 
-// A Fixture holds a log in memory with one session, whose life is empty, and an executor that appends to it.
+// A Fixture is a test fixture: a log in memory with one session, whose life is empty, and an executor that
+// appends to the log.
 type Fixture struct {
 	Log    *memlog.Log
 	Writer *runlog.Writer
@@ -52,24 +53,24 @@ func New(t *testing.T) *Fixture {
 	return b
 }
 
-// Stored returns the events that the executor has stored so far.
-func (b *Fixture) Stored() []events.Event {
+// StoredEvents returns the events that the fixture's executor has stored so far.
+func (b *Fixture) StoredEvents() []events.Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.stored)
 }
 
-// Types returns the types of the events that the executor has stored so far.
-func (b *Fixture) Types() []events.Type {
+// StoredTypes returns the types of the events that the fixture's executor has stored so far.
+func (b *Fixture) StoredTypes() []events.Type {
 	var out []events.Type
-	for _, e := range b.Stored() {
+	for _, e := range b.StoredEvents() {
 		out = append(out, e.Data.EventType())
 	}
 	return out
 }
 
-// Load returns the session as the log has it.
-func (b *Fixture) Load() *eventlog.Loaded {
+// LoadSession loads the fixture's session from the log.
+func (b *Fixture) LoadSession() *eventlog.Loaded {
 	b.t.Helper()
 	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
 	if err != nil {
@@ -78,38 +79,38 @@ func (b *Fixture) Load() *eventlog.Loaded {
 	return l
 }
 
-// Claim claims Execution for the executor, under the next epoch.
-func (b *Fixture) Claim() *runlog.Execution {
+// ClaimExecution claims Execution for the fixture's executor, under the next epoch.
+func (b *Fixture) ClaimExecution() *runlog.Execution {
 	b.t.Helper()
-	l := b.Load()
-	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
+	l := b.LoadSession()
+	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.NewMeta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := b.Writer.Append(b.t.Context(), l, d); err != nil {
+	if err := b.Writer.AppendDecision(b.t.Context(), l, d); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.Writer.Execution(l, slog.New(slog.DiscardHandler))
 }
 
-// AppendLife appends facts about Execution to the life of the session, as the session service does.
+// AppendLife appends facts about Execution to the session's life, as the session service does.
 func (b *Fixture) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
-	l := b.Load()
-	mint := events.NewEventList(b.Writer.Meta())
+	l := b.LoadSession()
+	mint := events.NewEventList(b.Writer.NewMeta())
 	for _, f := range facts {
 		mint.Add(Execution, f)
 	}
-	if err := b.Writer.Sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "service", ID: "session"}, b.Writer.Meta().CommandID, mint.Events()); err != nil {
+	if err := b.Writer.Sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "service", ID: "session"}, b.Writer.NewMeta().CommandID, mint.Events()); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// Cancel cancels Execution, which is dispatched for that.
-func (b *Fixture) Cancel() {
+// CancelExecution dispatches Execution and then cancels it.
+func (b *Fixture) CancelExecution() {
 	b.t.Helper()
 	b.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{}, events.CancelRequested{Control: 1, Reason: "cancelled"})
-	if l := b.Load(); l.Life.ControlOf(Execution).N != 1 {
+	if l := b.LoadSession(); l.Life.ControlOf(Execution).N != 1 {
 		b.t.Fatalf("the life is %+v", l.Life)
 	}
 }
