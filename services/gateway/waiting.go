@@ -40,7 +40,7 @@ func ServeWaiting(ctx context.Context, cfg Config, deps Deps) (stop func(), err 
 		l = tls.NewListener(l, secure)
 	}
 	server := &http.Server{
-		Handler: rest.Waiting(g.checkDependencies), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: rest.MaxHeader,
+		Handler: rest.WaitingHandler(g.checkDependencies), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: rest.MaxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(deps.Logger.Handler(), slog.LevelDebug),
 	}
 	done := make(chan struct{})

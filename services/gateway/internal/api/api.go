@@ -27,12 +27,12 @@ import (
 
 // Limits of application data, in bytes.
 const (
-	MaxMessage  = 1 << 20
-	MaxMetadata = 16 << 10
+	MaxMessageBytes  = 1 << 20
+	MaxMetadataBytes = 16 << 10
 )
 
-// HeaderKey is the gRPC metadata key of the Idempotency-Key.
-const HeaderKey = "idempotency-key"
+// IdempotencyHeader is the name of the header Idempotency-Key as gRPC metadata.
+const IdempotencyHeader = "idempotency-key"
 
 // Server implements all services of spool.v1. Every field except Sealer is required.
 type Server struct {
@@ -67,26 +67,27 @@ type Server struct {
 	AwaitBudget func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
 	// SessionLimit returns how many sessions a tenant may have; 0 means no limit.
 	SessionLimit func(tenant string) int
-	newSessions  newSessions
+	newSessions  uncountedSessions
 	// AwaitLimits blocks until the services that enforce a tenant's limits have received them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
-	Watch        *auth.Watch
+	Watch        *auth.KeyWatch
 	Now          func() time.Time
 	Entropy      io.Reader
 	WriteTimeout time.Duration // maximum time that a client may take to read one batch of StreamEvents or ReplayEvents, or the final status of WatchExecution
-	Counts       Counts
+	Counts       StreamMetrics
 }
 
-// Counts are the metrics of StreamEvents, ReplayEvents, WatchExecution and requests that wait for the end of an execution.
-type Counts interface {
-	Stream(kind string) (done func())
-	Sent(kind string, bytes int)
-	Cut(kind, code string)
+// StreamMetrics counts the streams of StreamEvents, ReplayEvents and WatchExecution, and requests that wait for the
+// end of an execution.
+type StreamMetrics interface {
+	BeginStream(kind string) (done func())
+	CountSent(kind string, bytes int)
+	CountCut(kind, code string)
 }
 
 // idempotencyKey returns the Idempotency-Key of a request, or "" if there is none.
 func idempotencyKey(ctx context.Context) (string, error) {
-	list := metadata.ValueFromIncomingContext(ctx, HeaderKey)
+	list := metadata.ValueFromIncomingContext(ctx, IdempotencyHeader)
 	switch {
 	case len(list) == 0:
 		return "", nil
@@ -131,22 +132,22 @@ func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tena
 	if err := reads.CheckSession(id); err != nil {
 		return "", err
 	}
-	if err := s.Reads.Visible(ctx, p.Tenant, id, p.Agents); err != nil {
+	if err := s.Reads.CheckVisible(ctx, p.Tenant, id, p.Agents); err != nil {
 		return "", err
 	}
-	return p.Tenant, s.Reads.WaitPosition(ctx, id, minPosition)
+	return p.Tenant, s.Reads.AwaitMinPosition(ctx, id, minPosition)
 }
 
-// checkMetadata returns a problem if metadata is too large.
-func checkMetadata(m *spoolv1.Json) error {
-	if n := len(m.GetText()); n > MaxMetadata {
-		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadata))
+// checkMetadataSize returns a problem if metadata is too large.
+func checkMetadataSize(m *spoolv1.Json) error {
+	if n := len(m.GetText()); n > MaxMetadataBytes {
+		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadataBytes))
 	}
 	return nil
 }
 
-// options converts session options of a request. Its error names an invalid budget.
-func options(o *spoolv1.SessionOptions) (events.Options, error) {
+// sessionOptions converts the session options of a request to those of the log. Its error names an invalid budget.
+func sessionOptions(o *spoolv1.SessionOptions) (events.Options, error) {
 	budget, err := parseBudget("sessionOptions.budget", o.GetBudget())
 	return events.Options{
 		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
@@ -155,6 +156,7 @@ func options(o *spoolv1.SessionOptions) (events.Options, error) {
 	}, err
 }
 
+// modelSettings converts the model settings of a request to those of the log.
 func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
@@ -168,8 +170,8 @@ func commandProblem(err error) error {
 	return err
 }
 
-// raw returns the text of a JSON value, nil if it is absent.
-func raw(m *spoolv1.Json) []byte {
+// rawJSON returns the text of a JSON value, nil if it is absent.
+func rawJSON(m *spoolv1.Json) []byte {
 	if m == nil {
 		return nil
 	}

@@ -32,26 +32,26 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withSubject(environments(), p, ref, commands.Request{
+	a, err := s.sendChange(ctx, withEntrySubject(environmentKind(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
 		return nil, err
 	}
 	// The version is in the log. It is not an error if the read models do not contain it in time.
-	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
+	_ = s.Reads.AwaitMinPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
 	return applyResponse(ref, a), nil
 }
 
 // ListEnvironments lists the tenant's environments, and the platform's.
 func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmentsRequest) (*spoolv1.ListEnvironmentsResponse, error) {
-	list, next, err := s.listDefinitions(ctx, environments(), r)
+	list, next, err := s.listDefinitions(ctx, environmentKind(), r)
 	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
 }
 
 // GetEnvironment returns a version of an environment.
 func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
-	return s.getDefinition(ctx, environments(), r)
+	return s.getDefinition(ctx, environmentKind(), r)
 }
 
 // RemoveEnvironment hides an environment, as RemoveAgent hides an agent.
@@ -60,11 +60,12 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	if err != nil {
 		return nil, err
 	}
-	return s.removeEntry(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
+	return s.removeEntry(ctx, environmentKind(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
-// builtIn is the name of the built-in agent in place of an agent's slug. The built-in agent is not a catalogue entry.
-const builtIn = "default"
+// builtInAgent is the name that a request uses for the built-in agent instead of a slug. The built-in agent is not a
+// catalogue entry.
+const builtInAgent = "default"
 
 // ExplainEnvironment returns the variables and the allowlist that an execution with the requested agent and environments would have, with the
 // source of each. It starts nothing.
@@ -118,13 +119,13 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	if err != nil {
 		return agent, nil, err
 	}
-	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
+	if ref.Slug != "" && ref != (events.Reference{Slug: builtInAgent}) {
 		v, found, err := s.Reads.Definition(ctx, events.Agent, p.Tenant, ref)
 		if err == nil && !found {
-			err = agents().notFound("agent")
+			err = agentKind().notFound("agent")
 		}
 		if err == nil {
-			err = readSpec(v.Spec, &agent)
+			err = decodeSpec(v.Spec, &agent)
 		}
 		if err != nil {
 			return agent, nil, err
@@ -133,11 +134,11 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	for _, e := range refs {
 		v, found, err := s.Reads.Definition(ctx, events.Environment, p.Tenant, e.ref)
 		if err == nil && !found {
-			err = environments().notFound(e.field)
+			err = environmentKind().notFound(e.field)
 		}
 		one := layers.Environment{Ref: shortScope(v.Ref)}
 		if err == nil {
-			err = readSpec(v.Spec, &one.Spec)
+			err = decodeSpec(v.Spec, &one.Spec)
 		}
 		if err != nil {
 			return agent, nil, err
@@ -163,14 +164,14 @@ func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoo
 	if instance.Slug != "" {
 		v, found, err := s.Reads.Definition(ctx, events.Instance, p.Tenant, instance)
 		if err == nil && found {
-			found, err = visible(p, events.Instance, v)
+			found, err = mayUseVersion(p, events.Instance, v)
 		}
 		if err == nil && !found {
-			err = instances().notFound("instance")
+			err = instanceKind().notFound("instance")
 		}
 		var spec events.InstanceSpec
 		if err == nil {
-			err = readSpec(v.Spec, &spec)
+			err = decodeSpec(v.Spec, &spec)
 		}
 		if err != nil {
 			return agent, nil, err
@@ -181,7 +182,7 @@ func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoo
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
-		return agent, nil, agents().notFound("agent")
+		return agent, nil, agentKind().notFound("agent")
 	}
 	for i, e := range list {
 		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
@@ -211,7 +212,8 @@ func requestReferences(r referencesRequest) (agent, instance events.Reference, l
 	return agent, instance, list, err
 }
 
-// mergeError combines all conflicts of variables into one problem with the code of the first.
+// mergeError combines all conflicts between variables of environments into one problem, with the code of the first
+// conflict.
 func mergeError(err error) error {
 	var first *layers.Error
 	if !errors.As(err, &first) {
@@ -220,8 +222,8 @@ func mergeError(err error) error {
 	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).WithCause(err)
 }
 
-// readSpec decodes a definition from the read models.
-func readSpec(text string, into any) error {
+// decodeSpec decodes the JSON of a definition, as the read models store it, into a value.
+func decodeSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
 		return problem.New(problem.Internal, "", "a definition in the read models is not valid").WithCause(err)
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// ReplayEvents replays a session's events until the last one was sent.
+// ReplayEvents sends the events of a session at the speed at which they occurred, or faster, until the last one was
+// sent.
 func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStreamingServer[spoolv1.ReplayEventsResponse]) error {
 	p, err := auth.From(out.Context())
 	if err != nil {
@@ -33,7 +34,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return err
 	}
 	defer from.Close()
-	defer s.Counts.Stream(kindGRPC)()
+	defer s.Counts.BeginStream(streamKindGRPC)()
 	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := replayResponse(f, metadata)
 		if err != nil {
@@ -45,7 +46,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return nil
 	}
 	if out.Context().Err() == nil {
-		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
+		s.Counts.CountCut(streamKindGRPC, string(problem.From(err).Code))
 	}
 	return err
 }
@@ -77,7 +78,7 @@ func replayRequest(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 // replayResponse converts a frame of a replay to an API message.
 func replayResponse(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error) {
 	if f.Notice == nil {
-		e, err := event(f, metadata)
+		e, err := frameEvent(f, metadata)
 		return &spoolv1.ReplayEventsResponse{Message: &spoolv1.ReplayEventsResponse_Event{Event: e}}, err
 	}
 	out := &spoolv1.ReplayEventsResponse{}

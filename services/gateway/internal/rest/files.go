@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	filesSuffix = "/files"
-	typeTar     = "application/x-tar"
+	filesSuffix    = "/files"
+	contentTypeTar = "application/x-tar"
 )
 
-// parseFilesPath parses the path of a file route. has reports whether the path names a file; ok reports whether it is a file
-// route.
+// parseFilesPath parses the path of a request for workspace files. has reports whether the path names a file; ok
+// reports whether it is such a path at all.
 func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
 	if !ok {
@@ -46,7 +46,7 @@ func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 	return "", "", false, false
 }
 
-// serveFiles serves the workspace's files: reads from snapshots or the sandbox, and changes.
+// serveFiles serves requests for workspace files: reads from a snapshot or the running sandbox, and changes.
 func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, has bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
@@ -64,18 +64,19 @@ func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file s
 	}
 	do := serve[r.Method]
 	if do == nil {
-		return notAllowed(r)
+		return methodNotAllowed(r)
 	}
-	if err := allow(w, r); err != nil {
+	if err := checkAllowed(w, r); err != nil {
 		return err
 	}
 	return do()
 }
 
-// paramAt is the parameter that selects the event at which files are read.
+// paramAt is the query parameter that selects the event after which files are read.
 const paramAt = "at"
 
-// requestedVersion returns which version of the files is requested: live, after an event, or, without either, the last snapshot.
+// requestedVersion returns from where a request reads files: from the running sandbox (live), from the snapshot after
+// the event at, or, without either, from the last snapshot.
 func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
 	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
 		return live, nil, err
@@ -101,7 +102,7 @@ func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file stri
 		}
 		f.Mode = uint32(n)
 	}
-	return h.upload(w, r, session, f)
+	return h.uploadFile(w, r, session, f)
 }
 
 // putTar unpacks the request body, a tar archive, into the workspace.
@@ -110,15 +111,16 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 	if err != nil {
 		return err
 	}
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeTar {
-		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", typeTar)
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != contentTypeTar {
+		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", contentTypeTar)
 	}
-	return h.upload(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
+	return h.uploadFile(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
 }
 
-// upload stores the request body as f describes. It refuses a client that sends more slowly than minRate.
-func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+// uploadFile stores the request body as the file f of a workspace. It refuses a client that sends more slowly than
+// minTransferRate.
+func (h *Handler) uploadFile(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -157,7 +159,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 		return err
 	}
 	if live {
-		return h.listLive(w, r, session, q.Get("dir"))
+		return h.listLiveFiles(w, r, session, q.Get("dir"))
 	}
 	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
 	if err != nil {
@@ -167,18 +169,18 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")
 	out := h.pacedResponse(w)
 	if wantsTar(r) {
-		h.setDownloadHeaders(w, typeTar, session+".tar")
+		h.setDownloadHeaders(w, contentTypeTar, session+".tar")
 		w.WriteHeader(http.StatusOK)
 		if r.Method == http.MethodHead {
 			return nil
 		}
-		h.abort(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
+		h.abortResponse(r, h.cfg.API.WriteTar(r.Context(), ws, q.Get("dir"), out))
 		return nil
 	}
 	var by map[string]string
@@ -192,13 +194,14 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
 		buffered := bufio.NewWriterSize(out, 64<<10)
-		h.abort(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
+		h.abortResponse(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
 	}
 	return nil
 }
 
-// abort aborts the connection if a response cannot be completed, so that the client does not treat it as complete.
-func (h *Handler) abort(r *http.Request, err error) {
+// abortResponse closes the connection if err is the reason why a response cannot be completed, so that the client
+// does not treat the response as complete.
+func (h *Handler) abortResponse(r *http.Request, err error) {
 	if err == nil {
 		return
 	}
@@ -212,7 +215,7 @@ func (h *Handler) abort(r *http.Request, err error) {
 func wantsTar(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for one := range strings.SplitSeq(accept, ",") {
-			if media, _, err := mime.ParseMediaType(one); err == nil && media == typeTar {
+			if media, _, err := mime.ParseMediaType(one); err == nil && media == contentTypeTar {
 				return true
 			}
 		}
@@ -234,9 +237,10 @@ type fileEntry struct {
 	ExecutionID string     `json:"executionId,omitempty"` // the execution that changed it last
 }
 
-// writeListing writes the entries as JSON. by holds, by path, the execution that changed a file last. Each entry is encoded and written
-// separately, because a workspace may have a hundred thousand of them.
-func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[string]string) error {
+// writeListing writes workspace entries as JSON. by has the execution that changed a file last, by the path of the
+// file. writeListing encodes and writes each entry separately, because a workspace may have a hundred thousand of
+// them.
+func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry, by map[string]string) error {
 	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
 	if err != nil {
 		return err
@@ -260,6 +264,8 @@ func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[
 	return err
 }
 
+// newFileEntry returns the JSON form of a workspace entry. by has the execution that changed a file last, by the path
+// of the file.
 func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
 	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
 	if !utf8.ValidString(e.Path) {

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// queryParameters returns the query parameters, or an error if one is unknown or repeated.
+// queryParameters returns the query parameters of a request, or an error if one is not in known or is repeated.
 func queryParameters(r *http.Request, known ...string) (url.Values, error) {
 	return queryParametersExcept(r, "", known...)
 }

@@ -14,15 +14,15 @@ const transcriptsPath = "/api/transcripts"
 func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {
-		return notAllowed(r)
+		return methodNotAllowed(r)
 	}
-	if err := allow(w, r); err != nil {
+	if err := checkAllowed(w, r); err != nil {
 		return err
 	}
 	if _, err := queryParameters(r); err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
+	if err := admissionOf(r).Take(admission.FileTransferCost + transcript.MaxLine); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)

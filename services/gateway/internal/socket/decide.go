@@ -17,8 +17,8 @@ const maxDecisions = 16
 
 // parseDecision decodes a message of type approval:decide. Its fields are those of DecideApprovalRequest, besides type, requestId and
 // sessionId. With an error it returns the fields that could be decoded, as parse does. The message must be valid JSON.
-func parseDecision(data []byte) (request, error) {
-	var r request
+func parseDecision(data []byte) (clientRequest, error) {
+	var r clientRequest
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(data, &all); err != nil {
 		return r, problem.Invalid("type", "the message must be an object")
@@ -57,9 +57,9 @@ func parseDecision(data []byte) (request, error) {
 	return r, nil
 }
 
-// decide carries out a decision in a goroutine of its own, because the session service may take seconds, in which the connection must answer
+// handleDecision carries out a decision in a goroutine of its own, because the session service may take seconds, in which the connection must answer
 // pings.
-func (c *conn) decide(ctx context.Context, r request) error {
+func (c *conn) handleDecision(ctx context.Context, r clientRequest) error {
 	select {
 	case c.decisions <- struct{}{}:
 	default:
@@ -72,7 +72,7 @@ func (c *conn) decide(ctx context.Context, r request) error {
 			_ = c.send(errorMessage(problem.From(err), r)) // the client may be gone
 			return
 		}
-		_ = c.send(message{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
+		_ = c.send(serverMessage{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
 	})
 	return nil
 }
