@@ -140,7 +140,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	admissions := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limitsWatch.Limits})
 	counts.SetHeldBytes(admissions.BytesInFlight)
 	g.hub = live.NewHub(live.Config{
-		Source: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.LiveMetrics(),
+		ReadModels: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.LiveMetrics(),
 	})
 	sealer, err := g.sealer(js)
 	if err != nil {
@@ -151,7 +151,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Dead: dead.New(js), Quota: stored, Admission: admissions,
-		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			OnOutcome: counts.CountCommand, OnStored: g.hub.RecordCommit,
@@ -179,7 +179,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	handler, err := rest.New(rest.Config{
 		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket,
 		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
-		Guard: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
+		CORS: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
 			Admission: admissions, Live: g.hub, Player: player, Watch: g.keyWatch, WriteTimeout: g.cfg.WriteTimeout,
 			Opened: func() func() { return counts.BeginStream("sse") },

@@ -74,7 +74,7 @@ type Server struct {
 	Now          func() time.Time
 	Entropy      io.Reader
 	WriteTimeout time.Duration // maximum time that a client may take to read one batch of StreamEvents or ReplayEvents, or the final status of WatchExecution
-	Counts       StreamMetrics
+	Metrics      StreamMetrics
 }
 
 // StreamMetrics counts the streams of StreamEvents, ReplayEvents and WatchExecution, and requests that wait for the

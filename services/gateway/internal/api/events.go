@@ -131,7 +131,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 		return err
 	}
 	defer reader.Close()
-	defer s.Counts.BeginStream(streamKindGRPC)()
+	defer s.Metrics.BeginStream(streamKindGRPC)()
 	err = s.sendFrames(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := streamResponse(f, metadata)
 		if err != nil {
@@ -140,7 +140,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 		return out.Send(m)
 	})
 	if out.Context().Err() == nil {
-		s.Counts.CountCut(streamKindGRPC, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindGRPC, string(problem.From(err).Code))
 	}
 	return err
 }
@@ -189,7 +189,7 @@ func (s *Server) sendBatch(frames []live.Frame, metadata bool, send func(f live.
 			return err
 		}
 		if f.JSON != nil {
-			s.Counts.CountSent(streamKindGRPC, f.Len(metadata))
+			s.Metrics.CountSent(streamKindGRPC, f.Len(metadata))
 		}
 	}
 	return nil

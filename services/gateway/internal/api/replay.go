@@ -34,7 +34,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return err
 	}
 	defer from.Close()
-	defer s.Counts.BeginStream(streamKindGRPC)()
+	defer s.Metrics.BeginStream(streamKindGRPC)()
 	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := replayResponse(f, metadata)
 		if err != nil {
@@ -46,7 +46,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return nil
 	}
 	if out.Context().Err() == nil {
-		s.Counts.CountCut(streamKindGRPC, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindGRPC, string(problem.From(err).Code))
 	}
 	return err
 }

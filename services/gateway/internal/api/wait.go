@@ -73,7 +73,7 @@ func (s *Server) beginWait(ctx context.Context, text string) (*executionWait, er
 	if err != nil {
 		return nil, err
 	}
-	counted := s.Counts.BeginStream(streamKindWait)
+	counted := s.Metrics.BeginStream(streamKindWait)
 	return &executionWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
 }
 
@@ -119,7 +119,7 @@ func (w *executionWait) awaitEnd(ctx context.Context, accepted command.Answer) (
 func (w *executionWait) followSession(ctx context.Context) error {
 	pauses := retry.Doubling(20*time.Millisecond, maxRejoinPause)
 	for {
-		err := w.followOnce(ctx)
+		err := w.followSessionOnce(ctx)
 		if err == nil || isDeletedSession(err) {
 			return err
 		}
@@ -135,8 +135,8 @@ func isDeletedSession(err error) bool {
 	return errors.As(err, &p) && (p.Code == problem.SessionNotFound || p.Code == problem.ExecutionNotFound)
 }
 
-// followOnce follows the events of the session until the execution has ended or an error occurs.
-func (w *executionWait) followOnce(ctx context.Context) error {
+// followSessionOnce follows the events of the session until the execution has ended or an error occurs.
+func (w *executionWait) followSessionOnce(ctx context.Context) error {
 	s := w.server
 	// The read models must have the command: otherwise the session may not be found, or the execution that an earlier
 	// request with the same Idempotency-Key created.

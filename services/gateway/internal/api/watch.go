@@ -51,11 +51,11 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	if err != nil {
 		return err
 	}
-	defer s.Counts.BeginStream(streamKindWatch)()
+	defer s.Metrics.BeginStream(streamKindWatch)()
 	w := &statusWatch{status: first, every: every, due: make(chan struct{}, 1)}
 	err = s.watchStatus(ctx, p, w, out)
 	if err != nil && out.Context().Err() == nil {
-		s.Counts.CountCut(streamKindWatch, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindWatch, string(problem.From(err).Code))
 	}
 	return err
 }
@@ -76,7 +76,7 @@ func (s *Server) watchStatus(ctx context.Context, p auth.Principal, w *statusWat
 			if err := out.Send(m); err != nil {
 				return err
 			}
-			s.Counts.CountSent(streamKindWatch, proto.Size(m))
+			s.Metrics.CountSent(streamKindWatch, proto.Size(m))
 			return nil
 		})
 		if err != nil {

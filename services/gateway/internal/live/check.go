@@ -77,7 +77,7 @@ func (h *Hub) compareFeeds(ctx context.Context, why string, which func(*feed) bo
 			for i, f := range batch {
 				ids[i] = f.session
 			}
-			tips, err := h.cfg.Source.Tips(ctx, tenant, ids)
+			tips, err := h.cfg.ReadModels.Tips(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
 					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)

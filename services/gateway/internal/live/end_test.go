@@ -30,7 +30,7 @@ func runHub(t *testing.T, source *storedSession, session string, ring int) (h *l
 	t.Helper()
 	nc := natstest.Conn(t, natstest.Run(t))
 	h = live.NewHub(live.Config{
-		Source: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}),
+		ReadModels: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}),
 		CheckEvery: time.Hour, RingEvents: ring,
 	})
 	ctx, cancel := context.WithCancel(t.Context())

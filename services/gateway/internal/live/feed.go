@@ -93,7 +93,7 @@ func (f *feed) readTip(ctx context.Context) (reads.SessionTip, error) {
 		return reads.SessionTip{}, err
 	}
 	defer release()
-	return f.hub.cfg.Source.Tip(ctx, f.tenant, f.session)
+	return f.hub.cfg.ReadModels.Tip(ctx, f.tenant, f.session)
 }
 
 // acquireRead blocks until fewer than maxConcurrentReads reads of Postgres are in progress. The caller must call
@@ -302,7 +302,7 @@ func (f *feed) readPage(ctx context.Context) (more bool, err error) {
 	f.mu.Lock()
 	after := f.tip
 	f.mu.Unlock()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.EventQuery{After: after, Limit: f.hub.cfg.PageEvents, Metadata: true})
+	page, err := f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: after, Limit: f.hub.cfg.PageEvents, Metadata: true})
 	if err != nil {
 		return false, err
 	}

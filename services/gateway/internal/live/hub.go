@@ -39,7 +39,7 @@ type ReadModels interface {
 
 // Config configures a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
-	Source ReadModels
+	ReadModels ReadModels
 	// Partitions is how the log distributes ids over the projector's groups.
 	Partitions events.Partitioning
 	NATS       *nats.Conn
@@ -230,7 +230,7 @@ func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, sessi
 // join returns a Reader that starts after the cursor that the function cursor returns for the session's tip. Its
 // errors are those of Join.
 func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
-	if err := h.cfg.Source.CheckVisible(ctx, tenant, session, agents); err != nil {
+	if err := h.cfg.ReadModels.CheckVisible(ctx, tenant, session, agents); err != nil {
 		return nil, err
 	}
 	f, err := h.acquireFeed(tenant, session)

@@ -90,7 +90,7 @@ func TestHub_ReadsWhatItMissedAfterAReconnection(t *testing.T) {
 	source := &storedSession{}
 	source.add()
 	h := live.NewHub(live.Config{
-		Source: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}), CheckEvery: time.Hour,
+		ReadModels: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}), CheckEvery: time.Hour,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan struct{}), make(chan error, 1)

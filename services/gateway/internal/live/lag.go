@@ -46,7 +46,7 @@ func (h *Hub) RecordCommit(id, position string) {
 // updateLag reads how far the read models are behind the log for each projector group, and passes it to the feeds of
 // the group's sessions.
 func (h *Hub) updateLag(ctx context.Context) {
-	progress, err := h.cfg.Source.Progress(ctx)
+	progress, err := h.cfg.ReadModels.Progress(ctx)
 	if ctx.Err() != nil {
 		return
 	}

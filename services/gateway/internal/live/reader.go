@@ -95,7 +95,7 @@ func (f *feed) addReader(ctx context.Context, r *Reader) error {
 		if err != nil {
 			return err
 		}
-		_, err = f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.cursor, Limit: 1})
+		_, err = f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.cursor, Limit: 1})
 		release()
 		if err != nil {
 			return err
@@ -438,7 +438,7 @@ func (r *Reader) readPastEvents(ctx context.Context) ([]Frame, error) {
 		return nil, err
 	}
 	defer release()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Bytes: maxBatchBytes, Metadata: true})
+	page, err := f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Bytes: maxBatchBytes, Metadata: true})
 	if err != nil {
 		return nil, err
 	}

@@ -208,7 +208,7 @@ func (w *writer) publishEmpty() {
 // newHub runs a Hub on the writer's read models until the test ends.
 func (w *writer) newHub(checkEvery time.Duration) *live.Hub {
 	h := live.NewHub(live.Config{
-		Source: w, Partitions: textPartitions, NATS: w.nc, Logger: natstest.Logger(w.t), CheckEvery: checkEvery,
+		ReadModels: w, Partitions: textPartitions, NATS: w.nc, Logger: natstest.Logger(w.t), CheckEvery: checkEvery,
 		Admission: admission.New(admission.Limits{Bytes: 256 << 20, TenantBytes: 256 << 20}),
 	})
 	ctx, cancel := context.WithCancel(w.t.Context())

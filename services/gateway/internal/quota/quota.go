@@ -74,8 +74,8 @@ type leftover struct {
 	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object; see usedBytes
 }
 
-// tenantLedger returns the tenantStorage of a tenant, and creates it if needed.
-func (q *Quota) tenantLedger(tenant string) *tenantStorage {
+// storageOf returns the tenantStorage of a tenant, and creates it if needed.
+func (q *Quota) storageOf(tenant string) *tenantStorage {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.tenants[tenant]
@@ -93,7 +93,7 @@ func (q *Quota) CheckLimit(ctx context.Context, tenant string) error {
 	if limit == 0 {
 		return nil
 	}
-	l := q.tenantLedger(tenant)
+	l := q.storageOf(tenant)
 	err := l.refreshStored(ctx, q, tenant)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,13 +114,13 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Uploa
 	if limit == 0 {
 		return nil, nil
 	}
-	h := &UploadHold{quota: q, ledger: q.tenantLedger(tenant), tenant: tenant}
-	if err := h.ledger.refreshStored(ctx, q, tenant); err != nil {
+	h := &UploadHold{quota: q, storage: q.storageOf(tenant), tenant: tenant}
+	if err := h.storage.refreshStored(ctx, q, tenant); err != nil {
 		return nil, err
 	}
-	h.ledger.mu.Lock()
-	defer h.ledger.mu.Unlock()
-	used, err := h.ledger.usedBytes(ctx, q, limit, bytes)
+	h.storage.mu.Lock()
+	defer h.storage.mu.Unlock()
+	used, err := h.storage.usedBytes(ctx, q, limit, bytes)
 	switch {
 	case err != nil:
 		return nil, err
@@ -130,7 +130,7 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Uploa
 		return nil, errExceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
 	}
 	h.reserved = bytes
-	h.ledger.holds[h] = true
+	h.storage.holds[h] = true
 	return h, nil
 }
 
@@ -234,7 +234,7 @@ func appendLeftover(list []leftover, x leftover) []leftover {
 // of the methods whose names begin with Settle.
 type UploadHold struct {
 	quota    *Quota
-	ledger   *tenantStorage
+	storage  *tenantStorage
 	tenant   string
 	taken    int64 // bytes received
 	reserved int64 // bytes counted; guarded by ledger.mu
@@ -259,12 +259,12 @@ func (h *UploadHold) Take(ctx context.Context, bytes int64) error {
 	more := h.taken + bytes - h.reserved
 	if more > 0 {
 		limit := h.quota.cfg.Limit(h.tenant)
-		if err := h.ledger.refreshStored(ctx, h.quota, h.tenant); err != nil {
+		if err := h.storage.refreshStored(ctx, h.quota, h.tenant); err != nil {
 			return err
 		}
-		h.ledger.mu.Lock()
-		defer h.ledger.mu.Unlock()
-		used, err := h.ledger.usedBytes(ctx, h.quota, limit, max(more, reserveStepBytes))
+		h.storage.mu.Lock()
+		defer h.storage.mu.Unlock()
+		used, err := h.storage.usedBytes(ctx, h.quota, limit, max(more, reserveStepBytes))
 		if err != nil {
 			return err
 		}
@@ -280,13 +280,13 @@ func (h *UploadHold) Take(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// settleOnce ends the upload: it releases bytes that were reserved and not taken, and calls do, with the lock held.
-func (h *UploadHold) settleOnce(do func()) {
+// settleWith ends the upload: it releases bytes that were reserved and not taken, and calls do, with the lock held.
+func (h *UploadHold) settleWith(do func()) {
 	if h == nil {
 		return
 	}
-	h.ledger.mu.Lock()
-	defer h.ledger.mu.Unlock()
+	h.storage.mu.Lock()
+	defer h.storage.mu.Unlock()
 	h.reserved = h.taken
 	do()
 }
@@ -294,7 +294,7 @@ func (h *UploadHold) settleOnce(do func()) {
 // SettleAccepted ends an upload that an event of the log counts. position is the position of that event, and about
 // the id of the session or catalogue entry that the position belongs to.
 func (h *UploadHold) SettleAccepted(about, position string) {
-	h.settleOnce(func() {
+	h.settleWith(func() {
 		h.until = h.quota.cfg.Now().Add(unknownOutcomeTimeout)
 		if p, err := eventlog.ParsePosition(position); err == nil {
 			h.group, h.seq, h.until = h.quota.cfg.Partitions.Group(about), p.Seq, time.Time{}
@@ -306,16 +306,16 @@ func (h *UploadHold) SettleAccepted(about, position string) {
 // itself also counts until gone reports that it was removed.
 func (h *UploadHold) SettleCopied(about, position string, gone func(context.Context) (bool, error)) {
 	h.SettleAccepted(about, position)
-	h.settleOnce(func() { h.ledger.accepted = h.quota.addLeftover(h.ledger.accepted, h.taken, gone) })
+	h.settleWith(func() { h.storage.accepted = h.quota.addLeftover(h.storage.accepted, h.taken, gone) })
 }
 
 // SettleRefused ends an upload to which no event refers. The upload counts until gone reports that it was removed.
 // The quota calls gone only when another upload of the tenant would not fit; an error of gone makes that upload fail.
 func (h *UploadHold) SettleRefused(gone func(context.Context) (bool, error)) {
-	h.settleOnce(func() {
-		delete(h.ledger.holds, h)
+	h.settleWith(func() {
+		delete(h.storage.holds, h)
 		if h.taken > 0 {
-			h.ledger.refused = h.quota.addLeftover(h.ledger.refused, h.taken, gone)
+			h.storage.refused = h.quota.addLeftover(h.storage.refused, h.taken, gone)
 		}
 	})
 }
@@ -323,15 +323,15 @@ func (h *UploadHold) SettleRefused(gone func(context.Context) (bool, error)) {
 // SettleUnreferenced ends an upload to which no event refers yet, but to which a later command may refer. The upload
 // counts until gone reports true: then an event counts the upload, or the upload was removed.
 func (h *UploadHold) SettleUnreferenced(gone func(context.Context) (bool, error)) {
-	h.settleOnce(func() {
-		delete(h.ledger.holds, h)
+	h.settleWith(func() {
+		delete(h.storage.holds, h)
 		if h.taken > 0 {
-			h.ledger.refused = appendLeftover(h.ledger.refused, leftover{h.quota.cfg.Now(), h.taken, gone})
+			h.storage.refused = appendLeftover(h.storage.refused, leftover{h.quota.cfg.Now(), h.taken, gone})
 		}
 	})
 }
 
 // SettleUnknown ends an upload whose command got no answer. The upload counts for unknownOutcomeTimeout.
 func (h *UploadHold) SettleUnknown() {
-	h.settleOnce(func() { h.until = h.quota.cfg.Now().Add(unknownOutcomeTimeout) })
+	h.settleWith(func() { h.until = h.quota.cfg.Now().Add(unknownOutcomeTimeout) })
 }

@@ -27,7 +27,7 @@ import (
 type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
-	Guard   cors.Policy
+	CORS    cors.Policy
 	Proxies auth.TrustedProxies
 	Socket  *socket.Handler
 	SSE     *sse.Handler
@@ -143,10 +143,10 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 	if err := checkHeaderSize(r); err != nil {
 		return err
 	}
-	if err := h.cfg.Guard.Check(r); err != nil {
+	if err := h.cfg.CORS.Check(r); err != nil {
 		return err
 	}
-	if h.cfg.Guard.SetHeaders(w, r) {
+	if h.cfg.CORS.SetHeaders(w, r) {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
