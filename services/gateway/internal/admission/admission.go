@@ -73,7 +73,7 @@ func New(l Limits) *Admission {
 type Request struct {
 	admission *Admission
 	tenant    string
-	stream    bool // created by Hold
+	stream    bool // created by BeginStreamData
 
 	held  int64 // guarded by admission.mu
 	ended bool  // guarded by admission.mu

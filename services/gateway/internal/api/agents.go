@@ -17,11 +17,11 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 		return nil, err
 	}
 	var spec events.AgentSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withEntrySubject(agentKind(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(agentKind(), p, ref, commands.Request{
 		Type: command.TypeApplyAgent, Body: command.ApplyAgent{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -57,11 +57,11 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 		return nil, err
 	}
 	var spec events.InstanceSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withEntrySubject(instanceKind(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(instanceKind(), p, ref, commands.Request{
 		Type: command.TypeApplyInstance, Body: command.ApplyInstance{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {

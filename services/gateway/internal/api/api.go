@@ -97,9 +97,9 @@ func idempotencyKey(ctx context.Context) (string, error) {
 	return list[0], nil
 }
 
-// sendCreate sends a command that creates something, for the caller and under the request's Idempotency-Key, and returns the answer of the
-// service. The error is a *problem.Error.
-func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendCreateCommand sends a command that creates something, such as a session, on behalf of the caller. The request's
+// Idempotency-Key identifies repeats. It returns the answer of the service; the error is a *problem.Error.
+func (s *Server) sendCreateCommand(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -111,9 +111,9 @@ func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// sendChange sends a command for the caller, and returns the answer of the service. A repeat of the command has no effect, so it needs no
-// Idempotency-Key.
-func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendChangeCommand sends a command that changes something that exists, on behalf of the caller, and returns the
+// answer of the service. A repeat of the command has no effect, so it needs no Idempotency-Key.
+func (s *Server) sendChangeCommand(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -122,8 +122,8 @@ func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// checkSession checks a session id and that the caller may see the session, and blocks until the read models have reached minPosition. It
-// returns the caller's tenant.
+// checkSession returns a problem unless id is that of a session that the caller may see, and then blocks until the
+// read models have reached minPosition. It returns the caller's tenant.
 func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tenant string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tena
 // checkMetadataSize returns a problem if metadata is too large.
 func checkMetadataSize(m *spoolv1.Json) error {
 	if n := len(m.GetText()); n > MaxMetadataBytes {
-		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadataBytes))
+		return problem.New(problem.PayloadTooLarge, "metadata", tooLargeDetail("the metadata", n, MaxMetadataBytes))
 	}
 	return nil
 }

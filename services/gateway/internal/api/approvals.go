@@ -118,7 +118,7 @@ func (s *Server) decideApproval(ctx context.Context, a *spoolv1.Approval, r *spo
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.sendCreate(ctx, s.withDecision(commands.Request{Type: command.TypeDecideApproval, SessionID: a.SessionId, ExecutionID: a.ExecutionId}, d, secrets))
+	answer, err := s.sendCreateCommand(ctx, s.withDecision(commands.Request{Type: command.TypeDecideApproval, SessionID: a.SessionId, ExecutionID: a.ExecutionId}, d, secrets))
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +133,7 @@ func checkJSONValue(field string, m *spoolv1.Json, most int) error {
 	case m == nil:
 		return nil
 	case len(text) > most:
-		return problem.New(problem.PayloadTooLarge, field, sizeDetail("the value", len(text), most))
+		return problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the value", len(text), most))
 	case wirejson.CheckDepth(text) != nil:
 		return problem.Invalid(field, "the value is nested deeper than %d levels", wirejson.MaxDepth)
 	case !json.Valid(text):
@@ -184,7 +184,7 @@ func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage
 		}
 		text, err := json.Marshal(list)
 		if err == nil && len(text) > secret.MaxValue {
-			err = problem.New(problem.PayloadTooLarge, field, sizeDetail("the answer", len(text), secret.MaxValue))
+			err = problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the answer", len(text), secret.MaxValue))
 		}
 		if err == nil {
 			err = s.requireSealer(field)

@@ -94,14 +94,14 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 // parseBudget converts a budget of a request to one of the log; nil means no budget.
 func parseBudget(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	if err := convertWholeNumbers(field, []wholeField{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+	if err := convertWholeNumbers(field, []wholeNumberField{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
 		return out, err
 	}
 	return out, commandProblem(command.CheckBudget(field, out))
 }
 
-// wholeField is a request field that must be a whole number.
-type wholeField struct {
+// wholeNumberField is a request field that must be a whole number.
+type wholeNumberField struct {
 	name string
 	from float64
 	to   *uint64
@@ -109,7 +109,7 @@ type wholeField struct {
 
 // convertWholeNumbers converts request fields that must be whole numbers. field is the name of the message that
 // contains them, for the error about one that is no whole number.
-func convertWholeNumbers(field string, list []wholeField) error {
+func convertWholeNumbers(field string, list []wholeNumberField) error {
 	for _, f := range list {
 		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {

@@ -79,11 +79,11 @@ func parseReference(field, s string) (events.Reference, error) {
 	if err != nil {
 		return r, problem.Invalid(field, "%s", err.Error())
 	}
-	return shortScope(r), nil
+	return withShortScope(r), nil
 }
 
-// shortScope returns the reference with the organization scope in its short form "", which the log uses.
-func shortScope(r events.Reference) events.Reference {
+// withShortScope returns the reference with the scope of an organization in its short form "", which the log uses.
+func withShortScope(r events.Reference) events.Reference {
 	if r.Scope == events.ScopeOrganization {
 		r.Scope = ""
 	}
@@ -123,7 +123,7 @@ func entryReference(r entryRequest, version string) (events.Reference, error) {
 	if err := ref.Check(); err != nil {
 		return ref, referenceProblem("", err)
 	}
-	return shortScope(ref), nil
+	return withShortScope(ref), nil
 }
 
 // checkMayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only with a key of tenant platform, which
@@ -146,9 +146,9 @@ type applyRequest interface {
 	GetSpec() *spoolv1.Json
 }
 
-// decodeApply validates a request to create a version, except for the content of its definition, which it decodes into spec. It returns the reference of
-// the entry.
-func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
+// decodeApplyRequest validates a request to create a version of a catalogue entry and decodes the definition into
+// spec, without validating the definition. It returns the reference of the entry.
+func decodeApplyRequest(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "ref is missing: set at least ref.slug")
@@ -168,13 +168,13 @@ func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, 
 	case text == "":
 		return ref, problem.Invalid("spec", "spec is missing")
 	case len(text) > MaxDefinitionBytes:
-		return ref, problem.New(problem.PayloadTooLarge, "spec", sizeDetail("the definition", len(text), MaxDefinitionBytes))
+		return ref, problem.New(problem.PayloadTooLarge, "spec", tooLargeDetail("the definition", len(text), MaxDefinitionBytes))
 	}
 	var bad *wirejson.FieldError
 	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
 		return ref, problem.Invalid(bad.Field, "%s", bad.Detail)
 	}
-	return shortScope(ref), nil
+	return withShortScope(ref), nil
 }
 
 // checkTags returns a problem for the first tag that is not valid, or if there are too many. field is the name of the list.
@@ -229,7 +229,7 @@ func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Reques
 		return nil, err
 	}
 	r.Body = command.Remove{Ref: ref}
-	a, err := s.sendChange(ctx, withEntrySubject(n, p, ref, r))
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(n, p, ref, r))
 	var refused *problem.Error
 	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
 		refused.Field = "slug"

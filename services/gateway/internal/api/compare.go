@@ -76,7 +76,8 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 }
 
-// checkComparable checks the other session's id, and whether the caller may see that session.
+// checkComparable returns a problem unless with is the id of a session that the caller may see, and so may compare
+// with another session.
 func (s *Server) checkComparable(ctx context.Context, tenant, with string) error {
 	p, err := auth.From(ctx)
 	if err != nil {

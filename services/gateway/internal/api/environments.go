@@ -25,14 +25,14 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 		return nil, err
 	}
 	var spec events.EnvironmentSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withEntrySubject(environmentKind(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(environmentKind(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, err
 	}
-	agent, list, err := s.requestedLayers(ctx, p, r)
+	agent, list, err := s.requestedDefinitions(ctx, p, r)
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +113,9 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 	return hosts, nil
 }
 
-// requestedLayers returns the definition of the agent that the request refers to, and the environments in the order in which they are merged.
-func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
+// requestedDefinitions returns the definition of the agent to which a request refers, and the environments in the
+// order in which they are merged.
+func (s *Server) requestedDefinitions(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
 	ref, refs, err := s.selectReferences(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
@@ -136,7 +137,7 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 		if err == nil && !found {
 			err = environmentKind().notFound(e.field)
 		}
-		one := layers.Environment{Ref: shortScope(v.Ref)}
+		one := layers.Environment{Ref: withShortScope(v.Ref)}
 		if err == nil {
 			err = decodeSpec(v.Spec, &one.Spec)
 		}
@@ -157,7 +158,7 @@ type fieldReference struct {
 // selectReferences returns the references of the agent and the environments that a request refers to, directly or by its instance. The
 // environments of the instance come first.
 func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
-	agent, instance, list, err := requestReferences(r)
+	agent, instance, list, err := parseRequestReferences(r)
 	if err != nil {
 		return agent, nil, err
 	}
@@ -178,7 +179,7 @@ func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoo
 		}
 		agent = spec.Agent
 		for _, e := range spec.Environments {
-			out = append(out, fieldReference{shortScope(e), "instance"})
+			out = append(out, fieldReference{withShortScope(e), "instance"})
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
@@ -197,8 +198,9 @@ type referencesRequest interface {
 	GetEnvironments() []string
 }
 
-// requestReferences parses the references of a request; absent ones are zero.
-func requestReferences(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
+// parseRequestReferences parses the references of a request to an agent, an instance and environments. A reference
+// that the request does not have is zero.
+func parseRequestReferences(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
 	if r.GetAgent() != "" && r.GetInstance() != "" {
 		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance names its agent")
 	}

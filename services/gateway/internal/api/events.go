@@ -32,7 +32,7 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 		return nil, err
 	}
 	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.EventQuery{
-		After: r.GetAfter(), Limit: limit, Types: splitEventTypes(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
+		After: r.GetAfter(), Limit: limit, Types: splitEventTypes(r.GetTypes()), Metadata: valueOrTrue(r.Metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -98,8 +98,8 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list, NextPageToken: next}, err
 }
 
-// defaultTrue returns the value of an option whose default is true.
-func defaultTrue(option *bool) bool { return option == nil || *option }
+// valueOrTrue returns the value of an option whose default is true.
+func valueOrTrue(option *bool) bool { return option == nil || *option }
 
 // splitEventTypes splits lists of event types that are separated by commas. It returns nil if the request names none,
 // which means all types.
@@ -124,7 +124,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return err
 	}
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	reader, err := s.Live.Join(ctx, p.Tenant, p.Agents, r.GetSessionId(), r.GetAfter())
 	if err != nil {
@@ -132,7 +132,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Metrics.BeginStream(streamKindGRPC)()
-	err = s.sendFrames(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	err = s.sendFrames(ctx, reader, valueOrTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := streamResponse(f, metadata)
 		if err != nil {
 			return err
@@ -148,7 +148,8 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 // streamKindGRPC is the kind of StreamEvents and ReplayEvents in the metrics of streams.
 const streamKindGRPC = "grpc"
 
-// frameSource returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
+// frameSource returns, one batch after another, the frames that a stream sends. It is a live.Reader or a
+// replay.Replay.
 type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32

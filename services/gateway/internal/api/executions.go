@@ -27,7 +27,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return command.StartExecution{Create: create, Post: post}
 	})
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *Server) RecoverExecution(ctx context.Context, r *spoolv1.RecoverExecuti
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendCreate(ctx, vars.withSealedBody(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
+	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
 		return command.Recover{ExecutionID: r.GetExecutionId(), Environment: all}
 	}))
 	if err != nil {
@@ -174,6 +174,6 @@ func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (
 	if err != nil {
 		return "", err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
 	return a.Position, err
 }

@@ -34,8 +34,8 @@ type requestFiles struct {
 	contents map[string][]byte // by SHA-256
 }
 
-// workspaceFiles validates and decodes the workspace files of a request.
-func workspaceFiles(r filesRequest) (requestFiles, error) {
+// decodeWorkspaceFiles validates and decodes the files that a request puts into a workspace.
+func decodeWorkspaceFiles(r filesRequest) (requestFiles, error) {
 	out := requestFiles{contents: map[string][]byte{}}
 	at := map[string]bool{}
 	for i, f := range r.GetWorkspaceFiles() {
@@ -94,8 +94,8 @@ func (f requestFiles) totalBytes() (n int64) {
 	return n
 }
 
-// requireSession returns the caller's tenant and the session's status, which is "" if only the log contains the session
-// yet. It returns SESSION_NOT_FOUND if the session does not exist.
+// requireSession returns the caller's tenant and the status of the session with an id; the status is "" if only the
+// log contains the session yet. It returns SESSION_NOT_FOUND if the session does not exist.
 func (s *Server) requireSession(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -171,7 +171,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
 		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
 	}}})
 	settleUpload(hold, session, a, err, s.Objects.RemovedFunc(object))
@@ -191,7 +191,7 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	if err := reads.CheckSession(session); err != nil {
 		return "", err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
 	return a.Position, err
 }
 

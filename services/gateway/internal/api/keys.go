@@ -42,7 +42,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, problem.From(err)
 	}
-	rights, err := s.keyRights(ctx, r)
+	rights, err := s.requestedKeyRights(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -68,9 +68,9 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	return out, nil
 }
 
-// keyRights returns the role, agents and expiry that a request asks for a new API key. The session service compares
-// them with the rights of the caller's key.
-func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
+// requestedKeyRights returns the role, agents and expiry that a request asks for a new API key. The session service
+// compares them with the rights of the caller's key.
+func (s *Server) requestedKeyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
 	rights := events.KeyRights{Role: events.Role(r.GetRole()), Agents: r.GetAgents()}
 	text := r.GetExpires()
 	if text == "" {

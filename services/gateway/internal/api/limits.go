@@ -76,7 +76,7 @@ func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, e
 		Slots: l.GetSlots(), Sandboxes: l.GetSandboxes(), Sessions: l.GetSessions(), Streams: l.GetStreams(),
 		RequestsPerSecond: l.GetRequestsPerSecond(), RequestBurst: l.GetRequestBurst(), Keys: l.GetKeys(),
 	}
-	err := convertWholeNumbers(field, []wholeField{
+	err := convertWholeNumbers(field, []wholeNumberField{
 		{"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
 		{"eventBytesPerDay", l.GetEventBytesPerDay(), &out.EventBytesPerDay},
 		{"storageBytes", l.GetStorageBytes(), &out.StorageBytes},

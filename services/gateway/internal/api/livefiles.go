@@ -12,16 +12,16 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// LiveFile opens a file in the session's running sandbox, and returns its size in bytes.
-func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
+// OpenLiveFile opens a file in the session's running sandbox, and returns its size in bytes.
+func (s *Server) OpenLiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return nil, 0, commandProblem(err)
 	}
 	return s.openLiveContent(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
 }
 
-// LiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
-func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
+// ListLiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
+func (s *Server) ListLiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
 	}
@@ -44,8 +44,9 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 // sandboxReady is the state of a running sandbox in the read models.
 const sandboxReady = "ready"
 
-// openLiveContent opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
-// yields the same 404 as one that does not exist. field is the request field that contains the path.
+// openLiveContent asks the executors that share the engine of the session's sandbox for the content of a live file or
+// listing. A session of another tenant yields the same 404 as one that does not exist. field is the request field
+// that contains the path.
 func (s *Server) openLiveContent(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
 	tenant, err := s.checkSession(ctx, r.Session, "")
 	if err != nil {

@@ -27,7 +27,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return err
 	}
 	ask.Tenant, ask.Agents = p.Tenant, p.Agents
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	from, err := s.Player.Open(ctx, ask)
 	if err != nil {
@@ -35,7 +35,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	}
 	defer from.Close()
 	defer s.Metrics.BeginStream(streamKindGRPC)()
-	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	err = s.sendFrames(ctx, from, valueOrTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := replayResponse(f, metadata)
 		if err != nil {
 			return err

@@ -64,7 +64,7 @@ func compileSchema(schema json.RawMessage) *jsonschema.Schema {
 	}
 	const url = "request:///schema.json"
 	c := jsonschema.NewCompiler()
-	c.UseLoader(noLoader{})
+	c.UseLoader(refusingLoader{})
 	if c.AddResource(url, doc) != nil {
 		return nil
 	}
@@ -75,8 +75,9 @@ func compileSchema(schema json.RawMessage) *jsonschema.Schema {
 	return s
 }
 
-// spendSchemaWork subtracts the number of JSON values in part of the schema root from work, and reports whether enough was left. It counts what a
-// reference refers to once for each reference, so that a recursive schema spends everything.
+// spendSchemaWork subtracts the number of JSON values in part, a part of the schema root, from work, and reports
+// whether enough was left. It counts what a reference refers to once for each reference, so that a recursive schema
+// uses up any amount of work.
 func spendSchemaWork(root, part any, work *int) bool {
 	if *work--; *work < 0 {
 		return false
@@ -130,11 +131,11 @@ func resolveSchemaRef(root any, ref string) (part any, ok bool) {
 	return part, true
 }
 
-// noLoader is a jsonschema.URLLoader that refuses every document, so that a schema cannot make the gateway load one.
-type noLoader struct{}
+// refusingLoader is a jsonschema.URLLoader that refuses every document, so that a schema cannot make the gateway load one.
+type refusingLoader struct{}
 
 // errOtherDocument is returned for a schema that refers to another document.
 var errOtherDocument = errors.New("schemas of requests cannot refer to other documents")
 
 // Load implements jsonschema.URLLoader.
-func (noLoader) Load(string) (any, error) { return nil, errOtherDocument }
+func (refusingLoader) Load(string) (any, error) { return nil, errOtherDocument }

@@ -90,7 +90,7 @@ func createSessionCommand(request createRequest) (command.CreateSession, error) 
 	if err := checkMetadata("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
 	}
-	if _, _, _, err := requestReferences(r); err != nil {
+	if _, _, _, err := parseRequestReferences(r); err != nil {
 		return command.CreateSession{}, err
 	}
 	return command.CreateSession{
@@ -121,14 +121,14 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
 	body.Files = files.refs
 	request, stored := s.withStoredFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 		body.Agent = agent.String()
 	}
 	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
@@ -232,7 +232,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 		}
 		body.Options = &o
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func postMessageCommand(r messageRequest) (command.PostMessage, error) {
 	}
 	switch {
 	case size > MaxMessageBytes:
-		return m, problem.New(problem.PayloadTooLarge, "content", sizeDetail("the message", size, MaxMessageBytes))
+		return m, problem.New(problem.PayloadTooLarge, "content", tooLargeDetail("the message", size, MaxMessageBytes))
 	case m.Content != "" && len(m.Parts) > 0:
 		return m, problem.Invalid("parts", "content and parts exclude each other; give the text as a part of type text")
 	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
@@ -298,7 +298,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +314,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	}
 	body.Files = files.refs
 	request, stored := s.withStoredFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.sendCreate(ctx, vars.withSealedBody(s, request,
+	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body
@@ -335,7 +335,7 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -347,7 +347,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -359,7 +359,7 @@ func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateE
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -376,7 +376,7 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 	return &spoolv1.ListConversationsResponse{Conversations: list}, err
 }
 
-// sizeDetail returns the detail of a problem about something that has more bytes than its limit.
-func sizeDetail(what string, have, limit int) string {
+// tooLargeDetail returns the detail of a problem about something that has more bytes than its limit.
+func tooLargeDetail(what string, have, limit int) string {
 	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
 }

@@ -26,7 +26,7 @@ import (
 // skillCheckTimeout bounds how long the skills service may take to check a ZIP of the largest size.
 const skillCheckTimeout = 2 * time.Minute
 
-// SkillUpload is a skill that a client uploads.
+// SkillUpload is a ZIP with a skill that a client uploads, and the parameters of that request.
 type SkillUpload struct {
 	Ref    events.Reference // without a version; a slug of "" means the name in the ZIP
 	Tags   []string
@@ -70,7 +70,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, problem.From(err)
 	}
-	ref := shortScope(from.Ref)
+	ref := withShortScope(from.Ref)
 	r := withEntrySubject(skillKind(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Timeout: skillCheckTimeout})
 	if ref.Slug == "" { // the slug is known only after the check
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
@@ -107,7 +107,7 @@ func (s *Server) pushUpload(ctx context.Context, r commands.Request, from SkillU
 		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
-	return s.sendChange(ctx, r)
+	return s.sendChangeCommand(ctx, r)
 }
 
 // checkSkillUpload validates the parameters of the upload of a skill, before the ZIP is read.
@@ -214,7 +214,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
-	a, err := s.sendChange(ctx, withEntrySubject(skillKind(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(skillKind(), p, ref, commands.Request{
 		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},
 	}))
 	if err != nil {
@@ -247,7 +247,7 @@ func (s *Server) FindSkillArchive(ctx context.Context, ref events.Reference, min
 	if err := ref.Check(); err != nil {
 		return SkillArchive{}, referenceProblem("", err)
 	}
-	v, err := s.readVersion(ctx, skillKind(), shortScope(ref), minPosition)
+	v, err := s.readVersion(ctx, skillKind(), withShortScope(ref), minPosition)
 	if err != nil {
 		return SkillArchive{}, err
 	}

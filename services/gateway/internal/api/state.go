@@ -66,7 +66,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	if next != nil {
 		out.NextPageToken = next.String()
 	}
-	if out.IncompleteText, err = s.setOpenText(ctx, p, out.Blocks); err != nil {
+	if out.IncompleteText, err = s.setTextInFlight(ctx, p, out.Blocks); err != nil {
 		return nil, err
 	}
 	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.SessionState{}, maxStateExecutions); err != nil {
@@ -82,9 +82,9 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	return out, err
 }
 
-// setOpenText sets the text in flight of those blocks that were open in the state p. incomplete lists the blocks
+// setTextInFlight sets the text in flight of those blocks that were open in the state p. incomplete lists the blocks
 // whose text is no longer completely stored.
-func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
+func (s *Server) setTextInFlight(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
 	var pending []string
 	for _, b := range blocks {
 		if b.Status == string(events.StatusPending) {

@@ -31,8 +31,8 @@ func settleUpload(hold *quota.UploadHold, about string, a command.Answer, err er
 // again; their absence cannot be checked.
 const refusedFilesTTL = 75 * time.Minute
 
-// withStoredFiles returns a command request that stores its files, within the tenant's storage limit. done must be called
-// with the outcome of the command.
+// withStoredFiles returns the command request r with a Prepare function that stores the files f, within the tenant's
+// storage limit. done must be called with the outcome of the command.
 func (s *Server) withStoredFiles(r commands.Request, f requestFiles) (_ commands.Request, done func(command.Answer, error)) {
 	if len(f.refs) == 0 {
 		return r, func(command.Answer, error) {}

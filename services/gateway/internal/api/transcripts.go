@@ -60,7 +60,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
-	defer func() { hold.SettleUnreferenced(s.transcriptReleased(p.Tenant, out.Transcript, object)) }()
+	defer func() { hold.SettleUnreferenced(s.transcriptReleasedFunc(p.Tenant, out.Transcript, object)) }()
 	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.Take)
 	var refused *transcript.Error
 	switch {
@@ -79,9 +79,10 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	return out, s.Objects.PutBytes(ctx, transcriptInfoObject(object), raw)
 }
 
-// transcriptReleased returns a function that reports whether an upload no longer counts: either a session that counts it has
-// begun with it, or the upload was removed.
-func (s *Server) transcriptReleased(tenant, session, object string) func(context.Context) (bool, error) {
+// transcriptReleasedFunc returns a function that reports whether the upload of a transcript no longer counts against
+// the tenant's storage limit: either a session has begun with the transcript and counts it, or the upload was
+// removed.
+func (s *Server) transcriptReleasedFunc(tenant, session, object string) func(context.Context) (bool, error) {
 	gone := s.Objects.RemovedFunc(object)
 	return func(ctx context.Context) (bool, error) {
 		status, err := s.Reads.SessionStatus(ctx, tenant, session)

@@ -92,7 +92,7 @@ func (w *executionWait) awaitEnd(ctx context.Context, accepted command.Answer) (
 		return nil, nil, nil
 	}
 	w.session, w.execution, w.position = accepted.SessionID, accepted.ExecutionID, accepted.Position
-	ctx, release := w.server.Watch.Add(ctx, w.principal)
+	ctx, release := w.server.Watch.AddStream(ctx, w.principal)
 	defer release()
 	limited, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()

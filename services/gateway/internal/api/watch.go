@@ -20,8 +20,8 @@ import (
 
 // Values of WatchExecutionRequest.every_events.
 const (
-	defaultEveryEvents = 10
-	maxEveryEvents     = 1000
+	defaultEventsPerStatus = 10
+	maxEventsPerStatus     = 1000
 )
 
 // WatchExecution sends the status of an execution until the final one was sent.
@@ -29,9 +29,9 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	every := r.GetEveryEvents()
 	switch {
 	case every == 0:
-		every = defaultEveryEvents
-	case every > maxEveryEvents:
-		return problem.Invalid("everyEvents", "value is %d; the limit is %d", every, maxEveryEvents)
+		every = defaultEventsPerStatus
+	case every > maxEventsPerStatus:
+		return problem.Invalid("everyEvents", "value is %d; the limit is %d", every, maxEventsPerStatus)
 	}
 	p, err := auth.From(out.Context())
 	if err != nil {
@@ -40,7 +40,7 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
 		return err
 	}
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	if len(p.Agents) > 0 {
 		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents); err != nil {
@@ -100,7 +100,7 @@ func (s *Server) watchStatus(ctx context.Context, p auth.Principal, w *statusWat
 	}
 }
 
-// foldStatus folds the session's events into the status of w until the execution has ended.
+// foldStatus follows the session's events and folds them into the status of w, until the execution has ended.
 func (s *Server) foldStatus(ctx context.Context, p auth.Principal, w *statusWatch) error {
 	if w.status.Final {
 		return nil

@@ -106,9 +106,9 @@ func CheckAccessTable() error {
 	return errors.Join(wrong...)
 }
 
-// CheckAllowed returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full
-// name, or a route, given as METHOD and pattern. For a name that is not in requiredAccess CheckAllowed returns INTERNAL, so that
-// nobody may call it.
+// CheckAllowed returns FORBIDDEN unless the API key of the request's principal may call a method of spool.v1 or a
+// route. name is the full name of the method, or the METHOD and pattern of the route. For a name that is not in
+// requiredAccess it returns INTERNAL, so that nobody may call it.
 func CheckAllowed(ctx context.Context, name string) error {
 	p, err := From(ctx)
 	if err != nil {

@@ -90,7 +90,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, err
 	}
 	if !ok {
-		return Principal{}, unauthenticated("the API key is not valid: it was revoked, has expired, or was not created on this server")
+		return Principal{}, unauthenticatedProblem("the API key is not valid: it was revoked, has expired, or was not created on this server")
 	}
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
@@ -107,27 +107,27 @@ func (a *Authenticator) CheckHeader(header string) error {
 func (a *Authenticator) parseHeader(header string) (p Principal, hash string, err error) {
 	if header == "" {
 		if a.cfg.Required {
-			return p, "", unauthenticated("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+			return p, "", unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
 		}
 		return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	scheme, key, _ := strings.Cut(header, " ")
 	key = strings.TrimSpace(key)
 	if !strings.EqualFold(scheme, "Bearer") || key == "" {
-		return p, "", unauthenticated("header Authorization must be Bearer and an API key")
+		return p, "", unauthenticatedProblem("header Authorization must be Bearer and an API key")
 	}
 	hash = HashKey(key)
 	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
 		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	if !IsWellFormedKey(key) {
-		return p, "", unauthenticated("the API key is not valid: it is mistyped or not a Spool key")
+		return p, "", unauthenticatedProblem("the API key is not valid: it is mistyped or not a Spool key")
 	}
 	return p, hash, nil
 }
 
-// unauthenticated returns the problem UNAUTHENTICATED with a detail.
-func unauthenticated(detail string) error {
+// unauthenticatedProblem returns the problem UNAUTHENTICATED with a detail.
+func unauthenticatedProblem(detail string) error {
 	return problem.New(problem.Unauthenticated, "Authorization", detail)
 }
 
@@ -148,7 +148,7 @@ func With(ctx context.Context, p Principal, manages bool) (context.Context, erro
 func From(ctx context.Context) (Principal, error) {
 	p, ok := ctx.Value(principalKey{}).(Principal)
 	if !ok {
-		return Principal{}, unauthenticated("the request was not authenticated")
+		return Principal{}, unauthenticatedProblem("the request was not authenticated")
 	}
 	return p, nil
 }

@@ -30,9 +30,9 @@ func NewKeyWatch(keys KeyStore, logger *slog.Logger) *KeyWatch {
 	return &KeyWatch{keys: keys, logger: logger, streams: map[string]map[*watchedStream]struct{}{}}
 }
 
-// Add returns a context that is cancelled with the cause UNAUTHENTICATED when the principal's key, or a key that it
-// descends from, is revoked or expires. release must be called when the stream ends.
-func (w *KeyWatch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
+// AddStream returns a context for a stream that is cancelled with the cause UNAUTHENTICATED when the principal's API
+// key, or a key that it descends from, is revoked or expires. release must be called when the stream ends.
+func (w *KeyWatch) AddStream(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if p.KeyID == "" { // without a key nothing can be revoked
 		return ctx, func() { cancel(nil) }

@@ -146,7 +146,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	defer cancel()
 	answer, err := s.requestUntilAnswered(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
 	if err != nil {
-		return command.Answer{}, s.sendProblem(r, cmd, body, err)
+		return command.Answer{}, s.sendErrorProblem(r, cmd, body, err)
 	}
 	if name != "" {
 		s.storeAnswer(ctx, name, kept, answer)
@@ -202,7 +202,7 @@ func prepareBody(ctx context.Context, r Request, cmd *command.Command) error {
 func (s *Sender) storeAnswer(ctx context.Context, name string, kept idempotencyRecord, answer command.Answer) {
 	var err error
 	if answer.Error != nil {
-		err = s.keys.release(ctx, name)
+		err = s.keys.removeRecord(ctx, name)
 	} else {
 		kept.Answer = &answer
 		err = s.keys.setAnswer(ctx, name, kept)
@@ -220,12 +220,12 @@ func (s *Sender) releaseKey(ctx context.Context, name string) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeKeyTimeout)
 	defer cancel()
-	if err := s.keys.release(ctx, name); err != nil {
+	if err := s.keys.removeRecord(ctx, name); err != nil {
 		s.cfg.Logger.Warn("release Idempotency-Key of a request that was not sent", "error", err)
 	}
 }
 
-// identifyWithTimeout calls identify within the timeout of a command.
+// identifyWithTimeout calls identifyRequest within the timeout of a command.
 func (s *Sender) identifyWithTimeout(ctx context.Context, r Request, body []byte) (idempotencyRecord, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
@@ -255,7 +255,7 @@ func (s *Sender) identifyRequest(ctx context.Context, r Request, body []byte) (k
 	if err != nil {
 		return idempotencyRecord{}, "", problem.From(err)
 	}
-	kept, err = s.keys.claim(ctx, name, idempotencyRecord{Request: request, Command: id})
+	kept, err = s.keys.claimKey(ctx, name, idempotencyRecord{Request: request, Command: id})
 	return kept, name, err
 }
 
@@ -266,7 +266,7 @@ func (s *Sender) isCommandID(key string) bool {
 	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
 		return false
 	}
-	at, ok := idTime(key)
+	at, ok := timeOfID(key)
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
@@ -340,8 +340,9 @@ func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd c
 	}
 }
 
-// sendProblem converts the error of requestUntilAnswered to a problem.
-func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err error) error {
+// sendErrorProblem returns the problem for the error with which requestUntilAnswered could not get an answer to a
+// command.
+func (s *Sender) sendErrorProblem(r Request, cmd command.Command, body []byte, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrOutcomeUnknown):
 		return s.unknownOutcomeProblem(r, cmd, body).WithCause(err)
@@ -381,7 +382,7 @@ func (s *Sender) unknownOutcomeProblem(r Request, cmd command.Command, body []by
 		name := recordName(r, key)
 		request, err := requestDigest(r, name, body)
 		if err == nil {
-			_, err = s.keys.claim(ctx, name, idempotencyRecord{Request: request, Command: cmd.ID})
+			_, err = s.keys.claimKey(ctx, name, idempotencyRecord{Request: request, Command: cmd.ID})
 		}
 		if err != nil {
 			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)

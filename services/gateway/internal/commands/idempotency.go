@@ -38,8 +38,8 @@ type recordStore struct {
 	kv jetstream.KeyValue
 }
 
-// bucket opens the bucket on first use, so that a gateway starts while NATS is not available.
-func (i *recordStore) bucket(ctx context.Context) (jetstream.KeyValue, error) {
+// openBucket opens the NATS bucket idempotency on first use, so that a gateway starts while NATS is not available.
+func (i *recordStore) openBucket(ctx context.Context) (jetstream.KeyValue, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.kv != nil {
@@ -56,12 +56,12 @@ func (i *recordStore) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 // maxClaimTries is how many times claim tries to store a record while other gateways write or remove the same record.
 const maxClaimTries = 8
 
-// claim returns the record for an Idempotency-Key: fresh, which it stores, if the key is new, else the existing
+// claimKey returns the record for an Idempotency-Key: fresh, which it stores, if the key is new, else the existing
 // record. It returns an error if the existing record belongs to another request.
-func (i *recordStore) claim(ctx context.Context, name string, fresh idempotencyRecord) (idempotencyRecord, error) {
-	kv, err := i.bucket(ctx)
+func (i *recordStore) claimKey(ctx context.Context, name string, fresh idempotencyRecord) (idempotencyRecord, error) {
+	kv, err := i.openBucket(ctx)
 	if err != nil {
-		return idempotencyRecord{}, errNotClaimed(err)
+		return idempotencyRecord{}, errKeyNotClaimed(err)
 	}
 	body, err := json.Marshal(fresh)
 	if err != nil {
@@ -73,7 +73,7 @@ func (i *recordStore) claim(ctx context.Context, name string, fresh idempotencyR
 			return fresh, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return idempotencyRecord{}, errNotClaimed(err)
+			return idempotencyRecord{}, errKeyNotClaimed(err)
 		}
 		var entry jetstream.KeyValueEntry
 		entry, err = kv.Get(ctx, name)
@@ -81,7 +81,7 @@ func (i *recordStore) claim(ctx context.Context, name string, fresh idempotencyR
 			continue
 		}
 		if err != nil {
-			return idempotencyRecord{}, errNotClaimed(err)
+			return idempotencyRecord{}, errKeyNotClaimed(err)
 		}
 		var have idempotencyRecord
 		if err := json.Unmarshal(entry.Value(), &have); err != nil {
@@ -92,12 +92,12 @@ func (i *recordStore) claim(ctx context.Context, name string, fresh idempotencyR
 		}
 		return have, nil
 	}
-	return idempotencyRecord{}, errNotClaimed(err)
+	return idempotencyRecord{}, errKeyNotClaimed(err)
 }
 
 // setAnswer replaces the stored record of an idempotency key by r, which holds the answer.
 func (i *recordStore) setAnswer(ctx context.Context, name string, r idempotencyRecord) error {
-	kv, err := i.bucket(ctx)
+	kv, err := i.openBucket(ctx)
 	if err != nil {
 		return err
 	}
@@ -109,19 +109,19 @@ func (i *recordStore) setAnswer(ctx context.Context, name string, r idempotencyR
 	return err
 }
 
-// release removes the record of an Idempotency-Key whose request was refused, so that a corrected request may use the
+// removeRecord removes the record of an Idempotency-Key whose request was refused, so that a corrected request may use the
 // key.
-func (i *recordStore) release(ctx context.Context, name string) error {
-	kv, err := i.bucket(ctx)
+func (i *recordStore) removeRecord(ctx context.Context, name string) error {
+	kv, err := i.openBucket(ctx)
 	if err != nil {
 		return err
 	}
 	return kv.Delete(ctx, name)
 }
 
-// errNotClaimed returns the problem for a request whose Idempotency-Key could not be stored. Its command was not
+// errKeyNotClaimed returns the problem for a request whose Idempotency-Key could not be stored. Its command was not
 // sent.
-func errNotClaimed(err error) error {
+func errKeyNotClaimed(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }
 
@@ -164,7 +164,7 @@ func hashParts(parts ...[]byte) string {
 // deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
 // same ids, and ids are ordered by time.
 func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
-	at, ok := idTime(commandID)
+	at, ok := timeOfID(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q contains no time", commandID)
 	}
@@ -172,8 +172,8 @@ func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	return events.NewID(kind, at, bytes.NewReader(seed[:]))
 }
 
-// idTime returns the time in an id that events.NewID generated.
-func idTime(id string) (time.Time, bool) {
+// timeOfID returns the time in an id that events.NewID generated.
+func timeOfID(id string) (time.Time, bool) {
 	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 	_, ulid, ok := strings.Cut(id, "_")
 	if !ok || len(ulid) < 10 {

@@ -29,7 +29,7 @@ func (g Policy) Check(r *http.Request) error {
 		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", truncate.Text(r.Host, 100)))
 	}
 	origin := r.Header.Get("Origin")
-	if origin == "" || g.isAllowed(origin) || sameOrigin(origin, r.Host) {
+	if origin == "" || g.isAllowed(origin) || isSameOrigin(origin, r.Host) {
 		return nil
 	}
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -71,8 +71,8 @@ func ValidateOrigin(s string) error {
 	return fmt.Errorf("allowed-origins: %.100q is not an origin: write it as https://app.example.com, without a path, or *", s)
 }
 
-// sameOrigin reports whether an origin has the host of the request.
-func sameOrigin(origin, host string) bool {
+// isSameOrigin reports whether an origin has the host to which the request was sent.
+func isSameOrigin(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }

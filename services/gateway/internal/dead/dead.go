@@ -26,8 +26,8 @@ func New(js jetstream.JetStream) *Letters {
 	return &Letters{stream: bus.NewStreamHandle(js, topology.StreamDead)}
 }
 
-// errUnavailable returns the problem for a failure to read dead letters from NATS.
-func errUnavailable(err error) error {
+// errNATSUnavailable returns the problem for a failure to read dead letters from NATS.
+func errNATSUnavailable(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").WithCause(err)
 }
 
@@ -48,7 +48,7 @@ func (r Viewer) canSee(d topology.DeadLetter) bool {
 func (l *Letters) List(ctx context.Context, r Viewer, after uint64, n int) (list []topology.DeadLetter, next uint64, err error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return nil, 0, errUnavailable(err)
+		return nil, 0, errNATSUnavailable(err)
 	}
 	for range maxScannedLetters {
 		msg, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(topology.DeadFilter))
@@ -56,7 +56,7 @@ func (l *Letters) List(ctx context.Context, r Viewer, after uint64, n int) (list
 			return list, 0, nil
 		}
 		if err != nil {
-			return nil, 0, errUnavailable(err)
+			return nil, 0, errNATSUnavailable(err)
 		}
 		after = msg.Sequence
 		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
@@ -75,11 +75,11 @@ func (l *Letters) List(ctx context.Context, r Viewer, after uint64, n int) (list
 func (l *Letters) Get(ctx context.Context, r Viewer, sequence uint64) (topology.DeadLetter, error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return topology.DeadLetter{}, errUnavailable(err)
+		return topology.DeadLetter{}, errNATSUnavailable(err)
 	}
 	msg, err := stream.GetMsg(ctx, sequence)
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		return topology.DeadLetter{}, errUnavailable(err)
+		return topology.DeadLetter{}, errNATSUnavailable(err)
 	}
 	if err == nil && strings.HasPrefix(msg.Subject, topology.Dead("")) {
 		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)

@@ -14,9 +14,9 @@ import (
 const (
 	// checkBatchSessions is the number of sessions whose last events are read from Postgres with one statement.
 	checkBatchSessions = 500
-	// checkGrace is the longest time between the commit of a session's rows to Postgres and the arrival of their
+	// tipCheckGrace is the longest time between the commit of a session's rows to Postgres and the arrival of their
 	// message on LIVE. A feed that is still behind Postgres after that has missed a message.
-	checkGrace = 50 * time.Millisecond
+	tipCheckGrace = 50 * time.Millisecond
 )
 
 // checkFeeds compares all feeds with Postgres at the configured interval and after each reconnection to NATS. When a
@@ -38,13 +38,13 @@ func (h *Hub) checkFeeds(ctx context.Context, started <-chan *nats.Msg, connecte
 			h.rereadAllText("reconnect")
 			h.compareFeeds(ctx, "reconnect", func(*feed) bool { return true })
 		case msg := <-started:
-			h.projectorStarted(ctx, msg.Data)
+			h.handleProjectorStart(ctx, msg.Data)
 		}
 	}
 }
 
-// projectorStarted compares the feeds of the group whose projector announced its start.
-func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
+// handleProjectorStart compares the feeds of the group whose projector announced its start.
+func (h *Hub) handleProjectorStart(ctx context.Context, data []byte) {
 	var s readmodel.Started
 	if err := json.Unmarshal(data, &s); err != nil {
 		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
@@ -93,7 +93,7 @@ func (h *Hub) compareFeeds(ctx context.Context, why string, which func(*feed) bo
 	select {
 	case <-ctx.Done():
 		return
-	case <-time.After(checkGrace):
+	case <-time.After(tipCheckGrace):
 	}
 	for _, b := range batches {
 		for _, f := range b.feeds {

@@ -103,7 +103,7 @@ func (h *Hub) acquireRead(ctx context.Context) (release func(), err error) {
 	case h.slots <- struct{}{}:
 		return func() { <-h.slots }, nil
 	case <-ctx.Done():
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 }
 
@@ -180,11 +180,11 @@ func (f *feed) appendEvent(raw []byte, stored *reads.StoredEvent) (appendResult,
 	}
 	e := decodeIfUsed(w)
 	if stored != nil {
-		f.metadata.setStored(w.ExecutionID, stored.Metadata)
+		f.metadata.setFromStored(w.ExecutionID, stored.Metadata)
 	} else {
 		f.metadata.observeEvent(e)
 	}
-	shown, ok := f.metadata.forExecution(w.ExecutionID)
+	shown, ok := f.metadata.metadataOf(w.ExecutionID)
 	if !ok {
 		return metadataMissing, nil
 	}
@@ -241,12 +241,13 @@ func (f *feed) trackBlocks(e events.Event) {
 	}
 }
 
-// errSessionDeleted returns the error with which the Readers of a deleted session end.
+// errSessionDeleted returns the problem with which the Readers of a deleted session end.
 func errSessionDeleted() error {
 	return problem.New(problem.SessionNotFound, "", "the session was deleted")
 }
 
-// startReread starts a goroutine that reads Postgres, or makes the running one read once more. mu must be held.
+// startReread makes a goroutine read the feed's missing events from Postgres; if one is running, it reads once more.
+// why is the reason for the metric Reread. mu must be held.
 func (f *feed) startReread(why string) {
 	if f.ended != nil {
 		return
@@ -292,7 +293,8 @@ func (f *feed) readMissing(ctx context.Context) {
 	}
 }
 
-// readPage reads a page of events after tip from Postgres and appends them. more reports whether there are more pages.
+// readPage reads the page of events after the feed's tip from Postgres and appends them. more reports whether there
+// are more pages.
 func (f *feed) readPage(ctx context.Context) (more bool, err error) {
 	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
@@ -324,8 +326,8 @@ func (f *feed) appendAll(list []reads.StoredEvent) error {
 	return nil
 }
 
-// end makes all Readers of the feed return err, after the events that the feed has. Only the first call has an effect.
-func (f *feed) end(err error) {
+// endReaders makes all Readers of the feed return err, after the events that the feed has. Only the first call has an effect.
+func (f *feed) endReaders(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended == nil {

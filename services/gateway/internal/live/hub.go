@@ -29,7 +29,7 @@ type ReadModels interface {
 	Tip(ctx context.Context, tenant, session string) (reads.SessionTip, error)
 	// Events returns stored events after a cursor.
 	Events(ctx context.Context, tenant, session string, q reads.EventQuery) (reads.EventPage, error)
-	// Visible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
+	// CheckVisible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
 	CheckVisible(ctx context.Context, tenant, session string, agents []string) error
 	// Tips returns the seq of the last event of each session in the read models.
 	Tips(ctx context.Context, tenant string, sessions []string) (map[string]uint32, error)
@@ -37,7 +37,7 @@ type ReadModels interface {
 	Progress(ctx context.Context) (map[int]reads.GroupProgress, error)
 }
 
-// Config configures a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
+// Config configures a Hub. ReadModels, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
 	ReadModels ReadModels
 	// Partitions is how the log distributes ids over the projector's groups.
@@ -171,7 +171,7 @@ func (h *Hub) closeFeeds() {
 	}
 	h.mu.Unlock()
 	for _, f := range list {
-		f.end(errStopping())
+		f.endReaders(errHubStopping())
 	}
 	h.work.Wait()
 }
@@ -179,15 +179,15 @@ func (h *Hub) closeFeeds() {
 // UntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
 func (h *Hub) UntilStop(ctx context.Context) (_ context.Context, cancel func()) {
 	ctx, end := context.WithCancelCause(ctx)
-	detach := context.AfterFunc(h.stopped, func() { end(errStopping()) })
+	detach := context.AfterFunc(h.stopped, func() { end(errHubStopping()) })
 	return ctx, func() {
 		detach()
 		end(nil)
 	}
 }
 
-// errStopping returns the error with which Readers end when the Hub stops.
-func errStopping() error {
+// errHubStopping returns the error with which Readers end when the Hub stops.
+func errHubStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
 
@@ -263,7 +263,7 @@ func (h *Hub) acquireFeed(tenant, session string) (*feed, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || h.run == nil {
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 	if f := h.feeds[subject]; f != nil {
 		f.users++

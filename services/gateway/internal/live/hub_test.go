@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// storedSession is a Source with the events of one session.
+// storedSession is a ReadModels with the events of one session.
 type storedSession struct {
 	mu     sync.Mutex
 	events []reads.StoredEvent

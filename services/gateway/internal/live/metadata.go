@@ -36,8 +36,8 @@ func (m *feedMetadata) observeEvent(e events.Event) {
 	}
 }
 
-// setStored updates the metadata to that of an event that was read from Postgres. id is the execution of the event.
-func (m *feedMetadata) setStored(id string, shown *reads.Metadata) {
+// setFromStored updates the metadata to that of an event that was read from Postgres. id is the execution of the event.
+func (m *feedMetadata) setFromStored(id string, shown *reads.Metadata) {
 	session, message := "", ""
 	if shown != nil {
 		session, message = shown.Session, shown.Message
@@ -76,9 +76,9 @@ func (m *feedMetadata) indexExecution(id string) int {
 	return slices.IndexFunc(m.executions, func(x executionMetadata) bool { return x.id == id })
 }
 
-// forExecution returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
+// metadataOf returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
 // metadata is known.
-func (m *feedMetadata) forExecution(id string) (shown *reads.Metadata, ok bool) {
+func (m *feedMetadata) metadataOf(id string) (shown *reads.Metadata, ok bool) {
 	if id == "" {
 		if m.sessionOnly == nil {
 			m.sessionOnly = reads.NewMetadata(m.session, "")

@@ -20,8 +20,8 @@ const (
 	maxSeenExecutors = 1000
 )
 
-// partition receives the text in flight of the sessions of one partition, while clients of the gateway follow any of
-// them. The hub's mu guards it.
+// partition receives the frames of one partition of the log, with the text in flight of its sessions, while clients
+// of the gateway follow any of these sessions. The hub's mu guards it.
 type partition struct {
 	n        int
 	feeds    int // feeds of the partition
@@ -143,13 +143,13 @@ func (h *Hub) partitionFeeds(p *partition) (list []*feed) {
 
 // rereadAllText makes all feeds read DELTAS.
 func (h *Hub) rereadAllText(why string) {
-	for _, p := range h.textPartitions() {
+	for _, p := range h.activePartitions() {
 		h.rereadPartitionText(p, why)
 	}
 }
 
-// textPartitions returns the partitions that have feeds.
-func (h *Hub) textPartitions() []*partition {
+// activePartitions returns the partitions of which the Hub has feeds.
+func (h *Hub) activePartitions() []*partition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var list []*partition
@@ -162,7 +162,7 @@ func (h *Hub) textPartitions() []*partition {
 // checkFrames finds lost frames after which no other frame came: for each partition with open blocks it compares the number of the last frame
 // that was received from each executor with the last one in DELTAS. The feeds of a partition that misses one read DELTAS.
 func (h *Hub) checkFrames(ctx context.Context) {
-	for _, p := range h.textPartitions() {
+	for _, p := range h.activePartitions() {
 		if !h.hasOpenBlocks(p) {
 			continue
 		}
@@ -181,7 +181,7 @@ func (h *Hub) checkFrames(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(checkGrace): // frames may still be on the way
+		case <-time.After(tipCheckGrace): // frames may still be on the way
 		}
 		if h.missesFrames(p, last) {
 			h.rereadPartitionText(p, "behind")
@@ -302,6 +302,6 @@ func (h *Hub) acquireTextRead(ctx context.Context) (release func(), err error) {
 	case h.textSlots <- struct{}{}:
 		return func() { <-h.textSlots }, nil
 	case <-ctx.Done():
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 }

@@ -66,21 +66,21 @@ type Reader struct {
 	feed   *feed
 	cursor uint32          // seq of the last event that Next returned; guarded by the feed's mu
 	wake   chan struct{}   // has a buffer of one signal
-	sent   []sentText      // returned text of the open blocks
+	sent   []sentPosition  // returned text of the open blocks
 	past   *pastTextReader // reads text that the feed no longer has; nil if none is needed
 	lagged bool            // the last Lag that Next returned
 	noText bool            // Next returns no text in flight
 	close  sync.Once
 }
 
-// sentText is the position in the text of an open block up to which Reader.Next has returned the text.
-type sentText struct {
+// sentPosition is the offset in the text of an open block up to which a Reader has returned the text.
+type sentPosition struct {
 	block  string
 	offset int
 	lost   bool // DELTAS does not have the text after offset: no more text of the block is returned
 }
 
-// addReader adds a Reader to the feed. The error is that of Source.Events if the events after the Reader's cursor are not available, or the
+// addReader adds a Reader to the feed. The error is that of ReadModels.Events if the events after the Reader's cursor are not available, or the
 // reason why the feed has ended.
 func (f *feed) addReader(ctx context.Context, r *Reader) error {
 	f.mu.Lock()
@@ -306,7 +306,7 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 // bytes. The feed's mu must be held.
 func (r *Reader) takeText(room int) (frames []Frame, err error) {
 	f := r.feed
-	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
+	r.sent = slices.DeleteFunc(r.sent, func(g sentPosition) bool {
 		return !slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
@@ -328,21 +328,21 @@ func (r *Reader) takeText(room int) (frames []Frame, err error) {
 
 // findSent returns a copy of the position up to which the Reader has returned the text of a block; it is 0 if the
 // Reader has returned none.
-func (r *Reader) findSent(block string) sentText {
+func (r *Reader) findSent(block string) sentPosition {
 	for _, g := range r.sent {
 		if g.block == block {
 			return g
 		}
 	}
-	return sentText{block: block}
+	return sentPosition{block: block}
 }
 
 // findOrAddSent returns the position up to which the Reader has returned the text of a block, as an entry of r.sent
 // that the caller may change. It adds an entry if there is none.
-func (r *Reader) findOrAddSent(block string) *sentText {
-	i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == block })
+func (r *Reader) findOrAddSent(block string) *sentPosition {
+	i := slices.IndexFunc(r.sent, func(g sentPosition) bool { return g.block == block })
 	if i < 0 {
-		r.sent = append(r.sent, sentText{block: block})
+		r.sent = append(r.sent, sentPosition{block: block})
 		i = len(r.sent) - 1
 	}
 	return &r.sent[i]
@@ -402,7 +402,7 @@ func (r *Reader) readPastText(ctx context.Context) ([]Frame, error) {
 
 // nextPastText reads the next text of the block of g from DELTAS and returns it. If DELTAS does not have that text,
 // nextPastText sets g.lost and returns "".
-func (r *Reader) nextPastText(ctx context.Context, g *sentText) (string, error) {
+func (r *Reader) nextPastText(ctx context.Context, g *sentPosition) (string, error) {
 	from := r.past.deltas
 	if !from.Buffered() {
 		release, err := r.feed.hub.acquireTextRead(ctx)

@@ -69,7 +69,7 @@ func newWriter(t *testing.T, seed uint64) *writer {
 	return w
 }
 
-// Tip, Events, Visible, Tips and Progress implement live.Source.
+// Tip, Events, CheckVisible, Tips and Progress implement live.ReadModels.
 func (w *writer) Tip(context.Context, string, string) (reads.SessionTip, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // Code is a stable error code. It is the same for REST, SSE, WebSocket and gRPC.
 type Code string
 
-// The codes. Table documents them.
+// The codes. AllCodes documents them.
 const (
 	InvalidRequest      Code = "INVALID_REQUEST"
 	Unauthenticated     Code = "UNAUTHENTICATED"

@@ -1,4 +1,4 @@
-// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After Trim a status has at most
+// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After TrimForSending a status has at most
 // 64 KiB, however many events the execution has.
 package progress
 
@@ -48,7 +48,7 @@ func IsFinalPhase(phase string) bool {
 
 // Apply changes s, the status of an execution after the session's previous event, to its status after the event e with the
 // given seq. s must be a result of New or of the read models. It may have more open elements than a status that is sent; see
-// Trim. Events after the end of the execution change only seq.
+// TrimForSending. Events after the end of the execution change only seq.
 func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	s.Seq = seq
 	belongs := e.ExecutionID == s.ExecutionId

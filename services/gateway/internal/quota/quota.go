@@ -102,13 +102,13 @@ func (q *Quota) CheckLimit(ctx context.Context, tenant string) error {
 	}
 	used, err := l.usedBytes(ctx, q, limit, 1)
 	if err == nil && used >= limit {
-		return errExceeded("", used, limit)
+		return errLimitExceeded("", used, limit)
 	}
 	return err
 }
 
 // Reserve admits an upload before any of it is stored. bytes is its length, or less if the length is unknown; Take
-// reserves the rest. The error is a *problem.Error. The Hold is nil for a tenant without a limit.
+// reserves the rest. The error is a *problem.Error. The UploadHold is nil for a tenant without a limit.
 func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*UploadHold, error) {
 	limit := q.cfg.Limit(tenant)
 	if limit == 0 {
@@ -125,17 +125,18 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Uploa
 	case err != nil:
 		return nil, err
 	case used >= limit:
-		return nil, errExceeded("", used, limit)
+		return nil, errLimitExceeded("", used, limit)
 	case used+bytes > limit:
-		return nil, errExceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
+		return nil, errLimitExceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
 	}
 	h.reserved = bytes
 	h.storage.holds[h] = true
 	return h, nil
 }
 
-// errExceeded returns the TENANT_STORAGE problem; what is a phrase about the content, or "".
-func errExceeded(what string, used, limit int64) error {
+// errLimitExceeded returns the problem TENANT_STORAGE; what is a phrase about the content that exceeds the limit, or
+// "".
+func errLimitExceeded(what string, used, limit int64) error {
 	return problem.New(problem.TenantStorage, "", fmt.Sprintf("%sthe tenant stores %d bytes, and may store %d: delete sessions or versions of skills, or have the operator "+
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))
 }
@@ -237,9 +238,9 @@ type UploadHold struct {
 	storage  *tenantStorage
 	tenant   string
 	taken    int64 // bytes received
-	reserved int64 // bytes counted; guarded by ledger.mu
+	reserved int64 // bytes counted; guarded by storage.mu
 
-	// The following fields are guarded by ledger.mu and zero while the upload is in progress.
+	// The following fields are guarded by storage.mu and zero while the upload is in progress.
 	group int
 	seq   uint64    // seq of the event that counts it; 0 for none
 	until time.Time // when it stops counting, if no event determines that
@@ -269,7 +270,7 @@ func (h *UploadHold) Take(ctx context.Context, bytes int64) error {
 			return err
 		}
 		if limit > 0 && used+more > limit {
-			return errExceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
+			return errLimitExceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
 		}
 		if limit == 0 || used+reserveStepBytes <= limit {
 			more = max(more, reserveStepBytes)
@@ -280,7 +281,8 @@ func (h *UploadHold) Take(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// settleWith ends the upload: it releases bytes that were reserved and not taken, and calls do, with the lock held.
+// settleWith ends the upload: it releases bytes that were reserved and not taken, and calls do. The lock of the
+// tenant's storage is held meanwhile.
 func (h *UploadHold) settleWith(do func()) {
 	if h == nil {
 		return

@@ -32,9 +32,10 @@ type checkpoints []eventlog.Position
 // or an execution. after is the end of the folded part. It returns the session, or "" if there is none.
 type backlogSearch func(ctx context.Context, after checkpoints) (session string, err error)
 
-// readOrSearch runs a read, possibly twice. If the read finds nothing, readOrSearch searches the backlog and returns the
-// session that it finds there. "" means that the result of the read is final.
-func (s *Store) readOrSearch(ctx context.Context, in backlogSearch, read func() error) (session string, err error) {
+// readOrSearchBacklog runs a read, and runs it again if it finds nothing. If it still finds nothing,
+// readOrSearchBacklog searches the backlog and returns the session that the search found. The session "" means that
+// err is the final result of the read.
+func (s *Store) readOrSearchBacklog(ctx context.Context, in backlogSearch, read func() error) (session string, err error) {
 	if err := read(); !isNotFound(err) {
 		return "", err
 	}
@@ -68,7 +69,7 @@ func isNotFound(err error) bool {
 func (s *Store) awaitRead(ctx context.Context, in backlogSearch, read func() error) error {
 	deadline := time.NewTimer(s.cfg.FreshWait)
 	defer deadline.Stop()
-	session, err := s.readOrSearch(ctx, in, read)
+	session, err := s.readOrSearchBacklog(ctx, in, read)
 	if session == "" {
 		return err
 	}
@@ -181,7 +182,7 @@ func (s *Store) nextCommit(ctx context.Context, after eventlog.Position, filter 
 
 // ExecutionSession returns the session of a tenant's execution, also if only the log contains the execution yet.
 func (s *Store) ExecutionSession(ctx context.Context, tenant, execution string) (session string, err error) {
-	inLog, err := s.readOrSearch(ctx, s.executionSearch(tenant, execution), func() (err error) {
+	inLog, err := s.readOrSearchBacklog(ctx, s.executionSearch(tenant, execution), func() (err error) {
 		session, err = s.queries.ExecutionSession(ctx, tenant, execution)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return errExecutionNotFound()
@@ -196,7 +197,7 @@ func (s *Store) ExecutionSession(ctx context.Context, tenant, execution string) 
 
 // SessionStatus returns the status of a tenant's session, or "" if only the log contains the session yet.
 func (s *Store) SessionStatus(ctx context.Context, tenant, session string) (status string, err error) {
-	_, err = s.readOrSearch(ctx, s.sessionSearch(tenant, session), func() (err error) {
+	_, err = s.readOrSearchBacklog(ctx, s.sessionSearch(tenant, session), func() (err error) {
 		status, err = s.queries.SessionStatus(ctx, tenant, session)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missingSessionError(ctx, tenant, session)
@@ -213,7 +214,7 @@ func (s *Store) CheckVisible(ctx context.Context, tenant, session string, agents
 		return nil
 	}
 	var agent string
-	_, err := s.readOrSearch(ctx, s.sessionAgentSearch(tenant, session, &agent), func() (err error) {
+	_, err := s.readOrSearchBacklog(ctx, s.sessionAgentSearch(tenant, session, &agent), func() (err error) {
 		agent, err = s.queries.SessionAgent(ctx, tenant, session)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missingSessionError(ctx, tenant, session)

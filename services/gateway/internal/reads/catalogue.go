@@ -47,7 +47,7 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 	subject := ref.Subject(kind, tenant)
 	r, err := s.queries.Definition(ctx, queries.DefinitionParams{Tenant: subject.Tenant, Entry: subject.ID, Version: version})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Version{}, false, s.checkFolded(ctx, subject.ID)
+		return Version{}, false, s.checkGroupFolded(ctx, subject.ID)
 	}
 	if err != nil {
 		return Version{}, false, err
@@ -58,9 +58,9 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 	return v, true, err
 }
 
-// checkFolded returns UNAVAILABLE while the entry's group is being folded from the log's beginning, because the entry may
-// be missing only for that reason.
-func (s *Store) checkFolded(ctx context.Context, id string) error {
+// checkGroupFolded returns UNAVAILABLE while the projector group of a catalogue entry is being folded from the log's
+// beginning, because an entry may be missing only for that reason.
+func (s *Store) checkGroupFolded(ctx context.Context, id string) error {
 	if c, err := s.groupCheckpoint(ctx, id); err != nil || c.CaughtUp {
 		return err
 	}

@@ -95,8 +95,8 @@ func (r *timedRows) convertError(err error) error {
 	return readProblem(err)
 }
 
-// undefinedTable is Postgres's error code for a table that does not exist.
-const undefinedTable = "42P01"
+// undefinedTableCode is Postgres's error code for a table that does not exist.
+const undefinedTableCode = "42P01"
 
 // readProblem converts an error of a read from Postgres to a problem: UNAVAILABLE if Postgres is not available, and
 // otherwise INTERNAL.
@@ -111,7 +111,7 @@ func readProblem(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		switch {
-		case pg.Code == undefinedTable:
+		case pg.Code == undefinedTableCode:
 			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").WithCause(err)
 		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
 		default:

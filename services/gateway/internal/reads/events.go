@@ -24,7 +24,7 @@ type StoredEvent struct {
 	Metadata *Metadata // metadata of the event; nil for none
 }
 
-// maxPageBytes is the size at which a page of events ends if Query.Bytes is 0, and at which a page of blocks ends.
+// maxPageBytes is the size at which a page of events ends if EventQuery.Bytes is 0, and at which a page of blocks ends.
 const maxPageBytes = 2 << 20
 
 // EventPage is a page of stored events.

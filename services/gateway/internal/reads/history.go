@@ -22,8 +22,8 @@ type Ancestor struct {
 	Effective uint32 // seq of the last event that is inherited
 }
 
-// History is a page of the events that a fork inherits from its ancestors.
-type History struct {
+// HistoryPage is a page of the events that a fork inherits from its ancestors.
+type HistoryPage struct {
 	Events    []StoredEvent
 	Total     uint32 // number of all inherited events
 	Next      uint32 // the cursor after this page
@@ -86,7 +86,7 @@ func (s *Store) readAncestors(ctx context.Context, tenant, session string) ([]An
 
 // History returns the events after a cursor that a fork inherits from its ancestors, up to the limit or 2 MiB, but at
 // least one.
-func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h HistoryPage, err error) {
 	err = s.awaitAncestors(ctx, func() (err error) {
 		h, err = s.readHistory(ctx, tenant, session, after, limit)
 		return err
@@ -95,7 +95,7 @@ func (s *Store) History(ctx context.Context, tenant, session string, after uint3
 }
 
 // readHistory implements History, without waiting for read models that are behind.
-func (s *Store) readHistory(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+func (s *Store) readHistory(ctx context.Context, tenant, session string, after uint32, limit int) (h HistoryPage, err error) {
 	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
 		return h, err
 	}

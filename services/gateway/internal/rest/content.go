@@ -52,7 +52,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 		kind = http.DetectContentType(first)
 	}
 	h.setDownloadHeaders(w, kind, path.Base(file))
-	w.Header().Set("ETag", `"`+etag(e)+`"`)
+	w.Header().Set("ETag", `"`+entryETag(e)+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
 		r.Header.Del("Range") // each of several ranges would read the file from its start
 	}

@@ -78,7 +78,7 @@ const paramAt = "at"
 // requestedVersion returns from where a request reads files: from the running sandbox (live), from the snapshot after
 // the event at, or, without either, from the last snapshot.
 func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
-	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
+	if live, err = wantsLiveFiles(q); err != nil || !q.Has(paramAt) {
 		return live, nil, err
 	}
 	if live {
@@ -130,7 +130,7 @@ func (h *Handler) uploadFile(w *statusRecorder, r *http.Request, session string,
 	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(transferStallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusAccepted, accepted)
 	return nil
 }
@@ -275,7 +275,7 @@ func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
 		l.ModTime = &e.ModTime
 	}
 	if e.Kind == workspace.File {
-		l.ETag = etag(e)
+		l.ETag = entryETag(e)
 		if len(e.Blocks) <= 1 {
 			l.SHA256 = l.ETag
 		}
@@ -283,9 +283,9 @@ func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
 	return l
 }
 
-// etag returns the SHA-256 of a file's content if the snapshot has it, which is the case for files of one block, and
-// otherwise a hash of the hashes of its blocks.
-func etag(e workspace.Entry) string {
+// entryETag returns the ETag of a workspace file: the SHA-256 of its content if the snapshot has it, which is the
+// case for files of one block, and otherwise a hash of the hashes of its blocks.
+func entryETag(e workspace.Entry) string {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String()
 	}

@@ -19,9 +19,9 @@ import (
 // paramLive is the query parameter that selects files of the running sandbox instead of the last snapshot.
 const paramLive = "live"
 
-// isLive reports whether the query parameter live is set. It returns INVALID_REQUEST for an invalid value, or if
+// wantsLiveFiles reports whether the query parameter live is set. It returns INVALID_REQUEST for an invalid value, or if
 // minPosition is set too.
-func isLive(q url.Values) (bool, error) {
+func wantsLiveFiles(q url.Values) (bool, error) {
 	switch v := q.Get(paramLive); {
 	case !q.Has(paramLive) || v == "0" || v == "false":
 		return false, nil
@@ -43,7 +43,7 @@ func (h *Handler) listLiveFiles(w *statusRecorder, r *http.Request, session, dir
 		return err
 	}
 	at := time.Now().UTC()
-	list, err := h.cfg.API.LiveFiles(r.Context(), session, dir)
+	list, err := h.cfg.API.ListLiveFiles(r.Context(), session, dir)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (h *Handler) getLiveFile(w *statusRecorder, r *http.Request, session, file 
 	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
-	content, size, err := h.cfg.API.LiveFile(r.Context(), session, file)
+	content, size, err := h.cfg.API.OpenLiveFile(r.Context(), session, file)
 	if err != nil {
 		return err
 	}

@@ -43,11 +43,11 @@ type route struct {
 	files   bool // whether the body may contain files
 }
 
-// filesField is the request field that contains files.
-const filesField = "workspace_files"
+// workspaceFilesField is the name of the message field that contains files for a workspace.
+const workspaceFilesField = "workspace_files"
 
-// routes returns the methods that have a REST binding, by HTTP method and pattern.
-func routes() map[string]route {
+// restRoutes returns the methods that have a REST binding, by HTTP method and pattern.
+func restRoutes() map[string]route {
 	out := map[string]route{}
 	services := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range services.Len() {
@@ -61,7 +61,7 @@ func routes() map[string]route {
 			verb, path := httpBinding(rule)
 			out[verb+" "+path] = route{
 				method: fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name()), path: path, request: m.Input(), body: rule.GetBody() != "",
-				files: m.Input().Fields().ByName(filesField) != nil,
+				files: m.Input().Fields().ByName(workspaceFilesField) != nil,
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func httpBinding(rule *annotations.HttpRule) (verb, path string) {
 
 // newMux returns a handler for the REST bindings of spool.v1.
 func (h *Handler) newMux() (http.Handler, error) {
-	table := routes()
+	table := restRoutes()
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
 		runtime.WithIncomingHeaderMatcher(func(name string) (string, bool) {
@@ -101,14 +101,14 @@ func (h *Handler) newMux() (http.Handler, error) {
 			if b, ok := r.Body.(*requestBody); ok && b.err != nil {
 				err = fieldProblem(b.err)
 			}
-			h.writeProblem(recorderOf(w), r, err)
+			h.writeProblem(asStatusRecorder(w), r, err)
 		}),
 		runtime.WithRoutingErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, status int) {
 			err := routeNotFound(r)
 			if status == http.StatusMethodNotAllowed {
 				err = methodNotAllowed(r)
 			}
-			h.writeProblem(recorderOf(w), r, err)
+			h.writeProblem(asStatusRecorder(w), r, err)
 		}),
 		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, response proto.Message) error {
 			if method, ok := runtime.RPCMethod(ctx); ok {
@@ -143,8 +143,8 @@ func (h *Handler) newMux() (http.Handler, error) {
 	)
 }
 
-// recorderOf returns w if it is a statusRecorder, and otherwise a new statusRecorder around it.
-func recorderOf(w http.ResponseWriter) *statusRecorder {
+// asStatusRecorder returns w if it is a statusRecorder, and otherwise a new statusRecorder around w.
+func asStatusRecorder(w http.ResponseWriter) *statusRecorder {
 	if a, ok := w.(*statusRecorder); ok {
 		return a
 	}
@@ -154,7 +154,7 @@ func recorderOf(w http.ResponseWriter) *statusRecorder {
 // validateAndCall reads the body of a request, checks query and body, and then calls the method, so that errors name
 // the invalid field. grpc-gateway alone would ignore unknown parameters.
 func (h *Handler) validateAndCall(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
-	out := recorderOf(w)
+	out := asStatusRecorder(w)
 	pattern, _ := runtime.HTTPPattern(r.Context())
 	to, ok := table[r.Method+" "+strings.ReplaceAll(pattern.String(), "=*}", "}")]
 	if !ok {

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// stallTimeout bounds how long a client may send or receive nothing during a file transfer.
-	stallTimeout = 30 * time.Second
+	// transferStallTimeout bounds how long a client may send or receive nothing during a file transfer.
+	transferStallTimeout = 30 * time.Second
 	// minTransferRate is the lowest average speed of a file transfer, in bytes per second.
 	minTransferRate = 16 << 10
 )
 
-// transferLimit bounds how long the gateway waits for a client during a file transfer: at most stallTimeout for one
+// transferLimit bounds how long the gateway waits for a client during a file transfer: at most transferStallTimeout for one
 // read or write, and in total its allowance plus the time that the bytes take at minTransferRate.
 type transferLimit struct {
 	allowance time.Duration
@@ -26,7 +26,7 @@ type transferLimit struct {
 
 // waitDeadline returns the deadline of one read or write that begins now.
 func (p *transferLimit) waitDeadline(now time.Time) time.Time {
-	return now.Add(min(stallTimeout, p.allowance+time.Duration(p.bytes)*time.Second/minTransferRate-p.waited))
+	return now.Add(min(transferStallTimeout, p.allowance+time.Duration(p.bytes)*time.Second/minTransferRate-p.waited))
 }
 
 // countTransfer adds the bytes that one read or write transferred, and the time that it took.
@@ -80,7 +80,7 @@ func (b *minRateBody) bodyError(r *http.Request, refused error) error {
 
 // rateProblem returns the problem for a request body that ended early.
 func (b *minRateBody) rateProblem() error {
-	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stallTimeout, minTransferRate).WithCause(b.err)
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", transferStallTimeout, minTransferRate).WithCause(b.err)
 }
 
 // pacedResponse is a response that the client must read at a minimum speed.

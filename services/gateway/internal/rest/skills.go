@@ -72,7 +72,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	if out.Same || from.DryRun {
 		status = http.StatusOK
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(transferStallTimeout)) // a test's recorder has no connection
 	writeJSON(w, status, out)
 	return nil
 }

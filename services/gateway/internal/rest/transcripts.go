@@ -31,7 +31,7 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(transferStallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusCreated, out)
 	return nil
 }

@@ -48,13 +48,13 @@ func messageLimits(maxRequest int64) map[string]int {
 	return out
 }
 
-// isHealth reports whether a method belongs to the health service, the only one that needs no key.
-func isHealth(method string) bool {
+// isHealthMethod reports whether a method belongs to the health service, the only one that needs no key.
+func isHealthMethod(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
 
-// authorization returns the first value of the call's authorization metadata, or "" if it has none.
-func authorization(md metadata.MD) string {
+// authorizationValue returns the first value of the call's authorization metadata, or "" if it has none.
+func authorizationValue(md metadata.MD) string {
 	if list := md.Get("authorization"); len(list) > 0 {
 		return list[0]
 	}
@@ -79,10 +79,10 @@ type keyCheckedKey struct{}
 // connection. It refuses a call whose key is missing or malformed before any memory is used for the call, and bounds
 // how many calls wait for the look-up of their keys.
 func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if isHealth(info.FullMethodName) {
+	if isHealthMethod(info.FullMethodName) {
 		return ctx, nil
 	}
-	if err := i.Auth.CheckHeader(authorization(info.Header)); err != nil {
+	if err := i.Auth.CheckHeader(authorizationValue(info.Header)); err != nil {
 		return ctx, i.finishCall("none", err)
 	}
 	if i.undecided.Add(1) > maxPendingKeyLookups {
@@ -94,17 +94,17 @@ func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (co
 	return context.WithValue(ctx, keyCheckedKey{}, decided), nil
 }
 
-// admit authenticates a call and returns its context. The health service exposes nothing about tenants and needs no
+// admitCall authenticates a call and returns its context. The health service exposes nothing about tenants and needs no
 // key.
-func (i *interceptor) admit(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
+func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
 	if decided, ok := ctx.Value(keyCheckedKey{}).(func()); ok {
 		defer decided()
 	}
-	if isHealth(method) {
+	if isHealthMethod(method) {
 		return ctx, "", nil
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
-	p, err := i.Auth.Authenticate(ctx, authorization(md))
+	p, err := i.Auth.Authenticate(ctx, authorizationValue(md))
 	if err != nil {
 		return ctx, "", err
 	}
@@ -128,16 +128,16 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	return ctx, p.Tenant, err
 }
 
-// intercept runs around every call, before a message is read. handle receives the stream from which it must read
+// interceptCall runs around every call, before a message is read. handle receives the stream from which it must read
 // messages, with the principal in its context.
-func (i *interceptor) intercept(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
+func (i *interceptor) interceptCall(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("panic: %v", v)
 		}
 		err = i.finishCall(method, err)
 	}()
-	ctx, tenant, err := i.admit(s.Context(), method)
+	ctx, tenant, err := i.admitCall(s.Context(), method)
 	if err != nil {
 		return err
 	}

@@ -82,10 +82,10 @@ func New(cfg Config) *Server {
 	if cfg.TLS != nil {
 		secure = credentials.NewTLS(cfg.TLS)
 	}
-	server := streamRegistrar{intercept: in.intercept, Server: grpc.NewServer(
+	server := streamRegistrar{intercept: in.interceptCall, Server: grpc.NewServer(
 		grpc.Creds(secure),
 		grpc.InTapHandle(in.checkBeforeStream),
-		grpc.MaxRecvMsgSize(maxOtherMessage), // for calls that receiver does not read; there are none
+		grpc.MaxRecvMsgSize(maxOtherMessage), // for calls that limitedStream does not read; there are none
 		grpc.MaxConcurrentStreams(maxConnectionCalls),
 		grpc.StaticStreamWindowSize(callWindow), grpc.StaticConnWindowSize(connectionWindow),
 		grpc.MaxHeaderListSize(maxHeaderBytes),

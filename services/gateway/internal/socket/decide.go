@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxDecisions is the largest number of decisions of a connection that wait for the session service.
-const maxDecisions = 16
+// maxPendingDecisions is the largest number of decisions of a connection that wait for an answer of the session
+// service.
+const maxPendingDecisions = 16
 
 // parseDecision decodes a message of type approval:decide. Its fields are those of DecideApprovalRequest, besides type, requestId and
 // sessionId. With an error it returns the fields that could be decoded, as parse does. The message must be valid JSON.
@@ -32,9 +33,9 @@ func parseDecision(data []byte) (clientRequest, error) {
 		}
 		delete(all, field.name)
 	}
-	if len(r.RequestID) > maxRequestID {
+	if len(r.RequestID) > maxRequestIDBytes {
 		r.RequestID = ""
-		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestID)
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
 	if r.SessionID != "" {
 		if err := reads.CheckSession(r.SessionID); err != nil {
@@ -57,8 +58,8 @@ func parseDecision(data []byte) (clientRequest, error) {
 	return r, nil
 }
 
-// handleDecision carries out a decision in a goroutine of its own, because the session service may take seconds, in which the connection must answer
-// pings.
+// handleDecision passes a decision of the client to the session service. It does so in its own goroutine, because the
+// session service may take seconds, in which the connection must answer pings.
 func (c *conn) handleDecision(ctx context.Context, r clientRequest) error {
 	select {
 	case c.decisions <- struct{}{}:
@@ -69,10 +70,10 @@ func (c *conn) handleDecision(ctx context.Context, r clientRequest) error {
 		defer func() { <-c.decisions }()
 		position, err := c.handler.cfg.Decide(ctx, c.principal, r.SessionID, r.decision)
 		if err != nil {
-			_ = c.send(errorMessage(problem.From(err), r)) // the client may be gone
+			_ = c.sendMessage(errorMessage(problem.From(err), r)) // the client may be gone
 			return
 		}
-		_ = c.send(serverMessage{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
+		_ = c.sendMessage(serverMessage{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
 	})
 	return nil
 }

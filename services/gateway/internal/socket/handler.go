@@ -107,7 +107,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has sent the response
 	}
 	ws.SetReadLimit(MaxMessageBytes)
-	c := &conn{handler: h, ws: ws, net: hijacked.conn, principal: p, joined: map[string]context.CancelCauseFunc{}, decisions: make(chan struct{}, maxDecisions)}
+	c := &conn{handler: h, ws: ws, net: hijacked.conn, principal: p, joined: map[string]context.CancelCauseFunc{}, decisions: make(chan struct{}, maxPendingDecisions)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -151,7 +151,7 @@ var errConnectionClosed = errors.New("the connection is closed")
 func (c *conn) serve(p auth.Principal) {
 	defer c.handler.cfg.Opened()()
 	defer c.handler.removeConn(c)
-	ctx, release := c.handler.cfg.Watch.Add(context.Background(), p)
+	ctx, release := c.handler.cfg.Watch.AddStream(context.Background(), p)
 	defer release()
 	ctx, cancel := context.WithCancelCause(ctx)
 	revoked := context.AfterFunc(ctx, func() {
@@ -200,7 +200,7 @@ func (c *conn) startPings(ctx context.Context) (stop func()) {
 // belongs, or the zero request.
 func (c *conn) closeWithError(code websocket.StatusCode, p *problem.Error, about clientRequest) {
 	c.handler.cfg.Cut(string(p.Code))
-	_ = c.send(errorMessage(p, about))
+	_ = c.sendMessage(errorMessage(p, about))
 	c.closeOnce(code, string(p.Code)+": "+p.Detail)
 }
 
@@ -214,9 +214,9 @@ func (c *conn) closeOnce(code websocket.StatusCode, reason string) {
 	})
 }
 
-// send writes one message. It waits up to twice the write timeout: a client that reads again before that still
-// receives the reason why it is disconnected.
-func (c *conn) send(b []byte) error {
+// sendMessage writes one message to the client. It waits up to twice the write timeout: a client that reads again
+// before that still receives the reason why it is disconnected.
+func (c *conn) sendMessage(b []byte) error {
 	return c.timedWrite(func() error { return c.writeMessage(b) })
 }
 

@@ -93,8 +93,8 @@ type errMalformedMessage struct{ detail string }
 
 func (e errMalformedMessage) Error() string { return e.detail }
 
-// maxRequestID is the largest length of a requestId, in bytes.
-const maxRequestID = 128
+// maxRequestIDBytes is the largest length of a requestId, in bytes.
+const maxRequestIDBytes = 128
 
 // parseRequest decodes a message of a client. With an error it returns the fields that could be decoded, so that the
 // answer can name the request.
@@ -133,9 +133,9 @@ func parseRequest(data []byte) (clientRequest, error) {
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
 		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from, to and executionId, and no others")
-	case len(r.RequestID) > maxRequestID:
+	case len(r.RequestID) > maxRequestIDBytes:
 		r.RequestID = ""
-		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestID)
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
 	return r, nil
 }

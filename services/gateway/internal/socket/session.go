@@ -41,7 +41,7 @@ func (c *conn) readRequests(ctx context.Context) {
 		if err == nil {
 			err = c.handleRequest(ctx, r)
 		}
-		if err != nil && c.send(errorMessage(problem.From(err), r)) != nil {
+		if err != nil && c.sendMessage(errorMessage(problem.From(err), r)) != nil {
 			return
 		}
 	}
@@ -150,7 +150,7 @@ func (c *conn) followSession(ctx context.Context, r clientRequest) {
 	}
 	defer reader.Close()
 	tip, cursor := reader.Tip(), r.After
-	err = c.send(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	err = c.sendMessage(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
 		err = c.sendFrames(ctx, reader, &cursor, r.wantsMetadata())
 	}
@@ -169,7 +169,7 @@ func (c *conn) sendReplay(ctx context.Context, r clientRequest, ask replay.Reque
 	}
 	defer from.Close()
 	tip, cursor := from.Tip(), from.Cursor()
-	err = c.send(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	err = c.sendMessage(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
 		err = c.sendFrames(ctx, from, &cursor, r.wantsMetadata())
 	}
@@ -181,18 +181,18 @@ func (c *conn) sendReplay(ctx context.Context, r clientRequest, ask replay.Reque
 func (c *conn) answerFailedJoin(ctx context.Context, r clientRequest, err error) {
 	var left errLeftByClient
 	if errors.As(context.Cause(ctx), &left) {
-		_ = c.send(serverMessage{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
+		_ = c.sendMessage(serverMessage{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
 		return
 	}
 	p := problem.From(err)
 	if p.Code == problem.Internal {
 		c.handler.cfg.Logger.Error("join session", "session", r.SessionID, "error", p)
 	}
-	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
+	if c.sendMessage(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
 	}
 	if err := c.sendSnapshot(ctx, r); err != nil {
-		_ = c.send(errorMessage(problem.From(err), r))
+		_ = c.sendMessage(errorMessage(problem.From(err), r))
 	}
 }
 
@@ -202,12 +202,12 @@ func (c *conn) sendSnapshot(ctx context.Context, r clientRequest) error {
 	defer held.End()
 	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.principal.Tenant, r.SessionID, "", held.Take)
 	if err == nil {
-		_ = c.send(snapshotMessage(r, tip, blocks)) // the client may be gone
+		_ = c.sendMessage(snapshotMessage(r, tip, blocks)) // the client may be gone
 	}
 	return err
 }
 
-// frameSource returns the frames that a join sends. It is a live.Reader or a replay.Replay.
+// frameSource returns, one batch after another, the frames that a join sends. It is a live.Reader or a replay.Replay.
 type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Session() string
@@ -239,7 +239,7 @@ func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, me
 		}()
 	}
 	for _, f := range frames {
-		err = c.send(frameMessage(session, f, metadata))
+		err = c.sendMessage(frameMessage(session, f, metadata))
 		if err != nil && !errors.Is(err, errSlowClient) {
 			return err
 		}
@@ -262,10 +262,10 @@ func (c *conn) sendJoinEnd(r clientRequest, cursor uint32, err error) {
 	var p *problem.Error
 	switch {
 	case errors.Is(err, io.EOF): // the replay is complete
-		_ = c.send(left.encode())
+		_ = c.sendMessage(left.encode())
 	case errors.As(err, &wish):
 		left.RequestID = wish.request.RequestID
-		_ = c.send(left.encode())
+		_ = c.sendMessage(left.encode())
 	case errors.Is(err, errSlowClient):
 		again := fmt.Sprintf("after=%d", cursor)
 		if r.Replay {
@@ -278,8 +278,8 @@ func (c *conn) sendJoinEnd(r clientRequest, cursor uint32, err error) {
 			return // the whole connection is closed with this error
 		}
 		c.handler.cfg.Cut(string(p.Code))
-		if c.send(errorMessage(p, clientRequest{SessionID: session})) == nil {
-			_ = c.send(left.encode())
+		if c.sendMessage(errorMessage(p, clientRequest{SessionID: session})) == nil {
+			_ = c.sendMessage(left.encode())
 		}
 	case errors.Is(err, errConnectionClosed):
 	default:

@@ -78,7 +78,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 		return err
 	}
 	defer end()
-	ctx, release := h.cfg.Watch.Add(r.Context(), p)
+	ctx, release := h.cfg.Watch.AddStream(r.Context(), p)
 	defer release()
 	from, err := open(ctx, p, session)
 	if errors.Is(err, errReplayEnded) {
@@ -107,7 +107,8 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	return nil
 }
 
-// frameSource returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
+// frameSource returns, one batch after another, the frames that a stream sends. It is a live.Reader or a
+// replay.Replay.
 type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
@@ -301,7 +302,7 @@ func (h *Handler) appendFrame(b []byte, f live.Frame, metadata bool) []byte {
 	h.cfg.Sent(f.Len(metadata))
 	b = appendEventHead(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
 	begins := len(b)
-	b = f.Append(append(b, dataField...), metadata)
+	b = f.Append(append(b, dataFieldPrefix...), metadata)
 	if bytes.IndexByte(b[begins:], '\n') >= 0 {
 		return appendEventData(b[:begins], f.Append(nil, metadata))
 	}
@@ -317,8 +318,8 @@ func encodeStructEvent(event string, data any) []byte {
 	return encodeEvent("", event, b)
 }
 
-// dataField is the beginning of a line with data of a server-sent event.
-const dataField = "data: "
+// dataFieldPrefix is the beginning of a line with data of a server-sent event.
+const dataFieldPrefix = "data: "
 
 // encodeEvent returns one server-sent event; it leaves out an id of "".
 func encodeEvent(id, event string, data []byte) []byte {
@@ -343,7 +344,7 @@ func appendEventHead(b []byte, id, event string) []byte {
 // then gets its own data field of the same event.
 func appendEventData(b, data []byte) []byte {
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
-		b = append(append(append(b, dataField...), line...), '\n')
+		b = append(append(append(b, dataFieldPrefix...), line...), '\n')
 	}
 	return append(b, '\n')
 }
