@@ -336,7 +336,7 @@ func (g *Gateway) checkDependencies(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	out := map[string]error{"nats": daemon.CheckConnection(g.deps.NATS), "postgres": nil}
-	if err := g.store.Check(ctx); err != nil {
+	if err := g.store.CheckReady(ctx); err != nil {
 		out["postgres"] = err
 	}
 	return out

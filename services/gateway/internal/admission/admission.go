@@ -57,7 +57,7 @@ type Admission struct {
 	rates   map[string]*rate.Limiter // by tenant, for tenants that have sent a request
 }
 
-// tenantInFlight is the number of bytes and streams that the requests of one tenant hold at present.
+// tenantInFlight counts the bytes and streams that the requests of one tenant hold.
 type tenantInFlight struct {
 	bytes   int64
 	sent    int64 // part of bytes that streams hold for unsent data
@@ -287,7 +287,7 @@ func (a *Admission) BeginStream(tenant string) (end func(), err error) {
 	}), nil
 }
 
-// tenantUsage returns the usage of a tenant and creates it if needed. a.mu must be held.
+// tenantUsage returns the counts of bytes and streams of a tenant, and creates them if needed. a.mu must be held.
 func (a *Admission) tenantUsage(tenant string) *tenantInFlight {
 	u := a.tenants[tenant]
 	if u == nil {
@@ -297,14 +297,14 @@ func (a *Admission) tenantUsage(tenant string) *tenantInFlight {
 	return u
 }
 
-// removeIdleTenant removes the usage of a tenant that holds nothing. a.mu must be held.
+// removeIdleTenant removes the counts of a tenant if they are all zero. a.mu must be held.
 func (a *Admission) removeIdleTenant(tenant string) {
 	if u := a.tenants[tenant]; u != nil && *u == (tenantInFlight{}) {
 		delete(a.tenants, tenant)
 	}
 }
 
-// BytesInFlight returns the number of bytes that all requests in flight hold.
+// BytesInFlight returns the number of bytes that all requests and streams hold.
 func (a *Admission) BytesInFlight() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -63,8 +63,8 @@ func (a *Admission) endWait(w *waiter) error {
 	return err
 }
 
-// grantWaiters gives bytes to waiting requests, one of each tenant at a time, until the first request of no tenant fits.
-// a.mu must be held.
+// grantWaiters takes bytes for waiting requests, one of each tenant in turn, until the first waiting request of no
+// tenant fits into the limits. a.mu must be held.
 func (a *Admission) grantWaiters() {
 	for again := true; again; {
 		again = false

@@ -129,7 +129,7 @@ func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tena
 	if err != nil {
 		return "", err
 	}
-	if err := reads.CheckSession(id); err != nil {
+	if err := reads.CheckSessionID(id); err != nil {
 		return "", err
 	}
 	if err := s.Reads.CheckVisible(ctx, p.Tenant, id, p.Agents); err != nil {
@@ -138,7 +138,7 @@ func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tena
 	return p.Tenant, s.Reads.AwaitMinPosition(ctx, id, minPosition)
 }
 
-// checkMetadataSize returns a problem if metadata is too large.
+// checkMetadataSize returns a problem if the application's metadata in a request is too large.
 func checkMetadataSize(m *spoolv1.Json) error {
 	if n := len(m.GetText()); n > MaxMetadataBytes {
 		return problem.New(problem.PayloadTooLarge, "metadata", tooLargeDetail("the metadata", n, MaxMetadataBytes))

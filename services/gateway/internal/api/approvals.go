@@ -42,7 +42,7 @@ func (s *Server) ListApprovals(ctx context.Context, r *spoolv1.ListApprovalsRequ
 		}
 	}
 	if id := r.GetExecutionId(); id != "" {
-		if err := reads.CheckExecution(id); err != nil {
+		if err := reads.CheckExecutionID(id); err != nil {
 			return nil, err
 		}
 		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
@@ -74,7 +74,7 @@ func (s *Server) DecideApproval(ctx context.Context, r *spoolv1.DecideApprovalRe
 	return s.decideApproval(ctx, a, r)
 }
 
-// DecideInSession implements socket.Config.Decide.
+// DecideInSession is DecideApproval for a decision that arrives on a WebSocket. It implements socket.Config.Decide.
 func (s *Server) DecideInSession(ctx context.Context, p auth.Principal, session string, r *spoolv1.DecideApprovalRequest) (position string, err error) {
 	if ctx, err = auth.With(ctx, p, false); err != nil {
 		return "", err
@@ -165,7 +165,8 @@ func (s *Server) checkDecision(d *events.ApprovalDecided, answers json.RawMessag
 	return nil, nil
 }
 
-// checkAnswers implements checkDecision for answers to questions.
+// checkAnswers implements checkDecision for a request with questions: it compares the answers of a person with the
+// questions.
 func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage, questions []events.Question) (secrets map[string][]byte, err error) {
 	var given map[string][]string
 	if err := json.Unmarshal(answers, &given); err != nil {
@@ -203,7 +204,8 @@ func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage
 	return secrets, nil
 }
 
-// checkAnswer returns INVALID_REQUEST unless a question allows the answer. Its error does not contain the answer.
+// checkAnswer returns INVALID_REQUEST unless the question q allows the answer, a list of texts. Its error does not
+// contain the answer.
 func checkAnswer(field string, list []string, q events.Question) error {
 	switch {
 	case len(list) == 0:

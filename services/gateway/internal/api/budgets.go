@@ -69,7 +69,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	return of, a.Position, nil
 }
 
-// checkBudgetPeriod returns a problem for a period that does not exist.
+// checkBudgetPeriod returns a problem unless p is a period for which a budget can be set.
 func checkBudgetPeriod(p events.Period) error {
 	if events.CheckPeriod("period", p) != nil {
 		return problem.Invalid("period", "%.64q is not day, month or total", p)

@@ -53,11 +53,11 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 		a.after, out.Fork = b.fork, true
 	}
 	for {
-		x, err := a.next(ctx)
+		x, err := a.nextEvent(ctx)
 		if err != nil {
 			return nil, err
 		}
-		y, err := b.next(ctx)
+		y, err := b.nextEvent(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -83,7 +83,7 @@ func (s *Server) checkComparable(ctx context.Context, tenant, with string) error
 	if err != nil {
 		return err
 	}
-	if err = reads.CheckSession(with); err == nil {
+	if err = reads.CheckSessionID(with); err == nil {
 		err = s.Reads.CheckVisible(ctx, tenant, with, p.Agents)
 	}
 	return otherSessionError(err)
@@ -163,8 +163,8 @@ func (s *Server) newSessionReader(ctx context.Context, tenant, id string) (*sess
 	return r, err
 }
 
-// next returns the next event to compare, or nil after the last one.
-func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
+// nextEvent returns the next event to compare, or nil after the last one.
+func (r *sessionReader) nextEvent(ctx context.Context) (*comparedEvent, error) {
 	for len(r.waiting) == 0 {
 		if r.read >= r.tip {
 			return nil, nil

@@ -149,7 +149,8 @@ func (s *Server) requestedDefinitions(ctx context.Context, p auth.Principal, r *
 	return agent, list, nil
 }
 
-// fieldReference is a reference to a catalogue entry, and the request field that contains it.
+// fieldReference is a reference to a catalogue entry, together with the name of the request field that contains the
+// reference.
 type fieldReference struct {
 	ref   events.Reference
 	field string

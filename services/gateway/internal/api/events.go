@@ -121,7 +121,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return err
 	}
 	ctx, release := s.Watch.AddStream(out.Context(), p)

@@ -86,7 +86,7 @@ func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spo
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckExecution(id); err != nil {
+	if err := reads.CheckExecutionID(id); err != nil {
 		return nil, err
 	}
 	if len(p.Agents) > 0 {
@@ -140,7 +140,7 @@ func (s *Server) RecoverExecution(ctx context.Context, r *spoolv1.RecoverExecuti
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
+	if err := reads.CheckExecutionID(r.GetExecutionId()); err != nil {
 		return nil, err
 	}
 	vars, err := s.parseVariables(r)
@@ -167,7 +167,7 @@ func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (
 	if err != nil {
 		return "", err
 	}
-	if err := reads.CheckExecution(id); err != nil {
+	if err := reads.CheckExecutionID(id); err != nil {
 		return "", err
 	}
 	session, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents)

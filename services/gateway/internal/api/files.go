@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// filesRequest is a request that contains files for a session's workspace.
+// filesRequest is a request that contains files to put into a session's workspace.
 type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
@@ -101,7 +101,7 @@ func (s *Server) requireSession(ctx context.Context, id string) (tenant, status 
 	if err != nil {
 		return "", "", err
 	}
-	if err := reads.CheckSession(id); err != nil {
+	if err := reads.CheckSessionID(id); err != nil {
 		return "", "", err
 	}
 	if err := s.Reads.CheckVisible(ctx, p.Tenant, id, p.Agents); err != nil {
@@ -188,7 +188,7 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	if err := command.CheckPath("path", path, false); err != nil {
 		return "", commandProblem(err)
 	}
-	if err := reads.CheckSession(session); err != nil {
+	if err := reads.CheckSessionID(session); err != nil {
 		return "", err
 	}
 	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})

@@ -35,10 +35,10 @@ const (
 
 // Reasons why a FileDiff has no text.
 const (
-	omittedBinary   = "binary"
-	omittedTooLarge = "too_large"
-	omittedMode     = "mode"
-	omittedCut      = "cut"
+	textOmittedBinary    = "binary"
+	textOmittedTooLarge  = "too_large"
+	textOmittedModeOnly  = "mode"
+	textOmittedOverTotal = "cut"
 )
 
 // diffFiles compares the files of the snapshots that two states of a session name. A missing snapshot is not an
@@ -154,7 +154,7 @@ func (d *filesComparison) compareEntry(ctx context.Context, a, b *workspace.Entr
 	if omitted != "" {
 		f.Omitted = &omitted
 	}
-	d.out.Cut = d.out.Cut || omitted == omittedCut
+	d.out.Cut = d.out.Cut || omitted == textOmittedOverTotal
 	return err
 }
 
@@ -179,13 +179,13 @@ func fileVersion(e *workspace.Entry) *spoolv1.FileVersion {
 // setTextDiff sets the text diff of the file f between its versions a and b, or returns the reason why it has none.
 func (d *filesComparison) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
 	if !isFile(a) && !isFile(b) || isFile(a) && isFile(b) && slices.Equal(a.Blocks, b.Blocks) {
-		return omittedMode, nil
+		return textOmittedModeOnly, nil
 	}
 	if tooLarge := func(e *workspace.Entry) bool { return isFile(e) && e.Size > maxTextFileBytes }; tooLarge(a) || tooLarge(b) {
-		return omittedTooLarge, d.setSHA256(ctx, f, a, b)
+		return textOmittedTooLarge, d.setSHA256(ctx, f, a, b)
 	}
 	if d.texts == maxTextDiffs || d.text == 0 {
-		return omittedCut, nil
+		return textOmittedOverTotal, nil
 	}
 	before, err := readWholeFile(ctx, d.was, a)
 	if err != nil {
@@ -196,12 +196,12 @@ func (d *filesComparison) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, 
 		return "", err
 	}
 	if !isText(before) || !isText(after) {
-		return omittedBinary, d.setSHA256(ctx, f, a, b)
+		return textOmittedBinary, d.setSHA256(ctx, f, a, b)
 	}
 	text := udiff.Unified(quoteFileName("a/"+f.Path), quoteFileName("b/"+f.Path), string(before), string(after))
 	if len(text) > d.text {
 		d.text = 0
-		return omittedCut, nil
+		return textOmittedOverTotal, nil
 	}
 	d.texts++
 	d.text -= len(text)

@@ -139,7 +139,7 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckKey(r.GetKeyId()); err != nil {
+	if err := reads.CheckKeyID(r.GetKeyId()); err != nil {
 		return nil, err
 	}
 	about := keyCatalogueID(tenant, r.GetKeyId())

@@ -41,7 +41,7 @@ func (s *Server) ListLiveFiles(ctx context.Context, session, dir string) ([]live
 	return list, nil
 }
 
-// sandboxReady is the state of a running sandbox in the read models.
+// sandboxReady is the state that the read models have for a running sandbox.
 const sandboxReady = "ready"
 
 // openLiveContent asks the executors that share the engine of the session's sandbox for the content of a live file or

@@ -51,17 +51,17 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	return err
 }
 
-// replayRequest converts a request for a replay.
+// replayRequest converts an API request for a replay to a replay.Request.
 func replayRequest(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	ask := replay.Request{Session: r.GetSessionId(), From: 1, To: r.To, Speed: 1, Execution: r.GetExecutionId()}
-	if err := reads.CheckSession(ask.Session); err != nil {
+	if err := reads.CheckSessionID(ask.Session); err != nil {
 		return ask, err
 	}
 	if r.From != nil {
 		ask.From = *r.From
 	}
 	if ask.Execution != "" {
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return ask, err
 		}
 	}

@@ -48,7 +48,8 @@ func checkSecretSize(field, value string) error {
 	return nil
 }
 
-// sealSecret encrypts and stores the value of a secret, and returns its key. The caller must have checked the value.
+// sealSecret encrypts and stores the value of a secret, and returns the key under which the value is stored. The
+// caller must have checked the value.
 func (s *Server) sealSecret(ctx context.Context, tenant, execution, field, value string) (string, error) {
 	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
 	var size *secret.SizeError
@@ -72,7 +73,7 @@ type requestVariables struct {
 	secrets map[string]string          // values of the secrets, by name
 }
 
-// parseVariables validates the variables of a request.
+// parseVariables validates the environment variables of a request and returns them.
 func (s *Server) parseVariables(r variablesRequest) (requestVariables, error) {
 	given := r.GetEnvironment()
 	out := requestVariables{}
@@ -182,7 +183,8 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 	return nil
 }
 
-// checkEnvironmentDraft validates an environment before its secrets are sealed. Its error lists up to ten violations.
+// checkEnvironmentDraft validates the definition of an environment before its secrets are encrypted. Its error lists
+// up to ten violations.
 func checkEnvironmentDraft(spec events.EnvironmentSpec) error {
 	spec.Variables = maps.Clone(spec.Variables)
 	for name, v := range spec.Variables {

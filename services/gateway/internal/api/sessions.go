@@ -143,7 +143,7 @@ const forkTimeout = 45 * time.Second
 
 // ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	if r.At != nil && r.GetAt() == 0 {
@@ -215,7 +215,7 @@ func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (
 
 // UpdateSession changes the options of a session, its metadata, or both.
 func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequest) (*spoolv1.UpdateSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	if r.SessionOptions == nil && r.Metadata == nil && len(r.Clear) == 0 {
@@ -241,7 +241,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 
 // DeleteSession deletes a session permanently.
 func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequest) (*spoolv1.DeleteSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
@@ -286,7 +286,7 @@ func postMessageCommand(r messageRequest) (command.PostMessage, error) {
 // PostMessage stores a query for a session, as a new execution, and returns before the execution has begun. With wait it
 // returns when the execution has ended, or the time is up.
 func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest) (*spoolv1.PostMessageResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	wait, err := s.beginWait(ctx, r.GetWait())
@@ -332,7 +332,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 
 // InterruptSession requests that the running turn of a session stops.
 func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessionRequest) (*spoolv1.InterruptSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
@@ -344,7 +344,7 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 
 // SyncSession requests a snapshot of the session's workspace, and returns before it is taken.
 func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest) (*spoolv1.SyncSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
@@ -356,7 +356,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 
 // TerminateEnvironment requests the end of the session's sandbox.
 func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateEnvironmentRequest) (*spoolv1.TerminateEnvironmentResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})

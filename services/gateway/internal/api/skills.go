@@ -242,7 +242,7 @@ type SkillArchive struct {
 	Size   int64 // bytes
 }
 
-// FindSkillArchive returns the description of a skill's ZIP.
+// FindSkillArchive returns the description of the ZIP of a skill's version.
 func (s *Server) FindSkillArchive(ctx context.Context, ref events.Reference, minPosition string) (SkillArchive, error) {
 	if err := ref.Check(); err != nil {
 		return SkillArchive{}, referenceProblem("", err)
@@ -258,7 +258,7 @@ func (s *Server) FindSkillArchive(ctx context.Context, ref events.Reference, min
 	return SkillArchive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
 }
 
-// OpenSkillArchive opens the content of a skill's ZIP. The caller must close it.
+// OpenSkillArchive opens the content of the ZIP that a describes. The caller must close it.
 func (s *Server) OpenSkillArchive(ctx context.Context, a SkillArchive) (io.ReadCloser, error) {
 	r, err := s.Skills.Get(ctx, a.Digest)
 	var refused *problem.Error

@@ -96,7 +96,7 @@ func (w *executionWait) awaitEnd(ctx context.Context, accepted command.Answer) (
 	defer release()
 	limited, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()
-	limited, cancelStop := w.server.Live.UntilStop(limited)
+	limited, cancelStop := w.server.Live.ContextUntilStop(limited)
 	defer cancelStop()
 	err := w.followSession(limited)
 	switch {

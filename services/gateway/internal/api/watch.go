@@ -37,7 +37,7 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
+	if err := reads.CheckExecutionID(r.GetExecutionId()); err != nil {
 		return err
 	}
 	ctx, release := s.Watch.AddStream(out.Context(), p)

@@ -35,7 +35,7 @@ type Principal struct {
 // RootKeyID is the KeyID of the Principal of a request with the root key.
 const RootKeyID = "root"
 
-// Actor returns the principal in the form that the log stores.
+// Actor returns the principal in the form in which events of the log have their author.
 func (p Principal) Actor() events.Actor {
 	if p.KeyID == "" {
 		return events.Actor{Kind: "user", ID: "local", User: p.User, Address: p.Address}
@@ -45,7 +45,7 @@ func (p Principal) Actor() events.Actor {
 
 // KeyStore reads API keys from the read models.
 type KeyStore interface {
-	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
+	KeyByHash(ctx context.Context, sha256 string) (reads.APIKey, bool, error)
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 

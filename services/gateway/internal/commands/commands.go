@@ -232,8 +232,8 @@ func (s *Sender) identifyWithTimeout(ctx context.Context, r Request, body []byte
 	return s.identifyRequest(ctx, r, body)
 }
 
-// identifyRequest returns the record of the command and, if the request has an Idempotency-Key, the name of that record in
-// the bucket.
+// identifyRequest returns the record of the command that a request sends and, if the request has an Idempotency-Key,
+// the name of that record in the NATS bucket idempotency.
 func (s *Sender) identifyRequest(ctx context.Context, r Request, body []byte) (kept idempotencyRecord, name string, err error) {
 	id := r.ID
 	if id == "" {

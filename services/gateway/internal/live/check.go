@@ -43,7 +43,8 @@ func (h *Hub) checkFeeds(ctx context.Context, started <-chan *nats.Msg, connecte
 	}
 }
 
-// handleProjectorStart compares the feeds of the group whose projector announced its start.
+// handleProjectorStart handles the message with which a projector announces its start: it compares the feeds of the
+// projector's group with Postgres.
 func (h *Hub) handleProjectorStart(ctx context.Context, data []byte) {
 	var s readmodel.Started
 	if err := json.Unmarshal(data, &s); err != nil {

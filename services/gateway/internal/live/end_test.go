@@ -122,7 +122,7 @@ func TestAwaitEnd_ReportsMissedEvents(t *testing.T) {
 	}
 }
 
-// TestUntilStop_EndsWithTheHub tests that a context of UntilStop ends when the Hub stops, and a Reader with the same error.
+// TestUntilStop_EndsWithTheHub tests that a context of ContextUntilStop ends when the Hub stops, and a Reader with the same error.
 func TestUntilStop_EndsWithTheHub(t *testing.T) {
 	t.Parallel()
 	source, session := &storedSession{}, events.Derive(events.KindSession, "s")
@@ -133,7 +133,7 @@ func TestUntilStop_EndsWithTheHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := h.UntilStop(t.Context())
+	ctx, cancel := h.ContextUntilStop(t.Context())
 	defer cancel()
 	if ctx.Err() != nil {
 		t.Fatalf("the context of a running Hub has ended: %v", context.Cause(ctx))

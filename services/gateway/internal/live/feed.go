@@ -107,8 +107,9 @@ func (h *Hub) acquireRead(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// handleMessage appends the events of one message of LIVE, and makes the feed read Postgres if the message shows that an event is missing.
-func (f *feed) handleMessage(data []byte) {
+// handleLiveMessage appends the events of one message of LIVE to the feed, and makes the feed read Postgres if the
+// message shows that an event is missing.
+func (f *feed) handleLiveMessage(data []byte) {
 	m, err := decodeLiveMessage(data)
 	if err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
@@ -326,7 +327,8 @@ func (f *feed) appendAll(list []reads.StoredEvent) error {
 	return nil
 }
 
-// endReaders makes all Readers of the feed return err, after the events that the feed has. Only the first call has an effect.
+// endReaders makes all Readers of the feed return err, after they have returned the events that the feed has. Only
+// the first call has an effect.
 func (f *feed) endReaders(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -336,7 +338,7 @@ func (f *feed) endReaders(err error) {
 	f.wakeReaders()
 }
 
-// wakeReaders wakes every Reader. mu must be held.
+// wakeReaders wakes every Reader of the feed. mu must be held.
 func (f *feed) wakeReaders() {
 	for r := range f.readers {
 		r.wakeUp()

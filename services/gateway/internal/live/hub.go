@@ -176,8 +176,8 @@ func (h *Hub) closeFeeds() {
 	h.work.Wait()
 }
 
-// UntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
-func (h *Hub) UntilStop(ctx context.Context) (_ context.Context, cancel func()) {
+// ContextUntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
+func (h *Hub) ContextUntilStop(ctx context.Context) (_ context.Context, cancel func()) {
 	ctx, end := context.WithCancelCause(ctx)
 	detach := context.AfterFunc(h.stopped, func() { end(errHubStopping()) })
 	return ctx, func() {
@@ -203,7 +203,7 @@ func (h *Hub) deliverMessages(ctx context.Context, lane <-chan *nats.Msg) {
 			f := h.feeds[msg.Subject]
 			h.mu.Unlock()
 			if f != nil {
-				f.handleMessage(msg.Data)
+				f.handleLiveMessage(msg.Data)
 			}
 		}
 	}

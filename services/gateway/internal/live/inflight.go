@@ -18,7 +18,8 @@ const (
 	// maxWaitingText is the largest number of bytes of text that a feed keeps although the text's block_start, or text
 	// before it, has not arrived.
 	maxWaitingText = 256 << 10
-	// maxTotalWaitingText is the same limit for all feeds of a gateway together.
+	// maxTotalWaitingText is the largest number of bytes of text that all feeds of a gateway together keep although
+	// the text's block_start, or text before it, has not arrived.
 	maxTotalWaitingText = 64 << 20
 	// maxEarlyTextAge is the time for which a feed keeps text whose block_start has not arrived.
 	maxEarlyTextAge = 30 * time.Second
@@ -222,8 +223,8 @@ func (f *feed) beginTextRead() (from deltas.Start, ok bool) {
 	return from, ok
 }
 
-// endTextRead is called after DELTAS was read for the feed up to the sequence last, or until the failure err. The text of the blocks is complete then,
-// unless a delta was lost in the meantime.
+// endTextRead is called after DELTAS was read for the feed up to the sequence last, or until the failure err. The
+// feed then has the whole text of its open blocks, unless a delta was lost during the read.
 func (f *feed) endTextRead(last uint64, err error) {
 	now := time.Now()
 	f.mu.Lock()

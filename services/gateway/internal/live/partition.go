@@ -189,7 +189,8 @@ func (h *Hub) checkFrames(ctx context.Context) {
 	}
 }
 
-// missesFrames reports whether a partition has not received the last frame of an executor.
+// missesFrames reports whether a partition has not received a frame that is in last, the last frame of each executor
+// in DELTAS.
 func (h *Hub) missesFrames(p *partition, last []deltas.Frame) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -43,7 +43,7 @@ func (f Frame) Append(b []byte, metadata bool) []byte {
 	return f.Metadata.Append(b, f.JSON)
 }
 
-// Lag reports whether the read models are behind the log.
+// Lag is how far the read models are behind the log, as clients receive it.
 type Lag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`

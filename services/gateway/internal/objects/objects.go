@@ -201,7 +201,7 @@ func (s *Store) RemovedFunc(name string) func(context.Context) (bool, error) {
 	}
 }
 
-// Put stores an object.
+// Put stores an object under a name, with the content that r returns.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	b, err := s.openBucket(ctx)
 	if err != nil {

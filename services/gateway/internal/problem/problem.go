@@ -137,7 +137,7 @@ func (e *Error) JSON() []byte {
 	return b
 }
 
-// Write writes the error as the response to an HTTP request.
+// Write writes the error as problem+json, as the response to an HTTP request.
 func (e *Error) Write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")

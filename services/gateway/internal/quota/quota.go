@@ -161,8 +161,9 @@ func (l *tenantStorage) refreshStored(ctx context.Context, q *Quota, tenant stri
 	return nil
 }
 
-// usedBytes returns the number of bytes that the tenant uses. It first drops the holds that the read models count now. If more bytes do not
-// fit then, it also asks which leftovers the janitor has removed, and drops these. The error is an error of that question.
+// usedBytes returns the number of bytes that the tenant stores. It first drops the holds that the read models count
+// now. If more bytes do not fit then, it also finds out which leftovers the janitor has removed, and drops them. The
+// error is that of the check whether a leftover was removed.
 func (l *tenantStorage) usedBytes(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
 	now := q.cfg.Now()
 	for h := range l.holds {

@@ -179,7 +179,7 @@ func decodeApprovalToken(tenant string, f ApprovalFilter, token string) (*pagePo
 		err = json.Unmarshal(b, &t)
 	}
 	switch {
-	case err != nil || CheckApproval(t.ID) != nil || t.Filter == "":
+	case err != nil || CheckApprovalID(t.ID) != nil || t.Filter == "":
 		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", truncate.Text(token, 64))
 	case t.Filter != approvalFilterDigest(tenant, f):
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
@@ -191,7 +191,7 @@ func decodeApprovalToken(tenant string, f ApprovalFilter, token string) (*pagePo
 // waits until the read models have reached minPosition, a position of the request's session, or "". It returns
 // APPROVAL_NOT_FOUND if there is no such request.
 func (s *Store) Approval(ctx context.Context, tenant, id, minPosition string, agents []string) (*spoolv1.Approval, error) {
-	if err := CheckApproval(id); err != nil {
+	if err := CheckApprovalID(id); err != nil {
 		return nil, err
 	}
 	a, err := s.readApproval(ctx, tenant, id, agents)

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Key is an API key that is neither revoked nor expired, with its rights.
-type Key struct {
+// APIKey is an API key that is neither revoked nor expired, with its rights.
+type APIKey struct {
 	Tenant string
 	ID     string
 	Role   events.Role
@@ -27,15 +27,15 @@ const KeyExpired = "expired"
 
 // KeyByHash returns the key with a hash, unless it was revoked or has expired. Postgres compares the hashes, because
 // the gateway's role may not read them.
-func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error) {
+func (s *Store) KeyByHash(ctx context.Context, sha256 string) (APIKey, bool, error) {
 	r, err := s.queries.AcceptedKey(ctx, sha256)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Key{}, false, nil
+		return APIKey{}, false, nil
 	case err != nil:
-		return Key{}, false, err
+		return APIKey{}, false, err
 	}
-	return Key{r.Tenant, r.ID, parseRole(r.Role), splitAgentSlugs(r.Agents)}, true, nil
+	return APIKey{r.Tenant, r.ID, parseRole(r.Role), splitAgentSlugs(r.Agents)}, true, nil
 }
 
 // parseRole converts the column role of an API key in the read models to a role.

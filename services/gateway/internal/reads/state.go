@@ -239,7 +239,7 @@ type BlockToken struct {
 	FirstSeq int64
 }
 
-// BeforeFirstBlock returns the position before the first block.
+// BeforeFirstBlock returns the BlockToken before the first block of a session.
 func BeforeFirstBlock() BlockToken { return BlockToken{Ord: -1} }
 
 // String returns the page token.
@@ -247,7 +247,7 @@ func (t BlockToken) String() string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d/%d", t.Seq, t.Ord, t.FirstSeq))
 }
 
-// ParseBlockToken parses the result of String.
+// ParseBlockToken parses a page token that BlockToken.String returned.
 func ParseBlockToken(token string) (t BlockToken, err error) {
 	text, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {

@@ -102,7 +102,7 @@ func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition str
 	return out, read()
 }
 
-// addStatusPart adds a row of statusQuery to a status.
+// addStatusPart adds a row of statusQuery, the name of a part and its JSON, to a status.
 func addStatusPart(s *spoolv1.ExecutionStatus, part string, value []byte) error {
 	switch part {
 	case "execution":

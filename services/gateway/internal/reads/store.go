@@ -47,8 +47,8 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedUsageIDs(cfg.Partitions.Groups())}
 }
 
-// Check returns an error unless Postgres responds and has the read models.
-func (s *Store) Check(ctx context.Context) error {
+// CheckReady returns an error unless Postgres responds and has the read models.
+func (s *Store) CheckReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return readmodel.Check(ctx, s.db.Pool)
@@ -101,17 +101,17 @@ type errSessionDeleted struct{ error }
 
 func (e errSessionDeleted) Unwrap() error { return e.error }
 
-// CheckSession returns INVALID_REQUEST unless s is a session id.
-func CheckSession(s string) error { return checkID("sessionId", events.KindSession, s) }
+// CheckSessionID returns INVALID_REQUEST unless s is a session id.
+func CheckSessionID(s string) error { return checkID("sessionId", events.KindSession, s) }
 
-// CheckExecution returns INVALID_REQUEST unless s is an execution id.
-func CheckExecution(s string) error { return checkID("executionId", events.KindExecution, s) }
+// CheckExecutionID returns INVALID_REQUEST unless s is an execution id.
+func CheckExecutionID(s string) error { return checkID("executionId", events.KindExecution, s) }
 
-// CheckApproval returns INVALID_REQUEST unless s is the id of an approval request.
-func CheckApproval(s string) error { return checkID("approvalId", events.KindApproval, s) }
+// CheckApprovalID returns INVALID_REQUEST unless s is the id of an approval request.
+func CheckApprovalID(s string) error { return checkID("approvalId", events.KindApproval, s) }
 
-// CheckKey returns INVALID_REQUEST unless s is the id of a key.
-func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }
+// CheckKeyID returns INVALID_REQUEST unless s is the id of a key.
+func CheckKeyID(s string) error { return checkID("keyId", events.KindKey, s) }
 
 // checkID returns INVALID_REQUEST for the field unless s is an id of the kind.
 func checkID(field string, kind events.Kind, s string) error {

@@ -67,7 +67,8 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	return frames, nil
 }
 
-// framesOrError returns frames without the error if there are frames; the next call will return the error again.
+// framesOrError returns frames without the error if there are frames, because the next call of Replay.Next will
+// return the error again.
 func framesOrError(frames []live.Frame, err error) ([]live.Frame, error) {
 	if len(frames) > 0 {
 		return frames, nil

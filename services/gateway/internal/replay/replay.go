@@ -145,7 +145,8 @@ func (r *Replay) restrictToExecution(ctx context.Context) error {
 	return nil
 }
 
-// includesExecution reports whether the replay includes events and text of an execution.
+// includesExecution reports whether the replay sends the events and the text of an execution: it does for all, unless
+// the request names one.
 func (r *Replay) includesExecution(execution string) bool {
 	return r.request.Execution == "" || execution == r.request.Execution
 }
@@ -178,7 +179,7 @@ func (r *Replay) seekAfter(ctx context.Context, seq uint32) error {
 	return err
 }
 
-// openBlock begins to replay the text of a block.
+// openBlock makes the replay send the text of a block, beginning at the position from of DELTAS.
 func (r *Replay) openBlock(id string, from deltas.Start) {
 	switch {
 	case r.texts == nil:

@@ -40,7 +40,8 @@ func (h *Handler) serveReady(w http.ResponseWriter, r *http.Request) {
 	writeReady(w, h.cfg.Ready(r.Context()))
 }
 
-// writeReady writes the error of each dependency, by name, or "ok". The status is 503 if a dependency has an error.
+// writeReady writes the readiness of a gateway: for each dependency its error, or "ok". The status is 503 if a
+// dependency has an error.
 func writeReady(w http.ResponseWriter, dependencies map[string]error) {
 	status := http.StatusOK
 	checks := map[string]string{}

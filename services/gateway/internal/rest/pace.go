@@ -35,7 +35,7 @@ func (p *transferLimit) countTransfer(n int, waited time.Duration) {
 	p.waited += waited
 }
 
-// minRateBody is a request body whose Read fails if the client sends more slowly than the minimum rate.
+// minRateBody is a request body whose Read fails if the client sends more slowly than minTransferRate.
 type minRateBody struct {
 	transferLimit
 	from    io.Reader
@@ -83,14 +83,14 @@ func (b *minRateBody) rateProblem() error {
 	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", transferStallTimeout, minTransferRate).WithCause(b.err)
 }
 
-// pacedResponse is a response that the client must read at a minimum speed.
+// pacedResponse is a response whose Write fails if the client reads more slowly than minTransferRate.
 type pacedResponse struct {
 	transferLimit
 	*statusRecorder
 	control *http.ResponseController
 }
 
-// pacedResponse returns a response that fails when the client reads more slowly than the minimum speed.
+// pacedResponse returns a response that fails if the client reads more slowly than minTransferRate.
 func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
 	return &pacedResponse{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
 }

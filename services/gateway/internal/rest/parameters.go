@@ -15,7 +15,7 @@ func queryParameters(r *http.Request, known ...string) (url.Values, error) {
 	return queryParametersExcept(r, "", known...)
 }
 
-// queryParametersExcept is like queryParameters, but the parameter many may be repeated.
+// queryParametersExcept is like queryParameters, but the parameter named many may be repeated.
 func queryParametersExcept(r *http.Request, many string, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

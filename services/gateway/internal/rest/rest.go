@@ -203,7 +203,8 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// admissionOf returns the admission.Request of an HTTP request. Every request that is served has one.
+// admissionOf returns the admission.Request that holds the bytes of an HTTP request. Every request that is served has
+// one.
 func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
@@ -293,7 +294,7 @@ func isManagementRoute(path string) bool {
 	return false
 }
 
-// methodNotAllowed returns the problem for a method that a route does not have.
+// methodNotAllowed returns the problem for an HTTP method that a route does not have.
 func methodNotAllowed(r *http.Request) error {
 	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }

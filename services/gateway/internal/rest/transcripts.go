@@ -10,7 +10,7 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// putTranscript stores the request body as a transcript, and answers with the reference to it.
+// putTranscript stores the request body as a transcript, and answers with a reference to the transcript.
 func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {

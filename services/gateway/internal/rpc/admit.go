@@ -94,8 +94,8 @@ func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (co
 	return context.WithValue(ctx, keyCheckedKey{}, decided), nil
 }
 
-// admitCall authenticates a call and returns its context. The health service exposes nothing about tenants and needs no
-// key.
+// admitCall authenticates a call and returns the context for its handler. The health service needs no key, because it
+// exposes nothing about tenants.
 func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
 	if decided, ok := ctx.Value(keyCheckedKey{}).(func()); ok {
 		defer decided()
@@ -128,8 +128,8 @@ func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.C
 	return ctx, p.Tenant, err
 }
 
-// interceptCall runs around every call, before a message is read. handle receives the stream from which it must read
-// messages, with the principal in its context.
+// interceptCall runs around every call, before a message of the call is read. handle receives the stream from which
+// it must read messages, with the principal in its context.
 func (i *interceptor) interceptCall(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -25,7 +25,8 @@ const (
 	// maxTopLevelFields is the largest number of fields that a message may have at its top level. An empty list entry
 	// takes two bytes on the wire and about a hundred in memory.
 	maxTopLevelFields = 20_000
-	// messageHeaderLen is the length of a message's header: the compression flag and the length of the message.
+	// messageHeaderLen is the length in bytes of the header before each gRPC message: the compression flag and the
+	// length of the message.
 	messageHeaderLen = 5
 )
 

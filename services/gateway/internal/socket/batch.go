@@ -52,7 +52,7 @@ func (c *batchConn) endBatch() error {
 	return c.flush()
 }
 
-// Write writes b to the network, or adds it to the batch.
+// Write writes b to the network, or adds b to the collected bytes between beginBatch and endBatch.
 func (c *batchConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +83,7 @@ func (c *batchConn) flush() error {
 	return err
 }
 
-// write writes to the network within the timeout. After an error, the connection cannot be used.
+// write writes bytes to the network within the write timeout. After an error, the connection cannot be used.
 func (c *batchConn) write(b []byte) (int, error) {
 	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
 		return 0, err

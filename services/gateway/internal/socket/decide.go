@@ -38,7 +38,7 @@ func parseDecision(data []byte) (clientRequest, error) {
 		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
 	if r.SessionID != "" {
-		if err := reads.CheckSession(r.SessionID); err != nil {
+		if err := reads.CheckSessionID(r.SessionID); err != nil {
 			return r, err
 		}
 	}

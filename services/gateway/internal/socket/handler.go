@@ -130,7 +130,7 @@ func (h *Handler) removeConn(c *conn) {
 	delete(h.conns, c)
 }
 
-// conn is one WebSocket connection of a client, which can join several sessions.
+// conn is one WebSocket connection of a client. A client can join several sessions on one connection.
 type conn struct {
 	handler   *Handler
 	ws        *websocket.Conn

@@ -70,7 +70,7 @@ func (r clientRequest) replayRequest() (*replay.Request, error) {
 	}
 	if r.ExecutionID != nil {
 		ask.Execution = *r.ExecutionID
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return nil, err
 		}
 	}

@@ -89,7 +89,7 @@ func (errLeftByClient) Error() string { return "the client left the session" }
 
 // leaveSession ends the join of the session that a message session:leave names.
 func (c *conn) leaveSession(r clientRequest) error {
-	if err := reads.CheckSession(r.SessionID); err != nil {
+	if err := reads.CheckSessionID(r.SessionID); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -104,7 +104,7 @@ func (c *conn) leaveSession(r clientRequest) error {
 
 // joinSession starts a goroutine that streams or replays a session.
 func (c *conn) joinSession(ctx context.Context, r clientRequest) error {
-	if err := reads.CheckSession(r.SessionID); err != nil {
+	if err := reads.CheckSessionID(r.SessionID); err != nil {
 		return err
 	}
 	ask, err := r.replayRequest()
@@ -145,7 +145,7 @@ func (c *conn) followSession(ctx context.Context, r clientRequest) {
 	reader, err := c.handler.cfg.Live.Join(ctx, c.principal.Tenant, c.principal.Agents, r.SessionID, r.After)
 	if err != nil {
 		c.removeJoin(r.SessionID)
-		c.answerFailedJoin(ctx, r, err)
+		c.sendFailedJoin(ctx, r, err)
 		return
 	}
 	defer reader.Close()
@@ -164,7 +164,7 @@ func (c *conn) sendReplay(ctx context.Context, r clientRequest, ask replay.Reque
 	from, err := c.handler.cfg.Player.Open(ctx, ask)
 	if err != nil {
 		c.removeJoin(r.SessionID)
-		c.answerFailedJoin(ctx, r, err)
+		c.sendFailedJoin(ctx, r, err)
 		return
 	}
 	defer from.Close()
@@ -177,8 +177,8 @@ func (c *conn) sendReplay(ctx context.Context, r clientRequest, ask replay.Reque
 	c.sendJoinEnd(r, cursor, err)
 }
 
-// answerFailedJoin answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
-func (c *conn) answerFailedJoin(ctx context.Context, r clientRequest, err error) {
+// sendFailedJoin answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
+func (c *conn) sendFailedJoin(ctx context.Context, r clientRequest, err error) {
 	var left errLeftByClient
 	if errors.As(context.Cause(ctx), &left) {
 		_ = c.sendMessage(serverMessage{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())

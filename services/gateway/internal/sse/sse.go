@@ -58,7 +58,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckSession(session); err != nil {
+	if err := reads.CheckSessionID(session); err != nil {
 		return err
 	}
 	q, err := parseParameters(r)
@@ -156,7 +156,8 @@ func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Cont
 	}, err
 }
 
-// replayRequest returns the request for a replay. A browser that reconnects continues after Last-Event-ID.
+// replayRequest returns the request for a replay that the parameters of an HTTP request describe. For a browser that
+// reconnects, the replay continues after Last-Event-ID.
 func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	ask := replay.Request{From: 1, Speed: 1}
 	if q.Has("after") {
@@ -184,7 +185,7 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	}
 	if q.Has("executionId") {
 		ask.Execution = q.Get("executionId")
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return ask, err
 		}
 	}
@@ -240,7 +241,8 @@ func fieldProblem(err error) error {
 	return err
 }
 
-// requestCursor returns the client's cursor: Last-Event-ID, which a browser sends when it reconnects, or else after.
+// requestCursor returns the cursor of a client: the header Last-Event-ID, which a browser sends when it reconnects,
+// or else the parameter after.
 func requestCursor(r *http.Request, q url.Values) (uint32, error) {
 	name, text := "after", q.Get("after")
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
