@@ -183,15 +183,15 @@ func (h *Hub) checkFrames(ctx context.Context) {
 			return
 		case <-time.After(tipCheckGrace): // frames may still be on the way
 		}
-		if h.missesFrames(p, last) {
+		if h.recordMissedFrames(p, last) {
 			h.rereadPartitionText(p, "behind")
 		}
 	}
 }
 
-// missesFrames reports whether a partition has not received a frame that is in last, the last frame of each executor
-// in DELTAS.
-func (h *Hub) missesFrames(p *partition, last []deltas.Frame) bool {
+// recordMissedFrames reports whether a partition has not received a frame that is in last, the last frame of each
+// executor in DELTAS. It records these frames as seen, because the caller then reads the text from DELTAS.
+func (h *Hub) recordMissedFrames(p *partition, last []deltas.Frame) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	misses := false
