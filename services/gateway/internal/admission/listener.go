@@ -30,11 +30,11 @@ type Listener struct {
 	hosts map[string]int
 }
 
-// NewListener returns a Listener that accepts connections of l: total of them at the same time, and each from one
-// remote address. It sends answer on a refused connection before it closes the connection; with a nil answer it sends
-// nothing.
-func NewListener(l net.Listener, total, each int, answer []byte) *Listener {
-	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, maxPendingRefusals), hosts: map[string]int{}}
+// NewListener returns a Listener that accepts connections of l: at most maxTotal at the same time, and at most
+// maxPerAddress from one remote address. It sends answer on a refused connection before it closes the connection;
+// with a nil answer it sends nothing.
+func NewListener(l net.Listener, maxTotal, maxPerAddress int, answer []byte) *Listener {
+	return &Listener{Listener: l, total: maxTotal, each: maxPerAddress, answer: answer, answering: make(chan struct{}, maxPendingRefusals), hosts: map[string]int{}}
 }
 
 // Accept returns the next connection that is within the limits.

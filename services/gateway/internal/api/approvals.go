@@ -125,15 +125,15 @@ func (s *Server) decideApproval(ctx context.Context, a *spoolv1.Approval, r *spo
 	return &spoolv1.DecideApprovalResponse{Position: answer.Position}, nil
 }
 
-// checkJSONValue returns a problem if a JSON value of a request has more than most bytes, is nested too deep, or is
-// not valid. Over gRPC such a value arrives as unparsed text.
-func checkJSONValue(field string, m *spoolv1.Json, most int) error {
+// checkJSONValue returns a problem if a JSON value of a request has more than maxBytes bytes, is nested too deep, or
+// is not valid. Over gRPC such a value arrives as unparsed text.
+func checkJSONValue(field string, m *spoolv1.Json, maxBytes int) error {
 	text := []byte(m.GetText())
 	switch {
 	case m == nil:
 		return nil
-	case len(text) > most:
-		return problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the value", len(text), most))
+	case len(text) > maxBytes:
+		return problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the value", len(text), maxBytes))
 	case wirejson.CheckDepth(text) != nil:
 		return problem.Invalid(field, "the value is nested deeper than %d levels", wirejson.MaxDepth)
 	case !json.Valid(text):
@@ -145,22 +145,22 @@ func checkJSONValue(field string, m *spoolv1.Json, most int) error {
 // checkDecision compares a person's decision d, and the answers and arguments that the person filled in, with the
 // approval request. It sets the answers of d, except those to secret questions. It returns these: JSON lists of texts
 // by the id of the question.
-func (s *Server) checkDecision(d *events.ApprovalDecided, answers json.RawMessage, asked events.ApprovalRequested) (secrets map[string][]byte, err error) {
+func (s *Server) checkDecision(d *events.ApprovalDecided, answers json.RawMessage, request events.ApprovalRequested) (secrets map[string][]byte, err error) {
 	switch {
 	case len(answers) > 0 && d.Decision != events.DecisionAnswer:
 		return nil, problem.Invalid("answers", "answers are given with the decision answer")
 	case len(d.Content) > 0 && d.Decision != events.DecisionAnswer:
 		return nil, problem.Invalid("content", "content is given with the decision answer")
-	case len(answers) > 0 && asked.Kind != events.ApprovalQuestion:
+	case len(answers) > 0 && request.Kind != events.ApprovalQuestion:
 		return nil, problem.Invalid("answers", "the request asks no questions")
 	case len(answers) > 0:
-		return s.checkAnswers(d, answers, asked.Questions)
-	case len(asked.Schema) == 0:
+		return s.checkAnswers(d, answers, request.Questions)
+	case len(request.Schema) == 0:
 		return nil, nil
-	case len(d.Content) > 0 && asked.Kind == events.ApprovalElicitation:
-		return nil, checkSchema("content", asked.Schema, d.Content)
-	case len(d.Arguments) > 0 && asked.Kind == events.ApprovalTool && asked.Editable:
-		return nil, checkSchema("arguments", asked.Schema, d.Arguments)
+	case len(d.Content) > 0 && request.Kind == events.ApprovalElicitation:
+		return nil, checkSchema("content", request.Schema, d.Content)
+	case len(d.Arguments) > 0 && request.Kind == events.ApprovalTool && request.Editable:
+		return nil, checkSchema("arguments", request.Schema, d.Arguments)
 	}
 	return nil, nil
 }

@@ -42,12 +42,12 @@ const enforcementTimeout = 5 * time.Second
 // budgets have received it. It returns the tenant and the position of the change in the log. Only the root key may
 // change a budget, because a tenant must not raise its own. The problem READ_MODEL_BEHIND means that the change is in
 // the log, but is not in effect everywhere yet.
-func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
+func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (owner, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
 	}
-	if of, err = keyTenant(p, tenant); err != nil {
+	if owner, err = keyTenant(p, tenant); err != nil {
 		return "", "", err
 	}
 	if !p.Admin {
@@ -56,17 +56,17 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err := checkBudgetPeriod(period); err != nil {
 		return "", "", err
 	}
-	about := events.BudgetOf(of, period).ID
-	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
+	about := events.BudgetOf(owner, period).ID
+	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: owner, About: about, Body: body})
 	if err != nil {
 		return "", "", err
 	}
 	awaitCtx, cancel := context.WithTimeout(ctx, enforcementTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.AwaitMinPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, of, period, limit)); err != nil {
+	if err := errors.Join(s.Reads.AwaitMinPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, owner, period, limit)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").WithCause(err)
 	}
-	return of, a.Position, nil
+	return owner, a.Position, nil
 }
 
 // checkBudgetPeriod returns a problem unless p is a period for which a budget can be set.

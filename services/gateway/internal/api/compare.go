@@ -76,15 +76,15 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 }
 
-// checkComparable returns a problem unless with is the id of a session that the caller may see, and so may compare
+// checkComparable returns a problem unless other is the id of a session that the caller may see, and so may compare
 // with another session.
-func (s *Server) checkComparable(ctx context.Context, tenant, with string) error {
+func (s *Server) checkComparable(ctx context.Context, tenant, other string) error {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return err
 	}
-	if err = reads.CheckSessionID(with); err == nil {
-		err = s.Reads.CheckVisible(ctx, tenant, with, p.Agents)
+	if err = reads.CheckSessionID(other); err == nil {
+		err = s.Reads.CheckVisible(ctx, tenant, other, p.Agents)
 	}
 	return otherSessionError(err)
 }

@@ -42,14 +42,14 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 }
 
 // eventPageSize returns the number of events that a page may have, or an error if the request asks for too many.
-func eventPageSize(asked uint32) (int, error) {
+func eventPageSize(requested uint32) (int, error) {
 	switch {
-	case asked == 0:
+	case requested == 0:
 		return DefaultEventPageSize, nil
-	case asked > MaxEventPageSize:
-		return 0, problem.Invalid("limit", "value is %d; the limit is %d", asked, MaxEventPageSize)
+	case requested > MaxEventPageSize:
+		return 0, problem.Invalid("limit", "value is %d; the limit is %d", requested, MaxEventPageSize)
 	}
-	return int(asked), nil
+	return int(requested), nil
 }
 
 // eventMessages converts stored events to API messages.
@@ -103,9 +103,9 @@ func valueOrTrue(option *bool) bool { return option == nil || *option }
 
 // splitEventTypes splits lists of event types that are separated by commas. It returns nil if the request names none,
 // which means all types.
-func splitEventTypes(given []string) []string {
+func splitEventTypes(lists []string) []string {
 	var list []string
-	for _, g := range given {
+	for _, g := range lists {
 		for t := range strings.SplitSeq(g, ",") {
 			if t = strings.TrimSpace(t); t != "" {
 				list = append(list, t)

@@ -32,28 +32,28 @@ func (s *Server) RemoveLimits(ctx context.Context, r *spoolv1.RemoveLimitsReques
 // changeLimits sends a command that changes a tenant's limits to l, and blocks until the services that enforce limits
 // have received them. It returns the tenant and the position of the change in the log. Only the root key may change
 // limits, because a tenant must not raise its own.
-func (s *Server) changeLimits(ctx context.Context, tenant string, l events.TenantLimits, t command.Type, body any) (of, position string, err error) {
+func (s *Server) changeLimits(ctx context.Context, tenant string, l events.TenantLimits, t command.Type, body any) (owner, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
 	}
-	if of, err = keyTenant(p, tenant); err != nil {
+	if owner, err = keyTenant(p, tenant); err != nil {
 		return "", "", err
 	}
 	if !p.Admin {
 		return "", "", problem.New(problem.Forbidden, "", "limits of tenants are set with the root key")
 	}
-	about := events.LimitsOf(of).ID
-	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
+	about := events.LimitsOf(owner).ID
+	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: owner, About: about, Body: body})
 	if err != nil {
 		return "", "", err
 	}
 	awaitCtx, cancel := context.WithTimeout(ctx, enforcementTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.AwaitMinPosition(ctx, about, a.Position), s.AwaitLimits(awaitCtx, of, l)); err != nil {
+	if err := errors.Join(s.Reads.AwaitMinPosition(ctx, about, a.Position), s.AwaitLimits(awaitCtx, owner, l)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former limits for a moment, and reads show them until the projector has caught up; get the limits to see when").WithCause(err)
 	}
-	return of, a.Position, nil
+	return owner, a.Position, nil
 }
 
 // GetLimits returns a tenant's own limits and its present use.

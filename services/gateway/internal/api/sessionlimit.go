@@ -69,8 +69,8 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 }
 
 // admitSession adds a session to the tenant's uncounted ones. It returns the problem TENANT_SESSIONS if the tenant
-// already has most sessions. A session that the read models contain is not added.
-func (s *Server) admitSession(ctx context.Context, tenant, session string, most int) error {
+// already has limit sessions. A session that the read models contain is not added.
+func (s *Server) admitSession(ctx context.Context, tenant, session string, limit int) error {
 	n := s.newSessions.forTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Server) admitSession(ctx context.Context, tenant, session string, most 
 		}
 		ids = append(ids, id)
 	}
-	stored, known, err := s.Reads.CountSessions(ctx, tenant, ids, most)
+	stored, known, err := s.Reads.CountSessions(ctx, tenant, ids, limit)
 	if err != nil {
 		return err
 	}
@@ -93,8 +93,8 @@ func (s *Server) admitSession(ctx context.Context, tenant, session string, most 
 			return nil // a repeat of an earlier command
 		}
 	}
-	if _, again := n.ids[session]; !again && stored+len(n.ids) >= most {
-		return problem.New(problem.TenantSessions, "", fmt.Sprintf("the tenant has %d sessions, and may have %d; delete some", stored+len(n.ids), most))
+	if _, again := n.ids[session]; !again && stored+len(n.ids) >= limit {
+		return problem.New(problem.TenantSessions, "", fmt.Sprintf("the tenant has %d sessions, and may have %d; delete some", stored+len(n.ids), limit))
 	}
 	n.ids[session] = now
 	return nil

@@ -377,6 +377,6 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 }
 
 // tooLargeDetail returns the detail of a problem about something that has more bytes than its limit.
-func tooLargeDetail(what string, have, limit int) string {
-	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
+func tooLargeDetail(what string, size, limit int) string {
+	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, size, limit)
 }

@@ -220,13 +220,13 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint
 	return list[i].Seq, nil
 }
 
-// snapshotName returns the object name of a snapshot of the session of. An event contains the whole name or, from
-// earlier builds, only the id.
-func snapshotName(p reads.SessionState, of, snapshot string) (string, error) {
-	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
+// snapshotName returns the object name of a snapshot that the session owner took. An event contains the whole name
+// or, from earlier builds, only the id.
+func snapshotName(p reads.SessionState, owner, snapshot string) (string, error) {
+	tenant, session, id, err := p.Tenant, owner, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
-		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
-			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, of)
+		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != owner) {
+			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, owner)
 		}
 	}
 	return workspace.Name(tenant, session, id), err

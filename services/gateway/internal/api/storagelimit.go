@@ -12,9 +12,9 @@ import (
 )
 
 // settleUpload settles the hold of an upload after the command about it was sent, with the answer a or the error err.
-// about is the id that the answer's position belongs to. If the command was refused, the upload counts until gone
-// reports that its content was removed.
-func settleUpload(hold *quota.UploadHold, about string, a command.Answer, err error, gone func(context.Context) (bool, error)) {
+// about is the id that the answer's position belongs to. If the command was refused, the upload counts until the
+// function removed reports that its content was removed.
+func settleUpload(hold *quota.UploadHold, about string, a command.Answer, err error, removed func(context.Context) (bool, error)) {
 	var p *problem.Error
 	switch {
 	case err == nil:
@@ -22,7 +22,7 @@ func settleUpload(hold *quota.UploadHold, about string, a command.Answer, err er
 	case errors.As(err, &p) && p.Code == problem.Unavailable:
 		hold.SettleUnknown()
 	default:
-		hold.SettleRefused(gone)
+		hold.SettleRefused(removed)
 	}
 }
 

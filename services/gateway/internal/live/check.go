@@ -64,15 +64,15 @@ func (h *Hub) flushSubscriptions(ctx context.Context) {
 	}
 }
 
-// compareFeeds compares the feeds for which the function which returns true with Postgres, and makes those that are
-// behind read the missing events from it. why is the reason for the metric Reread.
-func (h *Hub) compareFeeds(ctx context.Context, why string, which func(*feed) bool) {
+// compareFeeds compares the feeds for which matches returns true with Postgres, and makes those that are behind read
+// the missing events from it. reason is counted in the metric Reread.
+func (h *Hub) compareFeeds(ctx context.Context, reason string, matches func(*feed) bool) {
 	type stored struct {
 		feeds []*feed
 		tips  map[string]uint32
 	}
 	var batches []stored
-	for tenant, list := range h.startedFeeds(which) {
+	for tenant, list := range h.startedFeeds(matches) {
 		for batch := range slices.Chunk(list, checkBatchSessions) {
 			ids := make([]string, len(batch))
 			for i, f := range batch {
@@ -99,20 +99,20 @@ func (h *Hub) compareFeeds(ctx context.Context, why string, which func(*feed) bo
 	for _, b := range batches {
 		for _, f := range b.feeds {
 			tip, found := b.tips[f.session]
-			f.compareTip(tip, found, why)
+			f.compareTip(tip, found, reason)
 		}
 	}
 }
 
-// startedFeeds returns, by tenant, the feeds that have been loaded and for which the function which returns true.
-func (h *Hub) startedFeeds(which func(*feed) bool) map[string][]*feed {
+// startedFeeds returns, by tenant, the feeds that have been loaded and for which matches returns true.
+func (h *Hub) startedFeeds(matches func(*feed) bool) map[string][]*feed {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := map[string][]*feed{}
 	for _, f := range h.feeds {
 		select {
 		case <-f.ready:
-			if which(f) {
+			if matches(f) {
 				out[f.tenant] = append(out[f.tenant], f)
 			}
 		default:
@@ -124,11 +124,11 @@ func (h *Hub) startedFeeds(which func(*feed) bool) map[string][]*feed {
 // compareTip makes the feed read Postgres if the feed is behind tip, the session's last event there, or if Postgres
 // does not have the session (found is false). It also requests missing text, and drops the events that every Reader
 // has returned.
-func (f *feed) compareTip(tip uint32, found bool, why string) {
+func (f *feed) compareTip(tip uint32, found bool, reason string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !found || tip > f.tip {
-		f.startReread(why)
+		f.startReread(reason)
 	}
 	f.checkOpenText(time.Now())
 	low := f.tip

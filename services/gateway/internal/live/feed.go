@@ -134,8 +134,8 @@ func (f *feed) handleLiveMessage(data []byte) {
 }
 
 // applyMessage appends the events of a message of LIVE to the feed. changed reports whether Readers have something
-// new. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
-func (f *feed) applyMessage(m liveMessage) (changed bool, why string) {
+// new. reason is why the feed must read Postgres, or "" if nothing is missing. mu must be held.
+func (f *feed) applyMessage(m liveMessage) (changed bool, reason string) {
 	for _, raw := range m.Events {
 		switch took, err := f.appendEvent(raw, nil); {
 		case err != nil:
@@ -248,8 +248,8 @@ func errSessionDeleted() error {
 }
 
 // startReread makes a goroutine read the feed's missing events from Postgres; if one is running, it reads once more.
-// why is the reason for the metric Reread. mu must be held.
-func (f *feed) startReread(why string) {
+// reason is counted in the metric Reread. mu must be held.
+func (f *feed) startReread(reason string) {
 	if f.ended != nil {
 		return
 	}
@@ -262,7 +262,7 @@ func (f *feed) startReread(why string) {
 	if f.hub.closed {
 		return
 	}
-	f.hub.cfg.Metrics.Reread(why)
+	f.hub.cfg.Metrics.Reread(reason)
 	f.reading = true
 	ctx := f.hub.run
 	f.hub.work.Go(func() { f.readMissing(ctx) })

@@ -122,8 +122,8 @@ func liveSubject(b, session []byte) []byte {
 }
 
 // rereadPartitionText makes the feeds of a partition read DELTAS, because frames were lost.
-func (h *Hub) rereadPartitionText(p *partition, why string) {
-	h.cfg.Metrics.Reread("text-" + why)
+func (h *Hub) rereadPartitionText(p *partition, reason string) {
+	h.cfg.Metrics.Reread("text-" + reason)
 	for _, f := range h.partitionFeeds(p) {
 		f.rereadText()
 	}
@@ -142,9 +142,9 @@ func (h *Hub) partitionFeeds(p *partition) (list []*feed) {
 }
 
 // rereadAllText makes all feeds read DELTAS.
-func (h *Hub) rereadAllText(why string) {
+func (h *Hub) rereadAllText(reason string) {
 	for _, p := range h.activePartitions() {
-		h.rereadPartitionText(p, why)
+		h.rereadPartitionText(p, reason)
 	}
 }
 

@@ -41,8 +41,9 @@ type Metrics struct {
 	Certificate *certificate.Collector
 }
 
-// New creates the metrics of a gateway. If also is not nil, New registers them with also too.
-func New(also prometheus.Registerer) *Metrics {
+// New creates the metrics of a gateway and registers them with a registry of their own. If second is not nil, New
+// registers them with second too.
+func New(second prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
 	}
@@ -50,7 +51,7 @@ func New(also prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_gateway_" + name, Help: help})
 	}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), also: also,
+		registry: prometheus.NewRegistry(), also: second,
 		requests: counter("http_requests_total", "Answered HTTP requests.", "method", "route", "status"),
 		inFlight: gauge("http_requests_in_flight", "HTTP requests in progress, including SSE streams."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{

@@ -40,19 +40,19 @@ func trimForFolding(s *spoolv1.ExecutionStatus) {
 	s.Subagents = keepNewest(s.Subagents, MaxSubagents, MaxOpenElements, subagentIsOpen)
 }
 
-// keepNewest returns list with its newest elements: up to ended elements for which open returns false, and up to
-// opened for which it returns true.
-func keepNewest[T any](list []T, ended, opened int, open func(T) bool) []T {
-	if len(list) <= min(ended, opened) {
+// keepNewest returns list with its newest elements: up to maxEnded for which isOpen returns false, and up to maxOpen
+// for which it returns true.
+func keepNewest[T any](list []T, maxEnded, maxOpen int, isOpen func(T) bool) []T {
+	if len(list) <= min(maxEnded, maxOpen) {
 		return list
 	}
-	excess := map[bool]int{false: -ended, true: -opened}
+	excess := map[bool]int{false: -maxEnded, true: -maxOpen}
 	for _, x := range list {
-		excess[open(x)]++
+		excess[isOpen(x)]++
 	}
 	return slices.DeleteFunc(list, func(x T) bool {
-		excess[open(x)]--
-		return excess[open(x)] >= 0
+		excess[isOpen(x)]--
+		return excess[isOpen(x)] >= 0
 	})
 }
 
@@ -64,16 +64,16 @@ func TrimForSending(s *spoolv1.ExecutionStatus) {
 	s.PendingApprovals = s.PendingApprovals[:min(len(s.PendingApprovals), maxApprovals)]
 }
 
-// keepOpenFirst returns list with up to limit elements. It keeps elements for which open returns true before others,
-// and newer ones before older ones.
-func keepOpenFirst[T any](list []T, limit int, open func(T) bool) []T {
+// keepOpenFirst returns list with up to limit elements. It keeps elements for which isOpen returns true before
+// others, and newer ones before older ones.
+func keepOpenFirst[T any](list []T, limit int, isOpen func(T) bool) []T {
 	opened := 0
 	for _, x := range list {
-		if open(x) {
+		if isOpen(x) {
 			opened++
 		}
 	}
-	return keepNewest(list, max(0, limit-opened), limit, open)
+	return keepNewest(list, max(0, limit-opened), limit, isOpen)
 }
 
 // TruncateName returns the first maxNameBytes bytes of a name or a code.

@@ -210,18 +210,18 @@ func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
 	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
 }
 
-// applyBlock applies the block of a block_start or block_complete to a status. unset is the block's status if the
-// block has none.
-func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, unset events.BlockStatus, e events.Event) {
+// applyBlock applies the block of a block_start or block_complete to a status. A block without a status gets
+// defaultStatus.
+func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, defaultStatus events.BlockStatus, e events.Event) {
 	if e.ConversationID != "" {
 		b.ConversationID = e.ConversationID
 	}
 	if b.Time.IsZero() {
 		b.Time = e.Time
 	}
-	whole := unset == events.StatusComplete || b.Status != events.StatusPending
+	whole := defaultStatus == events.StatusComplete || b.Status != events.StatusPending
 	if b.Status == "" {
-		b.Status = unset
+		b.Status = defaultStatus
 	}
 	switch b.Kind {
 	case events.KindUserMessage, events.KindAssistantText:

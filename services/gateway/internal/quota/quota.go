@@ -212,14 +212,14 @@ func pruneLeftovers(ctx context.Context, list []leftover) ([]leftover, error) {
 }
 
 // addLeftover appends a leftover to a list that is sorted by time, or merges the leftover into the last one.
-func (q *Quota) addLeftover(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
+func (q *Quota) addLeftover(list []leftover, bytes int64, removed func(context.Context) (bool, error)) []leftover {
 	now := q.cfg.Now()
 	if n := len(list); n > 0 && now.Sub(list[n-1].since) < leftoverMergeSpan {
 		list[n-1].bytes += bytes
-		list[n-1].removed = gone
+		list[n-1].removed = removed
 		return list
 	}
-	return appendLeftover(list, leftover{now, bytes, gone})
+	return appendLeftover(list, leftover{now, bytes, removed})
 }
 
 // appendLeftover appends a leftover without merging it.
@@ -306,30 +306,31 @@ func (h *UploadHold) SettleAccepted(about, position string) {
 }
 
 // SettleCopied is like SettleAccepted, for an upload that was copied: the event counts the copy, and the upload
-// itself also counts until gone reports that it was removed.
-func (h *UploadHold) SettleCopied(about, position string, gone func(context.Context) (bool, error)) {
+// itself also counts until the function removed reports that it was removed.
+func (h *UploadHold) SettleCopied(about, position string, removed func(context.Context) (bool, error)) {
 	h.SettleAccepted(about, position)
-	h.settleWith(func() { h.storage.accepted = h.quota.addLeftover(h.storage.accepted, h.taken, gone) })
+	h.settleWith(func() { h.storage.accepted = h.quota.addLeftover(h.storage.accepted, h.taken, removed) })
 }
 
-// SettleRefused ends an upload to which no event refers. The upload counts until gone reports that it was removed.
-// The quota calls gone only when another upload of the tenant would not fit; an error of gone makes that upload fail.
-func (h *UploadHold) SettleRefused(gone func(context.Context) (bool, error)) {
+// SettleRefused ends an upload to which no event refers. The upload counts until the function removed reports that it
+// was removed. The quota calls that function only when another upload of the tenant would not fit; an error of it
+// makes that upload fail.
+func (h *UploadHold) SettleRefused(removed func(context.Context) (bool, error)) {
 	h.settleWith(func() {
 		delete(h.storage.holds, h)
 		if h.taken > 0 {
-			h.storage.refused = h.quota.addLeftover(h.storage.refused, h.taken, gone)
+			h.storage.refused = h.quota.addLeftover(h.storage.refused, h.taken, removed)
 		}
 	})
 }
 
 // SettleUnreferenced ends an upload to which no event refers yet, but to which a later command may refer. The upload
-// counts until gone reports true: then an event counts the upload, or the upload was removed.
-func (h *UploadHold) SettleUnreferenced(gone func(context.Context) (bool, error)) {
+// counts until the function removed reports true: then an event counts the upload, or the upload was removed.
+func (h *UploadHold) SettleUnreferenced(removed func(context.Context) (bool, error)) {
 	h.settleWith(func() {
 		delete(h.storage.holds, h)
 		if h.taken > 0 {
-			h.storage.refused = appendLeftover(h.storage.refused, leftover{h.quota.cfg.Now(), h.taken, gone})
+			h.storage.refused = appendLeftover(h.storage.refused, leftover{h.quota.cfg.Now(), h.taken, removed})
 		}
 	})
 }

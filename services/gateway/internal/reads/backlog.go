@@ -35,7 +35,7 @@ type backlogSearch func(ctx context.Context, after checkpoints) (session string,
 // readOrSearchBacklog runs a read, and runs it again if it finds nothing. If it still finds nothing,
 // readOrSearchBacklog searches the backlog and returns the session that the search found. The session "" means that
 // err is the final result of the read.
-func (s *Store) readOrSearchBacklog(ctx context.Context, in backlogSearch, read func() error) (session string, err error) {
+func (s *Store) readOrSearchBacklog(ctx context.Context, search backlogSearch, read func() error) (session string, err error) {
 	if err := read(); !isNotFound(err) {
 		return "", err
 	}
@@ -51,7 +51,7 @@ func (s *Store) readOrSearchBacklog(ctx context.Context, in backlogSearch, read 
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.FreshWait)
 	defer cancel()
-	if session, err = in(ctx, after); err != nil || session != "" {
+	if session, err = search(ctx, after); err != nil || session != "" {
 		return session, err
 	}
 	return "", missing
@@ -66,10 +66,10 @@ func isNotFound(err error) bool {
 
 // awaitRead runs a read, and repeats it for a limited time while the backlog contains what the read did not find, so
 // that a client finds a session that it has just created. After that time it returns READ_MODEL_BEHIND.
-func (s *Store) awaitRead(ctx context.Context, in backlogSearch, read func() error) error {
+func (s *Store) awaitRead(ctx context.Context, search backlogSearch, read func() error) error {
 	deadline := time.NewTimer(s.cfg.FreshWait)
 	defer deadline.Stop()
-	session, err := s.readOrSearchBacklog(ctx, in, read)
+	session, err := s.readOrSearchBacklog(ctx, search, read)
 	if session == "" {
 		return err
 	}

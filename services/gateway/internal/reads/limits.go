@@ -28,10 +28,10 @@ func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, 
 	}, nil
 }
 
-// CountSessions counts a tenant's sessions, up to most, and returns which of the ids are, or were, sessions of the
+// CountSessions counts a tenant's sessions, up to limit, and returns which of the ids are, or were, sessions of the
 // tenant.
-func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, most int) (n int, known []string, err error) {
-	r, err := s.queries.CountSessions(ctx, queries.CountSessionsParams{Tenant: tenant, Ids: ids, Most: int32(most)})
+func (s *Store) CountSessions(ctx context.Context, tenant string, ids []string, limit int) (n int, known []string, err error) {
+	r, err := s.queries.CountSessions(ctx, queries.CountSessionsParams{Tenant: tenant, Ids: ids, Most: int32(limit)})
 	return int(r.Sessions), r.Known, err
 }
 

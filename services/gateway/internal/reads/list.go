@@ -254,15 +254,16 @@ func (l listTable) addMetadataCondition(q *statementBuilder, f Filter) error {
 	return nil
 }
 
-// checkFilterText returns an error for text of a filter that is longer than most or that Postgres cannot store.
-func checkFilterText(field, s string, most int) error {
+// checkFilterText returns an error for text of a filter that has more than maxBytes bytes or that Postgres cannot
+// store.
+func checkFilterText(field, s string, maxBytes int) error {
 	switch {
 	case !utf8.ValidString(s):
 		return problem.Invalid(field, "value is not valid UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
 		return problem.Invalid(field, "value contains U+0000")
-	case len(s) > most:
-		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
+	case len(s) > maxBytes:
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), maxBytes)
 	}
 	return nil
 }

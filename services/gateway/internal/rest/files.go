@@ -29,9 +29,9 @@ const (
 	contentTypeTar = "application/x-tar"
 )
 
-// parseFilesPath parses the path of a request for workspace files. has reports whether the path names a file; ok
+// parseFilesPath parses the path of a request for workspace files. hasFile reports whether the path names a file; ok
 // reports whether it is such a path at all.
-func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
+func parseFilesPath(urlPath string) (session, file string, hasFile, ok bool) {
 	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
 	if !ok {
 		return "", "", false, false
@@ -47,13 +47,13 @@ func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 }
 
 // serveFiles serves requests for workspace files: reads from a snapshot or the running sandbox, and changes.
-func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, has bool) error {
+func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, hasFile bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
 		http.MethodGet: func() error { return h.listFiles(w, r, session) }, http.MethodHead: func() error { return h.listFiles(w, r, session) },
 		http.MethodPut: func() error { return h.putTar(w, r, session) },
 	}
-	if has {
+	if hasFile {
 		w.route += "/{path}"
 		get := func() error { return h.getFile(w, r, session, file) }
 		serve = map[string]func() error{
@@ -237,10 +237,10 @@ type fileEntry struct {
 	ExecutionID string     `json:"executionId,omitempty"` // the execution that changed it last
 }
 
-// writeListing writes workspace entries as JSON. by has the execution that changed a file last, by the path of the
-// file. writeListing encodes and writes each entry separately, because a workspace may have a hundred thousand of
+// writeListing writes workspace entries as JSON. changedBy has the execution that changed a file last, by the path of
+// the file. writeListing encodes and writes each entry separately, because a workspace may have a hundred thousand of
 // them.
-func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry, by map[string]string) error {
+func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry, changedBy map[string]string) error {
 	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
 	if err != nil {
 		return err
@@ -249,7 +249,7 @@ func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry,
 		return err
 	}
 	for i, e := range list {
-		line, err := json.Marshal(newFileEntry(e, by))
+		line, err := json.Marshal(newFileEntry(e, changedBy))
 		if err != nil {
 			return err
 		}
@@ -264,10 +264,10 @@ func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry,
 	return err
 }
 
-// newFileEntry returns the JSON form of a workspace entry. by has the execution that changed a file last, by the path
-// of the file.
-func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
-	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
+// newFileEntry returns the JSON form of a workspace entry. changedBy has the execution that changed a file last, by
+// the path of the file.
+func newFileEntry(e workspace.Entry, changedBy map[string]string) fileEntry {
+	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: changedBy[e.Path]}
 	if !utf8.ValidString(e.Path) {
 		l.Path, l.PathBase64 = strings.ToValidUTF8(e.Path, "\uFFFD"), []byte(e.Path)
 	}

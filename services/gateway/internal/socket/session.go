@@ -159,9 +159,9 @@ func (c *conn) followSession(ctx context.Context, r clientRequest) {
 }
 
 // sendReplay sends the events of a replay, until it ends or the client leaves.
-func (c *conn) sendReplay(ctx context.Context, r clientRequest, ask replay.Request) {
-	ask.Tenant, ask.Agents = c.principal.Tenant, c.principal.Agents
-	from, err := c.handler.cfg.Player.Open(ctx, ask)
+func (c *conn) sendReplay(ctx context.Context, r clientRequest, request replay.Request) {
+	request.Tenant, request.Agents = c.principal.Tenant, c.principal.Agents
+	from, err := c.handler.cfg.Player.Open(ctx, request)
 	if err != nil {
 		c.removeJoin(r.SessionID)
 		c.sendFailedJoin(ctx, r, err)

@@ -203,17 +203,17 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 // reconnecting.
 var errReplayEnded = errors.New("the replay has ended")
 
-// openReplay starts a replay. back is set if the client reconnects: openReplay then returns errReplayEnded if no
-// event is left to send.
-func (h *Handler) openReplay(ctx context.Context, ask replay.Request, back bool) (frameSource, error) {
-	if back && ask.To != nil && ask.From == *ask.To+1 {
+// openReplay starts a replay. reconnects is set if the client reconnects: openReplay then returns errReplayEnded if
+// no event is left to send.
+func (h *Handler) openReplay(ctx context.Context, request replay.Request, reconnects bool) (frameSource, error) {
+	if reconnects && request.To != nil && request.From == *request.To+1 {
 		return nil, errReplayEnded
 	}
-	from, err := h.cfg.Player.Open(ctx, ask)
-	if p := (*problem.Error)(nil); back && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == ask.From {
+	from, err := h.cfg.Player.Open(ctx, request)
+	if p := (*problem.Error)(nil); reconnects && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == request.From {
 		return nil, errReplayEnded
 	}
-	if back && errors.Is(err, replay.ErrExecutionEnded) {
+	if reconnects && errors.Is(err, replay.ErrExecutionEnded) {
 		return nil, errReplayEnded
 	}
 	if err != nil {
