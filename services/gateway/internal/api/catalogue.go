@@ -126,8 +126,9 @@ func entryReference(r entryRequest, version string) (events.Reference, error) {
 	return withShortScope(ref), nil
 }
 
-// checkMayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only with a key of tenant platform, which
-// the root key creates, and on a server without keys. A key that is limited to agents can change only these.
+// checkMayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only
+// with a key of tenant platform, which the root key creates, and on a server without keys. A key that is limited to
+// agents can change only these.
 func checkMayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
 		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key creates; every tenant may read them")

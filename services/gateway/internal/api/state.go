@@ -183,8 +183,8 @@ func snapshotEventPhrase(p reads.SessionState) string {
 	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
-// oldestSnapshotPhrase returns a phrase about the oldest snapshot that still exists, for the problem SNAPSHOT_GONE. oldest is the seq of its event, 0 for
-// none.
+// oldestSnapshotPhrase returns a phrase about the oldest snapshot that still exists, for the problem SNAPSHOT_GONE.
+// oldest is the seq of its event, 0 for none.
 func oldestSnapshotPhrase(oldest uint32) string {
 	if oldest == 0 {
 		return "and none is left"
