@@ -75,7 +75,8 @@ func WithFullScope(r events.Reference) events.Reference {
 	return r
 }
 
-// tagsOfVersion returns the tags that refer to a version of a catalogue entry with the given state.
+// tagsOfVersion returns the tags of a catalogue entry that refer to a version. state is the state of the entry in the
+// read models.
 func tagsOfVersion(state, version string) ([]string, error) {
 	var known struct {
 		Tags map[string]string `json:"tags"`

@@ -36,7 +36,8 @@ type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }
 
-// ancestorBehindError returns an errAncestorBehind.
+// ancestorBehindError returns the error for a read that misses events of an ancestor: an errAncestorBehind with the
+// code UNAVAILABLE.
 func ancestorBehindError() error { return errAncestorBehind{errReadModelsFolding()} }
 
 // awaitAncestors runs a read, and repeats it for a limited time while the read returns an errAncestorBehind.
@@ -66,7 +67,7 @@ func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancest
 	return list, err
 }
 
-// readAncestors implements ancestors, without waiting for read models that are behind.
+// readAncestors implements ancestors, without waiting until the read models contain the session.
 func (s *Store) readAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	rows, err := s.queries.Ancestors(ctx, tenant, session)
 	switch {
@@ -94,7 +95,8 @@ func (s *Store) History(ctx context.Context, tenant, session string, after uint3
 	return h, err
 }
 
-// readHistory implements History, without waiting for read models that are behind.
+// readHistory implements History. If the projector group of an ancestor is behind, readHistory returns an
+// errAncestorBehind instead of waiting.
 func (s *Store) readHistory(ctx context.Context, tenant, session string, after uint32, limit int) (h HistoryPage, err error) {
 	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
 		return h, err
@@ -178,7 +180,8 @@ func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string
 	return out, next, err
 }
 
-// readHistoryBlocks implements HistoryBlocks, without waiting for read models that are behind.
+// readHistoryBlocks implements HistoryBlocks. If the projector group of an ancestor is behind, readHistoryBlocks
+// returns an errAncestorBehind instead of waiting.
 func (s *Store) readHistoryBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
 	ancestors, err := s.ancestors(ctx, tenant, session)
 	if err != nil {
