@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
-	"github.com/spoolhq/spool/services/gateway/internal/guard"
+	"github.com/spoolhq/spool/services/gateway/internal/cors"
 )
 
 // Values of Config.Auth: how a gateway authenticates clients.
@@ -74,7 +74,7 @@ func (c *Config) validate() error {
 		name            string
 		value, min, max int64
 	}{
-		{"max-request", c.MaxRequest, api.MaxMessage, 256 << 20},
+		{"max-request", c.MaxRequest, api.MaxMessageBytes, 256 << 20},
 		{"max-file", c.MaxFile, 1, 16 << 30},
 		{"max-transcript", c.MaxTranscript, 1, 1 << 30},
 		{"max-bytes", c.MaxBytes, 10 << 20, 1 << 40},
@@ -107,45 +107,47 @@ func (c *Config) validate() error {
 	}
 	for i, o := range c.AllowedOrigins {
 		c.AllowedOrigins[i] = strings.ToLower(o)
-		if err := guard.CheckOrigin(c.AllowedOrigins[i]); err != nil {
+		if err := cors.ValidateOrigin(c.AllowedOrigins[i]); err != nil {
 			return err
 		}
 	}
-	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKey {
-		return fmt.Errorf("root-key has %d characters; it needs %d or more random characters", len(c.RootKey), auth.MinRootKey)
+	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKeyLength {
+		return fmt.Errorf("root-key has %d characters; it needs %d or more random characters", len(c.RootKey), auth.MinRootKeyLength)
 	}
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)
 	}
-	if _, err := c.proxies(); err != nil {
+	if _, err := c.trustedProxies(); err != nil {
 		return err
 	}
 	if _, err := certificate.CheckPair(c.TLSCert, c.TLSKey); err != nil {
 		return err
 	}
-	return errors.Join(c.checkListen("listen", c.Listen), c.checkListen("grpc-listen", c.GRPCListen))
+	return errors.Join(c.checkListenAddress("listen", c.Listen), c.checkListenAddress("grpc-listen", c.GRPCListen))
 }
 
-// proxies returns the proxies whose X-Forwarded-For is used.
-func (c *Config) proxies() (auth.Proxies, error) {
+// trustedProxies returns the reverse proxies whose header X-Forwarded-For the gateway uses to find a client's
+// address.
+func (c *Config) trustedProxies() (auth.TrustedProxies, error) {
 	p, err := auth.ParseProxies(c.TrustedProxies)
 	p.Any = c.BehindTLSProxy && len(c.TrustedProxies) == 0
 	return p, err
 }
 
-// checkListen refuses to serve other machines without API keys, or without TLS.
-func (c *Config) checkListen(name, addr string) error {
+// checkListenAddress returns an error if other machines can reach addr, the value of the setting name, and API keys
+// or TLS are off.
+func (c *Config) checkListenAddress(name, addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("%s: %.100q is not host:port: %w", name, addr, err)
 	}
-	if c.Auth == AuthOff && !guard.ListensOnLoopback(host) {
+	if c.Auth == AuthOff && !cors.ListensOnLoopback(host) {
 		return fmt.Errorf("%s: %s can be reached from other machines, where keys are needed: use --auth keys, or listen on 127.0.0.1", name, addr)
 	}
 	if c.PublishedAddress != "" {
 		host = c.PublishedAddress
 	}
-	if c.TLSCert == "" && !c.BehindTLSProxy && !guard.ListensOnLoopback(host) {
+	if c.TLSCert == "" && !c.BehindTLSProxy && !cors.ListensOnLoopback(host) {
 		return fmt.Errorf("%s: %s can be reached from other machines, where TLS is needed: name a certificate with --tls-cert and --tls-key, "+
 			"listen on 127.0.0.1, or set --behind-tls-proxy if a proxy in front speaks TLS", name, addr)
 	}

@@ -35,8 +35,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
+	"github.com/spoolhq/spool/services/gateway/internal/cors"
 	"github.com/spoolhq/spool/services/gateway/internal/dead"
-	"github.com/spoolhq/spool/services/gateway/internal/guard"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/objects"
@@ -69,7 +69,7 @@ type Gateway struct {
 	cfg          Config
 	deps         Deps
 	hub          *live.Hub
-	keyWatch     *auth.Watch
+	keyWatch     *auth.KeyWatch
 	limitsWatch  *budget.Watch // limits of tenants
 	socket       *socket.Handler
 	http         *http.Server
@@ -104,12 +104,12 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g := &Gateway{cfg: cfg, deps: deps, ready: make(chan struct{})}
-	return g, g.build(js)
+	return g, g.buildParts(js)
 }
 
-// build creates the parts of the gateway and connects them.
-func (g *Gateway) build(js jetstream.JetStream) error {
-	if err := auth.CheckAccess(); err != nil {
+// buildParts creates the parts of the gateway and connects them.
+func (g *Gateway) buildParts(js jetstream.JetStream) error {
+	if err := auth.CheckAccessTable(); err != nil {
 		return err
 	}
 	counts := metrics.New(g.deps.Metrics)
@@ -127,7 +127,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	g.store = reads.New(g.deps.Pool, reads.Config{Log: log, Partitions: g.deps.Partitions})
-	proxies, err := g.cfg.proxies()
+	proxies, err := g.cfg.trustedProxies()
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
@@ -136,25 +136,25 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		return err
 	}
 	g.limitsWatch = budget.NewWatch(js, g.deps.Logger)
-	g.keyWatch = auth.NewWatch(g.store, g.deps.Logger)
+	g.keyWatch = auth.NewKeyWatch(g.store, g.deps.Logger)
 	admissions := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limitsWatch.Limits})
-	counts.Held(admissions.Bytes)
+	counts.SetHeldBytes(admissions.BytesInFlight)
 	g.hub = live.NewHub(live.Config{
-		Source: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
+		ReadModels: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.LiveMetrics(),
 	})
 	sealer, err := g.sealer(js)
 	if err != nil {
 		return err
 	}
-	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now, Partitions: g.deps.Partitions})
+	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.StoredBytes, Now: g.deps.Now, Partitions: g.deps.Partitions})
 	player := replay.New(replay.Config{Partitions: g.deps.Partitions, Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Dead: dead.New(js), Quota: stored, Admission: admissions,
-		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
-			JetStream: js, Room: g.storageWatch, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
-			OnOutcome: counts.Command, OnStored: g.hub.Committed,
+			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			OnOutcome: counts.CountCommand, OnStored: g.hub.RecordCommit,
 		}),
 		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
@@ -172,19 +172,19 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	g.socket = socket.New(socket.Config{
 		Admission: admissions, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.keyWatch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Decide: server.DecideInSession,
-		Opened: func() func() { return counts.Stream("ws") },
-		Sent:   func(n int) { counts.Sent("ws", n) },
-		Cut:    func(code string) { counts.Cut("ws", code) },
+		Opened: func() func() { return counts.BeginStream("ws") },
+		Sent:   func(n int) { counts.CountSent("ws", n) },
+		Cut:    func(code string) { counts.CountCut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
 		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket,
 		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
-		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
+		CORS: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
 			Admission: admissions, Live: g.hub, Player: player, Watch: g.keyWatch, WriteTimeout: g.cfg.WriteTimeout,
-			Opened: func() func() { return counts.Stream("sse") },
-			Sent:   func(n int) { counts.Sent("sse", n) },
-			Cut:    func(code string) { counts.Cut("sse", code) },
+			Opened: func() func() { return counts.BeginStream("sse") },
+			Sent:   func(n int) { counts.CountSent("sse", n) },
+			Cut:    func(code string) { counts.CountCut("sse", code) },
 		}),
 	})
 	if err != nil {
@@ -204,7 +204,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		g.http.TLSConfig, secure = g.certificate.TLS(), g.certificate.TLS()
 		// On HTTP/2 a connection has many concurrent requests, whose headers are in memory before the clients are
 		// authenticated.
-		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeaderBytes, &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2Streams}
 	}
 	g.grpc = rpc.New(rpc.Config{
 		API: server, Auth: authenticator, Proxies: proxies, Admission: admissions, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
@@ -229,8 +229,8 @@ func (g *Gateway) storageLimit(tenant string) int64 {
 // not read is disconnected after twice the write timeout, and its bytes are returned then.
 const bytesTimeoutFactor = 3
 
-// maxStreams is the largest number of concurrent requests on an HTTP/2 connection.
-const maxStreams = 128
+// maxHTTP2Streams is the largest number of concurrent requests on an HTTP/2 connection.
+const maxHTTP2Streams = 128
 
 // serveHTTP serves HTTP, with TLS if a certificate is configured.
 func (g *Gateway) serveHTTP(l net.Listener) error {
@@ -296,11 +296,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 	start("watch the space in NATS", func() error { return g.storageWatch.Run(run) })
 	start("watch API keys", func() error { g.keyWatch.Run(run); return nil })
 	start("watch tenant limits", func() error { return g.limitsWatch.Run(run) })
-	start("check health", func() error { g.grpc.Health(run, g.checkDependencies); return nil })
+	start("check health", func() error { g.grpc.UpdateHealth(run, g.checkDependencies); return nil })
 	start("serve HTTP", func() error { return g.serveHTTP(web) })
 	start("serve gRPC", func() error { return g.grpc.Serve(g.limitConnections(rpcs, nil)) })
 	<-run.Done()
-	g.stop()
+	g.shutDown()
 	wg.Wait()
 	if err := context.Cause(run); err != nil && ctx.Err() == nil {
 		return err
@@ -308,13 +308,14 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return nil
 }
 
-// limitConnections returns a listener that limits the number of connections.
+// limitConnections returns a listener that accepts the connections of l up to the configured limits, and sends answer
+// to each connection above a limit before it closes that connection.
 func (g *Gateway) limitConnections(l net.Listener, answer []byte) net.Listener {
 	return admission.NewListener(l, g.cfg.MaxConnections, g.cfg.MaxAddressConns, answer)
 }
 
-// stop waits for running requests to finish, up to the shutdown grace.
-func (g *Gateway) stop() {
+// shutDown stops the servers. It waits for running requests to finish, up to the configured shutdown grace.
+func (g *Gateway) shutDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -329,12 +330,13 @@ func (g *Gateway) stop() {
 	wg.Wait()
 }
 
-// checkDependencies returns the gateway's dependencies by name, with an error for each that is not available.
+// checkDependencies returns the gateway's dependencies, such as NATS and Postgres, by name, each with an error if it
+// is not available or nil if it is.
 func (g *Gateway) checkDependencies(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	out := map[string]error{"nats": daemon.CheckConnection(g.deps.NATS), "postgres": nil}
-	if err := g.store.Check(ctx); err != nil {
+	if err := g.store.CheckReady(ctx); err != nil {
 		out["postgres"] = err
 	}
 	return out

@@ -17,7 +17,7 @@ import (
 // Sealer encrypts and stores the values of secrets. It is usually a *secret.Sealer.
 type Sealer = api.Sealer
 
-// recipients returns the configured public keys, or none if none are set.
+// recipients returns the configured public keys to which secrets are encrypted, or none if none are set.
 func (c *Config) recipients() ([]age.Recipient, error) {
 	text := c.SecretsRecipient
 	switch {
@@ -35,7 +35,7 @@ func (c *Config) recipients() ([]age.Recipient, error) {
 	return secret.ParseRecipients(text)
 }
 
-// sealer returns the Sealer to use, or nil if secrets are not supported.
+// sealer returns the Sealer of the gateway, or nil if the gateway has no key with which it can encrypt secrets.
 func (g *Gateway) sealer(js jetstream.JetStream) (Sealer, error) {
 	if g.deps.Sealer != nil {
 		return g.deps.Sealer, nil
@@ -47,7 +47,8 @@ func (g *Gateway) sealer(js jetstream.JetStream) (Sealer, error) {
 	return secret.NewSealer(&secretsBucket{js: js}, keys...)
 }
 
-// secretsBucket opens the bucket on first use, so that a gateway starts while NATS is not available.
+// secretsBucket is the NATS bucket with the encrypted secrets. It opens the bucket on first use, so that a gateway
+// starts while NATS is not available.
 type secretsBucket struct {
 	js jetstream.JetStream
 
@@ -55,6 +56,7 @@ type secretsBucket struct {
 	kv jetstream.KeyValue
 }
 
+// open returns the opened bucket.
 func (b *secretsBucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 )
 
-// Database is the setting with the URL of the read models' database.
+// Database is the setting with the URL of the Postgres database that has the read models.
 type Database struct {
 	DatabaseURL string `required:"" env:"SPOOL_DATABASE_URL" help:"URL of the Postgres database that holds the read models."`
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/rest"
 )
 
-// ServeWaiting serves /healthz and /readyz on the gateway's HTTP address until stop is called: a gateway cannot be made
-// before the partitions of the log are known, and NATS may be down. It answers other requests with 503. Deps.NATS and
-// Deps.Pool are required.
+// ServeWaiting serves /healthz and /readyz on the gateway's HTTP address until stop is called. It is used while a
+// Gateway cannot be created, because NATS does not respond and the partitions of the log are not known yet. It
+// answers other requests with 503. Deps.NATS and Deps.Pool are required.
 func ServeWaiting(ctx context.Context, cfg Config, deps Deps) (stop func(), err error) {
 	if deps.Logger == nil {
 		deps.Logger = slog.New(slog.DiscardHandler)
@@ -40,7 +40,7 @@ func ServeWaiting(ctx context.Context, cfg Config, deps Deps) (stop func(), err 
 		l = tls.NewListener(l, secure)
 	}
 	server := &http.Server{
-		Handler: rest.Waiting(g.checkDependencies), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: rest.MaxHeader,
+		Handler: rest.WaitingHandler(g.checkDependencies), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: rest.MaxHeaderBytes,
 		ErrorLog: slog.NewLogLogger(deps.Logger.Handler(), slog.LevelDebug),
 	}
 	done := make(chan struct{})

@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
+// cli is the command line of the gateway: its flags and environment variables.
 type cli struct {
 	daemon.Settings
 	gateway.Config

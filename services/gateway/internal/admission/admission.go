@@ -21,15 +21,15 @@ const (
 	// requestCost is the number of bytes that every request takes from the limits in addition to its body. It stands
 	// for the memory of the request's headers, goroutine and buffers.
 	requestCost = 16 << 10
-	// TransferCost is the number of bytes that a file transfer takes from the limits. It stands for the chunks of the
-	// object store that the transfer holds in memory.
-	TransferCost = 512 << 10
-	// DiffCost is the number of bytes that a comparison of two snapshots takes from the limits. It stands for a pack of
+	// FileTransferCost is the number of bytes that a file transfer takes from the limits. It stands for the chunks of
+	// the object store that the gateway holds in memory during the transfer.
+	FileTransferCost = 512 << 10
+	// SnapshotDiffCost is the number of bytes that a comparison of two snapshots takes from the limits. It stands for a pack of
 	// each snapshot, and the compared texts.
-	DiffCost = 16 << 20
-	// pieceBytes is the number of bytes of a request body that are taken from the limits at once. A stalled client
+	SnapshotDiffCost = 16 << 20
+	// bodyPieceBytes is the number of bytes of a request body that are taken from the limits at once. A stalled client
 	// holds the bytes that it sent, and at most one piece more.
-	pieceBytes = 64 << 10
+	bodyPieceBytes = 64 << 10
 )
 
 // Limits are the limits of a gateway on the requests and streams of its clients. Every field is required.
@@ -52,13 +52,13 @@ type Admission struct {
 	mu      sync.Mutex
 	bytes   int64
 	sent    int64 // part of bytes that streams hold for unsent data
-	tenants map[string]*usage
+	tenants map[string]*tenantInFlight
 	waiting map[string][]*waiter     // by tenant, in order of arrival
 	rates   map[string]*rate.Limiter // by tenant, for tenants that have sent a request
 }
 
-// usage is the number of bytes and streams that the requests of one tenant hold at present.
-type usage struct {
+// tenantInFlight counts the bytes and streams that the requests of one tenant hold.
+type tenantInFlight struct {
 	bytes   int64
 	sent    int64 // part of bytes that streams hold for unsent data
 	streams int
@@ -66,14 +66,14 @@ type usage struct {
 
 // New returns an Admission with nothing in flight.
 func New(l Limits) *Admission {
-	return &Admission{limits: l, tenants: map[string]*usage{}, waiting: map[string][]*waiter{}, rates: map[string]*rate.Limiter{}}
+	return &Admission{limits: l, tenants: map[string]*tenantInFlight{}, waiting: map[string][]*waiter{}, rates: map[string]*rate.Limiter{}}
 }
 
 // Request holds the bytes that one request has taken from the limits. It is safe for concurrent use.
 type Request struct {
 	admission *Admission
 	tenant    string
-	stream    bool // created by Hold
+	stream    bool // created by BeginStreamData
 
 	held  int64 // guarded by admission.mu
 	ended bool  // guarded by admission.mu
@@ -86,17 +86,18 @@ func (a *Admission) Begin(tenant string) (*Request, error) {
 	return r, r.Take(requestCost)
 }
 
-// Hold returns a Request that holds nothing yet, for the data that a stream sends. All streams together may hold half
-// of the bytes, so that streams with much unsent data leave room for other requests. The caller must call End.
-func (a *Admission) Hold(tenant string) *Request {
+// BeginStreamData returns a Request that holds no bytes yet, for the data that the gateway sends on a stream. All
+// streams together may hold half of the bytes of the limits, so that streams with much unsent data leave room for
+// other requests. The caller must call End.
+func (a *Admission) BeginStreamData(tenant string) *Request {
 	return &Request{admission: a, tenant: tenant, stream: true}
 }
 
-// Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which the next request is
-// allowed.
-func (a *Admission) Rate(tenant string) error {
+// CheckRate counts a request against the tenant's request rate. The error is RATE_LIMITED, with the time after which
+// the next request is allowed.
+func (a *Admission) CheckRate(tenant string) error {
 	now := time.Now()
-	every, burst := a.rate(tenant)
+	every, burst := a.requestRate(tenant)
 	a.mu.Lock()
 	l := a.rates[tenant]
 	if l == nil {
@@ -119,9 +120,9 @@ func (a *Admission) Rate(tenant string) error {
 	return err
 }
 
-// rate returns a tenant's request rate and burst. If the tenant has its own rate but no burst of its own, the burst
+// requestRate returns a tenant's request rate and burst. If the tenant has its own rate but no burst of its own, the burst
 // is the number of requests in one second.
-func (a *Admission) rate(tenant string) (rate.Limit, int) {
+func (a *Admission) requestRate(tenant string) (rate.Limit, int) {
 	own := a.limits.TenantLimits(tenant)
 	every, burst := rate.Limit(a.limits.TenantRate), a.limits.TenantBurst
 	if own.RequestsPerSecond > 0 {
@@ -139,38 +140,39 @@ func (r *Request) Take(n int64) error {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return r.take(n)
+	return r.takeLocked(n)
 }
 
-// take implements Take. admission.mu must be held.
-func (r *Request) take(n int64) error {
+// takeLocked is Take for a caller that holds admission.mu.
+func (r *Request) takeLocked(n int64) error {
 	a := r.admission
 	if r.ended { // the body is not read any more
 		return io.ErrClosedPipe
 	}
-	held := a.usage(r.tenant)
+	held := a.tenantUsage(r.tenant)
 	switch {
 	case r.stream && held.sent+n > a.limits.TenantBytes/2:
-		a.forget(r.tenant)
+		a.removeIdleTenant(r.tenant)
 		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's streams hold %d bytes that clients have not read; the limit is %d (half of --max-tenant-bytes)", held.sent, a.limits.TenantBytes/2))
 	case r.stream && a.sent+n > a.limits.Bytes/2:
-		a.forget(r.tenant)
+		a.removeIdleTenant(r.tenant)
 		return problem.New(problem.Overloaded, "", "the streams of this gateway use all the memory for data that clients have not read; try again")
 	case held.bytes+n > a.limits.TenantBytes:
-		a.forget(r.tenant)
+		a.removeIdleTenant(r.tenant)
 		return problem.New(problem.TooMuchInFlight, "", fmt.Sprintf("the tenant's requests and streams hold %d bytes; the limit is %d (--max-tenant-bytes)", held.bytes, a.limits.TenantBytes))
 	case a.bytes+n > a.limits.Bytes:
-		a.forget(r.tenant)
+		a.removeIdleTenant(r.tenant)
 		return problem.New(problem.Overloaded, "", "the requests and streams of this gateway use all the memory reserved for them; try again")
 	}
-	r.count(n)
+	r.addToCounters(n)
 	return nil
 }
 
-// count adds n bytes, which may be negative, to all counters. admission.mu must be held.
-func (r *Request) count(n int64) {
+// addToCounters adds n, which may be negative, to the counts of bytes of the request, its tenant and the gateway.
+// admission.mu must be held.
+func (r *Request) addToCounters(n int64) {
 	a := r.admission
-	held := a.usage(r.tenant)
+	held := a.tenantUsage(r.tenant)
 	r.held += n
 	a.bytes += n
 	held.bytes += n
@@ -180,20 +182,20 @@ func (r *Request) count(n int64) {
 	}
 }
 
-// Return releases n of the bytes that the request holds, before the request ends.
-func (r *Request) Return(n int64) {
+// ReturnBytes releases n of the bytes that the request holds, before the request ends.
+func (r *Request) ReturnBytes(n int64) {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.release(min(n, r.held))
+	r.releaseLocked(min(n, r.held))
 }
 
-// Keep releases the bytes that the request holds beyond n.
-func (r *Request) Keep(n int64) {
+// ReleaseBeyond returns bytes to the limits, so that the request holds n bytes at most.
+func (r *Request) ReleaseBeyond(n int64) {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.release(max(0, r.held-n))
+	r.releaseLocked(max(0, r.held-n))
 }
 
 // End releases all bytes that the request holds. It may be called more than once.
@@ -202,17 +204,17 @@ func (r *Request) End() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.ended = true
-	r.release(r.held)
+	r.releaseLocked(r.held)
 }
 
-// release subtracts n bytes from all counters, and wakes waiters. admission.mu must be held.
-func (r *Request) release(n int64) {
+// releaseLocked returns n bytes to the limits and grants them to waiting requests. admission.mu must be held.
+func (r *Request) releaseLocked(n int64) {
 	if n == 0 {
 		return
 	}
-	r.count(-n)
-	r.admission.forget(r.tenant)
-	r.admission.grant()
+	r.addToCounters(-n)
+	r.admission.removeIdleTenant(r.tenant)
+	r.admission.grantWaiters()
 }
 
 // requestKey is the key under which a context holds its Request.
@@ -233,77 +235,77 @@ func From(ctx context.Context) *Request {
 }
 
 // Reader returns a reader of from that calls Take for each piece before it reads the piece. Read returns the error of Take.
-func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
+func (r *Request) Reader(from io.Reader) io.Reader { return &limitedReader{request: r, from: from} }
 
-// reader is the io.Reader that Request.Reader returns.
-type reader struct {
+// limitedReader is the io.Reader that Request.Reader returns. It takes bytes from the limits before it reads them.
+type limitedReader struct {
 	request *Request
 	from    io.Reader
 	taken   int64 // taken, but not read yet
 }
 
 // Read reads at most as many bytes as were taken.
-func (r *reader) Read(p []byte) (int, error) {
+func (r *limitedReader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
 	if r.taken == 0 {
-		if err := r.request.Take(pieceBytes); err != nil {
+		if err := r.request.Take(bodyPieceBytes); err != nil {
 			return 0, err
 		}
-		r.taken = pieceBytes
+		r.taken = bodyPieceBytes
 	}
 	n, err := r.from.Read(p[:min(int64(len(p)), r.taken)])
 	r.taken -= int64(n)
 	if err != nil {
-		r.request.Return(r.taken)
+		r.request.ReturnBytes(r.taken)
 		r.taken = 0
 	}
 	return n, err
 }
 
-// Stream counts an open stream of a tenant, or a request that waits for the end of an execution. The caller must call end when the stream ends.
+// BeginStream counts an open stream of a tenant, or a request that waits for the end of an execution. The caller must call end when the stream ends.
 // The error is TOO_MANY_STREAMS.
-func (a *Admission) Stream(tenant string) (end func(), err error) {
+func (a *Admission) BeginStream(tenant string) (end func(), err error) {
 	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
 	if own := a.limits.TenantLimits(tenant).Streams; own > 0 {
 		most, of = int(own), ""
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	held := a.usage(tenant)
+	held := a.tenantUsage(tenant)
 	if held.streams >= most {
-		a.forget(tenant)
+		a.removeIdleTenant(tenant)
 		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may%s; end some, use one WebSocket for many sessions, or send requests without wait", held.streams, of))
 	}
 	held.streams++
 	return sync.OnceFunc(func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.usage(tenant).streams--
-		a.forget(tenant)
+		a.tenantUsage(tenant).streams--
+		a.removeIdleTenant(tenant)
 	}), nil
 }
 
-// usage returns the usage of a tenant and creates it if needed. a.mu must be held.
-func (a *Admission) usage(tenant string) *usage {
+// tenantUsage returns the counts of bytes and streams of a tenant, and creates them if needed. a.mu must be held.
+func (a *Admission) tenantUsage(tenant string) *tenantInFlight {
 	u := a.tenants[tenant]
 	if u == nil {
-		u = &usage{}
+		u = &tenantInFlight{}
 		a.tenants[tenant] = u
 	}
 	return u
 }
 
-// forget removes the usage of a tenant that holds nothing. a.mu must be held.
-func (a *Admission) forget(tenant string) {
-	if u := a.tenants[tenant]; u != nil && *u == (usage{}) {
+// removeIdleTenant removes the counts of a tenant if they are all zero. a.mu must be held.
+func (a *Admission) removeIdleTenant(tenant string) {
+	if u := a.tenants[tenant]; u != nil && *u == (tenantInFlight{}) {
 		delete(a.tenants, tenant)
 	}
 }
 
-// Bytes returns the number of bytes that all requests in flight hold.
-func (a *Admission) Bytes() int64 {
+// BytesInFlight returns the number of bytes that all requests and streams hold.
+func (a *Admission) BytesInFlight() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.bytes

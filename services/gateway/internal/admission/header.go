@@ -11,29 +11,29 @@ import (
 )
 
 const (
-	// headerFree is the number of header bytes that each connection may send without counting against headerBytes.
-	headerFree = 32 << 10
-	// headerBytes is the number of header bytes beyond headerFree that all connections of a listener together may
+	// freeHeaderBytes is the number of header bytes that each connection may send without counting against maxHeaderBytes.
+	freeHeaderBytes = 32 << 10
+	// maxHeaderBytes is the number of header bytes beyond freeHeaderBytes that all connections of a listener together may
 	// send. These bytes are held while a header is incomplete, before the client is known.
-	headerBytes = 16 << 20
+	maxHeaderBytes = 16 << 20
 )
 
-// errHeaders is returned to the HTTP server when the bytes for headers are used up. It is a timeout error, so that
+// errHeaderBytesUsedUp is returned to the HTTP server when the bytes for headers are used up. It is a timeout error, so that
 // the server closes the connection without an answer of its own.
-var errHeaders = errors.Join(errors.New("the headers of all connections are too large"), os.ErrDeadlineExceeded)
+var errHeaderBytesUsedUp = errors.Join(errors.New("the headers of all connections are too large"), os.ErrDeadlineExceeded)
 
-// headers counts, for all connections of a listener together, the header bytes beyond headerFree of requests whose
-// header is incomplete.
-type headers struct {
+// headerCounter counts the header bytes that all connections of a listener hold together. It counts only requests
+// whose header is incomplete, and only the bytes of each beyond freeHeaderBytes.
+type headerCounter struct {
 	mu   sync.Mutex
 	held int
 }
 
-// take counts n bytes, or returns false if they exceed headerBytes.
-func (h *headers) take(n int) bool {
+// take adds n bytes to the count, or returns false if the sum would exceed maxHeaderBytes.
+func (h *headerCounter) take(n int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held+n > headerBytes {
+	if h.held+n > maxHeaderBytes {
 		return false
 	}
 	h.held += n
@@ -41,7 +41,7 @@ func (h *headers) take(n int) bool {
 }
 
 // release subtracts n bytes from the count.
-func (h *headers) release(n int) {
+func (h *headerCounter) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held -= n
@@ -50,7 +50,7 @@ func (h *headers) release(n int) {
 // connKey is the key under which the context of a request holds its limitedConn.
 type connKey struct{}
 
-// ConnContext is a value for http.Server.ConnContext. It makes the connection available to HeaderRead.
+// ConnContext is a value for http.Server.ConnContext. It makes the connection available to EndHeader.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*limitedConn); ok {
 		c.expectHeader()
@@ -66,10 +66,10 @@ func ConnState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// HeaderRead must be called when the header of a request is complete. Further bytes of the connection count as body.
-func HeaderRead(ctx context.Context) {
+// EndHeader must be called when the header of a request is complete. Further bytes of the connection count as body.
+func EndHeader(ctx context.Context) {
 	if c, ok := ctx.Value(connKey{}).(*limitedConn); ok {
-		c.headerRead()
+		c.endHeader()
 	}
 }
 
@@ -80,8 +80,9 @@ func (c *limitedConn) expectHeader() {
 	c.inHeader, c.read = true, 0
 }
 
-// headerRead ends the header, so that its bytes no longer count.
-func (c *limitedConn) headerRead() {
+// endHeader must be called when the header of a request is complete. It subtracts the header's bytes from the
+// headerCounter.
+func (c *limitedConn) endHeader() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inHeader = false
@@ -89,7 +90,7 @@ func (c *limitedConn) headerRead() {
 	c.held = 0
 }
 
-// Read implements net.Conn. It counts header bytes beyond headerFree against headerBytes.
+// Read implements net.Conn. It counts header bytes beyond freeHeaderBytes against maxHeaderBytes.
 func (c *limitedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
@@ -98,11 +99,11 @@ func (c *limitedConn) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.read += n
-	if more := c.read - headerFree - c.held; more > 0 {
+	if more := c.read - freeHeaderBytes - c.held; more > 0 {
 		if !c.headers.take(more) {
-			_ = c.SetWriteDeadline(time.Now().Add(answerTime))
+			_ = c.SetWriteDeadline(time.Now().Add(refusalTimeout))
 			_, _ = c.Write(c.answer) // the connection is closed in any case
-			return 0, errHeaders
+			return 0, errHeaderBytesUsedUp
 		}
 		c.held += more
 	}

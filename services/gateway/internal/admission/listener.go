@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	// maxAnswering is the largest number of refused connections that are being answered at the same time; further ones are closed
+	// maxPendingRefusals is the largest number of refused connections that are being answered at the same time; further ones are closed
 	// without an answer.
-	maxAnswering = 64
-	// answerTime bounds how long a connection that was refused stays open so that its client can read the answer.
-	answerTime = time.Second
+	maxPendingRefusals = 64
+	// refusalTimeout bounds how long a connection that was refused stays open so that its client can read the answer.
+	refusalTimeout = time.Second
 )
 
 // Listener limits the number of accepted connections, in total and for each remote address. Connections above a limit
@@ -23,17 +23,18 @@ type Listener struct {
 	answer      []byte
 	answering   chan struct{} // one slot for each connection that is being answered
 	work        sync.WaitGroup
-	headers     headers
+	headers     headerCounter
 
 	mu    sync.Mutex
 	open  int
 	hosts map[string]int
 }
 
-// NewListener limits l to total connections, and to each connections from one address. answer is sent on refused
-// connections before they are closed; nil sends nothing.
-func NewListener(l net.Listener, total, each int, answer []byte) *Listener {
-	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, maxAnswering), hosts: map[string]int{}}
+// NewListener returns a Listener that accepts connections of l: at most maxTotal at the same time, and at most
+// maxPerAddress from one remote address. It sends answer on a refused connection before it closes the connection;
+// with a nil answer it sends nothing.
+func NewListener(l net.Listener, maxTotal, maxPerAddress int, answer []byte) *Listener {
+	return &Listener{Listener: l, total: maxTotal, each: maxPerAddress, answer: answer, answering: make(chan struct{}, maxPendingRefusals), hosts: map[string]int{}}
 }
 
 // Accept returns the next connection that is within the limits.
@@ -44,8 +45,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		host := remoteHost(c)
-		if l.enter(host) {
-			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.leave(host) }), headers: &l.headers, answer: l.answer}, nil
+		if l.countConn(host) {
+			return &limitedConn{Conn: c, leave: sync.OnceFunc(func() { l.uncountConn(host) }), headers: &l.headers, answer: l.answer}, nil
 		}
 		l.refuse(c)
 	}
@@ -68,7 +69,7 @@ func (l *Listener) refuse(c net.Conn) {
 	l.work.Go(func() {
 		defer func() { <-l.answering }()
 		defer c.Close() //nolint:errcheck // the connection is not used any more
-		_ = c.SetDeadline(time.Now().Add(answerTime))
+		_ = c.SetDeadline(time.Now().Add(refusalTimeout))
 		if _, err := c.Write(l.answer); err != nil {
 			return
 		}
@@ -79,8 +80,8 @@ func (l *Listener) refuse(c net.Conn) {
 	})
 }
 
-// enter counts a connection of a host, or returns false if a limit is reached.
-func (l *Listener) enter(host string) bool {
+// countConn counts a connection from a host, or returns false if a limit of connections is reached.
+func (l *Listener) countConn(host string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open >= l.total || l.hosts[host] >= l.each {
@@ -91,8 +92,8 @@ func (l *Listener) enter(host string) bool {
 	return true
 }
 
-// leave ends the count of a connection.
-func (l *Listener) leave(host string) {
+// uncountConn subtracts a closed connection of a host from the counts of connections.
+func (l *Listener) uncountConn(host string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open--
@@ -114,7 +115,7 @@ func remoteHost(c net.Conn) string {
 type limitedConn struct {
 	net.Conn
 	leave   func()
-	headers *headers
+	headers *headerCounter
 	answer  []byte // sent if the header is refused
 
 	mu       sync.Mutex
@@ -123,9 +124,9 @@ type limitedConn struct {
 	held     int // part of read that is counted in headers
 }
 
-// Close closes the connection and ends its count.
+// Close closes the connection and subtracts it from the counts of its Listener.
 func (c *limitedConn) Close() error {
 	defer c.leave()
-	defer c.headerRead()
+	defer c.endHeader()
 	return c.Conn.Close()
 }

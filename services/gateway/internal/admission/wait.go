@@ -13,11 +13,11 @@ type waiter struct {
 	granted chan struct{} // closed when the request holds the bytes
 }
 
-// Wait is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
+// TakeBefore is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
 // their bytes in order of arrival. A waiting request must hold nothing that others may wait for, or they would block
 // each other. The error is that of Take at the deadline, or the cause of ctx.
-func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
-	w := r.admission.enter(r, n)
+func (r *Request) TakeBefore(ctx context.Context, n int64, deadline time.Time) error {
+	w := r.admission.takeOrQueue(r, n)
 	if w == nil {
 		return nil
 	}
@@ -27,18 +27,19 @@ func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
 	case <-w.granted:
 		return nil
 	case <-ctx.Done():
-		_ = r.admission.leave(w) // the request is over
+		_ = r.admission.endWait(w) // the request is over
 		return context.Cause(ctx)
 	case <-timer.C:
-		return r.admission.leave(w)
+		return r.admission.endWait(w)
 	}
 }
 
-// enter takes bytes for a request and returns nil, or adds the request to the waiters.
-func (a *Admission) enter(r *Request, n int64) *waiter {
+// takeOrQueue takes n bytes for a request and returns nil, or adds the request to the waiting ones and returns its
+// waiter.
+func (a *Admission) takeOrQueue(r *Request, n int64) *waiter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.waiting[r.tenant]) == 0 && r.take(n) == nil {
+	if len(a.waiting[r.tenant]) == 0 && r.takeLocked(n) == nil {
 		return nil
 	}
 	w := &waiter{request: r, bytes: n, granted: make(chan struct{})}
@@ -46,8 +47,9 @@ func (a *Admission) enter(r *Request, n int64) *waiter {
 	return w
 }
 
-// leave ends a wait. It returns nil if the request got the bytes, else the error of Take.
-func (a *Admission) leave(w *waiter) error {
+// endWait removes a waiter whose request stops waiting for bytes. It returns nil if the request got the bytes, else
+// the error of Take.
+func (a *Admission) endWait(w *waiter) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
@@ -55,29 +57,29 @@ func (a *Admission) leave(w *waiter) error {
 		return nil
 	default:
 	}
-	err := w.request.take(w.bytes)
-	a.remove(w)
-	a.grant() // for requests that waited behind this one
+	err := w.request.takeLocked(w.bytes)
+	a.removeWaiter(w)
+	a.grantWaiters() // for requests that waited behind this one
 	return err
 }
 
-// grant gives bytes to waiting requests, one of each tenant at a time, until the first request of no tenant fits.
-// a.mu must be held.
-func (a *Admission) grant() {
+// grantWaiters takes bytes for waiting requests, one of each tenant in turn, until the first waiting request of no
+// tenant fits into the limits. a.mu must be held.
+func (a *Admission) grantWaiters() {
 	for again := true; again; {
 		again = false
 		for _, list := range a.waiting {
-			if w := list[0]; w.request.take(w.bytes) == nil {
+			if w := list[0]; w.request.takeLocked(w.bytes) == nil {
 				again = true
-				a.remove(w)
+				a.removeWaiter(w)
 				close(w.granted)
 			}
 		}
 	}
 }
 
-// remove removes a waiter from its tenant's list. a.mu must be held.
-func (a *Admission) remove(w *waiter) {
+// removeWaiter removes a waiter from its tenant's list. a.mu must be held.
+func (a *Admission) removeWaiter(w *waiter) {
 	tenant := w.request.tenant
 	a.waiting[tenant] = slices.DeleteFunc(a.waiting[tenant], func(other *waiter) bool { return other == w })
 	if len(a.waiting[tenant]) == 0 {

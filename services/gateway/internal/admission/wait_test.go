@@ -19,8 +19,8 @@ func newTest() *Admission {
 
 // wait starts a stream of a tenant that waits for n bytes. The channel receives the result of the wait.
 func wait(a *Admission, tenant string, n int64) (*Request, <-chan error) {
-	r, done := a.Hold(tenant), make(chan error, 1)
-	go func() { done <- r.Wait(context.Background(), n, time.Now().Add(time.Minute)) }()
+	r, done := a.BeginStreamData(tenant), make(chan error, 1)
+	go func() { done <- r.TakeBefore(context.Background(), n, time.Now().Add(time.Minute)) }()
 	synctest.Wait()
 	return r, done
 }
@@ -38,8 +38,8 @@ func wantCode(t *testing.T, err error, code problem.Code) {
 func TestWait_ServesInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
-		first := a.Hold("one")
-		if err := first.Wait(t.Context(), 50, time.Now()); err != nil {
+		first := a.BeginStreamData("one")
+		if err := first.TakeBefore(t.Context(), 50, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		large, done := wait(a, "one", 40)
@@ -56,12 +56,12 @@ func TestWait_ServesInOrderOfArrival(t *testing.T) {
 			}
 		}
 		want(0, 0, 0)
-		first.Keep(10)
+		first.ReleaseBeyond(10)
 		want(1, 1, 0)
 		large.End()
 		want(1, 1, 1)
-		if err := errors.Join(<-done, <-small, <-last); err != nil || a.Bytes() != 10+5+20+10 {
-			t.Errorf("%d bytes are held, %v", a.Bytes(), err)
+		if err := errors.Join(<-done, <-small, <-last); err != nil || a.BytesInFlight() != 10+5+20+10 {
+			t.Errorf("%d bytes are held, %v", a.BytesInFlight(), err)
 		}
 	})
 }
@@ -71,14 +71,14 @@ func TestWait_ServesInOrderOfArrival(t *testing.T) {
 func TestWait_EndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
-		held := a.Hold("one")
+		held := a.BeginStreamData("one")
 		if err := held.Take(50); err != nil {
 			t.Fatal(err)
 		}
 		_, large := wait(a, "one", 40)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		gone, left := errors.New("the client is gone"), make(chan error, 1)
-		go func() { left <- a.Hold("one").Wait(ctx, 40, time.Now().Add(time.Hour)) }()
+		go func() { left <- a.BeginStreamData("one").TakeBefore(ctx, 40, time.Now().Add(time.Hour)) }()
 		synctest.Wait()
 		time.Sleep(30 * time.Second)
 		_, small := wait(a, "one", 10)
@@ -92,8 +92,8 @@ func TestWait_EndsAtTheDeadline(t *testing.T) {
 		}
 		_, all := wait(a, "other", 50)
 		wantCode(t, <-all, problem.Overloaded)
-		if a.Bytes() != 60 || len(a.waiting) != 0 {
-			t.Errorf("%d bytes are held, and %d tenants wait", a.Bytes(), len(a.waiting))
+		if a.BytesInFlight() != 60 || len(a.waiting) != 0 {
+			t.Errorf("%d bytes are held, and %d tenants wait", a.BytesInFlight(), len(a.waiting))
 		}
 	})
 }
@@ -101,8 +101,8 @@ func TestWait_EndsAtTheDeadline(t *testing.T) {
 // TestHold_LeavesHalfToRequests tests that streams leave half of the bytes to requests.
 func TestHold_LeavesHalfToRequests(t *testing.T) {
 	a := newTest()
-	wantCode(t, a.Hold("one").Take(61), problem.TooMuchInFlight)
-	one, other := a.Hold("one"), a.Hold("other")
+	wantCode(t, a.BeginStreamData("one").Take(61), problem.TooMuchInFlight)
+	one, other := a.BeginStreamData("one"), a.BeginStreamData("other")
 	if err := errors.Join(one.Take(60), other.Take(40)); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestHold_LeavesHalfToRequests(t *testing.T) {
 	one.End()
 	other.End()
 	request.End()
-	if a.Bytes() != 0 || a.sent != 0 || len(a.tenants) != 0 {
-		t.Errorf("%d bytes are held, %d by streams, %d tenants", a.Bytes(), a.sent, len(a.tenants))
+	if a.BytesInFlight() != 0 || a.sent != 0 || len(a.tenants) != 0 {
+		t.Errorf("%d bytes are held, %d by streams, %d tenants", a.BytesInFlight(), a.sent, len(a.tenants))
 	}
 }

@@ -17,11 +17,11 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 		return nil, err
 	}
 	var spec events.AgentSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withSubject(agents(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(agentKind(), p, ref, commands.Request{
 		Type: command.TypeApplyAgent, Body: command.ApplyAgent{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -32,13 +32,13 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 
 // ListAgents lists the tenant's agents and the platform's.
 func (s *Server) ListAgents(ctx context.Context, r *spoolv1.ListAgentsRequest) (*spoolv1.ListAgentsResponse, error) {
-	list, next, err := s.listDefinitions(ctx, agents(), r)
+	list, next, err := s.listDefinitions(ctx, agentKind(), r)
 	return &spoolv1.ListAgentsResponse{Agents: list, NextPageToken: next}, err
 }
 
 // GetAgent returns a version of an agent.
 func (s *Server) GetAgent(ctx context.Context, r *spoolv1.GetAgentRequest) (*spoolv1.Definition, error) {
-	return s.getDefinition(ctx, agents(), r)
+	return s.getDefinition(ctx, agentKind(), r)
 }
 
 // RemoveAgent hides an agent: new sessions cannot use it, and sessions that have pinned a version continue.
@@ -47,7 +47,7 @@ func (s *Server) RemoveAgent(ctx context.Context, r *spoolv1.RemoveAgentRequest)
 	if err != nil {
 		return nil, err
 	}
-	return s.removeEntry(ctx, agents(), commands.Request{Type: command.TypeRemoveAgent}, ref)
+	return s.removeEntry(ctx, agentKind(), commands.Request{Type: command.TypeRemoveAgent}, ref)
 }
 
 // ApplyInstance creates a version of an agent instance.
@@ -57,11 +57,11 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 		return nil, err
 	}
 	var spec events.InstanceSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withSubject(instances(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(instanceKind(), p, ref, commands.Request{
 		Type: command.TypeApplyInstance, Body: command.ApplyInstance{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -72,13 +72,13 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 
 // ListInstances lists the tenant's agent instances and the platform's.
 func (s *Server) ListInstances(ctx context.Context, r *spoolv1.ListInstancesRequest) (*spoolv1.ListInstancesResponse, error) {
-	list, next, err := s.listDefinitions(ctx, instances(), r)
+	list, next, err := s.listDefinitions(ctx, instanceKind(), r)
 	return &spoolv1.ListInstancesResponse{Instances: list, NextPageToken: next}, err
 }
 
 // GetInstance returns a version of an agent instance.
 func (s *Server) GetInstance(ctx context.Context, r *spoolv1.GetInstanceRequest) (*spoolv1.Definition, error) {
-	return s.getDefinition(ctx, instances(), r)
+	return s.getDefinition(ctx, instanceKind(), r)
 }
 
 // RemoveInstance hides an agent instance, as RemoveAgent hides an agent.
@@ -87,5 +87,5 @@ func (s *Server) RemoveInstance(ctx context.Context, r *spoolv1.RemoveInstanceRe
 	if err != nil {
 		return nil, err
 	}
-	return s.removeEntry(ctx, instances(), commands.Request{Type: command.TypeRemoveInstance}, ref)
+	return s.removeEntry(ctx, instanceKind(), commands.Request{Type: command.TypeRemoveInstance}, ref)
 }

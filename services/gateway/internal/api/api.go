@@ -27,12 +27,12 @@ import (
 
 // Limits of application data, in bytes.
 const (
-	MaxMessage  = 1 << 20
-	MaxMetadata = 16 << 10
+	MaxMessageBytes  = 1 << 20
+	MaxMetadataBytes = 16 << 10
 )
 
-// HeaderKey is the gRPC metadata key of the Idempotency-Key.
-const HeaderKey = "idempotency-key"
+// IdempotencyHeader is the name of the header Idempotency-Key as gRPC metadata.
+const IdempotencyHeader = "idempotency-key"
 
 // Server implements all services of spool.v1. Every field except Sealer is required.
 type Server struct {
@@ -67,26 +67,27 @@ type Server struct {
 	AwaitBudget func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
 	// SessionLimit returns how many sessions a tenant may have; 0 means no limit.
 	SessionLimit func(tenant string) int
-	newSessions  newSessions
+	newSessions  uncountedSessions
 	// AwaitLimits blocks until the services that enforce a tenant's limits have received them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
-	Watch        *auth.Watch
+	Watch        *auth.KeyWatch
 	Now          func() time.Time
 	Entropy      io.Reader
 	WriteTimeout time.Duration // maximum time that a client may take to read one batch of StreamEvents or ReplayEvents, or the final status of WatchExecution
-	Counts       Counts
+	Metrics      StreamMetrics
 }
 
-// Counts are the metrics of StreamEvents, ReplayEvents, WatchExecution and requests that wait for the end of an execution.
-type Counts interface {
-	Stream(kind string) (done func())
-	Sent(kind string, bytes int)
-	Cut(kind, code string)
+// StreamMetrics counts the streams of StreamEvents, ReplayEvents and WatchExecution, and requests that wait for the
+// end of an execution.
+type StreamMetrics interface {
+	BeginStream(kind string) (done func())
+	CountSent(kind string, bytes int)
+	CountCut(kind, code string)
 }
 
 // idempotencyKey returns the Idempotency-Key of a request, or "" if there is none.
 func idempotencyKey(ctx context.Context) (string, error) {
-	list := metadata.ValueFromIncomingContext(ctx, HeaderKey)
+	list := metadata.ValueFromIncomingContext(ctx, IdempotencyHeader)
 	switch {
 	case len(list) == 0:
 		return "", nil
@@ -96,9 +97,9 @@ func idempotencyKey(ctx context.Context) (string, error) {
 	return list[0], nil
 }
 
-// sendCreate sends a command that creates something, for the caller and under the request's Idempotency-Key, and returns the answer of the
-// service. The error is a *problem.Error.
-func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendCreateCommand sends a command that creates something, such as a session, on behalf of the caller. The request's
+// Idempotency-Key identifies repeats. It returns the answer of the service; the error is a *problem.Error.
+func (s *Server) sendCreateCommand(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -110,9 +111,9 @@ func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// sendChange sends a command for the caller, and returns the answer of the service. A repeat of the command has no effect, so it needs no
-// Idempotency-Key.
-func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendChangeCommand sends a command that changes something that exists, on behalf of the caller, and returns the
+// answer of the service. A repeat of the command has no effect, so it needs no Idempotency-Key.
+func (s *Server) sendChangeCommand(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -121,32 +122,32 @@ func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// checkSession checks a session id and that the caller may see the session, and blocks until the read models have reached minPosition. It
-// returns the caller's tenant.
+// checkSession returns a problem unless id is that of a session that the caller may see, and then blocks until the
+// read models have reached minPosition. It returns the caller's tenant.
 func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tenant string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", err
 	}
-	if err := reads.CheckSession(id); err != nil {
+	if err := reads.CheckSessionID(id); err != nil {
 		return "", err
 	}
-	if err := s.Reads.Visible(ctx, p.Tenant, id, p.Agents); err != nil {
+	if err := s.Reads.CheckVisible(ctx, p.Tenant, id, p.Agents); err != nil {
 		return "", err
 	}
-	return p.Tenant, s.Reads.WaitPosition(ctx, id, minPosition)
+	return p.Tenant, s.Reads.AwaitMinPosition(ctx, id, minPosition)
 }
 
-// checkMetadata returns a problem if metadata is too large.
-func checkMetadata(m *spoolv1.Json) error {
-	if n := len(m.GetText()); n > MaxMetadata {
-		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadata))
+// checkMetadataSize returns a problem if the application's metadata in a request is too large.
+func checkMetadataSize(m *spoolv1.Json) error {
+	if n := len(m.GetText()); n > MaxMetadataBytes {
+		return problem.New(problem.PayloadTooLarge, "metadata", tooLargeDetail("the metadata", n, MaxMetadataBytes))
 	}
 	return nil
 }
 
-// options converts session options of a request. Its error names an invalid budget.
-func options(o *spoolv1.SessionOptions) (events.Options, error) {
+// sessionOptions converts the session options of a request to those of the log. Its error names an invalid budget.
+func sessionOptions(o *spoolv1.SessionOptions) (events.Options, error) {
 	budget, err := parseBudget("sessionOptions.budget", o.GetBudget())
 	return events.Options{
 		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
@@ -155,6 +156,7 @@ func options(o *spoolv1.SessionOptions) (events.Options, error) {
 	}, err
 }
 
+// modelSettings converts the model settings of a request to those of the log.
 func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
@@ -168,8 +170,8 @@ func commandProblem(err error) error {
 	return err
 }
 
-// raw returns the text of a JSON value, nil if it is absent.
-func raw(m *spoolv1.Json) []byte {
+// rawJSON returns the text of a JSON value, nil if it is absent.
+func rawJSON(m *spoolv1.Json) []byte {
 	if m == nil {
 		return nil
 	}

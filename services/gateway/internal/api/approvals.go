@@ -22,9 +22,9 @@ import (
 
 // Limits of a decision, in bytes of JSON. The session service limits the comment.
 const (
-	maxArguments = 128 << 10
-	maxAnswers   = 64 << 10
-	maxContent   = 64 << 10
+	maxArgumentsBytes = 128 << 10
+	maxAnswersBytes   = 64 << 10
+	maxContentBytes   = 64 << 10
 )
 
 // ListApprovals lists the approval requests of a tenant.
@@ -42,10 +42,10 @@ func (s *Server) ListApprovals(ctx context.Context, r *spoolv1.ListApprovalsRequ
 		}
 	}
 	if id := r.GetExecutionId(); id != "" {
-		if err := reads.CheckExecution(id); err != nil {
+		if err := reads.CheckExecutionID(id); err != nil {
 			return nil, err
 		}
-		if _, err := s.Reads.VisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
+		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
 			return nil, err
 		}
 	}
@@ -71,15 +71,15 @@ func (s *Server) DecideApproval(ctx context.Context, r *spoolv1.DecideApprovalRe
 	if err != nil {
 		return nil, err
 	}
-	return s.decide(ctx, a, r)
+	return s.decideApproval(ctx, a, r)
 }
 
-// DecideInSession implements socket.Config.Decide.
+// DecideInSession is DecideApproval for a decision that arrives on a WebSocket. It implements socket.Config.Decide.
 func (s *Server) DecideInSession(ctx context.Context, p auth.Principal, session string, r *spoolv1.DecideApprovalRequest) (position string, err error) {
 	if ctx, err = auth.With(ctx, p, false); err != nil {
 		return "", err
 	}
-	if err := auth.Allow(ctx, spoolv1.Approvals_DecideApproval_FullMethodName); err != nil {
+	if err := auth.CheckAllowed(ctx, spoolv1.Approvals_DecideApproval_FullMethodName); err != nil {
 		return "", err
 	}
 	a, err := s.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: r.GetApprovalId()})
@@ -89,14 +89,14 @@ func (s *Server) DecideInSession(ctx context.Context, p auth.Principal, session 
 	if session != "" && session != a.SessionId {
 		return "", problem.New(problem.ApprovalNotFound, "", "the session has no such approval request")
 	}
-	answer, err := s.decide(ctx, a, r)
+	answer, err := s.decideApproval(ctx, a, r)
 	return answer.GetPosition(), err
 }
 
-// decide implements DecideApproval for the request a.
-func (s *Server) decide(ctx context.Context, a *spoolv1.Approval, r *spoolv1.DecideApprovalRequest) (*spoolv1.DecideApprovalResponse, error) {
+// decideApproval implements DecideApproval and DecideInSession for the approval request a.
+func (s *Server) decideApproval(ctx context.Context, a *spoolv1.Approval, r *spoolv1.DecideApprovalRequest) (*spoolv1.DecideApprovalResponse, error) {
 	d := events.ApprovalDecided{
-		ApprovalID: r.GetApprovalId(), Decision: r.GetDecision(), Comment: r.GetComment(), Arguments: raw(r.GetArguments()), Content: raw(r.GetContent()),
+		ApprovalID: r.GetApprovalId(), Decision: r.GetDecision(), Comment: r.GetComment(), Arguments: rawJSON(r.GetArguments()), Content: rawJSON(r.GetContent()),
 	}
 	if d.Decision == "" {
 		return nil, problem.Invalid("decision", "decision is empty; must be approve, approve_all, skip, reject or answer")
@@ -105,8 +105,8 @@ func (s *Server) decide(ctx context.Context, a *spoolv1.Approval, r *spoolv1.Dec
 		name  string
 		value *spoolv1.Json
 		most  int
-	}{{"arguments", r.GetArguments(), maxArguments}, {"answers", r.GetAnswers(), maxAnswers}, {"content", r.GetContent(), maxContent}} {
-		if err := checkValue(f.name, f.value, f.most); err != nil {
+	}{{"arguments", r.GetArguments(), maxArgumentsBytes}, {"answers", r.GetAnswers(), maxAnswersBytes}, {"content", r.GetContent(), maxContentBytes}} {
+		if err := checkJSONValue(f.name, f.value, f.most); err != nil {
 			return nil, err
 		}
 	}
@@ -114,25 +114,26 @@ func (s *Server) decide(ctx context.Context, a *spoolv1.Approval, r *spoolv1.Dec
 	if err := json.Unmarshal([]byte(a.GetRequest().GetText()), &asked); err != nil {
 		return nil, problem.New(problem.Internal, "", "the request in the read models is not valid").WithCause(err)
 	}
-	secrets, err := s.checkDecision(&d, raw(r.GetAnswers()), asked)
+	secrets, err := s.checkDecision(&d, rawJSON(r.GetAnswers()), asked)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.sendCreate(ctx, s.withAnswers(commands.Request{Type: command.TypeDecideApproval, SessionID: a.SessionId, ExecutionID: a.ExecutionId}, d, secrets))
+	answer, err := s.sendCreateCommand(ctx, s.withDecision(commands.Request{Type: command.TypeDecideApproval, SessionID: a.SessionId, ExecutionID: a.ExecutionId}, d, secrets))
 	if err != nil {
 		return nil, err
 	}
 	return &spoolv1.DecideApprovalResponse{Position: answer.Position}, nil
 }
 
-// checkValue returns a problem if a JSON value of a request is too large, too deep, or not valid. Over gRPC it arrives as unparsed text.
-func checkValue(field string, m *spoolv1.Json, most int) error {
+// checkJSONValue returns a problem if a JSON value of a request has more than maxBytes bytes, is nested too deep, or
+// is not valid. Over gRPC such a value arrives as unparsed text.
+func checkJSONValue(field string, m *spoolv1.Json, maxBytes int) error {
 	text := []byte(m.GetText())
 	switch {
 	case m == nil:
 		return nil
-	case len(text) > most:
-		return problem.New(problem.PayloadTooLarge, field, sizeDetail("the value", len(text), most))
+	case len(text) > maxBytes:
+		return problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the value", len(text), maxBytes))
 	case wirejson.CheckDepth(text) != nil:
 		return problem.Invalid(field, "the value is nested deeper than %d levels", wirejson.MaxDepth)
 	case !json.Valid(text):
@@ -141,29 +142,31 @@ func checkValue(field string, m *spoolv1.Json, most int) error {
 	return nil
 }
 
-// checkDecision compares what a person has filled in with the request. It sets the answers of d, except those to secret questions, which it
-// returns: JSON lists of texts by the id of the question.
-func (s *Server) checkDecision(d *events.ApprovalDecided, answers json.RawMessage, asked events.ApprovalRequested) (secrets map[string][]byte, err error) {
+// checkDecision compares a person's decision d, and the answers and arguments that the person filled in, with the
+// approval request. It sets the answers of d, except those to secret questions. It returns these: JSON lists of texts
+// by the id of the question.
+func (s *Server) checkDecision(d *events.ApprovalDecided, answers json.RawMessage, request events.ApprovalRequested) (secrets map[string][]byte, err error) {
 	switch {
 	case len(answers) > 0 && d.Decision != events.DecisionAnswer:
 		return nil, problem.Invalid("answers", "answers are given with the decision answer")
 	case len(d.Content) > 0 && d.Decision != events.DecisionAnswer:
 		return nil, problem.Invalid("content", "content is given with the decision answer")
-	case len(answers) > 0 && asked.Kind != events.ApprovalQuestion:
+	case len(answers) > 0 && request.Kind != events.ApprovalQuestion:
 		return nil, problem.Invalid("answers", "the request asks no questions")
 	case len(answers) > 0:
-		return s.checkAnswers(d, answers, asked.Questions)
-	case len(asked.Schema) == 0:
+		return s.checkAnswers(d, answers, request.Questions)
+	case len(request.Schema) == 0:
 		return nil, nil
-	case len(d.Content) > 0 && asked.Kind == events.ApprovalElicitation:
-		return nil, checkSchema("content", asked.Schema, d.Content)
-	case len(d.Arguments) > 0 && asked.Kind == events.ApprovalTool && asked.Editable:
-		return nil, checkSchema("arguments", asked.Schema, d.Arguments)
+	case len(d.Content) > 0 && request.Kind == events.ApprovalElicitation:
+		return nil, checkSchema("content", request.Schema, d.Content)
+	case len(d.Arguments) > 0 && request.Kind == events.ApprovalTool && request.Editable:
+		return nil, checkSchema("arguments", request.Schema, d.Arguments)
 	}
 	return nil, nil
 }
 
-// checkAnswers implements checkDecision for answers to questions.
+// checkAnswers implements checkDecision for a request with questions: it compares the answers of a person with the
+// questions.
 func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage, questions []events.Question) (secrets map[string][]byte, err error) {
 	var given map[string][]string
 	if err := json.Unmarshal(answers, &given); err != nil {
@@ -182,10 +185,10 @@ func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage
 		}
 		text, err := json.Marshal(list)
 		if err == nil && len(text) > secret.MaxValue {
-			err = problem.New(problem.PayloadTooLarge, field, sizeDetail("the answer", len(text), secret.MaxValue))
+			err = problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the answer", len(text), secret.MaxValue))
 		}
 		if err == nil {
-			err = s.canSeal(field)
+			err = s.requireSealer(field)
 		}
 		if err != nil {
 			return nil, err
@@ -201,7 +204,8 @@ func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage
 	return secrets, nil
 }
 
-// checkAnswer returns INVALID_REQUEST unless a question allows the answer. Its error does not contain the answer.
+// checkAnswer returns INVALID_REQUEST unless the question q allows the answer, a list of texts. Its error does not
+// contain the answer.
 func checkAnswer(field string, list []string, q events.Question) error {
 	switch {
 	case len(list) == 0:
@@ -223,9 +227,10 @@ func checkAnswer(field string, list []string, q events.Question) error {
 	return nil
 }
 
-// withAnswers returns r with a decision as its body. If there are answers to secret questions, it encrypts and stores them when the command is
-// sent; the body then has their keys.
-func (s *Server) withAnswers(r commands.Request, d events.ApprovalDecided, secrets map[string][]byte) commands.Request {
+// withDecision returns the command request r with the decision d as its body. If there are answers to secret
+// questions, they are encrypted and stored when the command is sent; the body then has the keys under which they are
+// stored.
+func (s *Server) withDecision(r commands.Request, d events.ApprovalDecided, secrets map[string][]byte) commands.Request {
 	r.Body = command.DecideApproval{ApprovalDecided: d}
 	if len(secrets) == 0 {
 		return r

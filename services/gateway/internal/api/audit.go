@@ -11,8 +11,8 @@ import (
 
 // Page sizes of the audit.
 const (
-	auditPage    = 50
-	maxAuditPage = 100
+	defaultAuditPageSize = 50
+	maxAuditPageSize     = 100
 )
 
 // ListAudit lists who did what in the caller's tenant.
@@ -23,10 +23,10 @@ func (s *Server) ListAudit(ctx context.Context, r *spoolv1.ListAuditRequest) (*s
 	}
 	n := int(r.GetPageSize())
 	if n == 0 {
-		n = auditPage
+		n = defaultAuditPageSize
 	}
-	if n > maxAuditPage {
-		return nil, problem.Invalid("pageSize", "value is larger than %d", maxAuditPage)
+	if n > maxAuditPageSize {
+		return nil, problem.Invalid("pageSize", "value is larger than %d", maxAuditPageSize)
 	}
 	list, next, err := s.Reads.Audit(ctx, p.Tenant, reads.AuditFilter{Session: r.GetSession(), Actor: r.GetActor(), Since: r.GetSince()}, r.GetPageToken(), n)
 	return &spoolv1.ListAuditResponse{Entries: list, NextPageToken: next}, err

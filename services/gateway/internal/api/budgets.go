@@ -35,41 +35,42 @@ func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetReques
 	return &spoolv1.RemoveBudgetResponse{Tenant: tenant, Period: string(period), Position: position}, err
 }
 
-// awaitTimeout bounds the wait for the services that enforce a budget or limits to receive a change.
-const awaitTimeout = 5 * time.Second
+// enforcementTimeout bounds the wait for the services that enforce a budget or limits to receive a change.
+const enforcementTimeout = 5 * time.Second
 
-// changeBudget sends a command that changes a tenant's budget to limit, and blocks until the services that enforce budgets have received it. of is
-// the tenant. Only the root key may do so, because a tenant must not raise its own budget. The problem READ_MODEL_BEHIND means that the change
-// is in the log, and is not in effect everywhere yet.
-func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
+// changeBudget sends a command that changes a tenant's budget to limit, and blocks until the services that enforce
+// budgets have received it. It returns the tenant and the position of the change in the log. Only the root key may
+// change a budget, because a tenant must not raise its own. The problem READ_MODEL_BEHIND means that the change is in
+// the log, but is not in effect everywhere yet.
+func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (owner, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
 	}
-	if of, err = keyTenant(p, tenant); err != nil {
+	if owner, err = keyTenant(p, tenant); err != nil {
 		return "", "", err
 	}
 	if !p.Admin {
 		return "", "", problem.New(problem.Forbidden, "", "budgets of tenants are set with the root key")
 	}
-	if err := checkPeriod(period); err != nil {
+	if err := checkBudgetPeriod(period); err != nil {
 		return "", "", err
 	}
-	about := events.BudgetOf(of, period).ID
-	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
+	about := events.BudgetOf(owner, period).ID
+	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: owner, About: about, Body: body})
 	if err != nil {
 		return "", "", err
 	}
-	awaitCtx, cancel := context.WithTimeout(ctx, awaitTimeout)
+	awaitCtx, cancel := context.WithTimeout(ctx, enforcementTimeout)
 	defer cancel()
-	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, of, period, limit)); err != nil {
+	if err := errors.Join(s.Reads.AwaitMinPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, owner, period, limit)); err != nil {
 		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").WithCause(err)
 	}
-	return of, a.Position, nil
+	return owner, a.Position, nil
 }
 
-// checkPeriod returns a problem for a period that does not exist.
-func checkPeriod(p events.Period) error {
+// checkBudgetPeriod returns a problem unless p is a period for which a budget can be set.
+func checkBudgetPeriod(p events.Period) error {
 	if events.CheckPeriod("period", p) != nil {
 		return problem.Invalid("period", "%.64q is not day, month or total", p)
 	}
@@ -90,24 +91,25 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 	return &spoolv1.ListBudgetsResponse{Budgets: list}, err
 }
 
-// parseBudget converts a budget of a request; nil means none.
+// parseBudget converts a budget of a request to one of the log; nil means no budget.
 func parseBudget(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	if err := wholeNumbers(field, []wholeField{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+	if err := convertWholeNumbers(field, []wholeNumberField{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
 		return out, err
 	}
 	return out, commandProblem(command.CheckBudget(field, out))
 }
 
-// wholeField is a request field that must be a whole number.
-type wholeField struct {
+// wholeNumberField is a request field that must be a whole number.
+type wholeNumberField struct {
 	name string
 	from float64
 	to   *uint64
 }
 
-// wholeNumbers converts fields that must be whole numbers; field is the name of the message that contains them.
-func wholeNumbers(field string, list []wholeField) error {
+// convertWholeNumbers converts request fields that must be whole numbers. field is the name of the message that
+// contains them, for the error about one that is no whole number.
+func convertWholeNumbers(field string, list []wholeNumberField) error {
 	for _, f := range list {
 		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {

@@ -20,9 +20,9 @@ import (
 
 // Limits of requests about the catalogue.
 const (
-	MaxSpec         = 4 << 20 // bytes of a definition
-	maxTags         = 64
-	maxEnvironments = definition.MaxEnvironments // references in one request
+	MaxDefinitionBytes = 4 << 20 // bytes of a definition
+	maxTags            = 64
+	maxEnvironments    = definition.MaxEnvironments // references in one request
 )
 
 // entryKind describes a kind of catalogue entry (agent, instance, environment or skill): its name in messages, and the
@@ -38,14 +38,21 @@ func (n entryKind) notFound(field string) error {
 	return problem.New(n.notFoundCode, field, fmt.Sprintf("there is no such %s, or no such version of it", n.noun))
 }
 
-func agents() entryKind { return entryKind{events.Agent, "agent", problem.AgentNotFound} }
-func instances() entryKind {
+// agentKind describes agents.
+func agentKind() entryKind { return entryKind{events.Agent, "agent", problem.AgentNotFound} }
+
+// instanceKind describes instances.
+func instanceKind() entryKind {
 	return entryKind{events.Instance, "agent instance", problem.InstanceNotFound}
 }
-func environments() entryKind {
+
+// environmentKind describes environments.
+func environmentKind() entryKind {
 	return entryKind{events.Environment, "environment", problem.EnvironmentNotFound}
 }
-func skills() entryKind { return entryKind{events.Skill, "skill", problem.SkillNotFound} }
+
+// skillKind describes skills.
+func skillKind() entryKind { return entryKind{events.Skill, "skill", problem.SkillNotFound} }
 
 // referenceProblem converts an error about a reference to a problem that names the invalid field.
 func referenceProblem(prefix string, err error) error {
@@ -72,11 +79,11 @@ func parseReference(field, s string) (events.Reference, error) {
 	if err != nil {
 		return r, problem.Invalid(field, "%s", err.Error())
 	}
-	return shortScope(r), nil
+	return withShortScope(r), nil
 }
 
-// shortScope returns the reference with the organization scope in its short form "", which the log uses.
-func shortScope(r events.Reference) events.Reference {
+// withShortScope returns the reference with the scope of an organization in its short form "", which the log uses.
+func withShortScope(r events.Reference) events.Reference {
 	if r.Scope == events.ScopeOrganization {
 		r.Scope = ""
 	}
@@ -116,16 +123,17 @@ func entryReference(r entryRequest, version string) (events.Reference, error) {
 	if err := ref.Check(); err != nil {
 		return ref, referenceProblem("", err)
 	}
-	return shortScope(ref), nil
+	return withShortScope(ref), nil
 }
 
-// mayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only with a key of tenant platform, which
-// the root key creates, and on a server without keys. A key that is limited to agents can change only these.
-func mayWrite(p auth.Principal, ref events.Reference, field string) error {
+// checkMayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only
+// with a key of tenant platform, which the root key creates, and on a server without keys. A key that is limited to
+// agents can change only these.
+func checkMayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
 		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key creates; every tenant may read them")
 	}
-	// In the catalogue, a key that is limited to agents may change only agents; see auth.Allow.
+	// In the catalogue, a key that is limited to agents may change only agents; see auth.CheckAllowed.
 	if !events.AllowsAgent(p.Agents, ref.Slug) {
 		return problem.New(problem.Forbidden, "Authorization", "the key is limited to the agents "+strings.Join(p.Agents, ", "))
 	}
@@ -139,9 +147,9 @@ type applyRequest interface {
 	GetSpec() *spoolv1.Json
 }
 
-// decodeApply validates a request to create a version, except for the content of its definition, which it decodes into spec. It returns the reference of
-// the entry.
-func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
+// decodeApplyRequest validates a request to create a version of a catalogue entry and decodes the definition into
+// spec, without validating the definition. It returns the reference of the entry.
+func decodeApplyRequest(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
 		return events.Reference{}, problem.Invalid("ref", "ref is missing: set at least ref.slug")
@@ -153,21 +161,21 @@ func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, 
 	if err := ref.Check(); err != nil {
 		return ref, referenceProblem("ref", err)
 	}
-	if err := errors.Join(mayWrite(p, ref, "ref.scope"), checkTags("tags", r.GetTags())); err != nil {
+	if err := errors.Join(checkMayWrite(p, ref, "ref.scope"), checkTags("tags", r.GetTags())); err != nil {
 		return ref, err
 	}
 	text := r.GetSpec().GetText()
 	switch {
 	case text == "":
 		return ref, problem.Invalid("spec", "spec is missing")
-	case len(text) > MaxSpec:
-		return ref, problem.New(problem.PayloadTooLarge, "spec", sizeDetail("the definition", len(text), MaxSpec))
+	case len(text) > MaxDefinitionBytes:
+		return ref, problem.New(problem.PayloadTooLarge, "spec", tooLargeDetail("the definition", len(text), MaxDefinitionBytes))
 	}
 	var bad *wirejson.FieldError
 	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
 		return ref, problem.Invalid(bad.Field, "%s", bad.Detail)
 	}
-	return shortScope(ref), nil
+	return withShortScope(ref), nil
 }
 
 // checkTags returns a problem for the first tag that is not valid, or if there are too many. field is the name of the list.
@@ -183,15 +191,15 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// withSubject returns the command request r with the tenant and the id of the catalogue entry that ref names, as the
+// withEntrySubject returns the command request r with the tenant and the id of the catalogue entry that ref names, as the
 // subject of the command.
-func withSubject(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
+func withEntrySubject(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
 	return r
 }
 
-// applyResponse converts the answer to a command about an entry.
+// applyResponse converts the answer of a service to a command about the catalogue entry ref.
 func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyResponse {
 	if a.Ref != nil {
 		ref = *a.Ref
@@ -199,8 +207,9 @@ func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyRespons
 	return &spoolv1.ApplyResponse{Ref: referenceMessage(ref), Position: a.Position, Same: a.Same}
 }
 
+// referenceMessage converts a reference to an API message.
 func referenceMessage(ref events.Reference) *spoolv1.Reference {
-	ref = reads.WithScope(ref)
+	ref = reads.WithFullScope(ref)
 	out := &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}
 	if ref.Org != "" {
 		out.Org = &ref.Org
@@ -217,11 +226,11 @@ func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Reques
 	if err != nil {
 		return nil, err
 	}
-	if err := mayWrite(p, ref, "scope"); err != nil {
+	if err := checkMayWrite(p, ref, "scope"); err != nil {
 		return nil, err
 	}
 	r.Body = command.Remove{Ref: ref}
-	a, err := s.sendChange(ctx, withSubject(n, p, ref, r))
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(n, p, ref, r))
 	var refused *problem.Error
 	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
 		refused.Field = "slug"
@@ -232,19 +241,20 @@ func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Reques
 	return &spoolv1.RemoveResponse{Position: a.Position}, nil
 }
 
-// readVersion returns a version of an entry, or the problem of n if it does not exist or the caller may not see it. It first blocks until the read
-// models have reached minPosition.
+// readVersion returns a version of a catalogue entry. If the version does not exist, or the caller may not see it,
+// readVersion returns the not-found problem of the kind n. It first blocks until the read models have reached
+// minPosition.
 func (s *Server) readVersion(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return reads.Version{}, err
 	}
-	if err := s.Reads.WaitPosition(ctx, ref.Subject(n.kind, p.Tenant).ID, minPosition); err != nil {
+	if err := s.Reads.AwaitMinPosition(ctx, ref.Subject(n.kind, p.Tenant).ID, minPosition); err != nil {
 		return reads.Version{}, err
 	}
 	v, found, err := s.Reads.Definition(ctx, n.kind, p.Tenant, ref)
 	if err == nil && found {
-		found, err = visible(p, n.kind, v)
+		found, err = mayUseVersion(p, n.kind, v)
 	}
 	if err == nil && !found {
 		err = n.notFound("slug")
@@ -252,21 +262,22 @@ func (s *Server) readVersion(ctx context.Context, n entryKind, ref events.Refere
 	return v, err
 }
 
-// visible reports whether a version belongs to an agent that the principal may use. Environments and skills belong to
-// no agent and are always visible.
-func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error) {
+// mayUseVersion reports whether the principal may use a version of a catalogue entry: a key that is limited to agents
+// can only use these agents and their instances. Environments and skills belong to no agent, so every key can use
+// them.
+func mayUseVersion(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error) {
 	switch kind {
 	case events.Agent:
 		return events.AllowsAgent(p.Agents, v.Ref.Slug), nil
 	case events.Instance:
 		var spec events.InstanceSpec
-		err := readSpec(v.Spec, &spec)
+		err := decodeSpec(v.Spec, &spec)
 		return events.AllowsAgent(p.Agents, spec.Agent.Slug), err
 	}
 	return true, nil
 }
 
-// definitionMessage converts a version to an API message.
+// definitionMessage converts a version of a catalogue entry to an API message.
 func definitionMessage(v reads.Version) *spoolv1.Definition {
 	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
 }

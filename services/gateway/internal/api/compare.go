@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// comparePage and comparePageBytes are the largest number and total size of the events that a comparison holds in
+	// comparePageEvents and comparePageBytes are the largest number and total size of the events that a comparison holds in
 	// memory for each of the two sessions.
-	comparePage      = 100
-	comparePageBytes = 256 << 10
-	// compareCost is the number of bytes that a comparison of two sessions takes from the in-flight limit. It stands
+	comparePageEvents = 100
+	comparePageBytes  = 256 << 10
+	// sessionCompareCost is the number of bytes that a comparison of two sessions takes from the in-flight limit. It stands
 	// for a page of each session, with an event as large as a commit, and the decoded form of both pages.
-	compareCost = 6 << 20
+	sessionCompareCost = 6 << 20
 )
 
 // CompareSessions returns the first events at which two sessions differ, or that they are equal. If one is a fork of the other, the fork's
@@ -34,7 +34,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	if err := s.checkComparable(ctx, tenant, r.GetWith()); err != nil {
 		return nil, err
 	}
-	if err := admission.From(ctx).Take(compareCost); err != nil {
+	if err := admission.From(ctx).Take(sessionCompareCost); err != nil {
 		return nil, err
 	}
 	a, err := s.newSessionReader(ctx, tenant, r.GetSessionId())
@@ -53,11 +53,11 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 		a.after, out.Fork = b.fork, true
 	}
 	for {
-		x, err := a.next(ctx)
+		x, err := a.nextEvent(ctx)
 		if err != nil {
 			return nil, err
 		}
-		y, err := b.next(ctx)
+		y, err := b.nextEvent(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -76,14 +76,15 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 }
 
-// checkComparable checks the other session's id, and whether the caller may see that session.
-func (s *Server) checkComparable(ctx context.Context, tenant, with string) error {
+// checkComparable returns a problem unless other is the id of a session that the caller may see, and so may compare
+// with another session.
+func (s *Server) checkComparable(ctx context.Context, tenant, other string) error {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return err
 	}
-	if err = reads.CheckSession(with); err == nil {
-		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
+	if err = reads.CheckSessionID(other); err == nil {
+		err = s.Reads.CheckVisible(ctx, tenant, other, p.Agents)
 	}
 	return otherSessionError(err)
 }
@@ -101,13 +102,14 @@ func otherSessionError(err error) error {
 	return &p
 }
 
-// describeDifference sets the two events that differ in the response, and returns a sentence about the difference.
+// describeDifference sets x and y, the first events that differ between the sessions of a and b, in the response out.
+// It returns a sentence about the difference.
 func describeDifference(a, b *sessionReader, x, y *comparedEvent, out *spoolv1.SessionComparison) string {
 	if x != nil {
-		out.Event = reads.Event(x.wire)
+		out.Event = reads.EventMessage(x.wire)
 	}
 	if y != nil {
-		out.WithEvent = reads.Event(y.wire)
+		out.WithEvent = reads.EventMessage(y.wire)
 	}
 	switch {
 	case y == nil:
@@ -120,7 +122,7 @@ func describeDifference(a, b *sessionReader, x, y *comparedEvent, out *spoolv1.S
 	return fmt.Sprintf("Event %d of %s and event %d of %s (%s) differ in %s.", x.wire.Seq, a.id, y.wire.Seq, b.id, x.wire.Type, out.Field)
 }
 
-// sessionReader reads, in order, those events of a session that a comparison does not ignore.
+// sessionReader reads the events of a session in order, without those that a comparison of sessions ignores.
 type sessionReader struct {
 	reads      *reads.Store
 	tenant, id string
@@ -161,13 +163,13 @@ func (s *Server) newSessionReader(ctx context.Context, tenant, id string) (*sess
 	return r, err
 }
 
-// next returns the next event to compare, or nil after the last one.
-func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
+// nextEvent returns the next event to compare, or nil after the last one.
+func (r *sessionReader) nextEvent(ctx context.Context) (*comparedEvent, error) {
 	for len(r.waiting) == 0 {
 		if r.read >= r.tip {
 			return nil, nil
 		}
-		page, err := r.reads.Events(ctx, r.tenant, r.id, reads.Query{After: r.read, Limit: int(min(comparePage, r.tip-r.read)), Bytes: comparePageBytes})
+		page, err := r.reads.Events(ctx, r.tenant, r.id, reads.EventQuery{After: r.read, Limit: int(min(comparePageEvents, r.tip-r.read)), Bytes: comparePageBytes})
 		if err != nil {
 			return nil, err
 		}
@@ -175,7 +177,7 @@ func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 			return nil, r.reads.MissingUnlessFolding(ctx, r.id, problem.NoSuchSession())
 		}
 		for _, kept := range page.Events {
-			if err := r.process(kept); err != nil {
+			if err := r.addUnlessIgnored(kept); err != nil {
 				return nil, err
 			}
 		}
@@ -185,8 +187,9 @@ func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 	return &first, nil
 }
 
-// process appends an event to r.waiting, from which next returns it, unless the comparison ignores the event.
-func (r *sessionReader) process(kept reads.StoredEvent) error {
+// addUnlessIgnored appends an event of the session to r.waiting, the events that next returns, unless a comparison of
+// sessions ignores such an event.
+func (r *sessionReader) addUnlessIgnored(kept reads.StoredEvent) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {
 		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))

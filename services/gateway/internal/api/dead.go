@@ -19,29 +19,29 @@ import (
 
 // Page sizes of dead letters.
 const (
-	deadPage    = 50
-	maxDeadPage = 100
+	defaultDeadLetterPageSize = 50
+	maxDeadLetterPageSize     = 100
 )
 
-// deadReader returns the caller as a dead.Reader, which determines the letters that the caller sees. Without authentication there is only one
-// tenant, which also sees letters that name no tenant.
-func deadReader(ctx context.Context) (dead.Reader, auth.Principal, error) {
+// deadLetterViewer returns the caller as a dead.Viewer, which determines the letters that the caller sees. Without
+// authentication there is only one tenant, which also sees the letters that name no tenant.
+func deadLetterViewer(ctx context.Context) (dead.Viewer, auth.Principal, error) {
 	p, err := auth.From(ctx)
-	return dead.Reader{Tenant: p.Tenant, All: p.Admin}, p, err
+	return dead.Viewer{Tenant: p.Tenant, All: p.Admin}, p, err
 }
 
 // ListDeadLetters lists the tenant's dead letters.
 func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLettersRequest) (*spoolv1.ListDeadLettersResponse, error) {
-	reader, _, err := deadReader(ctx)
+	reader, _, err := deadLetterViewer(ctx)
 	if err != nil {
 		return nil, err
 	}
 	n := int(r.GetPageSize())
 	if n == 0 {
-		n = deadPage
+		n = defaultDeadLetterPageSize
 	}
-	if n > maxDeadPage {
-		return nil, problem.Invalid("pageSize", "value is larger than %d", maxDeadPage)
+	if n > maxDeadLetterPageSize {
+		return nil, problem.Invalid("pageSize", "value is larger than %d", maxDeadLetterPageSize)
 	}
 	var after uint64
 	if token := r.GetPageToken(); token != "" {
@@ -65,7 +65,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 
 // GetDeadLetter returns a dead letter with its message.
 func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequest) (*spoolv1.DeadLetter, error) {
-	d, _, err := s.getDead(ctx, r.GetId())
+	d, _, err := s.visibleDeadLetter(ctx, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -77,17 +77,17 @@ func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequ
 
 // RetryDeadLetter makes the services look at the session of a dead letter again, and removes the letter.
 func (s *Server) RetryDeadLetter(ctx context.Context, r *spoolv1.RetryDeadLetterRequest) (*spoolv1.RetryDeadLetterResponse, error) {
-	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.sendDeadCommand(ctx, command.TypeRetryDead, r.GetId())
+	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeRetryDead, r.GetId())
 }
 
 // DropDeadLetter removes a dead letter.
 func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRequest) (*spoolv1.DropDeadLetterResponse, error) {
-	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.sendDeadCommand(ctx, command.TypeDropDead, r.GetId())
+	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeDropDead, r.GetId())
 }
 
-// sendDeadCommand sends a command of type t about the dead letter with an id. It returns a problem if the caller may not see the letter.
-func (s *Server) sendDeadCommand(ctx context.Context, t command.Type, id string) error {
-	d, p, err := s.getDead(ctx, id)
+// sendDeadLetterCommand sends a command of type t about the dead letter with an id. It returns a problem if the caller may not see the letter.
+func (s *Server) sendDeadLetterCommand(ctx context.Context, t command.Type, id string) error {
+	d, p, err := s.visibleDeadLetter(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -99,9 +99,10 @@ func (s *Server) sendDeadCommand(ctx context.Context, t command.Type, id string)
 	return err
 }
 
-// getDead returns the dead letter with an id, or a problem if it does not exist or the caller may not see it.
-func (s *Server) getDead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
-	reader, p, err := deadReader(ctx)
+// visibleDeadLetter returns the dead letter with an id. It returns a problem if the letter does not exist or the
+// caller may not see it.
+func (s *Server) visibleDeadLetter(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
+	reader, p, err := deadLetterViewer(ctx)
 	if err != nil {
 		return topology.DeadLetter{}, p, err
 	}
@@ -113,6 +114,7 @@ func (s *Server) getDead(ctx context.Context, id string) (topology.DeadLetter, a
 	return d, p, err
 }
 
+// deadLetterMessage converts a dead letter to an API message.
 func deadLetterMessage(d topology.DeadLetter) *spoolv1.DeadLetter {
 	return &spoolv1.DeadLetter{
 		Id: strconv.FormatUint(d.Sequence, 10), Time: timestamppb.New(d.Time), Reason: d.Reason, Subject: d.Subject, Handler: d.Handler,

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxBlocksDiff is the largest number of blocks in a SessionDiff.
-const maxBlocksDiff = 200
+// maxDiffBlocks is the largest number of blocks in a SessionDiff.
+const maxDiffBlocks = 200
 
 // DiffSession returns the differences between the states of a session after two of its events: blocks, statuses, usage and files.
 func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
@@ -32,8 +32,8 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	}
 	out := &spoolv1.SessionDiff{
 		From: from.Seq, To: to.Seq,
-		Reported: usageDifference(reads.UsageTotal(from.Reported()), reads.UsageTotal(to.Reported())),
-		Metered:  usageDifference(reads.MeteredUsageTotal(from.Metered), reads.MeteredUsageTotal(to.Metered)),
+		Reported: usageDifference(reads.UsageTotalMessage(from.Reported()), reads.UsageTotalMessage(to.Reported())),
+		Metered:  usageDifference(reads.MeteredUsageMessage(from.Metered), reads.MeteredUsageMessage(to.Metered)),
 	}
 	if err := s.diffBlocks(ctx, out, from, to); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	return out, err
 }
 
-// usageDifference returns the difference between two sums.
+// usageDifference returns the usage from one sum of usage to a later one.
 func usageDifference(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: to.InputTokens - from.InputTokens, OutputTokens: to.OutputTokens - from.OutputTokens,
@@ -56,7 +56,7 @@ func usageDifference(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 
 // diffBlocks sets the blocks that were added, completed or changed between two states.
 func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from, to reads.SessionState) error {
-	list, total, err := s.Reads.BlocksSince(ctx, from, to, maxBlocksDiff)
+	list, total, err := s.Reads.BlocksSince(ctx, from, to, maxDiffBlocks)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,8 @@ func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from,
 	return nil
 }
 
-// diffStatuses returns what has a different status: the session, executions, sub-agents, approval requests, and the sandbox.
+// diffStatuses returns the changes of status between two states of a session: of the session, its executions,
+// sub-agents, approval requests and sandbox.
 func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) (list []*spoolv1.StatusChange, err error) {
 	add := func(kind, id, was, is string) {
 		if was != is {
@@ -82,7 +83,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 		}
 	}
 	add("session", to.ID, from.State.Session.Status, to.State.Session.Status)
-	executions, err := s.Reads.ExecutionsAt(ctx, to, from, maxExecutionsAt)
+	executions, err := s.Reads.ExecutionsAt(ctx, to, from, maxStateExecutions)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 		}
 		add("execution", x.ExecutionId, was, x.Phase)
 	}
-	conversations, err := s.Reads.ConversationsAt(ctx, to, from, maxConversationsAt)
+	conversations, err := s.Reads.ConversationsAt(ctx, to, from, maxStateConversations)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 		}
 		add("conversation", c.ConversationId, was, c.Status)
 	}
-	approvals, err := s.Reads.ApprovalsAt(ctx, to, from, maxApprovalsAt)
+	approvals, err := s.Reads.ApprovalsAt(ctx, to, from, maxStateApprovals)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +132,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 // comparedSnapshots returns a sentence that names the snapshots whose files were compared.
 func comparedSnapshots(from, to reads.SessionState) string {
 	if from.Workspace == nil {
-		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEvent(to), from.Seq)
+		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEventPhrase(to), from.Seq)
 	}
-	return fmt.Sprintf("The snapshots of %s and of %s were compared.", snapshotEvent(from), snapshotEvent(to))
+	return fmt.Sprintf("The snapshots of %s and of %s were compared.", snapshotEventPhrase(from), snapshotEventPhrase(to))
 }

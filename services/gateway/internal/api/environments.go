@@ -25,33 +25,33 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 		return nil, err
 	}
 	var spec events.EnvironmentSpec
-	ref, err := decodeApply(p, r, &spec)
+	ref, err := decodeApplyRequest(p, r, &spec)
 	if err != nil {
 		return nil, err
 	}
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, withSubject(environments(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(environmentKind(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
 		return nil, err
 	}
 	// The version is in the log. It is not an error if the read models do not contain it in time.
-	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
+	_ = s.Reads.AwaitMinPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
 	return applyResponse(ref, a), nil
 }
 
 // ListEnvironments lists the tenant's environments, and the platform's.
 func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmentsRequest) (*spoolv1.ListEnvironmentsResponse, error) {
-	list, next, err := s.listDefinitions(ctx, environments(), r)
+	list, next, err := s.listDefinitions(ctx, environmentKind(), r)
 	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
 }
 
 // GetEnvironment returns a version of an environment.
 func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
-	return s.getDefinition(ctx, environments(), r)
+	return s.getDefinition(ctx, environmentKind(), r)
 }
 
 // RemoveEnvironment hides an environment, as RemoveAgent hides an agent.
@@ -60,11 +60,12 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	if err != nil {
 		return nil, err
 	}
-	return s.removeEntry(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
+	return s.removeEntry(ctx, environmentKind(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
-// builtIn is the name of the built-in agent in place of an agent's slug. The built-in agent is not a catalogue entry.
-const builtIn = "default"
+// builtInAgent is the name that a request uses for the built-in agent instead of a slug. The built-in agent is not a
+// catalogue entry.
+const builtInAgent = "default"
 
 // ExplainEnvironment returns the variables and the allowlist that an execution with the requested agent and environments would have, with the
 // source of each. It starts nothing.
@@ -73,7 +74,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, err
 	}
-	agent, list, err := s.requestedLayers(ctx, p, r)
+	agent, list, err := s.requestedDefinitions(ctx, p, r)
 	if err != nil {
 		return nil, err
 	}
@@ -112,19 +113,20 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 	return hosts, nil
 }
 
-// requestedLayers returns the definition of the agent that the request refers to, and the environments in the order in which they are merged.
-func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
+// requestedDefinitions returns the definition of the agent to which a request refers, and the environments in the
+// order in which they are merged.
+func (s *Server) requestedDefinitions(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
 	ref, refs, err := s.selectReferences(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
-	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
+	if ref.Slug != "" && ref != (events.Reference{Slug: builtInAgent}) {
 		v, found, err := s.Reads.Definition(ctx, events.Agent, p.Tenant, ref)
 		if err == nil && !found {
-			err = agents().notFound("agent")
+			err = agentKind().notFound("agent")
 		}
 		if err == nil {
-			err = readSpec(v.Spec, &agent)
+			err = decodeSpec(v.Spec, &agent)
 		}
 		if err != nil {
 			return agent, nil, err
@@ -133,11 +135,11 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	for _, e := range refs {
 		v, found, err := s.Reads.Definition(ctx, events.Environment, p.Tenant, e.ref)
 		if err == nil && !found {
-			err = environments().notFound(e.field)
+			err = environmentKind().notFound(e.field)
 		}
-		one := layers.Environment{Ref: shortScope(v.Ref)}
+		one := layers.Environment{Ref: withShortScope(v.Ref)}
 		if err == nil {
-			err = readSpec(v.Spec, &one.Spec)
+			err = decodeSpec(v.Spec, &one.Spec)
 		}
 		if err != nil {
 			return agent, nil, err
@@ -147,7 +149,8 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	return agent, list, nil
 }
 
-// fieldReference is a reference to a catalogue entry, and the request field that contains it.
+// fieldReference is a reference to a catalogue entry, together with the name of the request field that contains the
+// reference.
 type fieldReference struct {
 	ref   events.Reference
 	field string
@@ -156,32 +159,32 @@ type fieldReference struct {
 // selectReferences returns the references of the agent and the environments that a request refers to, directly or by its instance. The
 // environments of the instance come first.
 func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
-	agent, instance, list, err := requestReferences(r)
+	agent, instance, list, err := parseRequestReferences(r)
 	if err != nil {
 		return agent, nil, err
 	}
 	if instance.Slug != "" {
 		v, found, err := s.Reads.Definition(ctx, events.Instance, p.Tenant, instance)
 		if err == nil && found {
-			found, err = visible(p, events.Instance, v)
+			found, err = mayUseVersion(p, events.Instance, v)
 		}
 		if err == nil && !found {
-			err = instances().notFound("instance")
+			err = instanceKind().notFound("instance")
 		}
 		var spec events.InstanceSpec
 		if err == nil {
-			err = readSpec(v.Spec, &spec)
+			err = decodeSpec(v.Spec, &spec)
 		}
 		if err != nil {
 			return agent, nil, err
 		}
 		agent = spec.Agent
 		for _, e := range spec.Environments {
-			out = append(out, fieldReference{shortScope(e), "instance"})
+			out = append(out, fieldReference{withShortScope(e), "instance"})
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
-		return agent, nil, agents().notFound("agent")
+		return agent, nil, agentKind().notFound("agent")
 	}
 	for i, e := range list {
 		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
@@ -196,8 +199,9 @@ type referencesRequest interface {
 	GetEnvironments() []string
 }
 
-// requestReferences parses the references of a request; absent ones are zero.
-func requestReferences(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
+// parseRequestReferences parses the references of a request to an agent, an instance and environments. A reference
+// that the request does not have is zero.
+func parseRequestReferences(r referencesRequest) (agent, instance events.Reference, list []events.Reference, err error) {
 	if r.GetAgent() != "" && r.GetInstance() != "" {
 		return agent, instance, nil, problem.Invalid("instance", "agent and instance exclude each other: an instance names its agent")
 	}
@@ -211,7 +215,8 @@ func requestReferences(r referencesRequest) (agent, instance events.Reference, l
 	return agent, instance, list, err
 }
 
-// mergeError combines all conflicts of variables into one problem with the code of the first.
+// mergeError combines all conflicts between variables of environments into one problem, with the code of the first
+// conflict.
 func mergeError(err error) error {
 	var first *layers.Error
 	if !errors.As(err, &first) {
@@ -220,8 +225,8 @@ func mergeError(err error) error {
 	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).WithCause(err)
 }
 
-// readSpec decodes a definition from the read models.
-func readSpec(text string, into any) error {
+// decodeSpec decodes the JSON of a definition, as the read models store it, into a value.
+func decodeSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
 		return problem.New(problem.Internal, "", "a definition in the read models is not valid").WithCause(err)
 	}

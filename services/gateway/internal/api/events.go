@@ -17,13 +17,13 @@ import (
 
 // Limits of a page of events.
 const (
-	DefaultEvents = 100
-	MaxEvents     = 1000
+	DefaultEventPageSize = 100
+	MaxEventPageSize     = 1000
 )
 
-// ListEvents lists stored events.
+// ListEvents lists the stored events of a session.
 func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (*spoolv1.ListEventsResponse, error) {
-	limit, err := pageLimit(r.GetLimit())
+	limit, err := eventPageSize(r.GetLimit())
 	if err != nil {
 		return nil, err
 	}
@@ -31,8 +31,8 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.Query{
-		After: r.GetAfter(), Limit: limit, Types: splitTypes(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
+	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.EventQuery{
+		After: r.GetAfter(), Limit: limit, Types: splitEventTypes(r.GetTypes()), Metadata: valueOrTrue(r.Metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -41,21 +41,22 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	return &spoolv1.ListEventsResponse{Events: list, Tip: page.Tip, Next: page.Next}, err
 }
 
-// pageLimit returns the number of events of a page, or an error if the request asks for too many.
-func pageLimit(asked uint32) (int, error) {
+// eventPageSize returns the number of events that a page may have, or an error if the request asks for too many.
+func eventPageSize(requested uint32) (int, error) {
 	switch {
-	case asked == 0:
-		return DefaultEvents, nil
-	case asked > MaxEvents:
-		return 0, problem.Invalid("limit", "value is %d; the limit is %d", asked, MaxEvents)
+	case requested == 0:
+		return DefaultEventPageSize, nil
+	case requested > MaxEventPageSize:
+		return 0, problem.Invalid("limit", "value is %d; the limit is %d", requested, MaxEventPageSize)
 	}
-	return int(asked), nil
+	return int(requested), nil
 }
 
+// eventMessages converts stored events to API messages.
 func eventMessages(list []reads.StoredEvent) ([]*spoolv1.Event, error) {
 	var out []*spoolv1.Event
 	for _, kept := range list {
-		e, err := kept.Event()
+		e, err := kept.Message()
 		if err != nil {
 			return nil, err
 		}
@@ -67,7 +68,7 @@ func eventMessages(list []reads.StoredEvent) ([]*spoolv1.Event, error) {
 // ListHistory lists the events that a fork inherits from its ancestors. A caller who may read the fork may read them
 // too, even if the ancestors are not visible to it.
 func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest) (*spoolv1.ListHistoryResponse, error) {
-	limit, err := pageLimit(r.GetLimit())
+	limit, err := eventPageSize(r.GetLimit())
 	if err != nil {
 		return nil, err
 	}
@@ -97,13 +98,14 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 	return &spoolv1.ListHistoryBlocksResponse{Ancestors: list, NextPageToken: next}, err
 }
 
-// defaultTrue returns the value of an option whose default is true.
-func defaultTrue(option *bool) bool { return option == nil || *option }
+// valueOrTrue returns the value of an option whose default is true.
+func valueOrTrue(option *bool) bool { return option == nil || *option }
 
-// splitTypes splits lists that are separated by commas. It returns nil for all types.
-func splitTypes(given []string) []string {
+// splitEventTypes splits lists of event types that are separated by commas. It returns nil if the request names none,
+// which means all types.
+func splitEventTypes(lists []string) []string {
 	var list []string
-	for _, g := range given {
+	for _, g := range lists {
 		for t := range strings.SplitSeq(g, ",") {
 			if t = strings.TrimSpace(t); t != "" {
 				list = append(list, t)
@@ -119,18 +121,18 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return err
 	}
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	reader, err := s.Live.Join(ctx, p.Tenant, p.Agents, r.GetSessionId(), r.GetAfter())
 	if err != nil {
 		return err
 	}
 	defer reader.Close()
-	defer s.Counts.Stream(kindGRPC)()
-	err = s.sendFrames(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	defer s.Metrics.BeginStream(streamKindGRPC)()
+	err = s.sendFrames(ctx, reader, valueOrTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := streamResponse(f, metadata)
 		if err != nil {
 			return err
@@ -138,23 +140,25 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 		return out.Send(m)
 	})
 	if out.Context().Err() == nil {
-		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindGRPC, string(problem.From(err).Code))
 	}
 	return err
 }
 
-const kindGRPC = "grpc"
+// streamKindGRPC is the kind of StreamEvents and ReplayEvents in the metrics of streams.
+const streamKindGRPC = "grpc"
 
-// source returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
-type source interface {
+// frameSource returns, one batch after another, the frames that a stream sends. It is a live.Reader or a
+// replay.Replay.
+type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
 }
 
-// sendFrames sends the frames of from with send until that fails, or no more frames come, and returns the reason. send may block for as long as
-// the call lasts if the client is slow. It therefore runs in its own goroutine: if a batch takes longer than WriteTimeout, sendFrames returns
-// without waiting for it.
-func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
+// sendFrames passes the frames of from to send, until send fails or no more frames come, and returns the reason. send
+// may block for as long as the call lasts if the client is slow. It therefore runs in its own goroutine: if a batch
+// takes longer than WriteTimeout, sendFrames returns without waiting for send.
+func (s *Server) sendFrames(ctx context.Context, from frameSource, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	cursor := from.Cursor()
 	for {
 		frames, err := from.Next(ctx)
@@ -162,7 +166,7 @@ func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, sen
 			return err
 		}
 		sent := make(chan error, 1)
-		go func() { sent <- s.sendAll(frames, metadata, send) }()
+		go func() { sent <- s.sendBatch(frames, metadata, send) }()
 		slow := time.NewTimer(s.WriteTimeout)
 		select {
 		case err = <-sent:
@@ -179,36 +183,37 @@ func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, sen
 	}
 }
 
-// sendAll sends frames in order, and counts the events and text deltas among them.
-func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Frame, metadata bool) error) error {
+// sendBatch passes frames to send in order, and counts the events and text deltas among them.
+func (s *Server) sendBatch(frames []live.Frame, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	for _, f := range frames {
 		if err := send(f, metadata); err != nil {
 			return err
 		}
 		if f.JSON != nil {
-			s.Counts.Sent(kindGRPC, f.Len(metadata))
+			s.Metrics.CountSent(streamKindGRPC, f.Len(metadata))
 		}
 	}
 	return nil
 }
 
+// streamResponse converts a frame to a response of StreamEvents.
 func streamResponse(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
 	if f.Lag != nil {
 		return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Lag{
 			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},
 		}}, nil
 	}
-	e, err := event(f, metadata)
+	e, err := frameEvent(f, metadata)
 	return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Event{Event: e}}, err
 }
 
-// event converts a stored event, or text in flight, to an API message.
-func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
+// frameEvent converts a frame with a stored event, or with text in flight, to an API message.
+func frameEvent(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 	kept := reads.StoredEvent{Seq: f.Seq, Type: f.Type, JSON: f.JSON}
 	if metadata {
 		kept.Metadata = f.Metadata
 	}
-	return kept.Event()
+	return kept.Message()
 }
 
 // ListBlocks lists a session's blocks.

@@ -19,34 +19,34 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return nil, err
 	}
 	defer wait.close()
-	create, err := createCommand(r)
+	create, err := createSessionCommand(r)
 	if err != nil {
 		return nil, err
 	}
-	post, err := postCommand(r)
+	post, err := postMessageCommand(r)
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
-	vars, err := s.runVariables(r)
+	vars, err := s.parseVariables(r)
 	if err != nil {
 		return nil, err
 	}
 	post.Files = files.refs
-	request, stored := s.withFiles(commands.Request{Type: command.TypeStartExecution}, files)
-	request = vars.withSecrets(s, request, func(all map[string]events.Variable) any {
+	request, stored := s.withStoredFiles(commands.Request{Type: command.TypeStartExecution}, files)
+	request = vars.withSealedBody(s, request, func(all map[string]events.Variable) any {
 		post.Environment = all
 		return command.StartExecution{Create: create, Post: post}
 	})
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, withAliasField(r, err)
+		return nil, renameAgentField(r, err)
 	}
 	execution, cursor, err := wait.awaitEnd(ctx, a)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Server) ListExecutions(ctx context.Context, r *spoolv1.ListExecutionsRe
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Executions(ctx, p.Tenant, newFilter(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Executions(ctx, p.Tenant, listFilter(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 
@@ -86,11 +86,11 @@ func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spo
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckExecution(id); err != nil {
+	if err := reads.CheckExecutionID(id); err != nil {
 		return nil, err
 	}
 	if len(p.Agents) > 0 {
-		if _, err := s.Reads.VisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
+		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
 			return nil, err
 		}
 	}
@@ -140,18 +140,18 @@ func (s *Server) RecoverExecution(ctx context.Context, r *spoolv1.RecoverExecuti
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
+	if err := reads.CheckExecutionID(r.GetExecutionId()); err != nil {
 		return nil, err
 	}
-	vars, err := s.runVariables(r)
+	vars, err := s.parseVariables(r)
 	if err != nil {
 		return nil, err
 	}
-	session, err := s.Reads.VisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents)
+	session, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents)
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendCreate(ctx, vars.withSecrets(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
+	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
 		return command.Recover{ExecutionID: r.GetExecutionId(), Environment: all}
 	}))
 	if err != nil {
@@ -167,13 +167,13 @@ func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (
 	if err != nil {
 		return "", err
 	}
-	if err := reads.CheckExecution(id); err != nil {
+	if err := reads.CheckExecutionID(id); err != nil {
 		return "", err
 	}
-	session, err := s.Reads.VisibleExecution(ctx, p.Tenant, id, p.Agents)
+	session, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents)
 	if err != nil {
 		return "", err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
 	return a.Position, err
 }

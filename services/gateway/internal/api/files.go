@@ -22,25 +22,25 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// filesRequest is a request that contains files for a session's workspace.
+// filesRequest is a request that contains files to put into a session's workspace.
 type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
-// files holds the workspace files of a request: the references that the command to the session service contains, and
+// requestFiles holds the workspace files of a request: the references that the command to the session service contains, and
 // the contents for the object store.
-type files struct {
+type requestFiles struct {
 	refs     []command.File
 	contents map[string][]byte // by SHA-256
 }
 
-// workspaceFiles validates and decodes the files of a request.
-func workspaceFiles(r filesRequest) (files, error) {
-	out := files{contents: map[string][]byte{}}
+// decodeWorkspaceFiles validates and decodes the files that a request puts into a workspace.
+func decodeWorkspaceFiles(r filesRequest) (requestFiles, error) {
+	out := requestFiles{contents: map[string][]byte{}}
 	at := map[string]bool{}
 	for i, f := range r.GetWorkspaceFiles() {
 		field := fmt.Sprintf("workspaceFiles[%d]", i)
-		data, err := content(field, f)
+		data, err := fileContent(field, f)
 		if err != nil {
 			return out, err
 		}
@@ -58,9 +58,9 @@ func workspaceFiles(r filesRequest) (files, error) {
 	return out, nil
 }
 
-// content returns the content of a file of a request; field is the file's name in the request. Absent content is an error, because it is more
+// fileContent returns the content of a file of a request; field is the file's name in the request. Absent content is an error, because it is more
 // likely forgotten than meant as an empty file.
-func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
+func fileContent(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	switch {
 	case f.Content != nil && f.ContentBase64 != nil:
 		return nil, problem.Invalid(field+".contentBase64", "content and contentBase64 exclude each other")
@@ -76,8 +76,8 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	return data, nil
 }
 
-// storeContents writes the contents to the object store.
-func (f files) storeContents(ctx context.Context, to *objects.Store, tenant, session string) error {
+// storeContents writes the contents of the files of a request to the object store.
+func (f requestFiles) storeContents(ctx context.Context, to *objects.Store, tenant, session string) error {
 	for sum, data := range f.contents {
 		if err := to.PutBytes(ctx, command.FileObject(tenant, session, sum), data); err != nil {
 			return err
@@ -86,32 +86,32 @@ func (f files) storeContents(ctx context.Context, to *objects.Store, tenant, ses
 	return nil
 }
 
-// size returns the number of bytes that the files add to the tenant's storage.
-func (f files) size() (n int64) {
+// totalBytes returns the number of bytes that the files add to the tenant's storage.
+func (f requestFiles) totalBytes() (n int64) {
 	for _, r := range f.refs {
 		n += int64(r.Size) //nolint:gosec // bounded by the size of a request
 	}
 	return n
 }
 
-// requireSession returns the caller's tenant and the session's status, which is "" if only the log contains the session
-// yet. It returns SESSION_NOT_FOUND if the session does not exist.
+// requireSession returns the caller's tenant and the status of the session with an id; the status is "" if only the
+// log contains the session yet. It returns SESSION_NOT_FOUND if the session does not exist.
 func (s *Server) requireSession(ctx context.Context, id string) (tenant, status string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", "", err
 	}
-	if err := reads.CheckSession(id); err != nil {
+	if err := reads.CheckSessionID(id); err != nil {
 		return "", "", err
 	}
-	if err := s.Reads.Visible(ctx, p.Tenant, id, p.Agents); err != nil {
+	if err := s.Reads.CheckVisible(ctx, p.Tenant, id, p.Agents); err != nil {
 		return "", "", err
 	}
-	status, err = s.Reads.Status(ctx, p.Tenant, id)
+	status, err = s.Reads.SessionStatus(ctx, p.Tenant, id)
 	return p.Tenant, status, err
 }
 
-// FileUpload is a file, or a tar, that a client uploads.
+// FileUpload is a file, or a tar archive with several files, that a client uploads into a workspace.
 type FileUpload struct {
 	Path    string // for an archive, the folder to extract to
 	Archive bool
@@ -121,7 +121,8 @@ type FileUpload struct {
 	Limit   int64 // largest accepted length in bytes
 }
 
-// FileAccepted describes a file that was stored, and the position of the change in the log.
+// FileAccepted is the response to the upload of a file: it describes the stored file, and has the position of the
+// change in the log.
 type FileAccepted struct {
 	Position string `json:"position"`
 	SHA256   string `json:"sha256"`
@@ -145,7 +146,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	case status == "closed":
 		return FileAccepted{}, problem.New(problem.SessionClosed, "", "the session is closed and accepts no more files; create another session")
 	case f.Length > f.Limit:
-		return FileAccepted{}, tooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
+		return FileAccepted{}, uploadTooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
 	}
 	if err := s.Objects.CheckRoom(ctx, f.Length); err != nil {
 		return FileAccepted{}, err
@@ -160,25 +161,25 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	}
 	// The object's name cannot contain the hash, which is known only after all content was received.
 	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
-	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit, hold.Take)
+	stored, err := s.Objects.PutStream(ctx, object, f.Body, f.Limit, hold.Take)
 	if err != nil {
-		hold.Refuse(s.Objects.Removed(object))
+		hold.SettleRefused(s.Objects.RemovedFunc(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
-		return FileAccepted{}, tooLarge("the content is too large", f.Limit)
+		return FileAccepted{}, uploadTooLarge("the content is too large", f.Limit)
 	}
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
 		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
 	}}})
-	settleUpload(hold, session, a, err, s.Objects.Removed(object))
+	settleUpload(hold, session, a, err, s.Objects.RemovedFunc(object))
 	return FileAccepted{Position: a.Position, SHA256: stored.SHA256, Size: stored.Size}, err
 }
 
-// tooLarge returns the problem PAYLOAD_TOO_LARGE for an upload that exceeds limit.
-func tooLarge(what string, limit int64) error {
+// uploadTooLarge returns the problem PAYLOAD_TOO_LARGE for an upload that exceeds limit.
+func uploadTooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; the limit is %d bytes (--max-file)", what, limit))
 }
 
@@ -187,19 +188,19 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	if err := command.CheckPath("path", path, false); err != nil {
 		return "", commandProblem(err)
 	}
-	if err := reads.CheckSession(session); err != nil {
+	if err := reads.CheckSessionID(session); err != nil {
 		return "", err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
 	return a.Position, err
 }
 
 // fieldSession is the name of the request field with the session's id, for problems that concern the session itself.
 const fieldSession = "sessionId"
 
-// Workspace is an opened snapshot: the manifest of a session's workspace, and the names of the snapshot and of the
+// WorkspaceSnapshot is an opened snapshot: the manifest of a session's workspace, and the names of the snapshot and of the
 // session that took it.
-type Workspace struct {
+type WorkspaceSnapshot struct {
 	*workspace.Manifest
 	Session  string // the session that the snapshot belongs to
 	Tenant   string
@@ -207,18 +208,18 @@ type Workspace struct {
 	At       time.Time
 }
 
-// Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began with. If a turn has just
+// LastWorkspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began with. If a turn has just
 // ended, it first waits up to snapshotTimeout for the turn's snapshot. It returns NO_SNAPSHOT if there is none.
-func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
+func (s *Server) LastWorkspace(ctx context.Context, session, minPosition string) (WorkspaceSnapshot, error) {
 	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
-		return Workspace{}, err
+		return WorkspaceSnapshot{}, err
 	}
 	one, err := s.awaitSnapshot(ctx, tenant, session)
 	if err != nil {
-		return Workspace{}, err
+		return WorkspaceSnapshot{}, err
 	}
-	w := Workspace{Session: session, Tenant: tenant, Snapshot: one.GetSnapshot(), At: one.GetSnapshotAt().AsTime()}
+	w := WorkspaceSnapshot{Session: session, Tenant: tenant, Snapshot: one.GetSnapshot(), At: one.GetSnapshotAt().AsTime()}
 	if w.Snapshot == "" && one.GetParent().GetSnapshot() != "" {
 		p, err := s.Reads.StateAfter(ctx, tenant, session, fieldSession, nil)
 		if err != nil {
@@ -248,8 +249,8 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 const (
 	// snapshotTimeout is the time that awaitSnapshot waits for the snapshot of a turn that has just ended.
 	snapshotTimeout = 5 * time.Second
-	// snapshotPoll is the interval at which awaitSnapshot checks for the snapshot.
-	snapshotPoll = 50 * time.Millisecond
+	// snapshotPollInterval is the interval at which awaitSnapshot checks for the snapshot.
+	snapshotPollInterval = 50 * time.Millisecond
 )
 
 // awaitSnapshot returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
@@ -267,7 +268,7 @@ func (s *Server) awaitSnapshot(ctx context.Context, tenant, session string) (*sp
 			return one, err
 		}
 		select {
-		case <-time.After(snapshotPoll):
+		case <-time.After(snapshotPollInterval):
 		case <-deadline.C:
 			return one, nil
 		case <-ctx.Done():
@@ -290,8 +291,8 @@ func snapshotError(err error) error {
 	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").WithCause(err)
 }
 
-// Find returns the entry of a regular file of the snapshot. Other paths are FILE_NOT_FOUND.
-func (w Workspace) Find(path string) (workspace.Entry, error) {
+// FindFile returns the entry of a regular file of the snapshot. For any other path it returns FILE_NOT_FOUND.
+func (w WorkspaceSnapshot) FindFile(path string) (workspace.Entry, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return workspace.Entry{}, commandProblem(err)
 	}
@@ -308,7 +309,7 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 }
 
 // EntriesBelow returns the entries below a folder of the snapshot at any depth; "" is the workspace.
-func (w Workspace) EntriesBelow(dir string) ([]workspace.Entry, error) {
+func (w WorkspaceSnapshot) EntriesBelow(dir string) ([]workspace.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
 	}
@@ -319,8 +320,8 @@ func (w Workspace) EntriesBelow(dir string) ([]workspace.Entry, error) {
 	return list, nil
 }
 
-// Open opens the content of a file of w. The caller must close it.
-func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadCloser, error) {
+// OpenFile opens the content of a file of the snapshot w. The caller must close it.
+func (s *Server) OpenFile(ctx context.Context, w WorkspaceSnapshot, path string) (io.ReadCloser, error) {
 	r, err := w.Reader(ctx, s.Objects, path)
 	if err != nil {
 		return nil, snapshotError(err)
@@ -328,7 +329,7 @@ func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadClo
 	return r, nil
 }
 
-// Tar writes everything below a folder of w to to, as a tar.
-func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
+// WriteTar writes everything below a folder of the snapshot w to an io.Writer, as a tar archive.
+func (s *Server) WriteTar(ctx context.Context, w WorkspaceSnapshot, dir string, to io.Writer) error {
 	return w.Tar(ctx, s.Objects, dir, to)
 }

@@ -26,41 +26,41 @@ import (
 
 // Limits of a FilesDiff.
 const (
-	maxFilesDiff = 1000      // listed files
-	maxTexts     = 100       // files with a text diff
-	maxTextFile  = 256 << 10 // largest size in bytes of a file with a text diff
-	maxTextBytes = 1 << 20   // total size in bytes of all text diffs
-	maxSummed    = 64 << 20  // bytes read to compute SHA-256 sums
+	maxDiffFiles     = 1000      // listed files
+	maxTextDiffs     = 100       // files with a text diff
+	maxTextFileBytes = 256 << 10 // largest size in bytes of a file with a text diff
+	maxTextDiffBytes = 1 << 20   // total size in bytes of all text diffs
+	maxHashedBytes   = 64 << 20  // bytes read to compute SHA-256 sums
 )
 
 // Reasons why a FileDiff has no text.
 const (
-	omittedBinary   = "binary"
-	omittedTooLarge = "too_large"
-	omittedMode     = "mode"
-	omittedCut      = "cut"
+	textOmittedBinary    = "binary"
+	textOmittedTooLarge  = "too_large"
+	textOmittedModeOnly  = "mode"
+	textOmittedOverTotal = "cut"
 )
 
-// diffFiles compares the snapshots of two events. A missing snapshot is not an error; the response then says what
-// could not be compared.
+// diffFiles compares the files of the snapshots that two states of a session name. A missing snapshot is not an
+// error; the response then describes what could not be compared.
 func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*spoolv1.FilesDiff, error) {
 	out := &spoolv1.FilesDiff{}
 	if from.Workspace != nil {
-		out.FromSnapshotSeq, out.FromSnapshotSession = from.Workspace.Seq, ancestor(from, from.Workspace)
+		out.FromSnapshotSeq, out.FromSnapshotSession = from.Workspace.Seq, snapshotAncestor(from, from.Workspace)
 	}
 	if to.Workspace == nil {
 		out.Summary = fmt.Sprintf("No snapshot of the workspace had been taken at event %d.", to.Seq)
 		return out, nil
 	}
-	out.ToSnapshotSeq, out.ToSnapshotSession = to.Workspace.Seq, ancestor(to, to.Workspace)
+	out.ToSnapshotSeq, out.ToSnapshotSession = to.Workspace.Seq, snapshotAncestor(to, to.Workspace)
 	if from.Workspace != nil && from.Workspace.Name == to.Workspace.Name {
-		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of %s.", snapshotEvent(from))
+		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of %s.", snapshotEventPhrase(from))
 		return out, nil
 	}
-	if err := admission.From(ctx).Take(admission.DiffCost); err != nil {
+	if err := admission.From(ctx).Take(admission.SnapshotDiffCost); err != nil {
 		return nil, err
 	}
-	d := filesDiff{out: out, left: maxSummed, text: maxTextBytes}
+	d := filesComparison{out: out, left: maxHashedBytes, text: maxTextDiffBytes}
 	for _, side := range []struct {
 		state reads.SessionState
 		field string
@@ -85,11 +85,11 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 		}
 	}
 	out.Summary = comparedSnapshots(from, to)
-	return out, d.run(ctx)
+	return out, d.compareTrees(ctx)
 }
 
-// filesDiff compares the files of two snapshots of a session.
-type filesDiff struct {
+// filesComparison compares the files of two snapshots of a session.
+type filesComparison struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry
 	was, is       *workspace.Contents
@@ -98,8 +98,9 @@ type filesDiff struct {
 	left          int64 // remaining bytes to read for SHA-256 sums
 }
 
-// run walks both trees in parallel. It does not read files with equal blocks.
-func (d *filesDiff) run(ctx context.Context) error {
+// compareTrees walks the trees of both snapshots in parallel and compares each path. It does not read the content of
+// files whose stored blocks are equal.
+func (d *filesComparison) compareTrees(ctx context.Context) error {
 	for len(d.before)+len(d.after) > 0 {
 		var a, b *workspace.Entry
 		order := 0
@@ -124,8 +125,9 @@ func (d *filesDiff) run(ctx context.Context) error {
 	return nil
 }
 
-// compareEntry compares one path; nil means that the side has no entry at the path. Folders are ignored.
-func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
+// compareEntry compares the entries a and b of one path in two snapshots; nil means that a snapshot has no entry at
+// the path. It ignores folders.
+func (d *filesComparison) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
 	if a != nil && a.Kind == workspace.Dir {
 		a = nil
 	}
@@ -143,26 +145,26 @@ func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) err
 	default:
 		path = b.Path
 	}
-	if d.out.FileCount++; d.out.FileCount > maxFilesDiff {
+	if d.out.FileCount++; d.out.FileCount > maxDiffFiles {
 		return nil
 	}
-	f := &spoolv1.FileDiff{Path: strings.ToValidUTF8(path, "\uFFFD"), Change: change, From: version(a), To: version(b)}
+	f := &spoolv1.FileDiff{Path: strings.ToValidUTF8(path, "\uFFFD"), Change: change, From: fileVersion(a), To: fileVersion(b)}
 	d.out.Files = append(d.out.Files, f)
 	omitted, err := d.setTextDiff(ctx, f, a, b)
 	if omitted != "" {
 		f.Omitted = &omitted
 	}
-	d.out.Cut = d.out.Cut || omitted == omittedCut
+	d.out.Cut = d.out.Cut || omitted == textOmittedOverTotal
 	return err
 }
 
-// sameEntry reports whether two entries are equal, ignoring their modification times.
+// sameEntry reports whether two workspace entries are equal, apart from their modification times.
 func sameEntry(a, b *workspace.Entry) bool {
 	return a.Kind == b.Kind && a.Size == b.Size && a.Mode == b.Mode && a.Target == b.Target && slices.Equal(a.Blocks, b.Blocks)
 }
 
-// version converts an entry to an API message, nil to nil.
-func version(e *workspace.Entry) *spoolv1.FileVersion {
+// fileVersion converts a workspace entry to an API message; it returns nil for nil.
+func fileVersion(e *workspace.Entry) *spoolv1.FileVersion {
 	if e == nil {
 		return nil
 	}
@@ -175,31 +177,31 @@ func version(e *workspace.Entry) *spoolv1.FileVersion {
 }
 
 // setTextDiff sets the text diff of the file f between its versions a and b, or returns the reason why it has none.
-func (d *filesDiff) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
+func (d *filesComparison) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
 	if !isFile(a) && !isFile(b) || isFile(a) && isFile(b) && slices.Equal(a.Blocks, b.Blocks) {
-		return omittedMode, nil
+		return textOmittedModeOnly, nil
 	}
-	if tooLarge := func(e *workspace.Entry) bool { return isFile(e) && e.Size > maxTextFile }; tooLarge(a) || tooLarge(b) {
-		return omittedTooLarge, d.setSums(ctx, f, a, b)
+	if tooLarge := func(e *workspace.Entry) bool { return isFile(e) && e.Size > maxTextFileBytes }; tooLarge(a) || tooLarge(b) {
+		return textOmittedTooLarge, d.setSHA256(ctx, f, a, b)
 	}
-	if d.texts == maxTexts || d.text == 0 {
-		return omittedCut, nil
+	if d.texts == maxTextDiffs || d.text == 0 {
+		return textOmittedOverTotal, nil
 	}
-	before, err := readWhole(ctx, d.was, a)
+	before, err := readWholeFile(ctx, d.was, a)
 	if err != nil {
 		return "", err
 	}
-	after, err := readWhole(ctx, d.is, b)
+	after, err := readWholeFile(ctx, d.is, b)
 	if err != nil {
 		return "", err
 	}
 	if !isText(before) || !isText(after) {
-		return omittedBinary, d.setSums(ctx, f, a, b)
+		return textOmittedBinary, d.setSHA256(ctx, f, a, b)
 	}
-	text := udiff.Unified(quoteName("a/"+f.Path), quoteName("b/"+f.Path), string(before), string(after))
+	text := udiff.Unified(quoteFileName("a/"+f.Path), quoteFileName("b/"+f.Path), string(before), string(after))
 	if len(text) > d.text {
 		d.text = 0
-		return omittedCut, nil
+		return textOmittedOverTotal, nil
 	}
 	d.texts++
 	d.text -= len(text)
@@ -207,19 +209,21 @@ func (d *filesDiff) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, a, b *
 	return "", nil
 }
 
-// quoteName returns a file name for the header of a unified diff: in quotes if the name could be mistaken for lines of
+// quoteFileName returns a file name for the header of a unified diff: in quotes if the name could be mistaken for lines of
 // the diff.
-func quoteName(name string) string {
+func quoteFileName(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)
 	}
 	return name
 }
 
+// isFile reports whether a workspace entry is a regular file.
 func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
 
-// readWhole returns the whole content of a file, or nil if the entry is not a regular file. The file must be small.
-func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
+// readWholeFile returns the whole content of a file of a snapshot, or nil if the entry is not a regular file. The
+// file must be small.
+func readWholeFile(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
 	if !isFile(e) {
 		return nil, nil
 	}
@@ -231,10 +235,11 @@ func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry
 	return data, errors.Join(err, r.Close())
 }
 
+// isText reports whether content is text, which a diff can show.
 func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 }
 
-// setSums sets the SHA-256 of both versions of a file.
-func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
+// setSHA256 sets the SHA-256 of the two versions of a file in its FileDiff.
+func (d *filesComparison) setSHA256(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
 	for _, side := range []struct {
 		from *workspace.Contents
 		e    *workspace.Entry
@@ -243,7 +248,7 @@ func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 		if !isFile(side.e) {
 			continue
 		}
-		sum, err := d.sum(ctx, side.from, side.e)
+		sum, err := d.fileSHA256(ctx, side.from, side.e)
 		if err != nil {
 			return err
 		}
@@ -254,9 +259,9 @@ func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	return nil
 }
 
-// sum returns the SHA-256 of a file in hex. It has to read files of more than one block, and returns "" once all calls together have read
-// maxSummed bytes.
-func (d *filesDiff) sum(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
+// fileSHA256 returns the SHA-256 of a file of a snapshot in hex. It has to read a file of more than one block, and
+// returns "" once all calls together have read maxHashedBytes bytes.
+func (d *filesComparison) fileSHA256(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String(), nil
 	}

@@ -42,20 +42,20 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	if err != nil {
 		return nil, problem.From(err)
 	}
-	rights, err := s.keyRights(ctx, r)
+	rights, err := s.requestedKeyRights(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	about := keySubject(tenant, id)
+	about := keyCatalogueID(tenant, id)
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeCreateKey, Principal: p, Tenant: tenant, About: about,
-		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), SHA256: auth.Hash(key), Rights: rights},
+		Body: command.CreateKey{KeyID: id, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), SHA256: auth.HashKey(key), Rights: rights},
 	})
 	if err != nil {
 		return nil, err
 	}
 	// The key exists and can be returned only now, so a late read model must not be an error.
-	_ = s.Reads.WaitPosition(ctx, about, a.Position)
+	_ = s.Reads.AwaitMinPosition(ctx, about, a.Position)
 	if a.Rights != nil {
 		rights = *a.Rights
 	}
@@ -68,15 +68,15 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 	return out, nil
 }
 
-// keyRights returns the rights that a request asks for. The session service compares them with the rights of the
-// caller's key.
-func (s *Server) keyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
+// requestedKeyRights returns the role, agents and expiry that a request asks for a new API key. The session service
+// compares them with the rights of the caller's key.
+func (s *Server) requestedKeyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
 	rights := events.KeyRights{Role: events.Role(r.GetRole()), Agents: r.GetAgents()}
 	text := r.GetExpires()
 	if text == "" {
 		return rights, nil
 	}
-	now, err := s.Reads.Now(ctx)
+	now, err := s.Reads.PostgresTime(ctx)
 	if err != nil {
 		return rights, err
 	}
@@ -109,8 +109,10 @@ func keyTenant(p auth.Principal, tenant string) (string, error) {
 	return tenant, nil
 }
 
-// keySubject returns the catalogue id of a key in the log.
-func keySubject(tenant, id string) string { return events.CatalogueID(events.Key, tenant, "", "", id) }
+// keyCatalogueID returns the id under which the catalogue in the log has an API key.
+func keyCatalogueID(tenant, id string) string {
+	return events.CatalogueID(events.Key, tenant, "", "", id)
+}
 
 // ListKeys lists the tenant's keys.
 func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spoolv1.ListKeysResponse, error) {
@@ -126,7 +128,8 @@ func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spo
 	return &spoolv1.ListKeysResponse{Keys: list}, err
 }
 
-// RevokeKey revokes a key and all keys that were created with it, and with those. It blocks until all gateways refuse them.
+// RevokeKey revokes a key, and all keys that were created with it, directly or through other keys. It blocks until
+// all gateways refuse these keys.
 func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*spoolv1.RevokeKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -136,21 +139,21 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckKey(r.GetKeyId()); err != nil {
+	if err := reads.CheckKeyID(r.GetKeyId()); err != nil {
 		return nil, err
 	}
-	about := keySubject(tenant, r.GetKeyId())
+	about := keyCatalogueID(tenant, r.GetKeyId())
 	a, err := s.Send.Send(ctx, commands.Request{
 		Type: command.TypeRevokeKey, Principal: p, Tenant: tenant, About: about, Body: command.RevokeKey{KeyID: r.GetKeyId()},
 	})
 	if err != nil {
 		return nil, err
 	}
-	err = s.Reads.WaitPosition(ctx, about, a.Position)
+	err = s.Reads.AwaitMinPosition(ctx, about, a.Position)
 	out := &spoolv1.RevokeKeyResponse{KeyId: r.GetKeyId(), Position: a.Position}
 	for _, descendant := range a.Revoked {
 		out.Revoked = append(out.Revoked, descendant.KeyID)
-		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, descendant.KeyID), descendant.Position))
+		err = errors.Join(err, s.Reads.AwaitMinPosition(ctx, keyCatalogueID(tenant, descendant.KeyID), descendant.Position))
 	}
 	if err != nil {
 		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").WithCause(err)

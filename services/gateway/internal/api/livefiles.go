@@ -12,20 +12,20 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// LiveFile opens a file in the session's running sandbox, and returns its size in bytes.
-func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
+// OpenLiveFile opens a file in the session's running sandbox, and returns its size in bytes.
+func (s *Server) OpenLiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return nil, 0, commandProblem(err)
 	}
-	return s.openLive(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
+	return s.openLiveContent(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
 }
 
-// LiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
-func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
+// ListLiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
+func (s *Server) ListLiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
 	}
-	content, size, err := s.openLive(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
+	content, size, err := s.openLiveContent(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -41,12 +41,13 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 	return list, nil
 }
 
-// stateReady is the state of a running sandbox in the read models.
-const stateReady = "ready"
+// sandboxReady is the state that the read models have for a running sandbox.
+const sandboxReady = "ready"
 
-// openLive opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
-// yields the same 404 as one that does not exist. field is the request field that contains the path.
-func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
+// openLiveContent asks the executors that share the engine of the session's sandbox for the content of a live file or
+// listing. A session of another tenant yields the same 404 as one that does not exist. field is the request field
+// that contains the path.
+func (s *Server) openLiveContent(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
 	tenant, err := s.checkSession(ctx, r.Session, "")
 	if err != nil {
 		return nil, 0, err
@@ -57,7 +58,7 @@ func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request
 	}
 	r.Tenant = tenant
 	box := one.GetCurrentSandbox()
-	if box.GetState() != stateReady {
+	if box.GetState() != sandboxReady {
 		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no running sandbox; leave out live to read the last snapshot")
 	}
 	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
@@ -67,18 +68,19 @@ func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request
 	return content, size, nil
 }
 
-// liveCodes maps the codes of an executor's refusals to codes of the API.
-var liveCodes = map[livefiles.Code]problem.Code{
+// liveFileCodes maps the codes of an executor's refusals to codes of the API.
+var liveFileCodes = map[livefiles.Code]problem.Code{
 	livefiles.NoSandbox: problem.NoLiveSandbox, livefiles.NotFound: problem.FileNotFound, livefiles.Outside: problem.InvalidRequest,
 	livefiles.Unreadable: problem.Forbidden, livefiles.TooLarge: problem.FileTooLarge, livefiles.Busy: problem.Unavailable, livefiles.Failed: problem.Unavailable,
 }
 
-// liveFileError converts an error of a transfer to a problem that names the invalid field.
+// liveFileError converts an error of the transfer of a live file to a problem. field is the request field with the
+// path.
 func liveFileError(err error, field string) error {
 	var refused *livefiles.Error
 	switch {
 	case errors.As(err, &refused):
-		code, ok := liveCodes[refused.Code]
+		code, ok := liveFileCodes[refused.Code]
 		if !ok {
 			code = problem.Unavailable
 		}

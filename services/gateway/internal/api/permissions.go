@@ -7,7 +7,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// executionPermissions converts and validates the permissions of a message.
+// executionPermissions validates the permissions that a message sets for its execution, and converts them to those of
+// the log.
 func executionPermissions(m *spoolv1.ExecutionPermissions) (events.ExecutionPermissions, error) {
 	p := events.ExecutionPermissions{Unattended: m.GetUnattended()}
 	for _, r := range m.GetRules() {

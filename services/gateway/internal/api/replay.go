@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// ReplayEvents replays a session's events until the last one was sent.
+// ReplayEvents sends the events of a session at the speed at which they occurred, or faster, until the last one was
+// sent.
 func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStreamingServer[spoolv1.ReplayEventsResponse]) error {
 	p, err := auth.From(out.Context())
 	if err != nil {
@@ -26,15 +27,15 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return err
 	}
 	ask.Tenant, ask.Agents = p.Tenant, p.Agents
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	from, err := s.Player.Open(ctx, ask)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	defer s.Counts.Stream(kindGRPC)()
-	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	defer s.Metrics.BeginStream(streamKindGRPC)()
+	err = s.sendFrames(ctx, from, valueOrTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := replayResponse(f, metadata)
 		if err != nil {
 			return err
@@ -45,22 +46,22 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 		return nil
 	}
 	if out.Context().Err() == nil {
-		s.Counts.Cut(kindGRPC, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindGRPC, string(problem.From(err).Code))
 	}
 	return err
 }
 
-// replayRequest converts a request for a replay.
+// replayRequest converts an API request for a replay to a replay.Request.
 func replayRequest(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	ask := replay.Request{Session: r.GetSessionId(), From: 1, To: r.To, Speed: 1, Execution: r.GetExecutionId()}
-	if err := reads.CheckSession(ask.Session); err != nil {
+	if err := reads.CheckSessionID(ask.Session); err != nil {
 		return ask, err
 	}
 	if r.From != nil {
 		ask.From = *r.From
 	}
 	if ask.Execution != "" {
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return ask, err
 		}
 	}
@@ -77,7 +78,7 @@ func replayRequest(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 // replayResponse converts a frame of a replay to an API message.
 func replayResponse(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error) {
 	if f.Notice == nil {
-		e, err := event(f, metadata)
+		e, err := frameEvent(f, metadata)
 		return &spoolv1.ReplayEventsResponse{Message: &spoolv1.ReplayEventsResponse_Event{Event: e}}, err
 	}
 	out := &spoolv1.ReplayEventsResponse{}

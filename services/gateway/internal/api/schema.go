@@ -52,19 +52,19 @@ func checkSchema(field string, schema, value json.RawMessage) error {
 	return problem.Invalid(truncate.Text(field, 500), "%s", truncate.Text(detail, 500))
 }
 
-// compileSchema returns nil for a schema that cannot be evaluated.
+// compileSchema compiles a JSON schema. It returns nil for a schema that cannot be evaluated.
 func compileSchema(schema json.RawMessage) *jsonschema.Schema {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema))
 	if err != nil {
 		return nil
 	}
 	work := maxSchemaWork
-	if !spendSchema(doc, doc, &work) {
+	if !spendSchemaWork(doc, doc, &work) {
 		return nil
 	}
 	const url = "request:///schema.json"
 	c := jsonschema.NewCompiler()
-	c.UseLoader(noLoader{})
+	c.UseLoader(refusingLoader{})
 	if c.AddResource(url, doc) != nil {
 		return nil
 	}
@@ -75,16 +75,17 @@ func compileSchema(schema json.RawMessage) *jsonschema.Schema {
 	return s
 }
 
-// spendSchema subtracts the number of JSON values in part of the schema root from work, and reports whether enough was left. It counts what a
-// reference refers to once for each reference, so that a recursive schema spends everything.
-func spendSchema(root, part any, work *int) bool {
+// spendSchemaWork subtracts the number of JSON values in part, a part of the schema root, from work, and reports
+// whether enough was left. It counts what a reference refers to once for each reference, so that a recursive schema
+// uses up any amount of work.
+func spendSchemaWork(root, part any, work *int) bool {
 	if *work--; *work < 0 {
 		return false
 	}
 	switch part := part.(type) {
 	case []any:
 		for _, v := range part {
-			if !spendSchema(root, v, work) {
+			if !spendSchemaWork(root, v, work) {
 				return false
 			}
 		}
@@ -96,11 +97,11 @@ func spendSchema(root, part any, work *int) bool {
 				return false // the reference, or others in the schema, cannot be resolved by its text
 			case name == "$ref" && isText:
 				var ok bool
-				if v, ok = schemaAt(root, ref); !ok {
+				if v, ok = resolveSchemaRef(root, ref); !ok {
 					return false
 				}
 			}
-			if !spendSchema(root, v, work) {
+			if !spendSchemaWork(root, v, work) {
 				return false
 			}
 		}
@@ -108,8 +109,8 @@ func spendSchema(root, part any, work *int) bool {
 	return true
 }
 
-// schemaAt returns the part of a schema to which a reference of the form #/definitions/name refers.
-func schemaAt(root any, ref string) (part any, ok bool) {
+// resolveSchemaRef returns the part of a schema to which a reference of the form #/definitions/name refers.
+func resolveSchemaRef(root any, ref string) (part any, ok bool) {
 	path, ok := strings.CutPrefix(ref, "#")
 	if !ok {
 		return nil, false
@@ -130,10 +131,11 @@ func schemaAt(root any, ref string) (part any, ok bool) {
 	return part, true
 }
 
-// noLoader loads no document.
-type noLoader struct{}
+// refusingLoader is a jsonschema.URLLoader that refuses every document, so that a schema cannot make the gateway load one.
+type refusingLoader struct{}
 
-var errNoLoader = errors.New("schemas of requests cannot refer to other documents")
+// errOtherDocument is returned for a schema that refers to another document.
+var errOtherDocument = errors.New("schemas of requests cannot refer to other documents")
 
 // Load implements jsonschema.URLLoader.
-func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
+func (refusingLoader) Load(string) (any, error) { return nil, errOtherDocument }

@@ -31,23 +31,25 @@ const (
 	maxVariableBytes = 512 << 10 // total bytes of their values
 )
 
-// canSeal returns a problem for the field if the server has no key with which it can encrypt secrets.
-func (s *Server) canSeal(field string) error {
+// requireSealer returns a problem for the field if the server has no key with which it can encrypt secrets.
+func (s *Server) requireSealer(field string) error {
 	if s.Sealer == nil {
 		return problem.New(problem.SecretsUnavailable, field, "this server does not accept secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
 	}
 	return nil
 }
 
-// checkSecret checks the size of a secret's value. Its error does not contain the value.
-func checkSecret(field, value string) error {
+// checkSecretSize returns a problem if a secret's value is too short or too long. Its error does not contain the
+// value.
+func checkSecretSize(field, value string) error {
 	if n := len(value); n < secret.MinValue || n > secret.MaxValue {
 		return problem.Invalid(field, "%s", (&secret.SizeError{Bytes: n}).Error())
 	}
 	return nil
 }
 
-// sealSecret encrypts and stores the value of a secret, and returns its key. The caller must have checked the value.
+// sealSecret encrypts and stores the value of a secret, and returns the key under which the value is stored. The
+// caller must have checked the value.
 func (s *Server) sealSecret(ctx context.Context, tenant, execution, field, value string) (string, error) {
 	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
 	var size *secret.SizeError
@@ -65,16 +67,16 @@ type variablesRequest interface {
 	GetEnvironment() map[string]*spoolv1.RunVariable
 }
 
-// variables are the environment variables that a request sets for one execution.
-type variables struct {
+// requestVariables are the environment variables that a request sets for one execution.
+type requestVariables struct {
 	public  map[string]events.Variable // all variables; secrets without their values
 	secrets map[string]string          // values of the secrets, by name
 }
 
-// runVariables validates the variables of a request.
-func (s *Server) runVariables(r variablesRequest) (variables, error) {
+// parseVariables validates the environment variables of a request and returns them.
+func (s *Server) parseVariables(r variablesRequest) (requestVariables, error) {
 	given := r.GetEnvironment()
-	out := variables{}
+	out := requestVariables{}
 	if len(given) > maxVariables {
 		return out, problem.Invalid("environment", "has %d variables; the limit is %d", len(given), maxVariables)
 	}
@@ -84,7 +86,7 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 		if err := layers.CheckName(name); err != nil {
 			return out, problem.Invalid(field, "%s", err.Error())
 		}
-		if err := checkVariable(field+".value", v.GetValue()); err != nil {
+		if err := checkVariableValue(field+".value", v.GetValue()); err != nil {
 			return out, err
 		}
 		if total += len(v.GetValue()); total > maxVariableBytes {
@@ -97,7 +99,7 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 			out.public[name] = events.Variable{Value: v.GetValue()}
 			continue
 		}
-		if err := errors.Join(s.canSeal(field), checkSecret(field+".value", v.GetValue())); err != nil {
+		if err := errors.Join(s.requireSealer(field), checkSecretSize(field+".value", v.GetValue())); err != nil {
 			return out, err
 		}
 		out.public[name], out.secrets[name] = events.Variable{Secret: true}, v.GetValue()
@@ -105,8 +107,9 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 	return out, nil
 }
 
-// checkVariable checks the value of a variable. Its error does not contain the value.
-func checkVariable(field, value string) error {
+// checkVariableValue returns a problem unless value can be the value of an environment variable. Its error does not
+// contain the value.
+func checkVariableValue(field, value string) error {
 	switch {
 	case len(value) > definition.MaxValue:
 		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxValue)
@@ -116,9 +119,10 @@ func checkVariable(field, value string) error {
 	return nil
 }
 
-// withSecrets returns r with a function Seal, which is called when the execution's id is known: it encrypts and stores the secrets, and returns the
-// command's body with their keys. body returns the command's body for the given variables.
-func (v variables) withSecrets(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
+// withSealedBody returns the command request r with the function Seal, which is called when the id of the execution
+// is known. Seal encrypts and stores the secrets, and returns the body of the command, which has their keys. body
+// must return that body for the given variables.
+func (v requestVariables) withSealedBody(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
 	r.Body = body(v.public)
 	if len(v.secrets) == 0 {
 		return r
@@ -145,10 +149,10 @@ func (v variables) withSecrets(s *Server, r commands.Request, body func(map[stri
 // without a value keeps its value in the latest version; a secret that names a key must have had that key in some
 // version.
 func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.Reference, spec *events.EnvironmentSpec) error {
-	if err := checkDraft(*spec); err != nil {
+	if err := checkEnvironmentDraft(*spec); err != nil {
 		return err
 	}
-	kept, err := s.keptSecrets(ctx, tenant, ref, *spec)
+	kept, err := s.keptSecretKeys(ctx, tenant, ref, *spec)
 	if err != nil {
 		return err
 	}
@@ -156,7 +160,7 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 	for _, name := range names {
 		if v := spec.Variables[name]; v.Secret && v.Value != "" {
 			field := "spec.variables." + name
-			if err := errors.Join(s.canSeal(field), checkSecret(field+".value", v.Value)); err != nil {
+			if err := errors.Join(s.requireSealer(field), checkSecretSize(field+".value", v.Value)); err != nil {
 				return err
 			}
 		}
@@ -179,12 +183,13 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 	return nil
 }
 
-// checkDraft validates an environment before its secrets are sealed. Its error lists up to ten violations.
-func checkDraft(spec events.EnvironmentSpec) error {
+// checkEnvironmentDraft validates the definition of an environment before its secrets are encrypted. Its error lists
+// up to ten violations.
+func checkEnvironmentDraft(spec events.EnvironmentSpec) error {
 	spec.Variables = maps.Clone(spec.Variables)
 	for name, v := range spec.Variables {
 		if v.Secret {
-			v.Sealed = "" // checked by keptSecrets
+			v.Sealed = "" // checked by keptSecretKeys
 			spec.Variables[name] = v
 		}
 	}
@@ -199,9 +204,10 @@ func checkDraft(spec events.EnvironmentSpec) error {
 	return problem.Invalid("spec."+wrong[0].Field, "%s", detail)
 }
 
-// keptSecrets returns, by name, the keys of the secrets without a value in the request: the key that the request names, which a version of the
-// environment must have, or else that of the latest version.
-func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Reference, spec events.EnvironmentSpec) (map[string]string, error) {
+// keptSecretKeys returns the keys under which the secrets are stored for which the request has no value, by the name
+// of the secret. It is the key that the request names, which a version of the environment must have, or else the key
+// of the latest version.
+func (s *Server) keptSecretKeys(ctx context.Context, tenant string, ref events.Reference, spec events.EnvironmentSpec) (map[string]string, error) {
 	kept := map[string]string{}
 	var latest *events.EnvironmentSpec
 	for _, name := range slices.Sorted(maps.Keys(spec.Variables)) {
@@ -210,7 +216,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 			continue
 		}
 		if v.Sealed != "" {
-			known, err := s.Reads.HasSealed(ctx, tenant, ref, name, v.Sealed)
+			known, err := s.Reads.HasSealedSecret(ctx, tenant, ref, name, v.Sealed)
 			if err != nil {
 				return nil, err
 			}
@@ -238,7 +244,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 func (s *Server) latestEnvironment(ctx context.Context, tenant string, ref events.Reference) (spec events.EnvironmentSpec, err error) {
 	v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, ref)
 	if err == nil && found {
-		err = readSpec(v.Spec, &spec)
+		err = decodeSpec(v.Spec, &spec)
 	}
 	return spec, err
 }

@@ -15,41 +15,42 @@ import (
 // got no answer and the session never appears in the read models.
 const newSessionTTL = 10 * time.Minute
 
-// newSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
+// uncountedSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
 // last count. They count towards the tenant's limit, so that concurrent requests or a slow projector cannot exceed
 // it. The zero value is empty.
-type newSessions struct {
+type uncountedSessions struct {
 	mu      sync.Mutex
-	tenants map[string]*tenantSessions
+	tenants map[string]*tenantUncounted
 }
 
-// tenantSessions are the ids of the newSessions of one tenant.
-type tenantSessions struct {
+// tenantUncounted holds the ids of the uncountedSessions of one tenant.
+type tenantUncounted struct {
 	mu  sync.Mutex // held during a count
 	ids map[string]time.Time
 }
 
-// forTenant returns the record of the new sessions of a tenant. The result is shared by all callers.
-func (n *newSessions) forTenant(tenant string) *tenantSessions {
+// forTenant returns the uncounted sessions of a tenant. All callers share the result.
+func (n *uncountedSessions) forTenant(tenant string) *tenantUncounted {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
-		n.tenants = map[string]*tenantSessions{}
+		n.tenants = map[string]*tenantUncounted{}
 	}
 	if n.tenants[tenant] == nil {
-		n.tenants[tenant] = &tenantSessions{ids: map[string]time.Time{}}
+		n.tenants[tenant] = &tenantUncounted{ids: map[string]time.Time{}}
 	}
 	return n.tenants[tenant]
 }
 
-// withSessionLimit returns a command request that is refused with TENANT_SESSIONS if the tenant has reached its limit
-// of sessions. done must be called with the outcome of the command.
+// withSessionLimit returns the command request r with a Prepare function that refuses the command with
+// TENANT_SESSIONS if the tenant has reached its limit of sessions. done must be called with the outcome of the
+// command.
 func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done func(error)) {
 	prepare := r.Prepare
 	var tenant, counted string // the counted session and its tenant; "" for none
 	r.Prepare = func(ctx context.Context, of, session string) error {
 		if most := s.SessionLimit(of); most > 0 {
-			if err := s.countSession(ctx, of, session, most); err != nil {
+			if err := s.admitSession(ctx, of, session, most); err != nil {
 				return err
 			}
 			tenant, counted = of, session
@@ -67,9 +68,9 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	}
 }
 
-// countSession adds a session to the tenant's new ones. It returns the problem TENANT_SESSIONS if the tenant has most sessions already. A session
-// that the read models have is not counted again.
-func (s *Server) countSession(ctx context.Context, tenant, session string, most int) error {
+// admitSession adds a session to the tenant's uncounted ones. It returns the problem TENANT_SESSIONS if the tenant
+// already has limit sessions. A session that the read models contain is not added.
+func (s *Server) admitSession(ctx context.Context, tenant, session string, limit int) error {
 	n := s.newSessions.forTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,7 +83,7 @@ func (s *Server) countSession(ctx context.Context, tenant, session string, most 
 		}
 		ids = append(ids, id)
 	}
-	stored, known, err := s.Reads.CountSessions(ctx, tenant, ids, most)
+	stored, known, err := s.Reads.CountSessions(ctx, tenant, ids, limit)
 	if err != nil {
 		return err
 	}
@@ -92,15 +93,15 @@ func (s *Server) countSession(ctx context.Context, tenant, session string, most 
 			return nil // a repeat of an earlier command
 		}
 	}
-	if _, again := n.ids[session]; !again && stored+len(n.ids) >= most {
-		return problem.New(problem.TenantSessions, "", fmt.Sprintf("the tenant has %d sessions, and may have %d; delete some", stored+len(n.ids), most))
+	if _, again := n.ids[session]; !again && stored+len(n.ids) >= limit {
+		return problem.New(problem.TenantSessions, "", fmt.Sprintf("the tenant has %d sessions, and may have %d; delete some", stored+len(n.ids), limit))
 	}
 	n.ids[session] = now
 	return nil
 }
 
-// remove removes a session whose command was refused.
-func (n *tenantSessions) remove(session string) {
+// remove removes a session whose command was refused from the tenant's uncounted ones.
+func (n *tenantUncounted) remove(session string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.ids, session)

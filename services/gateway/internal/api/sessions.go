@@ -28,51 +28,53 @@ type createRequest interface {
 	referencesRequest
 }
 
-// resolvedRequest is a createRequest whose agent may come from agentProfileRef.
-type resolvedRequest struct {
+// aliasedRequest is a createRequest whose agent may be in the field agentProfileRef, an alias of the field agent.
+type aliasedRequest struct {
 	createRequest
 	agent string
 }
 
-// GetAgent returns the agent from either field.
-func (a resolvedRequest) GetAgent() string { return a.agent }
+// GetAgent returns the agent that the field agent, or its alias agentProfileRef, names.
+func (a aliasedRequest) GetAgent() string { return a.agent }
 
-// resolveAlias returns the request with the agent that its field agent or agentProfileRef, an alias, names. Different agents in both are a problem.
-func resolveAlias(r createRequest) (resolvedRequest, error) {
-	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
+// resolveAgentAlias returns the request with the agent of its field agent, or of that field's alias agentProfileRef.
+// It returns a problem if the two fields name different agents.
+func resolveAgentAlias(r createRequest) (aliasedRequest, error) {
+	given, err := parseReference(fieldAgentProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
-		return resolvedRequest{r, r.GetAgent()}, err
+		return aliasedRequest{r, r.GetAgent()}, err
 	}
 	agent, err := parseReference("agent", r.GetAgent())
 	switch {
 	case err != nil:
-		return resolvedRequest{}, err
+		return aliasedRequest{}, err
 	case agent != (events.Reference{}) && agent != given:
-		return resolvedRequest{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
+		return aliasedRequest{}, problem.Invalid(fieldAgentProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
 	case r.GetInstance() != "":
-		return resolvedRequest{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
+		return aliasedRequest{}, problem.Invalid(fieldAgentProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
 	}
-	return resolvedRequest{r, given.String()}, nil
+	return aliasedRequest{r, given.String()}, nil
 }
 
-const fieldProfile = "agentProfileRef"
+// fieldAgentProfile is the name of the request field that is an alias of the field agent.
+const fieldAgentProfile = "agentProfileRef"
 
-// withAliasField returns a problem about the agent with the name of the field that the request used.
-func withAliasField(r createRequest, err error) error {
+// renameAgentField replaces the field agent in a problem by the field agentProfileRef if the request used that alias.
+func renameAgentField(r createRequest, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
-		p.Field = fieldProfile
+		p.Field = fieldAgentProfile
 	}
 	return err
 }
 
-// createCommand validates a request that creates a session, and returns the command's body without the request's files.
-func createCommand(request createRequest) (command.CreateSession, error) {
-	r, err := resolveAlias(request)
+// createSessionCommand validates a request that creates a session, and returns the command's body without the request's files.
+func createSessionCommand(request createRequest) (command.CreateSession, error) {
+	r, err := resolveAgentAlias(request)
 	if err != nil {
 		return command.CreateSession{}, err
 	}
-	o, err := options(r.GetSessionOptions())
+	o, err := sessionOptions(r.GetSessionOptions())
 	if err != nil {
 		return command.CreateSession{}, err
 	}
@@ -85,25 +87,26 @@ func createCommand(request createRequest) (command.CreateSession, error) {
 	if err := command.CheckOptions(o); err != nil {
 		return command.CreateSession{}, commandProblem(err)
 	}
-	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+	if err := checkMetadata("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
 	}
-	if _, _, _, err := requestReferences(r); err != nil {
+	if _, _, _, err := parseRequestReferences(r); err != nil {
 		return command.CreateSession{}, err
 	}
 	return command.CreateSession{
 		Instance: r.GetInstance(), Environments: r.GetEnvironments(),
-		Agent: r.GetAgent(), Architecture: r.GetArchitecture(), Provider: r.GetSandbox(), Options: o, Metadata: raw(r.GetMetadata()),
+		Agent: r.GetAgent(), Architecture: r.GetArchitecture(), Provider: r.GetSandbox(), Options: o, Metadata: rawJSON(r.GetMetadata()),
 		HostPathIdentity: r.GetSessionOptions().GetHostPathIdentity(),
 	}, nil
 }
 
-// checkJSON validates metadata. Over gRPC, metadata arrives as unparsed text.
-func checkJSON(field string, m *spoolv1.Json) error {
+// checkMetadata returns a problem unless the metadata of a request is valid JSON of an allowed size. Over gRPC,
+// metadata arrives as unparsed text.
+func checkMetadata(field string, m *spoolv1.Json) error {
 	if m == nil {
 		return nil
 	}
-	if err := checkMetadata(m); err != nil {
+	if err := checkMetadataSize(m); err != nil {
 		return err
 	}
 	if !json.Valid([]byte(m.GetText())) {
@@ -114,22 +117,22 @@ func checkJSON(field string, m *spoolv1.Json) error {
 
 // CreateSession creates a session.
 func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequest) (*spoolv1.CreateSessionResponse, error) {
-	body, err := createCommand(r)
+	body, err := createSessionCommand(r)
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
 	body.Files = files.refs
-	request, stored := s.withFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
+	request, stored := s.withStoredFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, withAliasField(r, err)
+		return nil, renameAgentField(r, err)
 	}
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
@@ -140,7 +143,7 @@ const forkTimeout = 45 * time.Second
 
 // ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	if r.At != nil && r.GetAt() == 0 {
@@ -148,22 +151,22 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	}
 	agent, err := parseReference("agent", r.GetAgent())
 	if err == nil {
-		err = checkJSON("metadata", r.GetMetadata())
+		err = checkMetadata("metadata", r.GetMetadata())
 	}
 	if err != nil {
 		return nil, err
 	}
-	body := command.ForkSession{Parent: r.GetSessionId(), At: r.At, Metadata: raw(r.GetMetadata())}
+	body := command.ForkSession{Parent: r.GetSessionId(), At: r.At, Metadata: rawJSON(r.GetMetadata())}
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
 	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
-	a, err := s.sendCreate(ctx, request)
+	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
 	}
-	return &spoolv1.ForkSessionResponse{SessionId: a.SessionID, Position: a.Position, Parent: reads.Parent(a.Forked)}, nil
+	return &spoolv1.ForkSessionResponse{SessionId: a.SessionID, Position: a.Position, Parent: reads.ParentMessage(a.Forked)}, nil
 }
 
 // ListSessions lists the tenant's sessions.
@@ -172,7 +175,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	filter := newFilter(p, r.GetStatus(), r, r.MetadataValue)
+	filter := listFilter(p, r.GetStatus(), r, r.MetadataValue)
 	filter.Parent = r.GetParent()
 	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filter, r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
@@ -192,8 +195,8 @@ type filterRequest interface {
 	GetOrder() string
 }
 
-// newFilter returns the filter of a list request for what the principal may see.
-func newFilter(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
+// listFilter returns the filter of a list request for what the principal may see.
+func listFilter(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
@@ -210,26 +213,26 @@ func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (
 	return s.Reads.Session(ctx, tenant, r.GetSessionId())
 }
 
-// UpdateSession changes options, metadata or both.
+// UpdateSession changes the options of a session, its metadata, or both.
 func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequest) (*spoolv1.UpdateSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	if r.SessionOptions == nil && r.Metadata == nil && len(r.Clear) == 0 {
 		return nil, problem.Invalid("sessionOptions", "the request changes nothing: give sessionOptions, clear or metadata")
 	}
-	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+	if err := checkMetadata("metadata", r.GetMetadata()); err != nil {
 		return nil, err
 	}
-	body := command.UpdateSession{Metadata: raw(r.GetMetadata()), Clear: r.GetClear()}
+	body := command.UpdateSession{Metadata: rawJSON(r.GetMetadata()), Clear: r.GetClear()}
 	if r.SessionOptions != nil {
-		o, err := options(r.SessionOptions)
+		o, err := sessionOptions(r.SessionOptions)
 		if err != nil {
 			return nil, err
 		}
 		body.Options = &o
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
 	if err != nil {
 		return nil, err
 	}
@@ -238,10 +241,10 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 
 // DeleteSession deletes a session permanently.
 func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequest) (*spoolv1.DeleteSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -256,23 +259,23 @@ type messageRequest interface {
 	GetPermissions() *spoolv1.ExecutionPermissions
 }
 
-// postCommand validates the message of a request, and returns the command's body without the request's files and variables.
-func postCommand(r messageRequest) (command.PostMessage, error) {
-	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
+// postMessageCommand validates the message of a request, and returns the command's body without the request's files and variables.
+func postMessageCommand(r messageRequest) (command.PostMessage, error) {
+	m := command.PostMessage{Content: r.GetContent(), Metadata: rawJSON(r.GetMetadata())}
 	size := len(m.Content)
 	for _, p := range r.GetParts() {
 		size += len(p.GetText()) + len(p.GetData())
 		m.Parts = append(m.Parts, events.Part{Type: p.GetType(), Text: p.GetText(), MediaType: p.GetMediaType(), Data: p.GetData()})
 	}
 	switch {
-	case size > MaxMessage:
-		return m, problem.New(problem.PayloadTooLarge, "content", sizeDetail("the message", size, MaxMessage))
+	case size > MaxMessageBytes:
+		return m, problem.New(problem.PayloadTooLarge, "content", tooLargeDetail("the message", size, MaxMessageBytes))
 	case m.Content != "" && len(m.Parts) > 0:
 		return m, problem.Invalid("parts", "content and parts exclude each other; give the text as a part of type text")
 	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
 		return m, problem.Invalid("content", "the message is empty")
 	}
-	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+	if err := checkMetadata("metadata", r.GetMetadata()); err != nil {
 		return m, err
 	}
 	var err error
@@ -283,7 +286,7 @@ func postCommand(r messageRequest) (command.PostMessage, error) {
 // PostMessage stores a query for a session, as a new execution, and returns before the execution has begun. With wait it
 // returns when the execution has ended, or the time is up.
 func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest) (*spoolv1.PostMessageResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
 	wait, err := s.beginWait(ctx, r.GetWait())
@@ -291,15 +294,15 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		return nil, err
 	}
 	defer wait.close()
-	body, err := postCommand(r)
+	body, err := postMessageCommand(r)
 	if err != nil {
 		return nil, err
 	}
-	files, err := workspaceFiles(r)
+	files, err := decodeWorkspaceFiles(r)
 	if err != nil {
 		return nil, err
 	}
-	vars, err := s.runVariables(r)
+	vars, err := s.parseVariables(r)
 	if err != nil {
 		return nil, err
 	}
@@ -310,8 +313,8 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 		}
 	}
 	body.Files = files.refs
-	request, stored := s.withFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.sendCreate(ctx, vars.withSecrets(s, request,
+	request, stored := s.withStoredFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
+	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body
@@ -329,10 +332,10 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 
 // InterruptSession requests that the running turn of a session stops.
 func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessionRequest) (*spoolv1.InterruptSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -341,10 +344,10 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 
 // SyncSession requests a snapshot of the session's workspace, and returns before it is taken.
 func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest) (*spoolv1.SyncSessionResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -353,10 +356,10 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 
 // TerminateEnvironment requests the end of the session's sandbox.
 func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateEnvironmentRequest) (*spoolv1.TerminateEnvironmentResponse, error) {
-	if err := reads.CheckSession(r.GetSessionId()); err != nil {
+	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +376,7 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 	return &spoolv1.ListConversationsResponse{Conversations: list}, err
 }
 
-// sizeDetail returns the text of a problem about something that is too large, in bytes.
-func sizeDetail(what string, have, limit int) string {
-	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
+// tooLargeDetail returns the detail of a problem about something that has more bytes than its limit.
+func tooLargeDetail(what string, size, limit int) string {
+	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, size, limit)
 }

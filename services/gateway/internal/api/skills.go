@@ -26,7 +26,7 @@ import (
 // skillCheckTimeout bounds how long the skills service may take to check a ZIP of the largest size.
 const skillCheckTimeout = 2 * time.Minute
 
-// SkillUpload is a skill that a client uploads.
+// SkillUpload is a ZIP with a skill that a client uploads, and the parameters of that request.
 type SkillUpload struct {
 	Ref    events.Reference // without a version; a slug of "" means the name in the ZIP
 	Tags   []string
@@ -36,12 +36,13 @@ type SkillUpload struct {
 	Length int64 // announced length in bytes; -1 if unknown
 }
 
-// SkillPushed describes a ZIP and the version that contains it.
+// SkillPushed is the response to the upload of a skill: it describes the ZIP, and the version of the skill that
+// contains it.
 type SkillPushed struct {
-	Ref      SkillRef    `json:"ref"`
-	Same     bool        `json:"same"`
-	Skill    reads.Skill `json:"skill"`
-	Position string      `json:"position,omitempty"`
+	Ref      SkillRef        `json:"ref"`
+	Same     bool            `json:"same"`
+	Skill    reads.SkillSpec `json:"skill"`
+	Position string          `json:"position,omitempty"`
 }
 
 // SkillRef is a reference to a skill in the JSON of the API.
@@ -59,7 +60,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, err
 	}
-	if err := checkSource(p, from); err != nil {
+	if err := checkSkillUpload(p, from); err != nil {
 		return SkillPushed{}, err
 	}
 	if err := s.Skills.CheckRoom(ctx, from.Length); err != nil {
@@ -69,8 +70,8 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, problem.From(err)
 	}
-	ref := shortScope(from.Ref)
-	r := withSubject(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Timeout: skillCheckTimeout})
+	ref := withShortScope(from.Ref)
+	r := withEntrySubject(skillKind(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Timeout: skillCheckTimeout})
 	if ref.Slug == "" { // the slug is known only after the check
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
 	}
@@ -79,16 +80,16 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, err
 	}
-	stored, err := s.Skills.Stream(ctx, object, from.Body, skill.MaxPacked, hold.Take)
+	stored, err := s.Skills.PutStream(ctx, object, from.Body, skill.MaxPacked, hold.Take)
 	a := command.Answer{}
 	if err == nil {
-		a, err = s.pushStored(ctx, r, from, command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun})
+		a, err = s.pushUpload(ctx, r, from, command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun})
 	}
 	switch {
 	case err == nil && !from.DryRun && a.Ref != nil:
-		hold.AcceptCopy(a.Ref.Subject(events.Skill, r.Tenant).ID, a.Position, s.Skills.Removed(object))
+		hold.SettleCopied(a.Ref.Subject(events.Skill, r.Tenant).ID, a.Position, s.Skills.RemovedFunc(object))
 	default:
-		hold.Refuse(s.Skills.Removed(object))
+		hold.SettleRefused(s.Skills.RemovedFunc(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
 		return SkillPushed{}, skillTooLarge("the ZIP is too large")
@@ -99,18 +100,18 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	return skillPushed(ref, a), nil
 }
 
-// pushStored sends the command about an uploaded ZIP to the skills service. It returns SKILL_DIGEST_MISMATCH if the ZIP does not have the SHA-256 that the
-// client expects.
-func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillUpload, body command.PushSkill) (command.Answer, error) {
+// pushUpload sends the skills service the command to check a ZIP that is stored as an upload. It returns
+// SKILL_DIGEST_MISMATCH if the ZIP does not have the SHA-256 that the client expects.
+func (s *Server) pushUpload(ctx context.Context, r commands.Request, from SkillUpload, body command.PushSkill) (command.Answer, error) {
 	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
 		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
-	return s.sendChange(ctx, r)
+	return s.sendChangeCommand(ctx, r)
 }
 
-// checkSource validates the parameters of an upload, before any of the ZIP is read.
-func checkSource(p auth.Principal, from SkillUpload) error {
+// checkSkillUpload validates the parameters of the upload of a skill, before the ZIP is read.
+func checkSkillUpload(p auth.Principal, from SkillUpload) error {
 	named := from.Ref
 	if named.Slug == "" {
 		named.Slug = "unnamed" // a placeholder, so that the other parts can be checked
@@ -118,7 +119,7 @@ func checkSource(p auth.Principal, from SkillUpload) error {
 	if err := named.Check(); err != nil {
 		return referenceProblem("", err)
 	}
-	if err := errors.Join(mayWrite(p, from.Ref, "scope"), checkTags("tag", from.Tags)); err != nil {
+	if err := errors.Join(checkMayWrite(p, from.Ref, "scope"), checkTags("tag", from.Tags)); err != nil {
 		return err
 	}
 	switch {
@@ -130,26 +131,27 @@ func checkSource(p auth.Principal, from SkillUpload) error {
 	return nil
 }
 
+// skillTooLarge returns the problem for a ZIP of a skill that exceeds the size limit.
 func skillTooLarge(what string) error {
 	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPacked))
 }
 
-// skillPushed converts the answer of the skills service.
+// skillPushed converts the answer of the skills service to the response for the client.
 func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 	if a.Ref != nil {
 		ref = *a.Ref
 	}
-	ref = reads.WithScope(ref)
+	ref = reads.WithFullScope(ref)
 	out := SkillPushed{Ref: SkillRef{string(ref.Scope), ref.Org, ref.Slug, ref.Version}, Same: a.Same, Position: a.Position}
 	if d := a.Pushed; d != nil {
-		out.Skill = reads.Skill{Name: d.Name, Description: d.Description, Bytes: uint32(d.Bytes), UnpackedBytes: uint32(d.UnpackedBytes), Files: d.Files}
+		out.Skill = reads.SkillSpec{Name: d.Name, Description: d.Description, Bytes: uint32(d.Bytes), UnpackedBytes: uint32(d.UnpackedBytes), Files: d.Files}
 	}
 	return out
 }
 
 // ListSkills lists the tenant's skills and the platform's.
 func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (*spoolv1.ListSkillsResponse, error) {
-	list, next, err := s.readVersions(ctx, skills(), r)
+	list, next, err := s.readVersions(ctx, skillKind(), r)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +172,7 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.readVersion(ctx, skills(), ref, r.GetMinPosition())
+	v, err := s.readVersion(ctx, skillKind(), ref, r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -181,8 +183,9 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	return out, err
 }
 
+// skillMessage converts a version of a skill to an API message.
 func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
-	var d reads.Skill
+	var d reads.SkillSpec
 	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
 		return nil, problem.New(problem.Internal, "", "a skill in the read models is not valid").WithCause(err)
 	}
@@ -202,7 +205,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	if err := mayWrite(p, ref, "scope"); err != nil {
+	if err := checkMayWrite(p, ref, "scope"); err != nil {
 		return nil, err
 	}
 	switch tag := r.GetTag(); {
@@ -211,7 +214,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
-	a, err := s.sendChange(ctx, withSubject(skills(), p, ref, commands.Request{
+	a, err := s.sendChangeCommand(ctx, withEntrySubject(skillKind(), p, ref, commands.Request{
 		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},
 	}))
 	if err != nil {
@@ -229,34 +232,34 @@ func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest)
 	if ref.Version != "" && !events.IsDigest(ref.Version) {
 		return nil, problem.Invalid("version", "a version is removed by its digest; leave it out to remove the whole skill")
 	}
-	return s.removeEntry(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
+	return s.removeEntry(ctx, skillKind(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
 }
 
-// Archive describes the ZIP of a version of a skill.
-type Archive struct {
+// SkillArchive describes the ZIP of a version of a skill.
+type SkillArchive struct {
 	Slug   string
 	Digest string
 	Size   int64 // bytes
 }
 
-// Archive returns the description of a skill's ZIP.
-func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition string) (Archive, error) {
+// FindSkillArchive returns the description of the ZIP of a skill's version.
+func (s *Server) FindSkillArchive(ctx context.Context, ref events.Reference, minPosition string) (SkillArchive, error) {
 	if err := ref.Check(); err != nil {
-		return Archive{}, referenceProblem("", err)
+		return SkillArchive{}, referenceProblem("", err)
 	}
-	v, err := s.readVersion(ctx, skills(), shortScope(ref), minPosition)
+	v, err := s.readVersion(ctx, skillKind(), withShortScope(ref), minPosition)
 	if err != nil {
-		return Archive{}, err
+		return SkillArchive{}, err
 	}
 	one, err := skillMessage(v)
 	if err != nil {
-		return Archive{}, err
+		return SkillArchive{}, err
 	}
-	return Archive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
+	return SkillArchive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
 }
 
-// OpenArchive opens the content of a skill's ZIP. The caller must close it.
-func (s *Server) OpenArchive(ctx context.Context, a Archive) (io.ReadCloser, error) {
+// OpenSkillArchive opens the content of the ZIP that a describes. The caller must close it.
+func (s *Server) OpenSkillArchive(ctx context.Context, a SkillArchive) (io.ReadCloser, error) {
 	r, err := s.Skills.Get(ctx, a.Digest)
 	var refused *problem.Error
 	switch {

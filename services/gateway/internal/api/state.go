@@ -18,14 +18,14 @@ import (
 
 // Limits of the lists in a SessionState, other than blocks.
 const (
-	maxExecutionsAt    = 100
-	maxConversationsAt = 200
-	maxApprovalsAt     = 100
-	maxFileChanges     = 200
+	maxStateExecutions    = 100
+	maxStateConversations = 200
+	maxStateApprovals     = 100
+	maxStateFileChanges   = 200
 )
 
-// stateAfter returns the state of a session after the event at, or after the last event if at is nil. It returns a problem if the caller may not
-// see the session. field is the request field with the event.
+// stateAfter returns the state of a session after the event with the seq at, or after the last event if at is nil. It
+// returns a problem if the caller may not see the session. field is the request field that contains at.
 func (s *Server) stateAfter(ctx context.Context, session, minPosition, field string, at *uint32) (reads.SessionState, error) {
 	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
@@ -36,11 +36,11 @@ func (s *Server) stateAfter(ctx context.Context, session, minPosition, field str
 
 // GetSessionState returns the state of a session after an event.
 func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionStateRequest) (*spoolv1.SessionState, error) {
-	size, err := reads.PageSize(r.GetPageSize())
+	size, err := reads.ParsePageSize(r.GetPageSize())
 	if err != nil {
 		return nil, err
 	}
-	at, after := r.At, reads.FirstBlocks()
+	at, after := r.At, reads.BeforeFirstBlock()
 	if r.GetPageToken() != "" {
 		if after, err = reads.ParseBlockToken(r.GetPageToken()); err != nil {
 			return nil, err
@@ -56,8 +56,8 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	}
 	out := &spoolv1.SessionState{
 		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
-		BlockCount: p.Count.Blocks, Todos: p.TodoLists(), ConversationCount: p.Count.Conversations,
-		Reported: reads.UsageTotal(p.Reported()), Metered: reads.MeteredUsageTotal(p.Metered), Resolved: p.Versions(),
+		BlockCount: p.Count.Blocks, Todos: p.TodoListMessages(), ConversationCount: p.Count.Conversations,
+		Reported: reads.UsageTotalMessage(p.Reported()), Metered: reads.MeteredUsageMessage(p.Metered), Resolved: p.ResolvedVersionsMessage(),
 	}
 	var next *reads.BlockToken
 	if out.Blocks, next, err = s.Reads.BlocksAt(ctx, p, after, size); err != nil {
@@ -66,25 +66,25 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	if next != nil {
 		out.NextPageToken = next.String()
 	}
-	if out.IncompleteText, err = s.setOpenText(ctx, p, out.Blocks); err != nil {
+	if out.IncompleteText, err = s.setTextInFlight(ctx, p, out.Blocks); err != nil {
 		return nil, err
 	}
-	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.SessionState{}, maxExecutionsAt); err != nil {
+	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.SessionState{}, maxStateExecutions); err != nil {
 		return nil, err
 	}
-	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.SessionState{}, maxConversationsAt); err != nil {
+	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.SessionState{}, maxStateConversations); err != nil {
 		return nil, err
 	}
-	if out.Approvals, err = s.Reads.ApprovalsAt(ctx, p, reads.SessionState{}, maxApprovalsAt); err != nil {
+	if out.Approvals, err = s.Reads.ApprovalsAt(ctx, p, reads.SessionState{}, maxStateApprovals); err != nil {
 		return nil, err
 	}
 	out.Files, err = s.workspaceState(ctx, p)
 	return out, err
 }
 
-// setOpenText sets, in the open ones of blocks, the text in flight that they had before the event after p. incomplete lists the blocks for which
-// not all of that text is stored any more.
-func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
+// setTextInFlight sets the text in flight of those blocks that were open in the state p. incomplete lists the blocks
+// whose text is no longer completely stored.
+func (s *Server) setTextInFlight(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
 	var pending []string
 	for _, b := range blocks {
 		if b.Status == string(events.StatusPending) {
@@ -94,7 +94,7 @@ func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks [
 	if len(pending) == 0 {
 		return nil, nil
 	}
-	open, err := s.Reads.OpenTexts(ctx, p, pending)
+	open, err := s.Reads.OpenTextsOf(ctx, p, pending)
 	if err != nil || len(open) == 0 {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks [
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Player.FillOpen(ctx, p.Tenant, p.ID, open, before, blocks, admission.From(ctx).Take)
+	list, err := s.Player.FillOpenBlocks(ctx, p.Tenant, p.ID, open, before, blocks, admission.From(ctx).Take)
 	for _, t := range list {
 		if !t.Complete {
 			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Prefix))}) //nolint:gosec // offsets have 32 bits
@@ -115,17 +115,18 @@ func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks [
 	return incomplete, err
 }
 
-// workspaceState returns what is known about the workspace after an event: the last snapshot, and the file events since.
+// workspaceState returns what the log has about the workspace in the state p of a session: the last snapshot, and the
+// changes of files after that snapshot.
 func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spoolv1.WorkspaceState, error) {
 	out := &spoolv1.WorkspaceState{ChangeCount: p.FileChanges}
 	var err error
-	if out.Changes, err = s.Reads.FileEvents(ctx, p, maxFileChanges); err != nil {
+	if out.Changes, err = s.Reads.FileEvents(ctx, p, maxStateFileChanges); err != nil {
 		return nil, err
 	}
 	since := "the session's beginning"
 	if n := p.Workspace; n != nil {
 		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
-		out.SnapshotSession = ancestor(p, n)
+		out.SnapshotSession = snapshotAncestor(p, n)
 		if out.SnapshotSession == nil {
 			since = "it"
 		}
@@ -154,43 +155,45 @@ func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spo
 	if out.SnapshotSession != nil {
 		which = "The files are those that the session began with as a fork, of the snapshot of "
 	}
-	which += snapshotEvent(p)
+	which += snapshotEventPhrase(p)
 	switch {
 	case out.Available:
 		out.Summary = fmt.Sprintf("%s; %s.", which, changes)
 	default:
-		out.Summary = fmt.Sprintf("%s, which was removed, %s; %s.", which, oldestPhrase(out.OldestSeq), changes)
+		out.Summary = fmt.Sprintf("%s, which was removed, %s; %s.", which, oldestSnapshotPhrase(out.OldestSeq), changes)
 	}
 	return out, nil
 }
 
-// ancestor returns the session that a snapshot belongs to, or nil if that is the session itself.
-func ancestor(p reads.SessionState, n *reads.Snapshot) *string {
+// snapshotAncestor returns the id of the session that took a snapshot if it is an ancestor of the session of p, or
+// nil if it is that session itself.
+func snapshotAncestor(p reads.SessionState, n *reads.Snapshot) *string {
 	if n.Session == p.ID {
 		return nil
 	}
 	return &n.Session
 }
 
-// snapshotEvent names the event of the snapshot that contains a session's files.
-func snapshotEvent(p reads.SessionState) string {
-	if of := ancestor(p, p.Workspace); of != nil {
+// snapshotEventPhrase returns a phrase that names the event at which the snapshot with the files of a session's state
+// was taken.
+func snapshotEventPhrase(p reads.SessionState) string {
+	if of := snapshotAncestor(p, p.Workspace); of != nil {
 		return fmt.Sprintf("event %d of session %s", p.Workspace.Seq, *of)
 	}
 	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
-// oldestPhrase returns a phrase about the oldest snapshot that still exists, for the problem SNAPSHOT_GONE. oldest is the seq of its event, 0 for
-// none.
-func oldestPhrase(oldest uint32) string {
+// oldestSnapshotPhrase returns a phrase about the oldest snapshot that still exists, for the problem SNAPSHOT_GONE.
+// oldest is the seq of its event, 0 for none.
+func oldestSnapshotPhrase(oldest uint32) string {
 	if oldest == 0 {
 		return "and none is left"
 	}
 	return fmt.Sprintf("and the nearest that is left is that of event %d", oldest)
 }
 
-// oldestSnapshot returns the event of the oldest snapshot that still exists after an event, or 0 if there is none.
-// Retention removes the oldest snapshots first, so the list can be searched by bisection.
+// oldestSnapshot returns the seq of the oldest event after p whose snapshot still exists, or 0 if there is none.
+// Retention removes the oldest snapshots first, so oldestSnapshot can search the list by bisection.
 func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint32, error) {
 	list, err := s.Reads.Snapshots(ctx, p)
 	if err != nil {
@@ -217,38 +220,39 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint
 	return list[i].Seq, nil
 }
 
-// snapshotName returns the object name of a snapshot. An event contains the whole name or, from earlier builds, only
-// the id.
-func snapshotName(p reads.SessionState, of, snapshot string) (string, error) {
-	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
+// snapshotName returns the object name of a snapshot that the session owner took. An event contains the whole name
+// or, from earlier builds, only the id.
+func snapshotName(p reads.SessionState, owner, snapshot string) (string, error) {
+	tenant, session, id, err := p.Tenant, owner, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
-		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
-			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, of)
+		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != owner) {
+			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, owner)
 		}
 	}
 	return workspace.Name(tenant, session, id), err
 }
 
-// WorkspaceAt opens the snapshot that contains a session's files at an event; a nil event means the session's last
-// snapshot. It returns NO_SNAPSHOT if no snapshot had been taken, and SNAPSHOT_GONE if the snapshot was removed.
-func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, at *uint32) (Workspace, error) {
+// WorkspaceAt opens the snapshot that contains a session's files after the event with the seq at, or the session's
+// last snapshot if at is nil. It returns NO_SNAPSHOT if no snapshot had been taken, and SNAPSHOT_GONE if the snapshot
+// was removed.
+func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, at *uint32) (WorkspaceSnapshot, error) {
 	if at == nil {
-		return s.Workspace(ctx, session, minPosition)
+		return s.LastWorkspace(ctx, session, minPosition)
 	}
 	p, err := s.stateAfter(ctx, session, minPosition, "at", at)
 	if err != nil {
-		return Workspace{}, err
+		return WorkspaceSnapshot{}, err
 	}
 	return s.openSnapshot(ctx, p, "at")
 }
 
-// openSnapshot opens the snapshot that contains a session's files after an event; field is the request parameter with
-// the event.
-func (s *Server) openSnapshot(ctx context.Context, p reads.SessionState, field string) (Workspace, error) {
+// openSnapshot opens the snapshot that contains a session's files in the state p. field is the request parameter with
+// the seq of the event, for a problem about it.
+func (s *Server) openSnapshot(ctx context.Context, p reads.SessionState, field string) (WorkspaceSnapshot, error) {
 	if p.Workspace == nil {
-		return Workspace{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
+		return WorkspaceSnapshot{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
 	}
-	w := Workspace{Session: p.Workspace.Session, Tenant: p.Tenant, Snapshot: p.Workspace.Name, At: p.Workspace.Time}
+	w := WorkspaceSnapshot{Session: p.Workspace.Session, Tenant: p.Tenant, Snapshot: p.Workspace.Name, At: p.Workspace.Time}
 	name, err := snapshotName(p, w.Session, w.Snapshot)
 	if err != nil {
 		return w, problem.From(err)
@@ -262,7 +266,7 @@ func (s *Server) openSnapshot(ctx context.Context, p reads.SessionState, field s
 		if err != nil {
 			return w, err
 		}
-		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEvent(p), oldestPhrase(oldest)))
+		return w, problem.New(problem.SnapshotGone, field, fmt.Sprintf("the files at event %d are those of the snapshot of %s, which was removed, %s", p.Seq, snapshotEventPhrase(p), oldestSnapshotPhrase(oldest)))
 	}
 	if w.Manifest, err = workspace.Open(ctx, s.Objects, p.Tenant, w.Session, name[strings.LastIndexByte(name, '/')+1:]); err != nil {
 		return w, snapshotError(err)

@@ -11,17 +11,18 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/quota"
 )
 
-// settleUpload ends the hold of an upload after its command was sent. about is the id that the answer's position
-// belongs to. gone reports whether the content was removed; it is used if the command was refused.
-func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, gone func(context.Context) (bool, error)) {
+// settleUpload settles the hold of an upload after the command about it was sent, with the answer a or the error err.
+// about is the id that the answer's position belongs to. If the command was refused, the upload counts until the
+// function removed reports that its content was removed.
+func settleUpload(hold *quota.UploadHold, about string, a command.Answer, err error, removed func(context.Context) (bool, error)) {
 	var p *problem.Error
 	switch {
 	case err == nil:
-		hold.Accept(about, a.Position)
+		hold.SettleAccepted(about, a.Position)
 	case errors.As(err, &p) && p.Code == problem.Unavailable:
 		hold.SettleUnknown()
 	default:
-		hold.Refuse(gone)
+		hold.SettleRefused(removed)
 	}
 }
 
@@ -30,20 +31,20 @@ func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, g
 // again; their absence cannot be checked.
 const refusedFilesTTL = 75 * time.Minute
 
-// withFiles returns a command request that stores its files, within the tenant's storage limit. done must be called
-// with the outcome of the command.
-func (s *Server) withFiles(r commands.Request, f files) (_ commands.Request, done func(command.Answer, error)) {
+// withStoredFiles returns the command request r with a Prepare function that stores the files f, within the tenant's
+// storage limit. done must be called with the outcome of the command.
+func (s *Server) withStoredFiles(r commands.Request, f requestFiles) (_ commands.Request, done func(command.Answer, error)) {
 	if len(f.refs) == 0 {
 		return r, func(command.Answer, error) {}
 	}
-	var hold *quota.Hold
+	var hold *quota.UploadHold
 	var about string
 	r.Prepare = func(ctx context.Context, tenant, session string) (err error) {
 		about = session
-		if hold, err = s.Quota.Reserve(ctx, tenant, f.size()); err != nil {
+		if hold, err = s.Quota.Reserve(ctx, tenant, f.totalBytes()); err != nil {
 			return err
 		}
-		if err := hold.Take(ctx, f.size()); err != nil {
+		if err := hold.Take(ctx, f.totalBytes()); err != nil {
 			return err
 		}
 		return f.storeContents(ctx, s.Objects, tenant, session)

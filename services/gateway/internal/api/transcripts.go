@@ -34,8 +34,9 @@ type TranscriptAccepted struct {
 	At     time.Time `json:"at"`
 }
 
-// infoObject returns the name of the object that describes a transcript object.
-func infoObject(object string) string { return object + "-found" }
+// transcriptInfoObject returns the name of the object that describes a stored transcript; object is the name of the
+// transcript.
+func transcriptInfoObject(object string) string { return object + "-found" }
 
 // PutTranscript stores a transcript and checks it while it is received. It stops reading when the transcript is
 // refused. A negative length means unknown.
@@ -59,7 +60,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
-	defer func() { hold.CountUntil(s.uploadReleased(p.Tenant, out.Transcript, object)) }()
+	defer func() { hold.SettleUnreferenced(s.transcriptReleasedFunc(p.Tenant, out.Transcript, object)) }()
 	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.Take)
 	var refused *transcript.Error
 	switch {
@@ -75,15 +76,16 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	if err != nil {
 		return out, problem.From(err)
 	}
-	return out, s.Objects.PutBytes(ctx, infoObject(object), raw)
+	return out, s.Objects.PutBytes(ctx, transcriptInfoObject(object), raw)
 }
 
-// uploadReleased returns a function that reports whether an upload no longer counts: either a session that counts it has
-// begun with it, or the upload was removed.
-func (s *Server) uploadReleased(tenant, session, object string) func(context.Context) (bool, error) {
-	gone := s.Objects.Removed(object)
+// transcriptReleasedFunc returns a function that reports whether the upload of a transcript no longer counts against
+// the tenant's storage limit: either a session has begun with the transcript and counts it, or the upload was
+// removed.
+func (s *Server) transcriptReleasedFunc(tenant, session, object string) func(context.Context) (bool, error) {
+	gone := s.Objects.RemovedFunc(object)
 	return func(ctx context.Context) (bool, error) {
-		status, err := s.Reads.Status(ctx, tenant, session)
+		status, err := s.Reads.SessionStatus(ctx, tenant, session)
 		var p *problem.Error
 		if errors.As(err, &p) && p.Code == problem.SessionNotFound || err == nil && status == "" {
 			return gone(ctx)
@@ -93,7 +95,7 @@ func (s *Server) uploadReleased(tenant, session, object string) func(context.Con
 }
 
 // storeTranscript stores a transcript and checks it at the same time.
-func (s *Server) storeTranscript(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.Stored, transcript.Info, error) {
+func (s *Server) storeTranscript(ctx context.Context, object string, body io.Reader, limit int64, take func(context.Context, int64) error) (objects.StoredObject, transcript.Info, error) {
 	out, in := io.Pipe()
 	var info transcript.Info
 	checked := make(chan error, 1)
@@ -103,7 +105,7 @@ func (s *Server) storeTranscript(ctx context.Context, object string, body io.Rea
 		out.CloseWithError(err) // aborts the upload if the transcript is refused
 		checked <- err
 	}()
-	stored, err := s.Objects.Stream(ctx, object, io.TeeReader(body, in), limit, take)
+	stored, err := s.Objects.PutStream(ctx, object, io.TeeReader(body, in), limit, take)
 	if err != nil {
 		in.CloseWithError(err)
 	} else {
@@ -117,12 +119,14 @@ func (s *Server) storeTranscript(ctx context.Context, object string, body io.Rea
 	return stored, info, err
 }
 
+// transcriptTooLarge returns the problem for a transcript that exceeds the size limit.
 func transcriptTooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, fieldTranscript, fmt.Sprintf("%s; the limit is %d bytes (--max-transcript)", what, limit))
 }
 
-// withTranscript returns a request for a session that begins with the referenced transcript; "" means none. The
-// transcript is looked up only if the request is not a repeat. It is stored in into before body is called.
+// withTranscript returns a request to create a session that begins with the referenced transcript; "" means no
+// transcript. The transcript is looked up only if the request is not a repeat, and is stored in into before body is
+// called.
 func (s *Server) withTranscript(r commands.Request, reference string, into **events.Transcript, body func() any) commands.Request {
 	if reference == "" {
 		return r
@@ -141,14 +145,14 @@ func (s *Server) withTranscript(r commands.Request, reference string, into **eve
 	return r
 }
 
-// findTranscript returns the referenced transcript.
+// findTranscript returns the uploaded transcript to which a request refers, or a problem if there is none.
 func (s *Server) findTranscript(ctx context.Context, tenant, reference string) (*events.Transcript, error) {
 	missing := problem.New(problem.TranscriptNotFound, fieldTranscript, "there is no such transcript, or it was uploaded more than 10 minutes ago: upload it again (POST /api/transcripts)")
 	if events.CheckID(fieldTranscript, events.KindSession, reference) != nil {
 		return nil, missing
 	}
 	object := command.TranscriptObject(tenant, reference)
-	r, err := s.Objects.Get(ctx, infoObject(object))
+	r, err := s.Objects.Get(ctx, transcriptInfoObject(object))
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, missing
 	}

@@ -34,17 +34,17 @@ func ParseWait(text string) (time.Duration, error) {
 }
 
 const (
-	// kindWait is the kind of waiting requests in the metrics of streams.
-	kindWait = "wait"
+	// streamKindWait is the kind of waiting requests in the metrics of streams.
+	streamKindWait = "wait"
 	// lastReadTimeout bounds the last read of an execution, which takes place when the time that a request waits for
 	// its end is up.
 	lastReadTimeout = time.Second
-	// longestRejoin is the longest pause before a waiting request joins its session's feed again after an error.
-	longestRejoin = time.Second
+	// maxRejoinPause is the longest pause before a waiting request joins its session's feed again after an error.
+	maxRejoinPause = time.Second
 )
 
-// endWait is the wait of a request for the end of the execution that it creates. It counts as a stream of the tenant.
-type endWait struct {
+// executionWait is the wait of a request for the end of the execution that it creates. It counts as a stream of the tenant.
+type executionWait struct {
 	server    *Server
 	principal auth.Principal
 	limit     time.Duration
@@ -57,10 +57,10 @@ type endWait struct {
 	last   *spoolv1.Execution // the execution as it was read last; nil if it was not read
 }
 
-// beginWait admits the wait that a request asks for, before its command is sent, so that a refused request has no effect. It
-// returns nil if the text is "" or 0: a nil wait ends at once. The caller must call close. The error is INVALID_REQUEST or
-// TOO_MANY_STREAMS.
-func (s *Server) beginWait(ctx context.Context, text string) (*endWait, error) {
+// beginWait admits the wait for which a request asks, before the command of the request is sent, so that a refused
+// request has no effect. For the text "" or 0 it returns nil, whose awaitEnd does not wait. The caller must call
+// close. The error is INVALID_REQUEST or TOO_MANY_STREAMS.
+func (s *Server) beginWait(ctx context.Context, text string) (*executionWait, error) {
 	limit, err := ParseWait(text)
 	if err != nil || limit == 0 {
 		return nil, err
@@ -69,16 +69,16 @@ func (s *Server) beginWait(ctx context.Context, text string) (*endWait, error) {
 	if err != nil {
 		return nil, err
 	}
-	end, err := s.Admission.Stream(p.Tenant)
+	end, err := s.Admission.BeginStream(p.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	counted := s.Counts.Stream(kindWait)
-	return &endWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
+	counted := s.Metrics.BeginStream(streamKindWait)
+	return &executionWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
 }
 
-// close ends the wait, which no longer counts as a stream of the tenant.
-func (w *endWait) close() {
+// close ends the wait, which then no longer counts as a stream of the tenant.
+func (w *executionWait) close() {
 	if w != nil {
 		w.release()
 	}
@@ -87,25 +87,25 @@ func (w *endWait) close() {
 // awaitEnd blocks until the execution of an accepted command has ended, the time is up or the gateway stops. It returns the
 // execution as it is then, nil if the read models cannot be read, and a cursor of its session. The error is the reason why
 // the request must not be answered: ctx has ended, the API key was revoked, or the session was deleted.
-func (w *endWait) awaitEnd(ctx context.Context, accepted command.Answer) (*spoolv1.Execution, *uint32, error) {
+func (w *executionWait) awaitEnd(ctx context.Context, accepted command.Answer) (*spoolv1.Execution, *uint32, error) {
 	if w == nil {
 		return nil, nil, nil
 	}
 	w.session, w.execution, w.position = accepted.SessionID, accepted.ExecutionID, accepted.Position
-	ctx, release := w.server.Watch.Add(ctx, w.principal)
+	ctx, release := w.server.Watch.AddStream(ctx, w.principal)
 	defer release()
 	limited, cancel := context.WithTimeout(ctx, w.limit)
 	defer cancel()
-	limited, cancelStop := w.server.Live.UntilStop(limited)
+	limited, cancelStop := w.server.Live.ContextUntilStop(limited)
 	defer cancelStop()
-	err := w.follow(limited)
+	err := w.followSession(limited)
 	switch {
 	case ctx.Err() != nil:
 		return nil, nil, problem.From(context.Cause(ctx))
 	case err != nil && limited.Err() == nil:
 		return nil, nil, err
 	case err != nil:
-		w.readLast(ctx)
+		w.rereadExecution(ctx)
 	}
 	cursor := w.openAt
 	if spoolv1.HasEnded(w.last) {
@@ -114,13 +114,13 @@ func (w *endWait) awaitEnd(ctx context.Context, accepted command.Answer) (*spool
 	return w.last, &cursor, nil
 }
 
-// follow follows the session until the execution has ended. After an error that may pass it follows the session again. The
-// error is the cause of ctx, or that the session was deleted.
-func (w *endWait) follow(ctx context.Context) error {
-	pauses := retry.Doubling(20*time.Millisecond, longestRejoin)
+// followSession follows the events of the session until the execution has ended. After a temporary error it follows
+// the session again. The error is the cause of ctx, or that the session was deleted.
+func (w *executionWait) followSession(ctx context.Context) error {
+	pauses := retry.Doubling(20*time.Millisecond, maxRejoinPause)
 	for {
-		err := w.followOnce(ctx)
-		if err == nil || isDeleted(err) {
+		err := w.followSessionOnce(ctx)
+		if err == nil || isDeletedSession(err) {
 			return err
 		}
 		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
@@ -129,14 +129,14 @@ func (w *endWait) follow(ctx context.Context) error {
 	}
 }
 
-// isDeleted reports whether an error means that a session that existed does not exist any more.
-func isDeleted(err error) bool {
+// isDeletedSession reports whether an error means that a session that existed does not exist any more.
+func isDeletedSession(err error) bool {
 	var p *problem.Error
 	return errors.As(err, &p) && (p.Code == problem.SessionNotFound || p.Code == problem.ExecutionNotFound)
 }
 
-// followOnce follows the session until the execution has ended, or an error occurs.
-func (w *endWait) followOnce(ctx context.Context) error {
+// followSessionOnce follows the events of the session until the execution has ended or an error occurs.
+func (w *executionWait) followSessionOnce(ctx context.Context) error {
 	s := w.server
 	// The read models must have the command: otherwise the session may not be found, or the execution that an earlier
 	// request with the same Idempotency-Key created.
@@ -150,22 +150,22 @@ func (w *endWait) followOnce(ctx context.Context) error {
 	defer reader.Close()
 	for {
 		cursor := reader.Cursor() // the read models have all events up to it
-		if err := w.read(ctx); err != nil || spoolv1.HasEnded(w.last) {
+		if err := w.readExecution(ctx); err != nil || spoolv1.HasEnded(w.last) {
 			return err
 		}
 		if w.endSeq > 0 {
 			return problem.New(problem.ReadModelBehind, "", "the read models do not have the end of the execution yet")
 		}
 		w.openAt = cursor
-		if w.endSeq, err = reader.AwaitEnd(ctx, w.execution); err != nil {
+		if w.endSeq, err = reader.AwaitExecutionEnd(ctx, w.execution); err != nil {
 			w.openAt = reader.Cursor()
 			return err
 		}
 	}
 }
 
-// read reads the execution, and the seq of its end if it has ended.
-func (w *endWait) read(ctx context.Context) error {
+// readExecution reads the execution from the read models, and the seq of its last event if it has ended.
+func (w *executionWait) readExecution(ctx context.Context) error {
 	s := w.server
 	e, err := s.Reads.Execution(ctx, w.principal.Tenant, w.execution, "")
 	if err != nil {
@@ -180,13 +180,13 @@ func (w *endWait) read(ctx context.Context) error {
 	return nil
 }
 
-// readLast reads the execution after the time is up, unless the read models did not have it at all. If that fails, the
-// execution stays as it was read last.
-func (w *endWait) readLast(ctx context.Context) {
+// rereadExecution reads the execution once more when the time of the wait is up, unless the read models did not
+// contain it. If the read fails, the wait keeps the execution as it was read before.
+func (w *executionWait) rereadExecution(ctx context.Context) {
 	if w.last == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastReadTimeout)
 	defer cancel()
-	_ = w.read(ctx) // the answer then has the earlier state
+	_ = w.readExecution(ctx) // the answer then has the earlier state
 }

@@ -20,8 +20,8 @@ import (
 
 // Values of WatchExecutionRequest.every_events.
 const (
-	defaultEveryEvents = 10
-	maxEveryEvents     = 1000
+	defaultEventsPerStatus = 10
+	maxEventsPerStatus     = 1000
 )
 
 // WatchExecution sends the status of an execution until the final one was sent.
@@ -29,21 +29,21 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	every := r.GetEveryEvents()
 	switch {
 	case every == 0:
-		every = defaultEveryEvents
-	case every > maxEveryEvents:
-		return problem.Invalid("everyEvents", "value is %d; the limit is %d", every, maxEveryEvents)
+		every = defaultEventsPerStatus
+	case every > maxEventsPerStatus:
+		return problem.Invalid("everyEvents", "value is %d; the limit is %d", every, maxEventsPerStatus)
 	}
 	p, err := auth.From(out.Context())
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
+	if err := reads.CheckExecutionID(r.GetExecutionId()); err != nil {
 		return err
 	}
-	ctx, release := s.Watch.Add(out.Context(), p)
+	ctx, release := s.Watch.AddStream(out.Context(), p)
 	defer release()
 	if len(p.Agents) > 0 {
-		if _, err := s.Reads.VisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents); err != nil {
+		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents); err != nil {
 			return err
 		}
 	}
@@ -51,31 +51,32 @@ func (s *Server) WatchExecution(r *spoolv1.WatchExecutionRequest, out grpc.Serve
 	if err != nil {
 		return err
 	}
-	defer s.Counts.Stream(kindWatch)()
+	defer s.Metrics.BeginStream(streamKindWatch)()
 	w := &statusWatch{status: first, every: every, due: make(chan struct{}, 1)}
-	err = s.watch(ctx, p, w, out)
+	err = s.watchStatus(ctx, p, w, out)
 	if err != nil && out.Context().Err() == nil {
-		s.Counts.Cut(kindWatch, string(problem.From(err).Code))
+		s.Metrics.CountCut(streamKindWatch, string(problem.From(err).Code))
 	}
 	return err
 }
 
-// kindWatch is the kind of WatchExecution in the metrics of streams.
-const kindWatch = "watch"
+// streamKindWatch is the kind of WatchExecution in the metrics of streams.
+const streamKindWatch = "watch"
 
-// watch folds the session's events into the status of w and sends it with out, until the final status was sent. Sending runs in
-// its own goroutine, because it blocks for as long as the client does not read. watch returns without waiting for it after an
-// error, or if the client takes longer than WriteTimeout to read the final status.
-func (s *Server) watch(ctx context.Context, p auth.Principal, w *statusWatch, out grpc.ServerStreamingServer[spoolv1.ExecutionStatus]) error {
+// watchStatus folds the session's events into the status of w and sends the status with out, until the final status
+// was sent. Sending runs in its own goroutine, because it blocks for as long as the client does not read. After an
+// error, or if the client takes longer than WriteTimeout to read the final status, watchStatus returns without
+// waiting for that goroutine.
+func (s *Server) watchStatus(ctx context.Context, p auth.Principal, w *statusWatch, out grpc.ServerStreamingServer[spoolv1.ExecutionStatus]) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	sent := make(chan error, 1)
 	go func() {
-		err := w.send(ctx, func(m *spoolv1.ExecutionStatus) error {
+		err := w.sendDueStatuses(ctx, func(m *spoolv1.ExecutionStatus) error {
 			if err := out.Send(m); err != nil {
 				return err
 			}
-			s.Counts.Sent(kindWatch, proto.Size(m))
+			s.Metrics.CountSent(streamKindWatch, proto.Size(m))
 			return nil
 		})
 		if err != nil {
@@ -83,7 +84,7 @@ func (s *Server) watch(ctx context.Context, p auth.Principal, w *statusWatch, ou
 		}
 		sent <- err
 	}()
-	w.setDue()
+	w.setSendDue()
 	if err := s.foldStatus(ctx, p, w); err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (s *Server) watch(ctx context.Context, p auth.Principal, w *statusWatch, ou
 	}
 }
 
-// foldStatus folds the session's events into the status of w until the execution has ended.
+// foldStatus follows the session's events and folds them into the status of w, until the execution has ended.
 func (s *Server) foldStatus(ctx context.Context, p auth.Principal, w *statusWatch) error {
 	if w.status.Final {
 		return nil
@@ -116,15 +117,15 @@ func (s *Server) foldStatus(ctx context.Context, p auth.Principal, w *statusWatc
 			return err
 		}
 		for _, f := range frames {
-			if ended, err := w.apply(f); ended || err != nil {
+			if ended, err := w.applyFrame(f); ended || err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// statusWatch holds the newest status of an execution for one client. A status that could not be sent before the next one was
-// due is not kept.
+// statusWatch holds the newest status of an execution for one client of WatchExecution. A newer status replaces one
+// that was not sent yet.
 type statusWatch struct {
 	every uint32        // number of events of the execution after which a status is due
 	due   chan struct{} // has a value while a status is due; has a buffer of one
@@ -134,16 +135,17 @@ type statusWatch struct {
 	unsent uint32 // number of the execution's events since the last status was sent
 }
 
-// setDue makes send send the newest status.
-func (w *statusWatch) setDue() {
+// setSendDue makes sendDueStatuses send the newest status.
+func (w *statusWatch) setSendDue() {
 	select {
 	case w.due <- struct{}{}:
 	default:
 	}
 }
 
-// apply folds a frame into the status. ended reports whether the status is the final one.
-func (w *statusWatch) apply(f live.Frame) (ended bool, err error) {
+// applyFrame folds the event of a frame into the status of the execution. ended reports whether the status is the
+// final one.
+func (w *statusWatch) applyFrame(f live.Frame) (ended bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if f.Lag != nil {
@@ -151,7 +153,7 @@ func (w *statusWatch) apply(f live.Frame) (ended bool, err error) {
 		if f.Lag.Lagging {
 			w.status.Lag = &spoolv1.Lag{Lagging: true, LagMs: f.Lag.LagMs}
 		}
-		w.setDue()
+		w.setSendDue()
 		return false, nil
 	}
 	e, err := events.DecodeWire(f.JSON)
@@ -164,13 +166,13 @@ func (w *statusWatch) apply(f live.Frame) (ended bool, err error) {
 		w.unsent++
 	}
 	if w.unsent >= w.every || w.status.Phase != phase {
-		w.setDue()
+		w.setSendDue()
 	}
 	return w.status.Final, nil
 }
 
-// take returns a copy of the newest status, which is then no longer due.
-func (w *statusWatch) take() *spoolv1.ExecutionStatus {
+// takeDueStatus returns a copy of the newest status, and records that it is no longer due.
+func (w *statusWatch) takeDueStatus() *spoolv1.ExecutionStatus {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select {
@@ -179,20 +181,20 @@ func (w *statusWatch) take() *spoolv1.ExecutionStatus {
 	}
 	w.unsent = 0
 	m := proto.CloneOf(w.status)
-	progress.Trim(m)
+	progress.TrimForSending(m)
 	return m
 }
 
-// send calls send with each status that is due, until it has sent the final one. The error is that of send, or the cause of
+// sendDueStatuses calls send with each status that is due, until it has sent the final one. The error is that of send, or the cause of
 // ctx.
-func (w *statusWatch) send(ctx context.Context, send func(*spoolv1.ExecutionStatus) error) error {
+func (w *statusWatch) sendDueStatuses(ctx context.Context, send func(*spoolv1.ExecutionStatus) error) error {
 	for {
 		select {
 		case <-w.due:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		m := w.take()
+		m := w.takeDueStatus()
 		if err := send(m); err != nil || m.Final {
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// access is what a method of spool.v1, or an HTTP route that has no such method, requires of the caller's API key.
+// access is the role that an API key needs to call a method of spool.v1, or an HTTP route that has no such method.
 type access struct {
 	role events.Role
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
@@ -19,65 +19,70 @@ type access struct {
 	shared bool
 }
 
-func use() access     { return access{role: events.RoleUse} }
-func operate() access { return access{role: events.RoleOperate} }
-func admin() access   { return access{role: events.RoleAdmin} }
+// useAccess requires the role use.
+func useAccess() access { return access{role: events.RoleUse} }
 
-// withShared returns the access n with shared set.
-func withShared(n access) access { return access{n.role, true} }
+// operateAccess requires the role operate.
+func operateAccess() access { return access{role: events.RoleOperate} }
+
+// adminAccess requires the role admin.
+func adminAccess() access { return access{role: events.RoleAdmin} }
+
+// forWholeTenant returns the access n with shared set, so that keys which are limited to agents are refused.
+func forWholeTenant(n access) access { return access{n.role, true} }
 
 // requiredAccess maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
 // pattern) to the access that they require. It is the only such table.
 var requiredAccess = map[string]access{
-	"Sessions/CreateSession": use(), "Sessions/ForkSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
-	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
-	"Sessions/ListConversations": use(), "Sessions/DeleteSession": operate(),
-	"Sessions/GetSessionState": use(), "Sessions/DiffSession": use(), "Sessions/CompareSessions": use(),
+	"Sessions/CreateSession": useAccess(), "Sessions/ForkSession": useAccess(), "Sessions/ListSessions": useAccess(), "Sessions/GetSession": useAccess(), "Sessions/UpdateSession": useAccess(),
+	"Sessions/PostMessage": useAccess(), "Sessions/InterruptSession": useAccess(), "Sessions/SyncSession": useAccess(), "Sessions/TerminateEnvironment": useAccess(),
+	"Sessions/ListConversations": useAccess(), "Sessions/DeleteSession": operateAccess(),
+	"Sessions/GetSessionState": useAccess(), "Sessions/DiffSession": useAccess(), "Sessions/CompareSessions": useAccess(),
 
-	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
-	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
-	"Executions/RecoverExecution": use(), "Executions/WatchExecution": use(),
+	"Executions/StartExecution": useAccess(), "Executions/ListExecutions": useAccess(), "Executions/ListSessionExecutions": useAccess(), "Executions/GetExecution": useAccess(),
+	"Executions/CancelExecution": useAccess(), "Executions/PauseExecution": useAccess(), "Executions/ResumeExecution": useAccess(), "Executions/TerminateExecution": useAccess(),
+	"Executions/RecoverExecution": useAccess(), "Executions/WatchExecution": useAccess(),
 
-	"Approvals/ListApprovals": use(), "Approvals/GetApproval": use(), "Approvals/DecideApproval": use(),
+	"Approvals/ListApprovals": useAccess(), "Approvals/GetApproval": useAccess(), "Approvals/DecideApproval": useAccess(),
 
-	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ReplayEvents": use(), "Events/ListBlocks": use(),
-	"Events/ListHistory": use(), "Events/ListHistoryBlocks": use(),
+	"Events/ListEvents": useAccess(), "Events/StreamEvents": useAccess(), "Events/ReplayEvents": useAccess(), "Events/ListBlocks": useAccess(),
+	"Events/ListHistory": useAccess(), "Events/ListHistoryBlocks": useAccess(),
 
-	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),
+	"Keys/CreateKey": adminAccess(), "Keys/ListKeys": adminAccess(), "Keys/RevokeKey": adminAccess(),
 
 	// The methods that change something also require the root key, which their handlers check.
-	"Budgets/ListBudgets": withShared(operate()), "Budgets/SetBudget": withShared(admin()), "Budgets/RemoveBudget": withShared(admin()),
-	"Limits/GetLimits": withShared(operate()), "Limits/SetLimits": withShared(admin()), "Limits/RemoveLimits": withShared(admin()),
+	"Budgets/ListBudgets": forWholeTenant(operateAccess()), "Budgets/SetBudget": forWholeTenant(adminAccess()), "Budgets/RemoveBudget": forWholeTenant(adminAccess()),
+	"Limits/GetLimits": forWholeTenant(operateAccess()), "Limits/SetLimits": forWholeTenant(adminAccess()), "Limits/RemoveLimits": forWholeTenant(adminAccess()),
 
-	"DeadLetters/ListDeadLetters": withShared(operate()), "DeadLetters/GetDeadLetter": withShared(operate()),
-	"DeadLetters/RetryDeadLetter": withShared(operate()), "DeadLetters/DropDeadLetter": withShared(operate()),
+	"DeadLetters/ListDeadLetters": forWholeTenant(operateAccess()), "DeadLetters/GetDeadLetter": forWholeTenant(operateAccess()),
+	"DeadLetters/RetryDeadLetter": forWholeTenant(operateAccess()), "DeadLetters/DropDeadLetter": forWholeTenant(operateAccess()),
 
-	"Audit/ListAudit": withShared(admin()),
+	"Audit/ListAudit": forWholeTenant(adminAccess()),
 
-	"Agents/ListAgents": use(), "Agents/GetAgent": use(), "Agents/ApplyAgent": operate(), "Agents/RemoveAgent": operate(),
-	"Instances/ListInstances": use(), "Instances/GetInstance": use(),
-	"Instances/ApplyInstance": withShared(operate()), "Instances/RemoveInstance": withShared(operate()),
-	"Environments/ListEnvironments": use(), "Environments/GetEnvironment": use(), "Environments/ExplainEnvironment": use(),
-	"Environments/ApplyEnvironment": withShared(operate()), "Environments/RemoveEnvironment": withShared(operate()),
-	"Skills/ListSkills": use(), "Skills/GetSkill": use(), "Skills/TagSkill": withShared(operate()), "Skills/RemoveSkill": withShared(operate()),
+	"Agents/ListAgents": useAccess(), "Agents/GetAgent": useAccess(), "Agents/ApplyAgent": operateAccess(), "Agents/RemoveAgent": operateAccess(),
+	"Instances/ListInstances": useAccess(), "Instances/GetInstance": useAccess(),
+	"Instances/ApplyInstance": forWholeTenant(operateAccess()), "Instances/RemoveInstance": forWholeTenant(operateAccess()),
+	"Environments/ListEnvironments": useAccess(), "Environments/GetEnvironment": useAccess(), "Environments/ExplainEnvironment": useAccess(),
+	"Environments/ApplyEnvironment": forWholeTenant(operateAccess()), "Environments/RemoveEnvironment": forWholeTenant(operateAccess()),
+	"Skills/ListSkills": useAccess(), "Skills/GetSkill": useAccess(), "Skills/TagSkill": forWholeTenant(operateAccess()), "Skills/RemoveSkill": forWholeTenant(operateAccess()),
 
-	"GET /api/ws": use(),
-	"GET /api/sessions/{session_id}/events/stream":   use(),
-	"GET /api/sessions/{session_id}/files":           use(),
-	"PUT /api/sessions/{session_id}/files":           use(),
-	"GET /api/sessions/{session_id}/files/{path}":    use(),
-	"PUT /api/sessions/{session_id}/files/{path}":    use(),
-	"DELETE /api/sessions/{session_id}/files/{path}": use(),
-	"POST /api/transcripts":                          use(),
-	"POST /api/skills":                               withShared(operate()),
-	"GET /api/skills/{slug}/archive":                 use(),
+	"GET /api/ws": useAccess(),
+	"GET /api/sessions/{session_id}/events/stream":   useAccess(),
+	"GET /api/sessions/{session_id}/files":           useAccess(),
+	"PUT /api/sessions/{session_id}/files":           useAccess(),
+	"GET /api/sessions/{session_id}/files/{path}":    useAccess(),
+	"PUT /api/sessions/{session_id}/files/{path}":    useAccess(),
+	"DELETE /api/sessions/{session_id}/files/{path}": useAccess(),
+	"POST /api/transcripts":                          useAccess(),
+	"POST /api/skills":                               forWholeTenant(operateAccess()),
+	"GET /api/skills/{slug}/archive":                 useAccess(),
 }
 
 // methodPrefix is the prefix of the full names of the methods of spool.v1.
 const methodPrefix = "/spool.v1."
 
-// CheckAccess returns an error unless requiredAccess contains exactly the methods of spool.v1.
-func CheckAccess() error {
+// CheckAccessTable returns an error unless requiredAccess contains exactly the methods of spool.v1.
+func CheckAccessTable() error {
 	var wrong []error
 	left := map[string]bool{}
 	for name := range requiredAccess {
@@ -101,10 +106,10 @@ func CheckAccess() error {
 	return errors.Join(wrong...)
 }
 
-// Allow returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full
-// name, or a route, given as METHOD and pattern. For a name that is not in requiredAccess Allow returns INTERNAL, so that
-// nobody may call it.
-func Allow(ctx context.Context, name string) error {
+// CheckAllowed returns FORBIDDEN unless the API key of the request's principal may call a method of spool.v1 or a
+// route. name is the full name of the method, or the METHOD and pattern of the route. For a name that is not in
+// requiredAccess it returns INTERNAL, so that nobody may call it.
+func CheckAllowed(ctx context.Context, name string) error {
 	p, err := From(ctx)
 	if err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 // tenant.
 const DefaultTenant = "default"
 
-// MinRootKey is the shortest length of a root key, in characters.
-const MinRootKey = 32
+// MinRootKeyLength is the shortest length of a root key, in characters.
+const MinRootKeyLength = 32
 
 // Principal is the authenticated caller of a request.
 type Principal struct {
@@ -35,7 +35,7 @@ type Principal struct {
 // RootKeyID is the KeyID of the Principal of a request with the root key.
 const RootKeyID = "root"
 
-// Actor returns the principal in the form that the log stores.
+// Actor returns the principal in the form in which events of the log have their author.
 func (p Principal) Actor() events.Actor {
 	if p.KeyID == "" {
 		return events.Actor{Kind: "user", ID: "local", User: p.User, Address: p.Address}
@@ -43,9 +43,9 @@ func (p Principal) Actor() events.Actor {
 	return events.Actor{Kind: "key", ID: p.KeyID, Key: p.KeyID, User: p.User, Address: p.Address}
 }
 
-// Keys reads API keys from the read models.
-type Keys interface {
-	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
+// KeyStore reads API keys from the read models.
+type KeyStore interface {
+	KeyByHash(ctx context.Context, sha256 string) (reads.APIKey, bool, error)
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 
@@ -53,7 +53,7 @@ type Keys interface {
 type Config struct {
 	Required bool   // requests without a key are refused
 	RootKey  string // "" for none
-	Keys     Keys
+	Keys     KeyStore
 }
 
 // Authenticator authenticates requests. It has no cache: a revoked key is refused as soon as the read models contain
@@ -70,10 +70,10 @@ func New(cfg Config) (*Authenticator, error) {
 		return nil, errors.New("auth: Keys is required")
 	}
 	if cfg.RootKey != "" {
-		if len(cfg.RootKey) < MinRootKey {
-			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more random characters", len(cfg.RootKey), MinRootKey)
+		if len(cfg.RootKey) < MinRootKeyLength {
+			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more random characters", len(cfg.RootKey), MinRootKeyLength)
 		}
-		a.rootHash = Hash(cfg.RootKey)
+		a.rootHash = HashKey(cfg.RootKey)
 	}
 	return a, nil
 }
@@ -81,7 +81,7 @@ func New(cfg Config) (*Authenticator, error) {
 // Authenticate returns the principal for the value of the header Authorization. A key is checked even if no key is
 // required.
 func (a *Authenticator) Authenticate(ctx context.Context, header string) (Principal, error) {
-	p, hash, err := a.inspect(header)
+	p, hash, err := a.parseHeader(header)
 	if err != nil || hash == "" {
 		return p, err
 	}
@@ -90,45 +90,49 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 		return Principal{}, err
 	}
 	if !ok {
-		return Principal{}, unauthenticated("the API key is not valid: it was revoked, has expired, or was not created on this server")
+		return Principal{}, unauthenticatedProblem("the API key is not valid: it was revoked, has expired, or was not created on this server")
 	}
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
 
-// Inspect returns an error for a header that Authenticate would refuse without a look-up. It does not block.
-func (a *Authenticator) Inspect(header string) error {
-	_, _, err := a.inspect(header)
+// CheckHeader returns an error for a value of the header Authorization that cannot be valid, without a look-up of the
+// key. It does not block.
+func (a *Authenticator) CheckHeader(header string) error {
+	_, _, err := a.parseHeader(header)
 	return err
 }
 
-// inspect returns the principal if no look-up is needed, or the hash of the key to look up.
-func (a *Authenticator) inspect(header string) (p Principal, hash string, err error) {
+// parseHeader parses a value of the header Authorization. It returns the principal if no look-up of a key is needed,
+// or else the hash of the key to look up.
+func (a *Authenticator) parseHeader(header string) (p Principal, hash string, err error) {
 	if header == "" {
 		if a.cfg.Required {
-			return p, "", unauthenticated("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+			return p, "", unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
 		}
 		return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
 	scheme, key, _ := strings.Cut(header, " ")
 	key = strings.TrimSpace(key)
 	if !strings.EqualFold(scheme, "Bearer") || key == "" {
-		return p, "", unauthenticated("header Authorization must be Bearer and an API key")
+		return p, "", unauthenticatedProblem("header Authorization must be Bearer and an API key")
 	}
-	hash = Hash(key)
+	hash = HashKey(key)
 	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
 		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
 	}
-	if !WellFormed(key) {
-		return p, "", unauthenticated("the API key is not valid: it is mistyped or not a Spool key")
+	if !IsWellFormedKey(key) {
+		return p, "", unauthenticatedProblem("the API key is not valid: it is mistyped or not a Spool key")
 	}
 	return p, hash, nil
 }
 
-func unauthenticated(detail string) error {
+// unauthenticatedProblem returns the problem UNAUTHENTICATED with a detail.
+func unauthenticatedProblem(detail string) error {
 	return problem.New(problem.Unauthenticated, "Authorization", detail)
 }
 
-type contextKey struct{}
+// principalKey is the key under which a context holds the Principal of its request.
+type principalKey struct{}
 
 // With returns a context that carries the principal of a request. manages reports whether the request manages API
 // keys, limits or budgets, which is all that the root key may do: for any other request of the root key With returns
@@ -137,14 +141,14 @@ func With(ctx context.Context, p Principal, manages bool) (context.Context, erro
 	if p.KeyID == RootKeyID && !manages {
 		return ctx, problem.New(problem.Forbidden, "Authorization", "the root key can only manage API keys, limits and budgets: create a key with it (spool keys create NAME, or POST /api/keys) and send that key")
 	}
-	return context.WithValue(ctx, contextKey{}, p), nil
+	return context.WithValue(ctx, principalKey{}, p), nil
 }
 
 // From returns the principal of a request, or UNAUTHENTICATED if With was not called.
 func From(ctx context.Context) (Principal, error) {
-	p, ok := ctx.Value(contextKey{}).(Principal)
+	p, ok := ctx.Value(principalKey{}).(Principal)
 	if !ok {
-		return Principal{}, unauthenticated("the request was not authenticated")
+		return Principal{}, unauthenticatedProblem("the request was not authenticated")
 	}
 	return p, nil
 }

@@ -15,9 +15,9 @@ import (
 // HeaderUser is the header that names the end user on whose behalf the holder of the key sends a request.
 const HeaderUser = "Spool-User"
 
-// User validates the values of HeaderUser, or of the gRPC metadata with the given name, and returns the user, or ""
-// for none. The value is asserted by the holder of the key and not verified.
-func User(name string, values []string) (string, error) {
+// ParseUser returns the end user that the values of HeaderUser name, or "" for none. name is the name of the header
+// or gRPC metadata, for errors. The holder of the API key asserts the user; the gateway cannot verify it.
+func ParseUser(name string, values []string) (string, error) {
 	if len(values) == 0 {
 		return "", nil
 	}
@@ -35,14 +35,14 @@ func User(name string, values []string) (string, error) {
 	return user, nil
 }
 
-// Proxies are the proxies whose X-Forwarded-For is believed. The zero value believes none.
-type Proxies struct {
+// TrustedProxies are the reverse proxies whose header X-Forwarded-For is believed. The zero value believes none.
+type TrustedProxies struct {
 	Networks []netip.Prefix // networks of proxies
 	Any      bool           // every connection comes from a proxy
 }
 
-// ParseProxies parses IP addresses and networks in CIDR notation.
-func ParseProxies(list []string) (p Proxies, err error) {
+// ParseProxies parses the addresses of trusted proxies: IP addresses, and networks in CIDR notation.
+func ParseProxies(list []string) (p TrustedProxies, err error) {
 	for _, s := range list {
 		network, err := netip.ParsePrefix(s)
 		if err != nil {
@@ -57,10 +57,10 @@ func ParseProxies(list []string) (p Proxies, err error) {
 	return p, nil
 }
 
-// Client returns the IP address of a request's client. peer is the address of the TCP peer, host:port, and forwarded
+// ClientIP returns the IP address of a request's client. peer is the address of the TCP peer, host:port, and forwarded
 // the values of X-Forwarded-For. The result is the peer's address unless the peer is a proxy: then it is the last
 // hop, or the hop before it if that is a proxy too, and so on. The result is "" if the peer has no IP address.
-func (p Proxies) Client(peer string, forwarded []string) string {
+func (p TrustedProxies) ClientIP(peer string, forwarded []string) string {
 	from, err := netip.ParseAddrPort(peer)
 	if err != nil {
 		return ""
@@ -71,7 +71,7 @@ func (p Proxies) Client(peer string, forwarded []string) string {
 		if !p.contains(client) && !(p.Any && i == len(hops)-1) {
 			break
 		}
-		hop, ok := address(strings.TrimSpace(hops[i]))
+		hop, ok := parseHop(strings.TrimSpace(hops[i]))
 		if !ok {
 			break
 		}
@@ -80,12 +80,13 @@ func (p Proxies) Client(peer string, forwarded []string) string {
 	return client.String()
 }
 
-func (p Proxies) contains(a netip.Addr) bool {
+// contains reports whether an address is that of a trusted proxy.
+func (p TrustedProxies) contains(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Networks, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// address parses a hop: an IP address, to which some proxies add a port.
-func address(s string) (netip.Addr, bool) {
+// parseHop parses one entry of X-Forwarded-For: an IP address, to which some proxies add a port.
+func parseHop(s string) (netip.Addr, bool) {
 	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return withoutZone(a), true
 	}

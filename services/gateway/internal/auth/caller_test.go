@@ -35,8 +35,8 @@ func TestClient_BelievesOnlyTrustedProxies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p.Any = c.any; p.Client(c.peer, c.forwarded) != c.want {
-			t.Errorf("%s: %s, want %s", name, p.Client(c.peer, c.forwarded), c.want)
+		if p.Any = c.any; p.ClientIP(c.peer, c.forwarded) != c.want {
+			t.Errorf("%s: %s, want %s", name, p.ClientIP(c.peer, c.forwarded), c.want)
 		}
 	}
 	for _, bad := range []string{"", "proxy.example", "10.0.0.0/33", "10.0.0"} {

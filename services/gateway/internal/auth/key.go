@@ -15,20 +15,21 @@ import (
 // The format of a key: the prefix, 32 random base-62 characters (190 bits), and 6 checksum characters. The checksum
 // detects a mistyped key without a look-up, and lets secret scanners find leaked keys.
 const (
-	KeyPrefix   = "spool_sk_"
-	randomLen   = 32
-	checksumLen = 6
-	keyLen      = len(KeyPrefix) + randomLen + checksumLen
-	displayLen  = len(KeyPrefix) + 4
+	KeyPrefix        = "spool_sk_"
+	keyRandomLen     = 32
+	keyChecksumLen   = 6
+	keyLen           = len(KeyPrefix) + keyRandomLen + keyChecksumLen
+	displayPrefixLen = len(KeyPrefix) + 4
 )
 
+// base62 is the alphabet of the random characters and the checksum of a key.
 const base62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-// NewKey returns a new key with randomness from entropy.
+// NewKey returns a new API key with randomness from entropy.
 func NewKey(entropy io.Reader) (string, error) {
 	var s strings.Builder
 	s.WriteString(KeyPrefix)
-	for one := make([]byte, 1); s.Len() < len(KeyPrefix)+randomLen; {
+	for one := make([]byte, 1); s.Len() < len(KeyPrefix)+keyRandomLen; {
 		if _, err := io.ReadFull(entropy, one); err != nil {
 			return "", fmt.Errorf("create a key: %w", err)
 		}
@@ -36,26 +37,27 @@ func NewKey(entropy io.Reader) (string, error) {
 			s.WriteByte(base62[int(one[0])%len(base62)])
 		}
 	}
-	return s.String() + checksum(s.String()), nil
+	return s.String() + keyChecksum(s.String()), nil
 }
 
-// WellFormed reports whether a string has the format and checksum of a key.
-func WellFormed(key string) bool {
-	return len(key) == keyLen && strings.HasPrefix(key, KeyPrefix) && checksum(key[:keyLen-checksumLen]) == key[keyLen-checksumLen:]
+// IsWellFormedKey reports whether a string has the format and checksum of a key.
+func IsWellFormedKey(key string) bool {
+	return len(key) == keyLen && strings.HasPrefix(key, KeyPrefix) && keyChecksum(key[:keyLen-keyChecksumLen]) == key[keyLen-keyChecksumLen:]
 }
 
-// Hash returns the stored form of a key: its SHA-256 in hex.
-func Hash(key string) string {
+// HashKey returns the stored form of a key: its SHA-256 in hex.
+func HashKey(key string) string {
 	h := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(h[:])
 }
 
 // DisplayPrefix returns the first characters of a key, which lists display.
-func DisplayPrefix(key string) string { return key[:min(displayLen, len(key))] }
+func DisplayPrefix(key string) string { return key[:min(displayPrefixLen, len(key))] }
 
-func checksum(s string) string {
+// keyChecksum returns the checksum with which a key ends, for the part s of the key before it.
+func keyChecksum(s string) string {
 	n := crc32.ChecksumIEEE([]byte(s))
-	var out [checksumLen]byte
+	var out [keyChecksumLen]byte
 	for i := range out {
 		out[i] = base62[n%uint32(len(base62))]
 		n /= uint32(len(base62))

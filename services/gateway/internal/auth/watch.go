@@ -10,37 +10,38 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// watchInterval is the interval at which the keys of open streams are checked.
-const watchInterval = time.Second
+// keyCheckInterval is the interval at which the keys of open streams are checked.
+const keyCheckInterval = time.Second
 
-// Watch ends streams whose key is not accepted any more. Use NewWatch to create one.
-type Watch struct {
-	keys   Keys
+// KeyWatch ends streams whose API key is no longer accepted. Use NewKeyWatch to create one.
+type KeyWatch struct {
+	keys   KeyStore
 	logger *slog.Logger
 
 	mu      sync.Mutex
-	streams map[string]map[*stream]struct{} // by key id
+	streams map[string]map[*watchedStream]struct{} // by key id
 }
 
-type stream struct{ cancel context.CancelCauseFunc }
+// watchedStream is an open stream that KeyWatch can end.
+type watchedStream struct{ cancel context.CancelCauseFunc }
 
-// NewWatch returns a Watch. Run does the checks.
-func NewWatch(keys Keys, logger *slog.Logger) *Watch {
-	return &Watch{keys: keys, logger: logger, streams: map[string]map[*stream]struct{}{}}
+// NewKeyWatch returns a KeyWatch. Its Run must be called.
+func NewKeyWatch(keys KeyStore, logger *slog.Logger) *KeyWatch {
+	return &KeyWatch{keys: keys, logger: logger, streams: map[string]map[*watchedStream]struct{}{}}
 }
 
-// Add returns a context that is cancelled with the cause UNAUTHENTICATED when the principal's key, or a key that it
-// descends from, is revoked or expires. release must be called when the stream ends.
-func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, release func()) {
+// AddStream returns a context for a stream that is cancelled with the cause UNAUTHENTICATED when the principal's API
+// key, or a key that it descends from, is revoked or expires. release must be called when the stream ends.
+func (w *KeyWatch) AddStream(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if p.KeyID == "" { // without a key nothing can be revoked
 		return ctx, func() { cancel(nil) }
 	}
-	s := &stream{cancel}
+	s := &watchedStream{cancel}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.streams[p.KeyID] == nil {
-		w.streams[p.KeyID] = map[*stream]struct{}{}
+		w.streams[p.KeyID] = map[*watchedStream]struct{}{}
 	}
 	w.streams[p.KeyID][s] = struct{}{}
 	return ctx, func() {
@@ -54,22 +55,22 @@ func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, releas
 	}
 }
 
-// Run checks the keys once a second, until ctx ends.
-func (w *Watch) Run(ctx context.Context) {
-	tick := time.NewTicker(watchInterval)
+// Run checks the keys of open streams once a second, until ctx ends.
+func (w *KeyWatch) Run(ctx context.Context) {
+	tick := time.NewTicker(keyCheckInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.check(ctx)
+			w.checkKeys(ctx)
 		}
 	}
 }
 
-// check ends the streams whose key is not accepted any more.
-func (w *Watch) check(ctx context.Context) {
+// checkKeys ends the streams whose API key is no longer accepted.
+func (w *KeyWatch) checkKeys(ctx context.Context) {
 	w.mu.Lock()
 	ids := make([]string, 0, len(w.streams))
 	for id := range w.streams {

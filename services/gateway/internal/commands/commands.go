@@ -42,7 +42,7 @@ type Config struct {
 // Sender sends commands to the services that carry them out. Its errors are *problem.Error.
 type Sender struct {
 	cfg  Config
-	keys idempotency
+	keys recordStore
 }
 
 // New returns a Sender.
@@ -59,7 +59,7 @@ func New(cfg Config) *Sender {
 	if cfg.OnStored == nil {
 		cfg.OnStored = func(string, string) {}
 	}
-	return &Sender{cfg: cfg, keys: idempotency{js: cfg.JetStream}}
+	return &Sender{cfg: cfg, keys: recordStore{js: cfg.JetStream}}
 }
 
 // Request describes a command that a Sender sends.
@@ -101,12 +101,12 @@ func (s *Sender) Send(ctx context.Context, r Request) (command.Answer, error) {
 	return answer, err
 }
 
-// send implements Send, which counts the outcome.
+// send sends a command and returns the answer of the service. Send calls it and counts the outcome.
 func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if r.Tenant == "" {
 		r.Tenant = r.Principal.Tenant
 	}
-	body, err := encode(r.Body)
+	body, err := encodeJSON(r.Body)
 	if err != nil {
 		return command.Answer{}, problem.From(err)
 	}
@@ -120,17 +120,17 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if kept.Answer != nil {
 		return *kept.Answer, nil
 	}
-	if err := s.checkRoom(ctx, r); err != nil {
+	if err := s.checkStorage(ctx, r); err != nil {
 		s.releaseKey(ctx, name)
 		return command.Answer{}, err
 	}
 	cmd := command.Command{
 		Type: r.Type, ID: kept.Command, Tenant: r.Tenant, SessionID: r.SessionID, ExecutionID: r.ExecutionID, Actor: r.Principal.Actor(), Body: body, Agents: r.Principal.Agents,
 	}
-	if err := setIDs(&cmd); err != nil {
+	if err := setNewIDs(&cmd); err != nil {
 		return command.Answer{}, problem.From(err)
 	}
-	if err := prepare(ctx, r, &cmd); err != nil {
+	if err := prepareBody(ctx, r, &cmd); err != nil {
 		s.releaseKey(ctx, name)
 		return command.Answer{}, err
 	}
@@ -146,13 +146,13 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	defer cancel()
 	answer, err := s.requestUntilAnswered(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
 	if err != nil {
-		return command.Answer{}, s.sendProblem(r, cmd, body, err)
+		return command.Answer{}, s.sendErrorProblem(r, cmd, body, err)
 	}
 	if name != "" {
-		s.settle(ctx, name, kept, answer)
+		s.storeAnswer(ctx, name, kept, answer)
 	}
 	if answer.Error != nil {
-		return command.Answer{}, answerProblem(answer.Error)
+		return command.Answer{}, refusalProblem(answer.Error)
 	}
 	if r.Kind != "" && answer.Ref != nil {
 		about = answer.Ref.Subject(r.Kind, r.Tenant).ID
@@ -161,9 +161,9 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	return answer, nil
 }
 
-// checkRoom refuses a command that needs room while only the reserve of the store is left, or while the tenant has
-// reached its storage limit. It is called before anything of the command is stored.
-func (s *Sender) checkRoom(ctx context.Context, r Request) error {
+// checkStorage refuses a command that stores data while only the reserve of the NATS store is left, or while the
+// tenant has reached its storage limit. It is called before anything of the command is stored.
+func (s *Sender) checkStorage(ctx context.Context, r Request) error {
 	if !r.Type.NeedsRoom() {
 		return nil
 	}
@@ -176,8 +176,9 @@ func (s *Sender) checkRoom(ctx context.Context, r Request) error {
 	return s.cfg.Quota(ctx, r.Tenant)
 }
 
-// prepare stores the files and secrets to which the command refers, and sets the command's sealed body.
-func prepare(ctx context.Context, r Request, cmd *command.Command) error {
+// prepareBody stores the files and secrets to which the command of r refers, and sets the body of cmd if Request.Seal
+// returns another one.
+func prepareBody(ctx context.Context, r Request, cmd *command.Command) error {
 	if r.Prepare != nil {
 		if err := r.Prepare(ctx, cmd.Tenant, cmd.SessionID); err != nil {
 			return err
@@ -190,70 +191,71 @@ func prepare(ctx context.Context, r Request, cmd *command.Command) error {
 	if err != nil {
 		return err
 	}
-	if cmd.Body, err = encode(body); err != nil {
+	if cmd.Body, err = encodeJSON(body); err != nil {
 		return problem.From(err)
 	}
 	return nil
 }
 
-// settle stores an answer for repeats of the request. If the command was refused, nothing was done, and settle
-// removes the key, so that a corrected request may use it.
-func (s *Sender) settle(ctx context.Context, name string, kept record, answer command.Answer) {
+// storeAnswer stores an answer in the record of the request's Idempotency-Key, for repeats of the request. If the
+// service refused the command, storeAnswer removes the record instead, so that a corrected request may use the key.
+func (s *Sender) storeAnswer(ctx context.Context, name string, kept idempotencyRecord, answer command.Answer) {
 	var err error
 	if answer.Error != nil {
-		err = s.keys.release(ctx, name)
+		err = s.keys.removeRecord(ctx, name)
 	} else {
 		kept.Answer = &answer
-		err = s.keys.settle(ctx, name, kept)
+		err = s.keys.setAnswer(ctx, name, kept)
 	}
 	if err != nil {
 		s.cfg.Logger.Warn("store answer for Idempotency-Key: a repeat will be sent to the session service again", "error", err)
 	}
 }
 
-// releaseKey releases a key whose command was not sent, so that a corrected request may use it.
+// releaseKey removes the record of an Idempotency-Key whose command was not sent, so that a corrected request may use
+// the key.
 func (s *Sender) releaseKey(ctx context.Context, name string) {
 	if name == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeKeyTimeout)
 	defer cancel()
-	if err := s.keys.release(ctx, name); err != nil {
+	if err := s.keys.removeRecord(ctx, name); err != nil {
 		s.cfg.Logger.Warn("release Idempotency-Key of a request that was not sent", "error", err)
 	}
 }
 
-// identifyWithTimeout calls identify within the timeout of a command.
-func (s *Sender) identifyWithTimeout(ctx context.Context, r Request, body []byte) (record, string, error) {
+// identifyWithTimeout calls identifyRequest within the timeout of a command.
+func (s *Sender) identifyWithTimeout(ctx context.Context, r Request, body []byte) (idempotencyRecord, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	return s.identify(ctx, r, body)
+	return s.identifyRequest(ctx, r, body)
 }
 
-// identify returns the record of the command and, if the request has an Idempotency-Key, the name of that record in
-// the bucket.
-func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept record, name string, err error) {
+// identifyRequest returns the record of the command that a request sends and, if the request has an Idempotency-Key,
+// the name of that record in the NATS bucket idempotency.
+func (s *Sender) identifyRequest(ctx context.Context, r Request, body []byte) (kept idempotencyRecord, name string, err error) {
 	id := r.ID
 	if id == "" {
 		if id, err = events.NewID(events.KindCommand, s.cfg.Now(), s.cfg.Entropy); err != nil {
-			return record{}, "", problem.From(err)
+			return idempotencyRecord{}, "", problem.From(err)
 		}
 	}
 	if r.Key == "" {
-		return record{Command: id}, "", nil
+		return idempotencyRecord{Command: id}, "", nil
 	}
-	if err := CheckKey(r.Key); err != nil {
-		return record{}, "", err
+	if err := CheckIdempotencyKey(r.Key); err != nil {
+		return idempotencyRecord{}, "", err
 	}
 	if s.isCommandID(r.Key) {
 		id = r.Key
 	}
-	name = keyName(r, r.Key)
+	name = recordName(r, r.Key)
 	request, err := requestDigest(r, name, body)
 	if err != nil {
-		return record{}, "", problem.From(err)
+		return idempotencyRecord{}, "", problem.From(err)
 	}
-	kept, err = s.keys.claim(ctx, name, record{Request: request, Command: id})
+	kept, err = s.keys.claimKey(ctx, name, idempotencyRecord{Request: request, Command: id})
 	return kept, name, err
 }
 
@@ -264,7 +266,7 @@ func (s *Sender) isCommandID(key string) bool {
 	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
 		return false
 	}
-	at, ok := idTime(key)
+	at, ok := timeOfID(key)
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
@@ -280,17 +282,18 @@ func requestDigest(r Request, name string, body []byte) (string, error) {
 		parts = append(parts, []byte(r.Principal.User))
 	}
 	if len(r.Secrets) > 0 {
-		slow, err := pbkdf2.Key(sha256.New, digest(r.Secrets...), []byte(name), pbkdf2Iterations, sha256.Size)
+		slow, err := pbkdf2.Key(sha256.New, hashParts(r.Secrets...), []byte(name), pbkdf2Iterations, sha256.Size)
 		if err != nil {
 			return "", err
 		}
 		parts = append(parts, slow)
 	}
-	return digest(parts...), nil
+	return hashParts(parts...), nil
 }
 
-// setIDs sets the ids of what the command creates.
-func setIDs(c *command.Command) (err error) {
+// setNewIDs sets the ids of the session and the execution that a command creates, which are derived from the
+// command's id.
+func setNewIDs(c *command.Command) (err error) {
 	switch c.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeStartExecution:
 		if c.SessionID != "" { // its transcript is already stored in the session's folder
@@ -310,7 +313,7 @@ func setIDs(c *command.Command) (err error) {
 // requestUntilAnswered sends the command until a service answers or ctx ends. All tries have the same id, so that the
 // service carries the command out once, and a request survives the crash of a replica.
 func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
-	payload, err := encode(cmd)
+	payload, err := encodeJSON(cmd)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -337,11 +340,12 @@ func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd c
 	}
 }
 
-// sendProblem converts the error of requestUntilAnswered to a problem.
-func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err error) error {
+// sendErrorProblem returns the problem for the error with which requestUntilAnswered could not get an answer to a
+// command.
+func (s *Sender) sendErrorProblem(r Request, cmd command.Command, body []byte, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrOutcomeUnknown):
-		return s.outcomeUnknown(r, cmd, body).WithCause(err)
+		return s.unknownOutcomeProblem(r, cmd, body).WithCause(err)
 	case errors.Is(err, bus.ErrTooLarge):
 		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").WithCause(err)
 	case errors.Is(err, bus.ErrFull):
@@ -354,11 +358,13 @@ func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err er
 	return problem.From(err)
 }
 
-// recordTimeout bounds how long a request with an unknown outcome is delayed to store its key.
-const recordTimeout = time.Second
+// storeKeyTimeout bounds how long the response to a request with an unknown outcome is delayed to store the request's
+// key.
+const storeKeyTimeout = time.Second
 
-// outcomeUnknown returns the problem for a command with an unknown outcome.
-func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *problem.Error {
+// unknownOutcomeProblem returns the problem for a request whose command was sent and got no answer, so that the
+// gateway does not know whether the service carried it out.
+func (s *Sender) unknownOutcomeProblem(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeDecideApproval:
 	case command.TypeCreateKey:
@@ -371,12 +377,12 @@ func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *pr
 		// A retry under the command's own id is the same command even without a record. The record only allows the
 		// gateway to refuse another body, so failing to write it is not an error.
 		key = cmd.ID
-		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), storeKeyTimeout)
 		defer cancel()
-		name := keyName(r, key)
+		name := recordName(r, key)
 		request, err := requestDigest(r, name, body)
 		if err == nil {
-			_, err = s.keys.claim(ctx, name, record{Request: request, Command: cmd.ID})
+			_, err = s.keys.claimKey(ctx, name, idempotencyRecord{Request: request, Command: cmd.ID})
 		}
 		if err != nil {
 			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)
@@ -387,9 +393,9 @@ func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *pr
 	return e
 }
 
-// answerProblem converts a service's refusal to a problem.
-func answerProblem(e *command.Error) error {
-	if _, known := problem.Lookup(problem.Code(e.Code)); !known {
+// refusalProblem converts the error with which a service refused a command to a problem.
+func refusalProblem(e *command.Error) error {
+	if _, known := problem.LookupCode(problem.Code(e.Code)); !known {
 		return problem.New(problem.Internal, "", "a service refused the command with a code that this gateway does not know").WithCause(e)
 	}
 	out := problem.New(problem.Code(e.Code), e.Field, e.Detail)
@@ -397,8 +403,8 @@ func answerProblem(e *command.Error) error {
 	return out
 }
 
-// encode encodes JSON without HTML escapes, so that application data stays unchanged.
-func encode(v any) (json.RawMessage, error) {
+// encodeJSON encodes JSON without HTML escapes, so that application data stays unchanged.
+func encodeJSON(v any) (json.RawMessage, error) {
 	if v == nil {
 		return nil, nil
 	}

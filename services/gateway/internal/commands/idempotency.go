@@ -20,9 +20,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// record is the value that the bucket idempotency holds for a request with an Idempotency-Key: it identifies the
+// idempotencyRecord is the value that the bucket idempotency holds for a request with an Idempotency-Key: it identifies the
 // request and the command, from whose id all other ids are derived.
-type record struct {
+type idempotencyRecord struct {
 	Request string `json:"request"` // SHA-256 of the request, in hex
 	Command string `json:"command"` // cmd_…
 	// Answer is the answer to the command, once there is one. A repeat gets this answer for as long as the record
@@ -30,16 +30,16 @@ type record struct {
 	Answer *command.Answer `json:"answer,omitempty"`
 }
 
-// idempotency stores the records of requests with an Idempotency-Key in the NATS bucket idempotency.
-type idempotency struct {
+// recordStore stores the records of requests with an Idempotency-Key in the NATS bucket idempotency.
+type recordStore struct {
 	js jetstream.JetStream
 
 	mu sync.Mutex
 	kv jetstream.KeyValue
 }
 
-// bucket opens the bucket on first use, so that a gateway starts while NATS is not available.
-func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
+// openBucket opens the NATS bucket idempotency on first use, so that a gateway starts while NATS is not available.
+func (i *recordStore) openBucket(ctx context.Context) (jetstream.KeyValue, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.kv != nil {
@@ -53,27 +53,27 @@ func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, nil
 }
 
-// maxClaims is how many times claim tries to store a record while other gateways write or remove the same record.
-const maxClaims = 8
+// maxClaimTries is how many times claim tries to store a record while other gateways write or remove the same record.
+const maxClaimTries = 8
 
-// claim returns the record for a key: fresh if the key is new, else the existing record. It returns an error if the
-// existing record belongs to another request.
-func (i *idempotency) claim(ctx context.Context, name string, fresh record) (record, error) {
-	kv, err := i.bucket(ctx)
+// claimKey returns the record for an Idempotency-Key: fresh, which it stores, if the key is new, else the existing
+// record. It returns an error if the existing record belongs to another request.
+func (i *recordStore) claimKey(ctx context.Context, name string, fresh idempotencyRecord) (idempotencyRecord, error) {
+	kv, err := i.openBucket(ctx)
 	if err != nil {
-		return record{}, errNotClaimed(err)
+		return idempotencyRecord{}, errKeyNotClaimed(err)
 	}
 	body, err := json.Marshal(fresh)
 	if err != nil {
-		return record{}, fmt.Errorf("encode record: %w", err)
+		return idempotencyRecord{}, fmt.Errorf("encode record: %w", err)
 	}
-	for range maxClaims {
+	for range maxClaimTries {
 		_, err = kv.Create(ctx, name, body)
 		if err == nil {
 			return fresh, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return record{}, errNotClaimed(err)
+			return idempotencyRecord{}, errKeyNotClaimed(err)
 		}
 		var entry jetstream.KeyValueEntry
 		entry, err = kv.Get(ctx, name)
@@ -81,23 +81,23 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 			continue
 		}
 		if err != nil {
-			return record{}, errNotClaimed(err)
+			return idempotencyRecord{}, errKeyNotClaimed(err)
 		}
-		var have record
+		var have idempotencyRecord
 		if err := json.Unmarshal(entry.Value(), &have); err != nil {
-			return record{}, fmt.Errorf("decode record: %w", err)
+			return idempotencyRecord{}, fmt.Errorf("decode record: %w", err)
 		}
 		if have.Request != fresh.Request {
-			return record{}, problem.New(problem.IdempotencyMismatch, "", "this Idempotency-Key was used within 24 hours for another request; a new request needs a new key")
+			return idempotencyRecord{}, problem.New(problem.IdempotencyMismatch, "", "this Idempotency-Key was used within 24 hours for another request; a new request needs a new key")
 		}
 		return have, nil
 	}
-	return record{}, errNotClaimed(err)
+	return idempotencyRecord{}, errKeyNotClaimed(err)
 }
 
-// settle replaces the stored record of an idempotency key by r, which holds the answer.
-func (i *idempotency) settle(ctx context.Context, name string, r record) error {
-	kv, err := i.bucket(ctx)
+// setAnswer replaces the stored record of an idempotency key by r, which holds the answer.
+func (i *recordStore) setAnswer(ctx context.Context, name string, r idempotencyRecord) error {
+	kv, err := i.openBucket(ctx)
 	if err != nil {
 		return err
 	}
@@ -109,48 +109,50 @@ func (i *idempotency) settle(ctx context.Context, name string, r record) error {
 	return err
 }
 
-// release removes a key whose request was refused, so that a corrected request may use it.
-func (i *idempotency) release(ctx context.Context, name string) error {
-	kv, err := i.bucket(ctx)
+// removeRecord removes the record of an Idempotency-Key whose request was refused, so that a corrected request may use the
+// key.
+func (i *recordStore) removeRecord(ctx context.Context, name string) error {
+	kv, err := i.openBucket(ctx)
 	if err != nil {
 		return err
 	}
 	return kv.Delete(ctx, name)
 }
 
-// errNotClaimed returns the problem for a request whose key could not be stored, so that nothing was done.
-func errNotClaimed(err error) error {
+// errKeyNotClaimed returns the problem for a request whose Idempotency-Key could not be stored. Its command was not
+// sent.
+func errKeyNotClaimed(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }
 
-// maxKey is the largest length of an Idempotency-Key, in bytes.
-const maxKey = 255
+// maxIdempotencyKey is the largest length of an Idempotency-Key, in bytes.
+const maxIdempotencyKey = 255
 
-// CheckKey returns INVALID_REQUEST unless key is a valid Idempotency-Key.
-func CheckKey(key string) error {
-	ok := key != "" && len(key) <= maxKey
+// CheckIdempotencyKey returns INVALID_REQUEST unless key is a valid Idempotency-Key.
+func CheckIdempotencyKey(key string) error {
+	ok := key != "" && len(key) <= maxIdempotencyKey
 	for j := 0; ok && j < len(key); j++ {
 		ok = key[j] > ' ' && key[j] < 0x7f
 	}
 	if !ok {
-		return problem.Invalid("Idempotency-Key", "the key must be 1 to %d printable ASCII characters without spaces", maxKey)
+		return problem.Invalid("Idempotency-Key", "the key must be 1 to %d printable ASCII characters without spaces", maxIdempotencyKey)
 	}
 	return nil
 }
 
-// keyName returns the name of a key's record. The key is hashed, because it may contain characters that are not
-// allowed in a name. API keys that are limited to agents have separate names, so that they never receive the answer
-// to a request about another agent.
-func keyName(r Request, key string) string {
+// recordName returns the name of the record of an Idempotency-Key. The key is hashed, because it may contain
+// characters that are not allowed in a name. API keys that are limited to agents have separate names, so that they
+// never receive the answer to a request about another agent.
+func recordName(r Request, key string) string {
 	parts := [][]byte{[]byte(key)}
 	for _, agent := range r.Principal.Agents {
 		parts = append(parts, []byte(agent))
 	}
-	return r.Tenant + "." + digest(parts...)
+	return r.Tenant + "." + hashParts(parts...)
 }
 
-// digest returns the SHA-256 of parts, each prefixed with its length.
-func digest(parts ...[]byte) string {
+// hashParts returns the SHA-256 of parts, each prefixed with its length.
+func hashParts(parts ...[]byte) string {
 	h := sha256.New()
 	for _, p := range parts {
 		_, _ = fmt.Fprintf(h, "%d:", len(p)) // a hash never fails
@@ -162,7 +164,7 @@ func digest(parts ...[]byte) string {
 // deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
 // same ids, and ids are ordered by time.
 func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
-	at, ok := idTime(commandID)
+	at, ok := timeOfID(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q contains no time", commandID)
 	}
@@ -170,8 +172,8 @@ func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	return events.NewID(kind, at, bytes.NewReader(seed[:]))
 }
 
-// idTime returns the time in an id that events.NewID generated.
-func idTime(id string) (time.Time, bool) {
+// timeOfID returns the time in an id that events.NewID generated.
+func timeOfID(id string) (time.Time, bool) {
 	const alphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 	_, ulid, ok := strings.Cut(id, "_")
 	if !ok || len(ulid) < 10 {

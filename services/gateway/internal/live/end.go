@@ -7,14 +7,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// AwaitEnd blocks until the session has an event after the Reader's cursor that ends the execution, and returns its seq. It
+// AwaitExecutionEnd blocks until the session has an event after the Reader's cursor that ends the execution, and returns its seq. It
 // returns 0 if the feed no longer has all events after the cursor, so that the caller must read Postgres. Either way the
-// read models have every event up to the cursor and up to the returned seq. AwaitEnd moves the cursor to the last event
+// read models have every event up to the cursor and up to the returned seq. AwaitExecutionEnd moves the cursor to the last event
 // before the returned one, or to the session's last event. It holds no bytes of the gateway's limit. It is for a Reader
 // whose Next is not called. The error is the cause of ctx, or the reason why no more events will come.
-func (r *Reader) AwaitEnd(ctx context.Context, execution string) (seq uint32, err error) {
+func (r *Reader) AwaitExecutionEnd(ctx context.Context, execution string) (seq uint32, err error) {
 	for {
-		seq, complete, err := r.findEnd(execution)
+		seq, complete, err := r.findExecutionEnd(execution)
 		if seq > 0 || !complete || err != nil {
 			return seq, err
 		}
@@ -26,14 +26,14 @@ func (r *Reader) AwaitEnd(ctx context.Context, execution string) (seq uint32, er
 	}
 }
 
-// findEnd returns the seq of the event after the cursor that ends the execution, or 0 if there is none, and moves the cursor
-// as AwaitEnd does. complete reports whether the feed had all events after the cursor. The error is the reason why no more
-// events will come.
-func (r *Reader) findEnd(execution string) (seq uint32, complete bool, err error) {
+// findExecutionEnd returns the seq of the event after the cursor that ends the execution, or 0 if there is none, and
+// moves the cursor as AwaitExecutionEnd does. complete reports whether the feed had all events after the cursor. The
+// error is the reason why no more events will come.
+func (r *Reader) findExecutionEnd(execution string) (seq uint32, complete bool, err error) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r.cursor < f.oldest() {
+	if r.cursor < f.oldestCursor() {
 		r.cursor = f.tip
 		return 0, false, nil
 	}

@@ -30,7 +30,7 @@ func runHub(t *testing.T, source *storedSession, session string, ring int) (h *l
 	t.Helper()
 	nc := natstest.Conn(t, natstest.Run(t))
 	h = live.NewHub(live.Config{
-		Source: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}),
+		ReadModels: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}),
 		CheckEvery: time.Hour, RingEvents: ring,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func announceTip(t *testing.T, nc *nats.Conn, source *storedSession, session str
 	}
 }
 
-// TestAwaitEnd_ReturnsTheEndOfItsExecution tests that AwaitEnd skips other events and the ends of other executions, and
+// TestAwaitEnd_ReturnsTheEndOfItsExecution tests that AwaitExecutionEnd skips other events and the ends of other executions, and
 // leaves the cursor before the end.
 func TestAwaitEnd_ReturnsTheEndOfItsExecution(t *testing.T) {
 	t.Parallel()
@@ -83,12 +83,12 @@ func TestAwaitEnd_ReturnsTheEndOfItsExecution(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if seq, err := r.AwaitEnd(ctx, "exe_mine"); seq != 5 || err != nil || r.Cursor() != 4 {
+	if seq, err := r.AwaitExecutionEnd(ctx, "exe_mine"); seq != 5 || err != nil || r.Cursor() != 4 {
 		t.Errorf("got %d, %v with cursor %d, want the end 5 with cursor 4", seq, err, r.Cursor())
 	}
 }
 
-// TestAwaitEnd_ReportsMissedEvents tests that AwaitEnd returns 0 if the ring dropped events after the cursor, and the cause
+// TestAwaitEnd_ReportsMissedEvents tests that AwaitExecutionEnd returns 0 if the ring dropped events after the cursor, and the cause
 // of a context that ends.
 func TestAwaitEnd_ReportsMissedEvents(t *testing.T) {
 	t.Parallel()
@@ -111,18 +111,18 @@ func TestAwaitEnd_ReportsMissedEvents(t *testing.T) {
 			t.Fatalf("the feed is at %d", r.Tip())
 		}
 	}
-	if seq, err := r.AwaitEnd(t.Context(), "exe_mine"); seq != 0 || err != nil || r.Cursor() != 7 {
+	if seq, err := r.AwaitExecutionEnd(t.Context(), "exe_mine"); seq != 0 || err != nil || r.Cursor() != 7 {
 		t.Errorf("got %d, %v with cursor %d, want 0 with the cursor at the last event", seq, err, r.Cursor())
 	}
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
-	if _, err := r.AwaitEnd(ctx, "exe_mine"); !errors.Is(err, why) {
+	if _, err := r.AwaitExecutionEnd(ctx, "exe_mine"); !errors.Is(err, why) {
 		t.Errorf("got %v, want the cause of the context", err)
 	}
 }
 
-// TestUntilStop_EndsWithTheHub tests that a context of UntilStop ends when the Hub stops, and a Reader with the same error.
+// TestUntilStop_EndsWithTheHub tests that a context of ContextUntilStop ends when the Hub stops, and a Reader with the same error.
 func TestUntilStop_EndsWithTheHub(t *testing.T) {
 	t.Parallel()
 	source, session := &storedSession{}, events.Derive(events.KindSession, "s")
@@ -133,14 +133,14 @@ func TestUntilStop_EndsWithTheHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := h.UntilStop(t.Context())
+	ctx, cancel := h.ContextUntilStop(t.Context())
 	defer cancel()
 	if ctx.Err() != nil {
 		t.Fatalf("the context of a running Hub has ended: %v", context.Cause(ctx))
 	}
 	stop()
 	<-ctx.Done()
-	_, err = r.AwaitEnd(t.Context(), "exe_mine")
+	_, err = r.AwaitExecutionEnd(t.Context(), "exe_mine")
 	if err == nil || !errors.Is(context.Cause(ctx), err) {
 		t.Errorf("the context ended with %v, the Reader with %v", context.Cause(ctx), err)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// feed follows one session for all its Readers. It holds the last events of the session in a ring, up to the event tip, and the text of
-// the blocks that are open after tip.
+// feed follows one session for all clients of the gateway that follow it. It holds the last events of the session in
+// a ring, up to the event tip, and the text of the blocks that are open after tip.
 type feed struct {
 	hub             *Hub
 	tenant, session string
@@ -32,7 +32,7 @@ type feed struct {
 	position string                  // position of the event at tip
 	ring     []Frame                 // stored events without a gap; the last one is at tip
 	bytes    int                     // bytes in the ring
-	metadata metadata                // the metadata of events at tip
+	metadata feedMetadata            // the metadata of events at tip
 	open     []*openText             // blocks that are open at tip, in the order of their start
 	early    map[string]*waitingText // text of blocks whose block_start the feed does not have yet, by block
 	waiting  int                     // bytes of early, and of text after a gap in the text of open blocks
@@ -50,9 +50,9 @@ type feed struct {
 	readAgain bool // whether it must read once more
 }
 
-// start sets the feed to the session's last event and its open blocks, as Postgres has them, and then closes f.ready. Messages of LIVE that
-// arrive in the meantime cause another read of Postgres. After a failure it sets f.startErr.
-func (f *feed) start(ctx context.Context) {
+// load sets the feed to the session's last event and its open blocks, as Postgres has them, and then closes f.ready.
+// Messages of LIVE that arrive in the meantime cause another read of Postgres. After a failure load sets f.startErr.
+func (f *feed) load(ctx context.Context) {
 	defer close(f.ready)
 	// Once the server has the subscription, no event is lost between the read and LIVE. Without NATS the comparisons
 	// with Postgres still move the feed, only later.
@@ -82,34 +82,35 @@ func (f *feed) start(ctx context.Context) {
 	}
 	if f.readAgain {
 		f.readAgain = false
-		f.reread("start")
+		f.startReread("start")
 	}
 }
 
 // readTip reads the session's last event and its open blocks from Postgres.
-func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
+func (f *feed) readTip(ctx context.Context) (reads.SessionTip, error) {
 	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
-		return reads.Tip{}, err
+		return reads.SessionTip{}, err
 	}
 	defer release()
-	return f.hub.cfg.Source.Tip(ctx, f.tenant, f.session)
+	return f.hub.cfg.ReadModels.Tip(ctx, f.tenant, f.session)
 }
 
-// acquireRead blocks until fewer than maxReads reads of Postgres are in progress. The caller must call release after its read. The error is that of
-// a Hub that stops.
+// acquireRead blocks until fewer than maxConcurrentReads reads of Postgres are in progress. The caller must call
+// release after its read. The error is that of a Hub that stops.
 func (h *Hub) acquireRead(ctx context.Context) (release func(), err error) {
 	select {
 	case h.slots <- struct{}{}:
 		return func() { <-h.slots }, nil
 	case <-ctx.Done():
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 }
 
-// handleMessage appends the events of one message of LIVE, and makes the feed read Postgres if the message shows that an event is missing.
-func (f *feed) handleMessage(data []byte) {
-	m, err := decodeMessage(data)
+// handleLiveMessage appends the events of one message of LIVE to the feed, and makes the feed read Postgres if the
+// message shows that an event is missing.
+func (f *feed) handleLiveMessage(data []byte) {
+	m, err := decodeLiveMessage(data)
 	if err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 		m = liveMessage{}
@@ -120,31 +121,31 @@ func (f *feed) handleMessage(data []byte) {
 		f.readAgain = true
 		return
 	}
-	changed, why := f.apply(m)
+	changed, why := f.applyMessage(m)
 	if m.Tip == 0 {
 		why = "hole"
 	}
 	if why != "" {
-		f.reread(why)
+		f.startReread(why)
 	}
 	if changed {
-		f.wakeAll()
+		f.wakeReaders()
 	}
 }
 
-// apply appends the events of a message of LIVE. changed reports whether Readers have something new. why is the reason to read Postgres, or
-// "" if nothing is missing. mu must be held.
-func (f *feed) apply(m liveMessage) (changed bool, why string) {
+// applyMessage appends the events of a message of LIVE to the feed. changed reports whether Readers have something
+// new. reason is why the feed must read Postgres, or "" if nothing is missing. mu must be held.
+func (f *feed) applyMessage(m liveMessage) (changed bool, reason string) {
 	for _, raw := range m.Events {
-		switch took, err := f.append(raw, nil); {
+		switch took, err := f.appendEvent(raw, nil); {
 		case err != nil:
 			f.hub.cfg.Logger.Error("decode event of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 			return changed, "hole"
-		case took == gap:
+		case took == eventsMissing:
 			return changed, "hole"
-		case took == noMetadata:
+		case took == metadataMissing:
 			return changed, "metadata"
-		case took == appended:
+		case took == eventAppended:
 			changed = true
 		}
 	}
@@ -154,38 +155,39 @@ func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	return changed, ""
 }
 
-// appendResult is the result of feed.append.
+// appendResult is the result of appending an event to a feed.
 type appendResult int
 
 const (
-	alreadyKnown appendResult = iota // the feed has the event already
-	appended                         // the event is the new tip
-	gap                              // an event before this one is missing
-	noMetadata                       // the metadata of the event's execution is not known
+	eventKnown      appendResult = iota // the feed has the event already
+	eventAppended                       // the event is the new tip
+	eventsMissing                       // an event before this one is missing
+	metadataMissing                     // the metadata of the event's execution is not known
 )
 
-// append appends the event raw to the ring if it is the next one, and updates the open blocks. stored is the same event with its metadata, if
-// it comes from Postgres. For an event of LIVE stored is nil, and the feed derives the metadata from the events that set it. mu must be held.
-func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
+// appendEvent appends the event raw to the ring if it is the next one, and updates the open blocks. stored is the
+// same event with its metadata, if it comes from Postgres. For an event of LIVE stored is nil, and the feed derives
+// the metadata from the events that set it. mu must be held.
+func (f *feed) appendEvent(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
 	w, err := events.DecodeWire(raw)
 	if err != nil {
-		return alreadyKnown, err
+		return eventKnown, err
 	}
 	switch {
 	case w.Seq <= f.tip:
-		return alreadyKnown, nil
+		return eventKnown, nil
 	case w.Seq != f.tip+1:
-		return gap, nil
+		return eventsMissing, nil
 	}
-	e := usedEvent(w)
+	e := decodeIfUsed(w)
 	if stored != nil {
-		f.metadata.setStored(w.ExecutionID, stored.Metadata)
+		f.metadata.setFromStored(w.ExecutionID, stored.Metadata)
 	} else {
-		f.metadata.observe(e)
+		f.metadata.observeEvent(e)
 	}
-	shown, ok := f.metadata.forExecution(w.ExecutionID)
+	shown, ok := f.metadata.metadataOf(w.ExecutionID)
 	if !ok {
-		return noMetadata, nil
+		return metadataMissing, nil
 	}
 	f.tip, f.position = w.Seq, w.Position
 	frame := Frame{Seq: w.Seq, Type: w.Type, JSON: bytes.Clone(raw), Metadata: shown}
@@ -195,15 +197,15 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 	}
 	f.ring = append(f.ring, frame)
 	for len(f.ring) > f.hub.cfg.RingEvents || f.bytes > f.hub.cfg.RingBytes && len(f.ring) > 1 {
-		f.evict(1)
+		f.evictOldest(1)
 	}
-	f.track(e)
-	return appended, nil
+	f.trackBlocks(e)
+	return eventAppended, nil
 }
 
-// usedEvent returns the event with its data if observe or track may use it, and otherwise without, because decoding is
-// most of the cost of an event.
-func usedEvent(w events.Wire) events.Event {
+// decodeIfUsed returns an event with its data decoded if observeEvent or trackBlocks may use the data, and otherwise
+// without, because decoding is most of the cost of an event.
+func decodeIfUsed(w events.Wire) events.Event {
 	for _, used := range [...]events.Payload{
 		events.SessionCreated{}, events.SessionOptionsUpdated{}, events.MessageAccepted{}, events.BlockStart{}, events.BlockComplete{}, events.SessionDeleted{},
 	} {
@@ -214,8 +216,8 @@ func usedEvent(w events.Wire) events.Event {
 	return events.Event{ExecutionID: w.ExecutionID, ConversationID: w.ConversationID}
 }
 
-// evict removes the n oldest events from the ring. mu must be held.
-func (f *feed) evict(n int) {
+// evictOldest removes the n oldest events from the ring. mu must be held.
+func (f *feed) evictOldest(n int) {
 	for i, frame := range f.ring[:n] {
 		f.bytes -= len(frame.JSON)
 		if i+1 == len(f.ring) || f.ring[i+1].Metadata != frame.Metadata {
@@ -225,8 +227,8 @@ func (f *feed) evict(n int) {
 	f.ring = slices.Delete(f.ring, 0, n)
 }
 
-// track updates the list of open blocks for an event that was appended, and ends the feed if the session was deleted. mu must be held.
-func (f *feed) track(e events.Event) {
+// trackBlocks updates the list of open blocks for an event that was appended, and ends the feed if the session was deleted. mu must be held.
+func (f *feed) trackBlocks(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
 		open := slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
@@ -236,17 +238,18 @@ func (f *feed) track(e events.Event) {
 	case events.BlockComplete:
 		f.closeBlock(d.Block.ID)
 	case events.SessionDeleted:
-		f.ended = errDeleted()
+		f.ended = errSessionDeleted()
 	}
 }
 
-// errDeleted returns the error with which the Readers of a deleted session end.
-func errDeleted() error {
+// errSessionDeleted returns the problem with which the Readers of a deleted session end.
+func errSessionDeleted() error {
 	return problem.New(problem.SessionNotFound, "", "the session was deleted")
 }
 
-// reread starts a goroutine that reads Postgres, or makes the running one read once more. mu must be held.
-func (f *feed) reread(why string) {
+// startReread makes a goroutine read the feed's missing events from Postgres; if one is running, it reads once more.
+// reason is counted in the metric Reread. mu must be held.
+func (f *feed) startReread(reason string) {
 	if f.ended != nil {
 		return
 	}
@@ -259,21 +262,21 @@ func (f *feed) reread(why string) {
 	if f.hub.closed {
 		return
 	}
-	f.hub.cfg.Metrics.Reread(why)
+	f.hub.cfg.Metrics.Reread(reason)
 	f.reading = true
 	ctx := f.hub.run
-	f.hub.work.Go(func() { f.read(ctx) })
+	f.hub.work.Go(func() { f.readMissing(ctx) })
 }
 
-// read reads events from Postgres until the feed has all of them. After a failure it stops; the next comparison with Postgres starts
-// another read.
-func (f *feed) read(ctx context.Context) {
+// readMissing reads events from Postgres until the feed has all of them. After a failure it stops; the next
+// comparison with Postgres starts another read.
+func (f *feed) readMissing(ctx context.Context) {
 	for {
-		more, err := f.readOnce(ctx)
+		more, err := f.readPage(ctx)
 		f.mu.Lock()
 		var p *problem.Error
 		if errors.As(err, &p) && p.Code == problem.SessionNotFound {
-			f.ended = errDeleted()
+			f.ended = errSessionDeleted()
 			err = nil
 		}
 		if err != nil && ctx.Err() == nil {
@@ -281,18 +284,19 @@ func (f *feed) read(ctx context.Context) {
 		}
 		if err != nil || f.ended != nil || !more && !f.readAgain {
 			f.reading, f.readAgain = false, false
-			f.wakeAll()
+			f.wakeReaders()
 			f.mu.Unlock()
 			return
 		}
 		f.readAgain = false
-		f.wakeAll()
+		f.wakeReaders()
 		f.mu.Unlock()
 	}
 }
 
-// readOnce reads a page of events after tip from Postgres and appends them. more reports whether there are more pages.
-func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
+// readPage reads the page of events after the feed's tip from Postgres and appends them. more reports whether there
+// are more pages.
+func (f *feed) readPage(ctx context.Context) (more bool, err error) {
 	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
 		return false, err
@@ -301,7 +305,7 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	f.mu.Lock()
 	after := f.tip
 	f.mu.Unlock()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: after, Limit: f.hub.cfg.PageEvents, Metadata: true})
+	page, err := f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: after, Limit: f.hub.cfg.PageEvents, Metadata: true})
 	if err != nil {
 		return false, err
 	}
@@ -311,30 +315,31 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	return page.Next < page.Tip, nil
 }
 
-// appendAll appends events that were read from Postgres.
+// appendAll appends events that were read from Postgres to the feed.
 func (f *feed) appendAll(list []reads.StoredEvent) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, kept := range list {
-		if _, err := f.append(kept.JSON, &kept); err != nil {
+		if _, err := f.appendEvent(kept.JSON, &kept); err != nil {
 			return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 		}
 	}
 	return nil
 }
 
-// end makes all Readers of the feed return err, after the events that the feed has. Only the first call has an effect.
-func (f *feed) end(err error) {
+// endReaders makes all Readers of the feed return err, after they have returned the events that the feed has. Only
+// the first call has an effect.
+func (f *feed) endReaders(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended == nil {
 		f.ended = err
 	}
-	f.wakeAll()
+	f.wakeReaders()
 }
 
-// wakeAll wakes every Reader. mu must be held.
-func (f *feed) wakeAll() {
+// wakeReaders wakes every Reader of the feed. mu must be held.
+func (f *feed) wakeReaders() {
 	for r := range f.readers {
 		r.wakeUp()
 	}

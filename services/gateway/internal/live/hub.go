@@ -23,23 +23,23 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Source reads sessions and their events from the read models.
-type Source interface {
+// ReadModels reads sessions and their events from the read models, for a Hub.
+type ReadModels interface {
 	// Tip returns the end of a session and its open blocks.
-	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
+	Tip(ctx context.Context, tenant, session string) (reads.SessionTip, error)
 	// Events returns stored events after a cursor.
-	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
-	// Visible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
-	Visible(ctx context.Context, tenant, session string, agents []string) error
+	Events(ctx context.Context, tenant, session string, q reads.EventQuery) (reads.EventPage, error)
+	// CheckVisible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
+	CheckVisible(ctx context.Context, tenant, session string, agents []string) error
 	// Tips returns the seq of the last event of each session in the read models.
 	Tips(ctx context.Context, tenant string, sessions []string) (map[string]uint32, error)
 	// Progress returns how far each projector group is.
-	Progress(ctx context.Context) (map[int]reads.Progress, error)
+	Progress(ctx context.Context) (map[int]reads.GroupProgress, error)
 }
 
-// Config configures a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
+// Config configures a Hub. ReadModels, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
-	Source Source
+	ReadModels ReadModels
 	// Partitions is how the log distributes ids over the projector's groups.
 	Partitions events.Partitioning
 	NATS       *nats.Conn
@@ -66,7 +66,8 @@ type Metrics struct {
 	Reread func(why string)
 }
 
-func (c *Config) defaults() {
+// setDefaults replaces zero fields by their defaults.
+func (c *Config) setDefaults() {
 	for _, d := range []struct {
 		value *time.Duration
 		unset time.Duration
@@ -95,17 +96,17 @@ func (c *Config) defaults() {
 }
 
 const (
-	lanes     = 4    // goroutines that handle messages of LIVE; all messages of a session use the same one
-	laneDepth = 1024 // messages; if a lane is full, NATS drops messages, and the next comparison with Postgres recovers them
-	maxReads  = 8    // concurrent reads of Postgres and of DELTAS, each, so that many joins leave capacity for other reads
+	laneCount          = 4    // goroutines that handle messages of LIVE; all messages of a session use the same one
+	laneMessages       = 1024 // messages; if a lane is full, NATS drops messages, and the next comparison with Postgres recovers them
+	maxConcurrentReads = 8    // concurrent reads of Postgres and of DELTAS, each, so that many joins leave capacity for other reads
 )
 
 // Hub holds the feeds of a gateway: one for each session that clients follow.
 type Hub struct {
 	cfg   Config
-	lanes [lanes]chan *nats.Msg
+	lanes [laneCount]chan *nats.Msg
 	slots chan struct{} // limits concurrent reads of Postgres
-	lag   lag
+	lag   lagTracker
 
 	textSlots chan struct{} // limits concurrent reads of DELTAS
 	waiting   atomic.Int64  // bytes of text that waits in all feeds
@@ -123,11 +124,11 @@ type Hub struct {
 
 // NewHub returns a Hub. Run starts it.
 func NewHub(cfg Config) *Hub {
-	cfg.defaults()
-	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxReads), textSlots: make(chan struct{}, maxReads), feeds: map[string]*feed{}, partitions: map[int]*partition{}}
+	cfg.setDefaults()
+	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxConcurrentReads), textSlots: make(chan struct{}, maxConcurrentReads), feeds: map[string]*feed{}, partitions: map[int]*partition{}}
 	h.stopped, h.stop = context.WithCancel(context.Background())
 	for i := range h.lanes {
-		h.lanes[i] = make(chan *nats.Msg, laneDepth)
+		h.lanes[i] = make(chan *nats.Msg, laneMessages)
 	}
 	return h
 }
@@ -147,11 +148,11 @@ func (h *Hub) Run(ctx context.Context, started func()) error {
 	h.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, lane := range h.lanes {
-		wg.Go(func() { h.deliver(ctx, lane) })
+		wg.Go(func() { h.deliverMessages(ctx, lane) })
 	}
 	started()
-	h.check(ctx, projectors, connected)
-	h.close()
+	h.checkFeeds(ctx, projectors, connected)
+	h.closeFeeds()
 	wg.Wait()
 	if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 		return err
@@ -159,8 +160,8 @@ func (h *Hub) Run(ctx context.Context, started func()) error {
 	return nil
 }
 
-// close ends every feed and its Readers.
-func (h *Hub) close() {
+// closeFeeds ends every feed and its Readers.
+func (h *Hub) closeFeeds() {
 	h.stop()
 	h.mu.Lock()
 	h.closed = true
@@ -170,29 +171,29 @@ func (h *Hub) close() {
 	}
 	h.mu.Unlock()
 	for _, f := range list {
-		f.end(errStopping())
+		f.endReaders(errHubStopping())
 	}
 	h.work.Wait()
 }
 
-// UntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
-func (h *Hub) UntilStop(ctx context.Context) (_ context.Context, cancel func()) {
+// ContextUntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
+func (h *Hub) ContextUntilStop(ctx context.Context) (_ context.Context, cancel func()) {
 	ctx, end := context.WithCancelCause(ctx)
-	detach := context.AfterFunc(h.stopped, func() { end(errStopping()) })
+	detach := context.AfterFunc(h.stopped, func() { end(errHubStopping()) })
 	return ctx, func() {
 		detach()
 		end(nil)
 	}
 }
 
-// errStopping returns the error with which Readers end when the Hub stops.
-func errStopping() error {
+// errHubStopping returns the error with which Readers end when the Hub stops.
+func errHubStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
 
-// deliver passes the messages that arrive on a lane, one of the Hub's channels, to the feeds of their sessions, until
-// ctx ends.
-func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
+// deliverMessages passes the messages of LIVE that arrive on a channel of the Hub to the feeds of their sessions,
+// until ctx ends.
+func (h *Hub) deliverMessages(ctx context.Context, lane <-chan *nats.Msg) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -202,16 +203,16 @@ func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 			f := h.feeds[msg.Subject]
 			h.mu.Unlock()
 			if f != nil {
-				f.handleMessage(msg.Data)
+				f.handleLiveMessage(msg.Data)
 			}
 		}
 	}
 }
 
-// lane returns the channel that receives a session's messages of LIVE. It is always the same for a session, so that
-// messages stay in order.
-func (h *Hub) lane(session string) chan *nats.Msg {
-	return h.lanes[events.Partition(session)%lanes]
+// sessionLane returns the channel on which the Hub receives a session's messages of LIVE. It is always the same for a
+// session, so that messages stay in order.
+func (h *Hub) sessionLane(session string) chan *nats.Msg {
+	return h.lanes[events.Partition(session)%laneCount]
 }
 
 // Join returns a Reader that starts after a cursor, which is the seq of the last event that the client has. The
@@ -226,16 +227,17 @@ func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, sessi
 	return h.join(ctx, tenant, agents, session, func(tip uint32) uint32 { return tip })
 }
 
-// join returns a Reader whose cursor is the result of cursor for the session's tip. Its errors are those of Join.
+// join returns a Reader that starts after the cursor that the function cursor returns for the session's tip. Its
+// errors are those of Join.
 func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
-	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
+	if err := h.cfg.ReadModels.CheckVisible(ctx, tenant, session, agents); err != nil {
 		return nil, err
 	}
-	f, err := h.feed(tenant, session)
+	f, err := h.acquireFeed(tenant, session)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{feed: f, wake: make(chan struct{}, 1), held: h.cfg.Admission.Hold(tenant)}
+	r := &Reader{feed: f, wake: make(chan struct{}, 1), held: h.cfg.Admission.BeginStreamData(tenant)}
 	select {
 	case <-f.ready:
 		err = f.startErr
@@ -247,29 +249,30 @@ func (h *Hub) join(ctx context.Context, tenant string, agents []string, session 
 		err = f.addReader(ctx, r)
 	}
 	if err != nil {
-		h.leave(f)
+		h.releaseFeed(f)
 		return nil, problem.From(err)
 	}
 	h.cfg.Metrics.Readers(1)
 	return r, nil
 }
 
-// feed returns the session's feed and counts the caller as its user. It creates the feed if there is none.
-func (h *Hub) feed(tenant, session string) (*feed, error) {
+// acquireFeed returns the session's feed and counts one more user of it. It creates the feed if there is none. The
+// caller must call releaseFeed.
+func (h *Hub) acquireFeed(tenant, session string) (*feed, error) {
 	subject := events.LiveSubject(tenant, session)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || h.run == nil {
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 	if f := h.feeds[subject]; f != nil {
 		f.users++
 		return f, nil
 	}
-	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1, complete: never}
-	sub, err := h.cfg.NATS.ChanSubscribe(subject, h.lane(session))
+	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1, complete: neverComplete}
+	sub, err := h.cfg.NATS.ChanSubscribe(subject, h.sessionLane(session))
 	if err == nil {
-		if err = h.usePartition(session); err != nil {
+		if err = h.acquirePartition(session); err != nil {
 			h.unsubscribe(sub)
 		}
 	}
@@ -279,12 +282,12 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 	f.sub = sub
 	h.feeds[subject] = f
 	h.cfg.Metrics.Feeds(1)
-	h.work.Go(func() { f.start(h.run) })
+	h.work.Go(func() { f.load(h.run) })
 	return f, nil
 }
 
-// leave must be called once for each call of feed, when the caller no longer uses the feed f. The feed ends with its last user.
-func (h *Hub) leave(f *feed) {
+// releaseFeed counts one user less of a feed. The feed ends with its last user.
+func (h *Hub) releaseFeed(f *feed) {
 	h.mu.Lock()
 	f.users--
 	ended := f.users == 0
@@ -306,10 +309,10 @@ func (h *Hub) removeFeed(f *feed) {
 	delete(h.feeds, subject)
 	h.cfg.Metrics.Feeds(-1)
 	h.unsubscribe(f.sub)
-	h.leavePartition(f)
+	h.releasePartition(f)
 }
 
-// unsubscribe ends a subscription. It logs failures.
+// unsubscribe ends a NATS subscription. It logs failures.
 func (h *Hub) unsubscribe(sub *nats.Subscription) {
 	if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
 		h.cfg.Logger.Warn("unsubscribe", "subject", sub.Subject, "error", err)

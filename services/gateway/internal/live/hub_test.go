@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// storedSession is a Source with the events of one session.
+// storedSession is a ReadModels with the events of one session.
 type storedSession struct {
 	mu     sync.Mutex
 	events []reads.StoredEvent
@@ -31,21 +31,21 @@ func (s *storedSession) add() {
 		`{"seq":` + strconv.Itoa(seq) + `,"position":"0-1","type":"log","time":"2026-01-02T03:04:05Z","sessionId":"s","source":"server","data":{"message":"x"}}`)})
 }
 
-func (s *storedSession) Tip(context.Context, string, string) (reads.Tip, error) {
+func (s *storedSession) Tip(context.Context, string, string) (reads.SessionTip, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return reads.Tip{Seq: uint32(len(s.events)), Position: "0-1"}, nil
+	return reads.SessionTip{Seq: uint32(len(s.events)), Position: "0-1"}, nil
 }
 
-func (s *storedSession) Events(_ context.Context, _, _ string, q reads.Query) (reads.Page, error) {
+func (s *storedSession) Events(_ context.Context, _, _ string, q reads.EventQuery) (reads.EventPage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := s.events[min(int(q.After), len(s.events)):]
 	list = list[:min(q.Limit, len(list))]
-	return reads.Page{Events: list, Tip: uint32(len(s.events)), Next: q.After + uint32(len(list))}, nil
+	return reads.EventPage{Events: list, Tip: uint32(len(s.events)), Next: q.After + uint32(len(list))}, nil
 }
 
-func (s *storedSession) Visible(context.Context, string, string, []string) error { return nil }
+func (s *storedSession) CheckVisible(context.Context, string, string, []string) error { return nil }
 
 func (s *storedSession) Tips(_ context.Context, _ string, sessions []string) (map[string]uint32, error) {
 	s.mu.Lock()
@@ -57,7 +57,9 @@ func (s *storedSession) Tips(_ context.Context, _ string, sessions []string) (ma
 	return out, nil
 }
 
-func (s *storedSession) Progress(context.Context) (map[int]reads.Progress, error) { return nil, nil }
+func (s *storedSession) Progress(context.Context) (map[int]reads.GroupProgress, error) {
+	return nil, nil
+}
 
 // cutter dials NATS and can cut the connection.
 type cutter struct {
@@ -88,7 +90,7 @@ func TestHub_ReadsWhatItMissedAfterAReconnection(t *testing.T) {
 	source := &storedSession{}
 	source.add()
 	h := live.NewHub(live.Config{
-		Source: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}), CheckEvery: time.Hour,
+		ReadModels: source, NATS: nc, Logger: natstest.Logger(t), Admission: admission.New(admission.Limits{Bytes: 64 << 20, TenantBytes: 64 << 20}), CheckEvery: time.Hour,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan struct{}), make(chan error, 1)

@@ -15,23 +15,24 @@ import (
 // block's text, and after a lost frame.
 
 const (
-	// maxWaiting is the largest number of bytes of text that a feed keeps although the text's block_start, or text
+	// maxWaitingText is the largest number of bytes of text that a feed keeps although the text's block_start, or text
 	// before it, has not arrived.
-	maxWaiting = 256 << 10
-	// maxAllWaiting is the largest total of such bytes in all feeds of a gateway.
-	maxAllWaiting = 64 << 20
-	// earlyAge is the time for which a feed keeps text whose block_start has not arrived.
-	earlyAge = 30 * time.Second
-	// textPause is the minimum time between two reads of DELTAS for the same block.
-	textPause = 2 * time.Second
+	maxWaitingText = 256 << 10
+	// maxTotalWaitingText is the largest number of bytes of text that all feeds of a gateway together keep although
+	// the text's block_start, or text before it, has not arrived.
+	maxTotalWaitingText = 64 << 20
+	// maxEarlyTextAge is the time for which a feed keeps text whose block_start has not arrived.
+	maxEarlyTextAge = 30 * time.Second
+	// textReadInterval is the minimum time between two reads of DELTAS for the same block.
+	textReadInterval = 2 * time.Second
 )
 
-// never is greater than every sequence of the stream DELTAS. As feed.complete it means that a read of DELTAS is
-// necessary for every new block.
-const never = math.MaxUint64
+// neverComplete is greater than every sequence of the stream DELTAS. As feed.complete it means that every new block
+// makes a read of DELTAS necessary.
+const neverComplete = math.MaxUint64
 
-// handleDelta adds a delta, as JSON, to its block and wakes the Readers. stored means that the delta was read from DELTAS, and not received from
-// an executor.
+// handleDelta adds a delta, as JSON, to the text of its block and wakes the Readers. stored means that the delta was
+// read from DELTAS, and not received from an executor.
 func (f *feed) handleDelta(raw []byte, stored bool) {
 	d, err := events.DecodeDelta(raw)
 	if err != nil {
@@ -44,42 +45,42 @@ func (f *feed) handleDelta(raw []byte, stored bool) {
 		return
 	}
 	if f.addDelta(d, stored) {
-		f.wakeAll()
+		f.wakeReaders()
 	}
 }
 
-// addDelta adds a delta to its block. If text before the delta is missing, the delta waits, and the feed reads DELTAS. A delta of a block that is
-// not open waits for its block_start, unless it is stored: then the block has ended. changed reports whether Readers have something new.
-// mu must be held.
+// addDelta adds a delta to the text of its block. If text before the delta is missing, the delta waits, and the feed
+// reads DELTAS. A delta of a block that is not open waits for its block_start, unless it was read from DELTAS (stored
+// is true): then the block has ended. changed reports whether Readers have something new. mu must be held.
 func (f *feed) addDelta(d events.Delta, stored bool) (changed bool) {
 	i := slices.IndexFunc(f.open, func(b *openText) bool { return b.block == d.BlockID })
 	if i < 0 {
 		if !stored {
-			f.addEarly(d)
+			f.keepEarlyDelta(d)
 		}
 		return false
 	}
 	b := f.open[i]
-	fresh, ok := b.add(d)
+	fresh, ok := b.addDelta(d)
 	switch {
 	case !ok:
-		if f.reserveWaiting(d) {
-			b.later.add(d, time.Now())
+		if f.countWaiting(d) {
+			b.later.addDelta(d, time.Now())
 		}
 		b.whole = false
-		if time.Since(b.readAt) > textPause {
-			f.requestText()
+		if time.Since(b.readAt) > textReadInterval {
+			f.requestTextRead()
 		}
 	case fresh && len(b.later.list) > 0:
-		f.releaseWaiting(b.addLater())
+		f.uncountWaiting(b.addLaterDeltas())
 	}
 	return fresh
 }
 
-// addEarly keeps a delta of a block whose block_start the feed does not have yet. mu must be held.
-func (f *feed) addEarly(d events.Delta) {
-	if !f.reserveWaiting(d) {
-		f.recordLoss()
+// keepEarlyDelta keeps a delta of a block whose block_start the feed does not have yet. mu must be held.
+func (f *feed) keepEarlyDelta(d events.Delta) {
+	if !f.countWaiting(d) {
+		f.recordDeltaLoss()
 		return
 	}
 	if f.early == nil {
@@ -90,51 +91,54 @@ func (f *feed) addEarly(d events.Delta) {
 		w = &waitingText{}
 		f.early[d.BlockID] = w
 	}
-	w.add(d, time.Now())
+	w.addDelta(d, time.Now())
 }
 
-// openBlock adds a block to the open ones, with its text that has arrived before, and requests the text that may be missing. mu must be held.
+// openBlock adds a block to the open ones, together with deltas of the block that have arrived before, and requests a
+// read of DELTAS if text may be missing. mu must be held.
 func (f *feed) openBlock(b *openText) {
 	f.open = append(f.open, b)
 	b.whole = b.from.After > 0 && b.from.After >= f.complete
 	if w := f.early[b.block]; w != nil {
 		delete(f.early, b.block)
-		f.releaseWaiting(w.bytes)
+		f.uncountWaiting(w.bytes)
 		for _, d := range w.list {
 			f.addDelta(d, false)
 		}
 	}
 	if !b.whole {
-		f.requestText()
+		f.requestTextRead()
 	}
 }
 
-// closeBlock removes a block from the open ones, with its text: the event that ended the block has the whole text. mu must be held.
+// closeBlock removes a block and its text from the open ones, because the event that ended the block has the whole
+// text. mu must be held.
 func (f *feed) closeBlock(id string) {
 	f.open = slices.DeleteFunc(f.open, func(b *openText) bool {
 		if b.block == id {
-			f.releaseWaiting(b.later.bytes)
+			f.uncountWaiting(b.later.bytes)
 		}
 		return b.block == id
 	})
 }
 
-// reserveWaiting counts a delta that waits, and returns false if the limits maxWaiting and maxAllWaiting leave no room for it. mu must be held.
-func (f *feed) reserveWaiting(d events.Delta) bool {
+// countWaiting counts the bytes of a delta that waits for earlier text. It returns false if the delta exceeds
+// maxWaitingText or maxTotalWaitingText. mu must be held.
+func (f *feed) countWaiting(d events.Delta) bool {
 	n := deltaSize(d)
-	if f.released || f.waiting+n > maxWaiting {
+	if f.released || f.waiting+n > maxWaitingText {
 		return false
 	}
 	f.waiting += n
-	if f.hub.waiting.Add(int64(n)) > maxAllWaiting {
-		f.releaseWaiting(n)
+	if f.hub.waiting.Add(int64(n)) > maxTotalWaitingText {
+		f.uncountWaiting(n)
 		return false
 	}
 	return true
 }
 
-// releaseWaiting counts that deltas of the given size no longer wait. mu must be held.
-func (f *feed) releaseWaiting(bytes int) {
+// uncountWaiting subtracts the bytes of deltas that no longer wait from the counts of waiting text. mu must be held.
+func (f *feed) uncountWaiting(bytes int) {
 	f.waiting -= bytes
 	f.hub.waiting.Add(int64(-bytes))
 }
@@ -143,24 +147,24 @@ func (f *feed) releaseWaiting(bytes int) {
 func (f *feed) releaseText() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.releaseWaiting(f.waiting)
+	f.uncountWaiting(f.waiting)
 	f.released, f.early = true, nil
 }
 
-// dropEarly drops the text that has waited for its block_start for longer than earlyAge. mu must be held.
-func (f *feed) dropEarly(now time.Time) {
+// dropOldEarlyText drops the text that has waited for its block_start for longer than maxEarlyTextAge. mu must be held.
+func (f *feed) dropOldEarlyText(now time.Time) {
 	for id, w := range f.early {
-		if now.Sub(w.at) > earlyAge {
+		if now.Sub(w.at) > maxEarlyTextAge {
 			delete(f.early, id)
-			f.releaseWaiting(w.bytes)
-			f.recordLoss()
+			f.uncountWaiting(w.bytes)
+			f.recordDeltaLoss()
 		}
 	}
 }
 
-// recordLoss records that the feed has not received or not kept a delta, so that blocks that begin later need a read of DELTAS. mu must be held.
-func (f *feed) recordLoss() {
-	f.complete = never
+// recordDeltaLoss records that the feed has not received or not kept a delta, so that blocks that begin later need a read of DELTAS. mu must be held.
+func (f *feed) recordDeltaLoss() {
+	f.complete = neverComplete
 	f.losses++
 }
 
@@ -168,40 +172,41 @@ func (f *feed) recordLoss() {
 func (f *feed) rereadText() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.recordLoss()
+	f.recordDeltaLoss()
 	for _, b := range f.open {
 		b.whole = false
 	}
 	if len(f.open) > 0 {
-		f.requestText()
+		f.requestTextRead()
 	}
 }
 
-// checkText drops early text that is too old, and requests a read of DELTAS for the open blocks whose text may be incomplete. mu must be held.
-func (f *feed) checkText(now time.Time) {
-	f.dropEarly(now)
+// checkOpenText drops deltas that have waited too long for their block_start, and requests a read of DELTAS for the
+// open blocks whose text may be incomplete. mu must be held.
+func (f *feed) checkOpenText(now time.Time) {
+	f.dropOldEarlyText(now)
 	missing := false
 	for _, b := range f.open {
 		if !b.checkAt.IsZero() && !now.Before(b.checkAt) {
 			b.whole, b.checkAt = false, time.Time{}
 		}
-		missing = missing || !b.whole && now.Sub(b.readAt) >= textPause
+		missing = missing || !b.whole && now.Sub(b.readAt) >= textReadInterval
 	}
 	if missing {
-		f.requestText()
+		f.requestTextRead()
 	}
 }
 
-// requestText requests a read of DELTAS for the blocks that are not whole. mu must be held.
-func (f *feed) requestText() {
+// requestTextRead requests a read of DELTAS for the open blocks whose text may be incomplete. mu must be held.
+func (f *feed) requestTextRead() {
 	if f.ended == nil && !f.released {
-		f.hub.requestText(f)
+		f.hub.requestTextRead(f)
 	}
 }
 
-// beginText is called before DELTAS is read for the feed, and returns the position from which it must be read; ok is false if no open block
+// beginTextRead is called before DELTAS is read for the feed, and returns the position from which it must be read; ok is false if no open block
 // needs it.
-func (f *feed) beginText() (from deltas.Start, ok bool) {
+func (f *feed) beginTextRead() (from deltas.Start, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lossesAtRead = f.losses
@@ -218,9 +223,9 @@ func (f *feed) beginText() (from deltas.Start, ok bool) {
 	return from, ok
 }
 
-// endText is called after DELTAS was read for the feed up to the sequence last, or until the failure err. The text of the blocks is complete then,
-// unless a delta was lost in the meantime.
-func (f *feed) endText(last uint64, err error) {
+// endTextRead is called after DELTAS was read for the feed up to the sequence last, or until the failure err. The
+// feed then has the whole text of its open blocks, unless a delta was lost during the read.
+func (f *feed) endTextRead(last uint64, err error) {
 	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -231,7 +236,7 @@ func (f *feed) endText(last uint64, err error) {
 		}
 		b.reading = false
 		if err == nil && b.readAt.IsZero() {
-			b.checkAt = now.Add(textPause)
+			b.checkAt = now.Add(textReadInterval)
 		}
 		b.readAt = now
 		b.whole = certain && len(b.later.list) == 0

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// lag determines whether the read models are behind the log. That is the case if they report it themselves, if they
+// lagTracker determines whether the read models are behind the log. That is the case if they report it themselves, if they
 // have not reached the position of a command that this gateway sent (for example because no projector runs), or if they
 // cannot be read.
-type lag struct {
+type lagTracker struct {
 	mu      sync.Mutex
 	pending map[int]pendingPosition // by projector group: the first position that the read models have not reached
 	readAt  time.Time               // when the progress was last read
@@ -26,8 +26,9 @@ type pendingPosition struct {
 	at  time.Time
 }
 
-// Committed records that the log contains a position of a session or catalogue entry.
-func (h *Hub) Committed(id, position string) {
+// RecordCommit records that the log contains a commit at a position of a session or catalogue entry. The read models
+// are behind until they have reached the position.
+func (h *Hub) RecordCommit(id, position string) {
 	p, err := eventlog.ParsePosition(position)
 	if err != nil {
 		return
@@ -45,7 +46,7 @@ func (h *Hub) Committed(id, position string) {
 // updateLag reads how far the read models are behind the log for each projector group, and passes it to the feeds of
 // the group's sessions.
 func (h *Hub) updateLag(ctx context.Context) {
-	progress, err := h.cfg.Source.Progress(ctx)
+	progress, err := h.cfg.ReadModels.Progress(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -56,19 +57,19 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 	groups := map[int]Lag{}
 	for group := range h.cfg.Partitions.Groups() {
-		groups[group] = h.lag.ofGroup(group, progress, now, h.cfg.LagAfter)
+		groups[group] = h.lag.groupLag(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
-	for _, list := range h.started(func(*feed) bool { return true }) {
+	for _, list := range h.startedFeeds(func(*feed) bool { return true }) {
 		for _, f := range list {
 			f.setLag(groups[h.cfg.Partitions.Group(f.session)])
 		}
 	}
 }
 
-// ofGroup returns the lag of a group; progress is nil if it could not be read. A lag below after is the zero Lag. mu must be
-// held.
-func (l *lag) ofGroup(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
+// groupLag returns the lag of a projector group; progress is nil if it could not be read. A lag shorter than after is
+// returned as the zero Lag. mu must be held.
+func (l *lagTracker) groupLag(group int, progress map[int]reads.GroupProgress, now time.Time, after time.Duration) Lag {
 	behind := now.Sub(l.readAt)
 	if p, ok := progress[group]; ok {
 		behind = p.Lag
@@ -84,12 +85,13 @@ func (l *lag) ofGroup(group int, progress map[int]reads.Progress, now time.Time,
 	return Lag{Lagging: true, LagMs: uint32(min(behind.Milliseconds(), math.MaxUint32))}
 }
 
-// setLag sets the feed's lag, and wakes its Readers if lagging began or ended.
+// setLag sets how far the read models are behind for the feed's session, and wakes the Readers if the lag began or
+// ended.
 func (f *feed) setLag(l Lag) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.lagging.Lagging != l.Lagging {
-		f.wakeAll()
+		f.wakeReaders()
 	}
 	f.lagging = l
 }

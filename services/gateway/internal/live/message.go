@@ -13,9 +13,9 @@ type liveMessage struct {
 	Events []json.RawMessage `json:"events"`
 }
 
-// decodeMessage decodes a message of LIVE. Events may not be valid JSON: decoding them shows that.
-func decodeMessage(data []byte) (liveMessage, error) {
-	if m, ok := splitMessage(data); ok {
+// decodeLiveMessage decodes a message of LIVE, but not its events, which may be invalid JSON.
+func decodeLiveMessage(data []byte) (liveMessage, error) {
+	if m, ok := splitLiveMessage(data); ok {
 		return m, nil
 	}
 	var m liveMessage
@@ -23,12 +23,12 @@ func decodeMessage(data []byte) (liveMessage, error) {
 	return m, err
 }
 
-// splitMessage decodes a message without a JSON decoder, which is much faster. ok is false if the message does not have exactly the form that
+// splitLiveMessage decodes a message without a JSON decoder, which is much faster. ok is false if the message does not have exactly the form that
 // projectors write.
-func splitMessage(data []byte) (m liveMessage, ok bool) {
+func splitLiveMessage(data []byte) (m liveMessage, ok bool) {
 	rest, ok := bytes.CutPrefix(data, []byte(`{"sessionId":"`))
 	session, rest, found := bytes.Cut(rest, []byte(`","tip":`))
-	if !ok || !found || !isPlain(session) {
+	if !ok || !found || !isPlainID(session) {
 		return m, false
 	}
 	tip, rest, found := bytes.Cut(rest, []byte(`,"events":`))
@@ -37,14 +37,14 @@ func splitMessage(data []byte) (m liveMessage, ok bool) {
 		return m, false
 	}
 	m.Tip = uint32(n)
-	if m.Events, rest, ok = splitList(rest); !ok {
+	if m.Events, rest, ok = splitObjectList(rest); !ok {
 		return m, false
 	}
 	return m, string(rest) == "}"
 }
 
-// isPlain reports whether a string of JSON consists of letters, digits and underscores, like ids.
-func isPlain(s []byte) bool {
+// isPlainID reports whether the content of a JSON string consists of letters, digits and underscores, like an id.
+func isPlainID(s []byte) bool {
 	for _, c := range s {
 		if c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
 			return false
@@ -53,14 +53,15 @@ func isPlain(s []byte) bool {
 	return true
 }
 
-// splitList divides a list of objects without white space between them, and returns what follows it.
-func splitList(b []byte) (list []json.RawMessage, rest []byte, ok bool) {
+// splitObjectList divides a JSON list of objects without white space between them, and returns the bytes after the
+// list as rest.
+func splitObjectList(b []byte) (list []json.RawMessage, rest []byte, ok bool) {
 	b, ok = bytes.CutPrefix(b, []byte("["))
 	if rest, empty := bytes.CutPrefix(b, []byte("]")); !ok || empty {
 		return nil, rest, ok
 	}
 	for {
-		n := objectEnd(b)
+		n := objectLen(b)
 		if n == 0 || n == len(b) {
 			return nil, nil, false
 		}
@@ -77,8 +78,8 @@ func splitList(b []byte) (list []json.RawMessage, rest []byte, ok bool) {
 	}
 }
 
-// objectEnd returns the length of the object at the beginning of b, or 0 if there is none.
-func objectEnd(b []byte) int {
+// objectLen returns the length of the JSON object at the beginning of b, or 0 if there is none.
+func objectLen(b []byte) int {
 	if len(b) == 0 || b[0] != '{' {
 		return 0
 	}

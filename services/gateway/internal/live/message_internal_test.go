@@ -18,7 +18,7 @@ func TestSplitMessage_TakesTheFormOfProjectors(t *testing.T) {
 		if err := json.Unmarshal([]byte(data), &want); err != nil {
 			t.Fatal(err)
 		}
-		if got, ok := splitMessage([]byte(data)); !ok || !sameMessage(got, want) {
+		if got, ok := splitLiveMessage([]byte(data)); !ok || !sameMessage(got, want) {
 			t.Errorf("%s: got %+v, %v, want %+v", data, got, ok, want)
 		}
 	}
@@ -42,7 +42,7 @@ func FuzzDecodeMessage(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := decodeMessage(data)
+		got, err := decodeLiveMessage(data)
 		var want liveMessage
 		wantErr := json.Unmarshal(data, &want)
 		valid := err == nil

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// maxFrames and maxFrameBytes limit the frames of a partition that have arrived and not been handled. NATS drops
+	// maxPendingFrames and maxPendingFrameBytes limit the frames of a partition that have arrived and not been handled. NATS drops
 	// further frames; handleFrame finds the gap in their numbers.
-	maxFrames     = 4096
-	maxFrameBytes = 16 << 20
-	// maxSeen is the number of executors whose frame numbers a partition remembers.
-	maxSeen = 1000
+	maxPendingFrames     = 4096
+	maxPendingFrameBytes = 16 << 20
+	// maxSeenExecutors is the number of executors whose frame numbers a partition remembers.
+	maxSeenExecutors = 1000
 )
 
-// partition receives the text in flight of the sessions of one partition, while clients of the gateway follow any of
-// them. The hub's mu guards it.
+// partition receives the frames of one partition of the log, with the text in flight of its sessions, while clients
+// of the gateway follow any of these sessions. The hub's mu guards it.
 type partition struct {
 	n        int
 	feeds    int // feeds of the partition
@@ -32,9 +32,9 @@ type partition struct {
 	reading  bool              // whether a goroutine reads DELTAS
 }
 
-// usePartition counts a feed of the session's partition, and for the first one subscribes to the partition's frames. leavePartition must be called
-// when the feed ends. mu must be held.
-func (h *Hub) usePartition(session string) error {
+// acquirePartition counts one more feed of the session's partition, and for the first one subscribes to the
+// partition's frames. releasePartition must be called when the feed ends. mu must be held.
+func (h *Hub) acquirePartition(session string) error {
 	n := h.cfg.Partitions.Of(session)
 	p := h.partitions[n]
 	if p == nil {
@@ -43,7 +43,7 @@ func (h *Hub) usePartition(session string) error {
 		if err != nil {
 			return err
 		}
-		if err := sub.SetPendingLimits(maxFrames, maxFrameBytes); err != nil {
+		if err := sub.SetPendingLimits(maxPendingFrames, maxPendingFrameBytes); err != nil {
 			h.unsubscribe(sub)
 			return err
 		}
@@ -54,8 +54,9 @@ func (h *Hub) usePartition(session string) error {
 	return nil
 }
 
-// leavePartition ends the use of a partition by a feed. After the last one, the subscription ends. mu must be held.
-func (h *Hub) leavePartition(f *feed) {
+// releasePartition counts one feed less of the feed's partition. After the last one it ends the subscription to the
+// partition's frames. mu must be held.
+func (h *Hub) releasePartition(f *feed) {
 	n := h.cfg.Partitions.Of(f.session)
 	p := h.partitions[n]
 	delete(p.requests, f)
@@ -83,7 +84,7 @@ func (h *Hub) handleFrame(p *partition, m *nats.Msg) {
 	subject := make([]byte, 0, 128)
 	h.mu.Lock()
 	last := p.seen[executor]
-	if last == 0 && len(p.seen) >= maxSeen {
+	if last == 0 && len(p.seen) >= maxSeenExecutors {
 		clear(p.seen)
 	}
 	p.seen[executor] = max(last, number)
@@ -104,11 +105,11 @@ func (h *Hub) handleFrame(p *partition, m *nats.Msg) {
 		d.feed.handleDelta(d.json, false)
 	}
 	if last > 0 && number > last+1 {
-		h.rereadText(p, "frame")
+		h.rereadPartitionText(p, "frame")
 	}
 }
 
-// liveSubject appends the LIVE subject of an events.FrameSession to b.
+// liveSubject appends to b the subject of LIVE for a session; session has the form of events.FrameSession.
 func liveSubject(b, session []byte) []byte {
 	b = append(b, "live."...)
 	for _, c := range session {
@@ -120,16 +121,16 @@ func liveSubject(b, session []byte) []byte {
 	return b
 }
 
-// rereadText makes the feeds of a partition read DELTAS, because frames were lost.
-func (h *Hub) rereadText(p *partition, why string) {
-	h.cfg.Metrics.Reread("text-" + why)
-	for _, f := range h.feedsOf(p) {
+// rereadPartitionText makes the feeds of a partition read DELTAS, because frames were lost.
+func (h *Hub) rereadPartitionText(p *partition, reason string) {
+	h.cfg.Metrics.Reread("text-" + reason)
+	for _, f := range h.partitionFeeds(p) {
 		f.rereadText()
 	}
 }
 
-// feedsOf returns the feeds of a partition.
-func (h *Hub) feedsOf(p *partition) (list []*feed) {
+// partitionFeeds returns the feeds of a partition.
+func (h *Hub) partitionFeeds(p *partition) (list []*feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.feeds {
@@ -141,14 +142,14 @@ func (h *Hub) feedsOf(p *partition) (list []*feed) {
 }
 
 // rereadAllText makes all feeds read DELTAS.
-func (h *Hub) rereadAllText(why string) {
-	for _, p := range h.textPartitions() {
-		h.rereadText(p, why)
+func (h *Hub) rereadAllText(reason string) {
+	for _, p := range h.activePartitions() {
+		h.rereadPartitionText(p, reason)
 	}
 }
 
-// textPartitions returns the partitions that have feeds.
-func (h *Hub) textPartitions() []*partition {
+// activePartitions returns the partitions of which the Hub has feeds.
+func (h *Hub) activePartitions() []*partition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var list []*partition
@@ -161,7 +162,7 @@ func (h *Hub) textPartitions() []*partition {
 // checkFrames finds lost frames after which no other frame came: for each partition with open blocks it compares the number of the last frame
 // that was received from each executor with the last one in DELTAS. The feeds of a partition that misses one read DELTAS.
 func (h *Hub) checkFrames(ctx context.Context) {
-	for _, p := range h.textPartitions() {
+	for _, p := range h.activePartitions() {
 		if !h.hasOpenBlocks(p) {
 			continue
 		}
@@ -180,16 +181,17 @@ func (h *Hub) checkFrames(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(checkGrace): // frames may still be on the way
+		case <-time.After(tipCheckGrace): // frames may still be on the way
 		}
-		if h.missesFrames(p, last) {
-			h.rereadText(p, "behind")
+		if h.recordMissedFrames(p, last) {
+			h.rereadPartitionText(p, "behind")
 		}
 	}
 }
 
-// missesFrames reports whether a partition has not received the last frame of an executor.
-func (h *Hub) missesFrames(p *partition, last []deltas.Frame) bool {
+// recordMissedFrames reports whether a partition has not received a frame that is in last, the last frame of each
+// executor in DELTAS. It records these frames as seen, because the caller then reads the text from DELTAS.
+func (h *Hub) recordMissedFrames(p *partition, last []deltas.Frame) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	misses := false
@@ -204,7 +206,7 @@ func (h *Hub) missesFrames(p *partition, last []deltas.Frame) bool {
 
 // hasOpenBlocks reports whether any feed of a partition has an open block.
 func (h *Hub) hasOpenBlocks(p *partition) bool {
-	for _, f := range h.feedsOf(p) {
+	for _, f := range h.partitionFeeds(p) {
 		f.mu.Lock()
 		open := len(f.open) > 0
 		f.mu.Unlock()
@@ -215,8 +217,8 @@ func (h *Hub) hasOpenBlocks(p *partition) bool {
 	return false
 }
 
-// requestText makes the goroutine of the feed's partition read DELTAS for the feed. The feed's mu is held.
-func (h *Hub) requestText(f *feed) {
+// requestTextRead makes the goroutine of the feed's partition read DELTAS for the feed. The feed's mu is held.
+func (h *Hub) requestTextRead(f *feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.partitions[h.cfg.Partitions.Of(f.session)]
@@ -227,13 +229,13 @@ func (h *Hub) requestText(f *feed) {
 	if !p.reading {
 		p.reading = true
 		ctx := h.run
-		h.work.Go(func() { h.readText(ctx, p) })
+		h.work.Go(func() { h.readRequestedText(ctx, p) })
 	}
 }
 
-// readText reads DELTAS for all feeds of a partition that have requested it, until no feed requests it. One read serves
+// readRequestedText reads DELTAS for all feeds of a partition that have requested it, until no feed requests it. One read serves
 // all of them.
-func (h *Hub) readText(ctx context.Context, p *partition) {
+func (h *Hub) readRequestedText(ctx context.Context, p *partition) {
 	for {
 		h.mu.Lock()
 		if len(p.requests) == 0 || h.closed {
@@ -244,16 +246,16 @@ func (h *Hub) readText(ctx context.Context, p *partition) {
 		requests := p.requests
 		p.requests = map[*feed]bool{}
 		h.mu.Unlock()
-		h.readTextOf(ctx, p, requests)
+		h.readTextOnce(ctx, p, requests)
 	}
 }
 
-// readTextOf reads DELTAS once for some feeds of a partition.
-func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]bool) {
+// readTextOnce reads DELTAS once for the feeds of a partition that are in requests.
+func (h *Hub) readTextOnce(ctx context.Context, p *partition, requests map[*feed]bool) {
 	var from deltas.Start
 	feeds := map[string]*feed{}
 	for f := range requests {
-		start, ok := f.beginText()
+		start, ok := f.beginTextRead()
 		if !ok {
 			continue
 		}
@@ -276,11 +278,11 @@ func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]b
 		h.cfg.Logger.Warn("read text in flight from DELTAS: will retry", "partition", p.n, "error", err)
 	}
 	for _, f := range feeds {
-		f.endText(stream.Last(), err)
+		f.endTextRead(stream.Last(), err)
 	}
 }
 
-// readTextPage reads one page of DELTAS and adds the deltas of some feeds.
+// readTextPage reads one page of DELTAS and adds the deltas to their feeds.
 func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map[string]*feed) error {
 	release, err := h.acquireTextRead(ctx)
 	if err != nil {
@@ -294,12 +296,13 @@ func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map
 	})
 }
 
-// acquireTextRead blocks until fewer than maxReads reads of DELTAS are in progress. The caller must call release after its read.
+// acquireTextRead blocks until fewer than maxConcurrentReads reads of DELTAS are in progress. The caller must call
+// release after its read.
 func (h *Hub) acquireTextRead(ctx context.Context) (release func(), err error) {
 	select {
 	case h.textSlots <- struct{}{}:
 		return func() { <-h.textSlots }, nil
 	case <-ctx.Done():
-		return nil, errStopping()
+		return nil, errHubStopping()
 	}
 }

@@ -32,7 +32,7 @@ func TestMissesFrames_ComparesNumbers(t *testing.T) {
 		{"a frame of an executor that was never heard", frame("new", 1, began.Add(time.Second)), true},
 		{"nothing", nil, false},
 	} {
-		if got := h.missesFrames(p, c.last); got != c.want {
+		if got := h.recordMissedFrames(p, c.last); got != c.want {
 			t.Errorf("%s: missesFrames = %v", c.name, got)
 		}
 	}

@@ -27,7 +27,7 @@ type Frame struct {
 	Metadata *reads.Metadata // metadata of the event; nil for none, and for text in flight
 }
 
-// Len returns the number of bytes that Append appends.
+// Len returns the number of bytes that Append adds.
 func (f Frame) Len(metadata bool) int {
 	if !metadata {
 		return len(f.JSON)
@@ -35,7 +35,7 @@ func (f Frame) Len(metadata bool) int {
 	return len(f.JSON) + f.Metadata.Len()
 }
 
-// Append appends the event's JSON, with or without metadata. It copies encoded bytes only.
+// Append appends the JSON of the frame's event to b, with or without metadata. It does not encode anything again.
 func (f Frame) Append(b []byte, metadata bool) []byte {
 	if !metadata {
 		return append(b, f.JSON...)
@@ -43,18 +43,18 @@ func (f Frame) Append(b []byte, metadata bool) []byte {
 	return f.Metadata.Append(b, f.JSON)
 }
 
-// Lag reports whether the read models are behind the log.
+// Lag is how far the read models are behind the log, as clients receive it.
 type Lag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`
 }
 
 const (
-	// maxBatch is the number of bytes of events after which Reader.Next returns; the event that exceeds it is included.
-	maxBatch = 256 << 10
-	// pageRoom is the number of bytes that a Reader reserves while it reads a page from Postgres: a batch, and one
+	// maxBatchBytes is the number of bytes of events after which Reader.Next returns; the event that exceeds it is included.
+	maxBatchBytes = 256 << 10
+	// pageReserveBytes is the number of bytes that a Reader reserves while it reads a page from Postgres: a batch, and one
 	// event as large as a commit.
-	pageRoom = maxBatch + 1<<20
+	pageReserveBytes = maxBatchBytes + 1<<20
 )
 
 // Reader returns the events and the text of a session to one client, from the client's cursor on. Next and Close must be called by one
@@ -64,27 +64,27 @@ type Reader struct {
 	wait time.Time          // deadline of the present wait for bytes; zero if there is none
 
 	feed   *feed
-	cursor uint32        // seq of the last event that Next returned; guarded by the feed's mu
-	wake   chan struct{} // has a buffer of one signal
-	sent   []sentText    // returned text of the open blocks
-	past   *pastText     // reads text that the feed no longer has; nil if none is needed
-	lagged bool          // the last Lag that Next returned
-	noText bool          // Next returns no text in flight
+	cursor uint32          // seq of the last event that Next returned; guarded by the feed's mu
+	wake   chan struct{}   // has a buffer of one signal
+	sent   []sentPosition  // returned text of the open blocks
+	past   *pastTextReader // reads text that the feed no longer has; nil if none is needed
+	lagged bool            // the last Lag that Next returned
+	noText bool            // Next returns no text in flight
 	close  sync.Once
 }
 
-// sentText is the position in the text of an open block up to which Reader.Next has returned the text.
-type sentText struct {
+// sentPosition is the offset in the text of an open block up to which a Reader has returned the text.
+type sentPosition struct {
 	block  string
 	offset int
 	lost   bool // DELTAS does not have the text after offset: no more text of the block is returned
 }
 
-// addReader adds a Reader to the feed. The error is that of Source.Events if the events after the Reader's cursor are not available, or the
+// addReader adds a Reader to the feed. The error is that of ReadModels.Events if the events after the Reader's cursor are not available, or the
 // reason why the feed has ended.
 func (f *feed) addReader(ctx context.Context, r *Reader) error {
 	f.mu.Lock()
-	available := r.cursor <= f.tip && r.cursor >= f.oldest()
+	available := r.cursor <= f.tip && r.cursor >= f.oldestCursor()
 	ended := f.ended
 	f.mu.Unlock()
 	if ended != nil {
@@ -95,7 +95,7 @@ func (f *feed) addReader(ctx context.Context, r *Reader) error {
 		if err != nil {
 			return err
 		}
-		_, err = f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.cursor, Limit: 1})
+		_, err = f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.cursor, Limit: 1})
 		release()
 		if err != nil {
 			return err
@@ -105,13 +105,13 @@ func (f *feed) addReader(ctx context.Context, r *Reader) error {
 	defer f.mu.Unlock()
 	f.readers[r] = struct{}{}
 	if r.cursor > f.tip {
-		f.reread("behind")
+		f.startReread("behind")
 	}
 	return nil
 }
 
-// oldest returns the lowest cursor that the ring can serve. mu must be held.
-func (f *feed) oldest() uint32 {
+// oldestCursor returns the lowest cursor of which the feed still has all following events. mu must be held.
+func (f *feed) oldestCursor() uint32 {
 	if len(f.ring) == 0 {
 		return f.tip
 	}
@@ -143,7 +143,7 @@ func (r *Reader) SkipText() { r.noText = true }
 // Next or Close. The error is the cause of ctx, the reason why no more events will come, TOO_MUCH_IN_FLIGHT or
 // OVERLOADED.
 func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
-	r.held.Keep(0)
+	r.held.ReleaseBeyond(0)
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -159,9 +159,9 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 	}
 }
 
-// Ended returns the reason why no more events will come, or nil if more may come. It allows the feed to drop all
-// events that it holds for this Reader. It is for a Reader whose Next is not called.
-func (r *Reader) Ended() error {
+// EndError returns the reason why no more events will come, or nil if more may come. It moves the cursor to the
+// session's last event, so that the feed may drop all events. It is for a Reader whose Next is not called.
+func (r *Reader) EndError() error {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,53 +169,55 @@ func (r *Reader) Ended() error {
 	return f.ended
 }
 
-// Changed returns a channel that receives a value when Next or Ended may have something new to return.
+// Changed returns a channel that receives a value when Next or EndError may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
-// nextFrames returns the next frames, or none if there are none yet. It first takes their bytes from the gateway's limit.
+// nextFrames returns the frames that the Reader returns next, or none if nothing is new. It first takes their bytes
+// from the gateway's limit.
 func (r *Reader) nextFrames(ctx context.Context) ([]Frame, error) {
 	size, from := r.nextSource()
-	if from != inFeed {
-		size = pageRoom
+	if from != sourceFeed {
+		size = pageReserveBytes
 	}
-	if err := r.reserve(ctx, size); err != nil {
+	if err := r.reserveBytes(ctx, size); err != nil {
 		return nil, err
 	}
 	switch from {
-	case inPostgres:
-		return r.readPage(ctx)
-	case inDeltas:
-		return r.readText(ctx)
-	case inFeed:
+	case sourcePostgres:
+		return r.readPastEvents(ctx)
+	case sourceDeltas:
+		return r.readPastText(ctx)
+	case sourceFeed:
 	}
 	frames, err := r.takeFrames(size)
 	if len(frames) == 0 {
-		r.held.Keep(0)
+		r.held.ReleaseBeyond(0)
 	}
 	return frames, err
 }
 
-// reserve takes bytes from the gateway's limit. It blocks until they are available, for Config.BytesTimeout at most.
-func (r *Reader) reserve(ctx context.Context, size int) error {
+// reserveBytes takes bytes from the gateway's limit of bytes in flight. It blocks until they are available, for
+// Config.BytesTimeout at most.
+func (r *Reader) reserveBytes(ctx context.Context, size int) error {
 	if size == 0 {
 		return nil
 	}
 	if r.wait.IsZero() { // otherwise the last wait was interrupted by its context, and its deadline still applies
 		r.wait = time.Now().Add(r.feed.hub.cfg.BytesTimeout)
 	}
-	if err := r.held.Wait(ctx, int64(size), r.wait); err != nil {
+	if err := r.held.TakeBefore(ctx, int64(size), r.wait); err != nil {
 		return err
 	}
 	r.wait = time.Time{}
 	return nil
 }
 
-// unsentEvents returns the events in the ring that the client does not have, up to the one that exceeds maxBatch, and
+// unsentEvents returns the events in the ring that the client does not have, up to the one that exceeds maxBatchBytes, and
 // their size in bytes. The feed's mu must be held.
 func (r *Reader) unsentEvents() (list []Frame, size int) {
 	list = r.eventsAfterCursor()
 	for i, frame := range list {
-		if size > maxBatch {
+		if size > maxBatchBytes {
 			return list[:i], size
 		}
 		size += frame.Len(true)
@@ -229,41 +231,42 @@ func (r *Reader) eventsAfterCursor() []Frame {
 	return f.ring[len(f.ring)-int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))):]
 }
 
-// source is the place from which a Reader reads its next frames.
-type source int
+// frameSource is the place from which a Reader reads its next frames: the feed, Postgres or DELTAS.
+type frameSource int
 
 const (
-	inFeed     source = iota // events and text in the feed, or nothing yet
-	inPostgres               // events that the feed no longer has
-	inDeltas                 // text of an open block that the feed no longer has
+	sourceFeed     frameSource = iota // events and text in the feed, or nothing yet
+	sourcePostgres                    // events that the feed no longer has
+	sourceDeltas                      // text of an open block that the feed no longer has
 )
 
-// nextSource returns where the next frames are, and for inFeed how many bytes takeFrames would return.
-func (r *Reader) nextSource() (size int, from source) {
+// nextSource returns the place of the Reader's next frames and, if that is the feed, how many bytes takeFrames would
+// return.
+func (r *Reader) nextSource() (size int, from frameSource) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch lagChanged := f.lagging.Lagging != r.lagged; {
-	case r.cursor < f.oldest() && lagChanged:
-		return 0, inFeed
-	case r.cursor < f.oldest():
-		return 0, inPostgres
+	case r.cursor < f.oldestCursor() && lagChanged:
+		return 0, sourceFeed
+	case r.cursor < f.oldestCursor():
+		return 0, sourcePostgres
 	}
 	_, size = r.unsentEvents()
 	if r.noText {
-		return size, inFeed
+		return size, sourceFeed
 	}
 	for _, b := range f.open {
-		g := r.sentOf(b.block)
+		g := r.findSent(b.block)
 		switch {
 		case g.lost:
 		case g.offset < b.base && size == 0:
-			return 0, inDeltas
+			return 0, sourceDeltas
 		case g.offset >= b.base:
-			size += min(b.known()-g.offset, max(0, maxBatch-size))
+			size += min(b.knownEnd()-g.offset, max(0, maxBatchBytes-size))
 		}
 	}
-	return size, inFeed
+	return size, sourceFeed
 }
 
 // takeFrames returns the frames that the feed holds for this Reader, up to size bytes.
@@ -275,7 +278,7 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 		r.lagged = lag.Lagging
 		frames = append(frames, Frame{Lag: &lag})
 	}
-	if r.cursor < f.oldest() {
+	if r.cursor < f.oldestCursor() {
 		return frames, nil // the ring has moved on in the meantime
 	}
 	list, _ := r.unsentEvents()
@@ -287,7 +290,7 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 		r.cursor = frame.Seq
 	}
 	if r.cursor == f.tip && !r.noText {
-		text, err := r.text(size)
+		text, err := r.takeText(size)
 		if err != nil {
 			return nil, problem.From(err)
 		}
@@ -299,20 +302,21 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// text returns frames with the text of the open blocks that was not returned yet, until they have room bytes. The feed's mu must be held.
-func (r *Reader) text(room int) (frames []Frame, err error) {
+// takeText returns frames with the text of the open blocks that the Reader has not returned yet, until they have room
+// bytes. The feed's mu must be held.
+func (r *Reader) takeText(room int) (frames []Frame, err error) {
 	f := r.feed
-	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
+	r.sent = slices.DeleteFunc(r.sent, func(g sentPosition) bool {
 		return !slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
-		if b.known() == 0 {
+		if b.knownEnd() == 0 {
 			continue
 		}
-		g := r.positionOf(b.block)
-		for !g.lost && g.offset >= b.base && g.offset < b.known() && room > 0 {
+		g := r.findOrAddSent(b.block)
+		for !g.lost && g.offset >= b.base && g.offset < b.knownEnd() && room > 0 {
 			var frame Frame
-			if frame, g.offset, err = b.frame(g.offset, f.session, f.tip, f.position); err != nil {
+			if frame, g.offset, err = b.nextFrame(g.offset, f.session, f.tip, f.position); err != nil {
 				return nil, problem.From(err)
 			}
 			room -= len(frame.JSON)
@@ -322,54 +326,56 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// sentOf returns a copy of the entry of a block in r.sent, or an entry at offset 0 if there is none.
-func (r *Reader) sentOf(block string) sentText {
+// findSent returns a copy of the position up to which the Reader has returned the text of a block; it is 0 if the
+// Reader has returned none.
+func (r *Reader) findSent(block string) sentPosition {
 	for _, g := range r.sent {
 		if g.block == block {
 			return g
 		}
 	}
-	return sentText{block: block}
+	return sentPosition{block: block}
 }
 
-// positionOf returns the entry of a block in r.sent, which the caller may change, and adds one if there is none.
-func (r *Reader) positionOf(block string) *sentText {
-	i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == block })
+// findOrAddSent returns the position up to which the Reader has returned the text of a block, as an entry of r.sent
+// that the caller may change. It adds an entry if there is none.
+func (r *Reader) findOrAddSent(block string) *sentPosition {
+	i := slices.IndexFunc(r.sent, func(g sentPosition) bool { return g.block == block })
 	if i < 0 {
-		r.sent = append(r.sent, sentText{block: block})
+		r.sent = append(r.sent, sentPosition{block: block})
 		i = len(r.sent) - 1
 	}
 	return &r.sent[i]
 }
 
-// pastText reads the text of one block from DELTAS, for a Reader whose position in the text is before what the feed
-// keeps.
-type pastText struct {
+// pastTextReader reads the beginning of the text of one open block from DELTAS, for a Reader that needs text which
+// the feed has dropped.
+type pastTextReader struct {
 	block  string
 	deltas *deltas.Reader
 }
 
-// readText returns frames with text of an open block that the feed no longer has, read from DELTAS. The caller must have reserved pageRoom bytes;
-// readText keeps as many as it returns.
-func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
+// readPastText returns frames with text of an open block that the feed no longer has, read from DELTAS. The caller
+// must have reserved pageReserveBytes; readPastText keeps as many bytes as it returns.
+func (r *Reader) readPastText(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	f.mu.Lock()
-	i := slices.IndexFunc(f.open, func(b *openText) bool { g := r.sentOf(b.block); return !g.lost && g.offset < b.base })
+	i := slices.IndexFunc(f.open, func(b *openText) bool { g := r.findSent(b.block); return !g.lost && g.offset < b.base })
 	if i < 0 || r.cursor != f.tip { // the block ended meanwhile, or an event came first
 		f.mu.Unlock()
-		r.held.Keep(0)
+		r.held.ReleaseBeyond(0)
 		return nil, nil
 	}
 	b, base, seq, position := *f.open[i], f.open[i].base, f.tip, f.position
 	f.mu.Unlock()
 	if r.past == nil || r.past.block != b.block {
-		r.past = &pastText{b.block, deltas.NewReader(f.hub.cfg.NATS, f.hub.cfg.Partitions, f.tenant, f.session, b.from)}
+		r.past = &pastTextReader{b.block, deltas.NewReader(f.hub.cfg.NATS, f.hub.cfg.Partitions, f.tenant, f.session, b.from)}
 	}
-	g := r.positionOf(b.block)
+	g := r.findOrAddSent(b.block)
 	var frames []Frame
 	size := 0
-	for size < maxBatch && g.offset < base {
-		text, err := r.nextPast(ctx, g)
+	for size < maxBatchBytes && g.offset < base {
+		text, err := r.nextPastText(ctx, g)
 		if err != nil {
 			return nil, err
 		}
@@ -378,8 +384,8 @@ func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
 			break
 		}
 		for len(text) > 0 {
-			n := textEnd(text)
-			frame, err := b.frameOf(text[:n], g.offset, f.session, seq, position)
+			n := frameTextLen(text)
+			frame, err := b.newFrame(text[:n], g.offset, f.session, seq, position)
 			if err != nil {
 				return frames, problem.From(err)
 			}
@@ -390,12 +396,13 @@ func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
 	if g.offset >= base || g.lost {
 		r.past = nil
 	}
-	r.held.Keep(int64(size))
+	r.held.ReleaseBeyond(int64(size))
 	return frames, nil
 }
 
-// nextPast returns the next text of the block of g, read from DELTAS. It sets g.lost and returns "" if DELTAS does not have that text.
-func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
+// nextPastText reads the next text of the block of g from DELTAS and returns it. If DELTAS does not have that text,
+// nextPastText sets g.lost and returns "".
+func (r *Reader) nextPastText(ctx context.Context, g *sentPosition) (string, error) {
 	from := r.past.deltas
 	if !from.Buffered() {
 		release, err := r.feed.hub.acquireTextRead(ctx)
@@ -422,15 +429,16 @@ func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
 	}
 }
 
-// readPage returns the next events, read from Postgres. The caller must have reserved pageRoom bytes; readPage keeps as many as it returns.
-func (r *Reader) readPage(ctx context.Context) ([]Frame, error) {
+// readPastEvents returns the next events, which the feed no longer has, read from Postgres. The caller must have
+// reserved pageReserveBytes; readPastEvents keeps as many bytes as it returns.
+func (r *Reader) readPastEvents(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	page, err := f.hub.cfg.Source.Events(ctx, f.tenant, f.session, reads.Query{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Bytes: maxBatch, Metadata: true})
+	page, err := f.hub.cfg.ReadModels.Events(ctx, f.tenant, f.session, reads.EventQuery{After: r.Cursor(), Limit: f.hub.cfg.PageEvents, Bytes: maxBatchBytes, Metadata: true})
 	if err != nil {
 		return nil, err
 	}
@@ -441,8 +449,8 @@ func (r *Reader) readPage(ctx context.Context) ([]Frame, error) {
 		frames = append(frames, frame)
 		size += int64(frame.Len(true))
 	}
-	r.held.Keep(size)
-	if err := r.held.Take(max(0, size-pageRoom)); err != nil {
+	r.held.ReleaseBeyond(size)
+	if err := r.held.Take(max(0, size-pageReserveBytes)); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
@@ -451,7 +459,7 @@ func (r *Reader) readPage(ctx context.Context) ([]Frame, error) {
 		r.cursor = frames[len(frames)-1].Seq
 	}
 	if r.cursor > f.tip {
-		f.reread("behind")
+		f.startReread("behind")
 	}
 	return frames, nil
 }
@@ -470,7 +478,7 @@ func (r *Reader) Close() {
 		r.feed.mu.Lock()
 		delete(r.feed.readers, r)
 		r.feed.mu.Unlock()
-		r.feed.hub.leave(r.feed)
+		r.feed.hub.releaseFeed(r.feed)
 		r.held.End()
 		r.feed.hub.cfg.Metrics.Readers(-1)
 	})

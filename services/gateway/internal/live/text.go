@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// maxText is the largest number of bytes of text in one frame for clients.
-	maxText = 64 << 10
+	// maxFrameText is the largest number of bytes of text in one frame for clients.
+	maxFrameText = 64 << 10
 	// frameOverhead is about the size in bytes of a frame's JSON without its text.
 	frameOverhead = 384
-	// keptText is the number of bytes at the end of an open block's text that a feed keeps. Readers read text before
+	// keptTextBytes is the number of bytes at the end of an open block's text that a feed keeps. Readers read text before
 	// that from DELTAS.
-	keptText = 1 << 20
+	keptTextBytes = 1 << 20
 )
 
 // openText is the text of one open block that a feed holds: from the offset base up to the first gap, and the deltas
@@ -43,13 +43,13 @@ type openText struct {
 	frameFrom, to int
 }
 
-// known returns the offset up to which the text is known.
-func (b *openText) known() int { return b.base + len(b.text) }
+// knownEnd returns the offset up to which the text of the block is known.
+func (b *openText) knownEnd() int { return b.base + len(b.text) }
 
-// add appends the part of a delta that b does not have yet. fresh reports whether there was such a part. If text before the delta is missing,
-// ok is false and b is unchanged.
-func (b *openText) add(d events.Delta) (fresh, ok bool) {
-	skip := b.known() - int(d.Offset)
+// addDelta appends the part of a delta that the text b does not have yet. fresh reports whether there was such a
+// part. If text before the delta is missing, ok is false and b is unchanged.
+func (b *openText) addDelta(d events.Delta) (fresh, ok bool) {
+	skip := b.knownEnd() - int(d.Offset)
 	if skip < 0 {
 		return false, false
 	}
@@ -60,15 +60,15 @@ func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	if d.Time.After(b.at) {
 		b.at = d.Time
 	}
-	if len(b.text) > 2*keptText {
-		b.trim()
+	if len(b.text) > 2*keptTextBytes {
+		b.trimBeginning()
 	}
 	return true, true
 }
 
-// trim drops the beginning of the text, so that about keptText bytes are left. The rest begins with a complete character.
-func (b *openText) trim() {
-	cut := len(b.text) - keptText
+// trimBeginning drops the beginning of the text, so that about keptTextBytes bytes are left. The rest begins with a complete character.
+func (b *openText) trimBeginning() {
+	cut := len(b.text) - keptTextBytes
 	for cut < len(b.text) && !utf8.RuneStart(b.text[cut]) {
 		cut++
 	}
@@ -76,29 +76,30 @@ func (b *openText) trim() {
 	b.lastFrame = Frame{}
 }
 
-// addLater appends the deltas of b.later that no gap precedes any more, and returns the number of bytes for which they were counted as waiting.
-func (b *openText) addLater() (released int) {
+// addLaterDeltas appends the deltas that waited for text before them and can be appended now. It returns the number
+// of bytes for which they were counted as waiting.
+func (b *openText) addLaterDeltas() (released int) {
 	for i := 0; i < len(b.later.list); {
 		d := b.later.list[i]
-		if int(d.Offset) > b.known() {
+		if int(d.Offset) > b.knownEnd() {
 			i++
 			continue
 		}
-		b.add(d)
-		released += b.later.remove(i)
+		b.addDelta(d)
+		released += b.later.removeDelta(i)
 		i = 0
 	}
 	return released
 }
 
-// frame returns a frame with the text from the offset from on, and the offset after it. The frame has at most maxText bytes of text and ends with
-// a complete character. from must be at least b.base.
-func (b *openText) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
-	to := from + textEnd(b.text[from-b.base:])
+// nextFrame returns a frame with the text of the block from the offset from on, and the offset after the frame. The
+// frame has at most maxFrameText bytes of text and ends with a complete character. from must be at least b.base.
+func (b *openText) nextFrame(from int, session string, seq uint32, position string) (Frame, int, error) {
+	to := from + frameTextLen(b.text[from-b.base:])
 	if b.lastFrame.JSON != nil && b.frameFrom == from && b.to == to && b.lastFrame.Seq == seq {
 		return b.lastFrame, to, nil
 	}
-	f, err := b.frameOf(string(b.text[from-b.base:to-b.base]), from, session, seq, position)
+	f, err := b.newFrame(string(b.text[from-b.base:to-b.base]), from, session, seq, position)
 	if err != nil {
 		return Frame{}, from, err
 	}
@@ -106,11 +107,12 @@ func (b *openText) frame(from int, session string, seq uint32, position string) 
 	return f, to, nil
 }
 
-// textEnd returns the length of the first part of a text that is sent in one frame.
-func textEnd[T string | []byte](text T) int {
+// frameTextLen returns how many of the first bytes of a text are sent in one frame: at most maxFrameText, up to the
+// end of a character.
+func frameTextLen[T string | []byte](text T) int {
 	to := len(text)
-	if to > maxText {
-		to = maxText
+	if to > maxFrameText {
+		to = maxFrameText
 		for to > 0 && !utf8.RuneStart(text[to]) {
 			to--
 		}
@@ -118,8 +120,8 @@ func textEnd[T string | []byte](text T) int {
 	return to
 }
 
-// frameOf returns the frame of a part of the text.
-func (b *openText) frameOf(text string, offset int, session string, seq uint32, position string) (Frame, error) {
+// newFrame returns a frame with a part of the block's text, which begins at the given offset.
+func (b *openText) newFrame(text string, offset int, session string, seq uint32, position string) (Frame, error) {
 	d := events.Delta{
 		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
 		Offset: uint32(offset), Text: text, Time: b.at,
@@ -142,14 +144,16 @@ type waitingText struct {
 // deltaOverhead is about the size in bytes of a delta in memory without its text.
 const deltaOverhead = 256
 
+// deltaSize returns the number of bytes that a delta takes in memory.
 func deltaSize(d events.Delta) int { return len(d.Text) + deltaOverhead }
 
-func (w *waitingText) add(d events.Delta, now time.Time) {
+// addDelta appends a delta that arrived at the time now.
+func (w *waitingText) addDelta(d events.Delta, now time.Time) {
 	w.list, w.bytes, w.at = append(w.list, d), w.bytes+deltaSize(d), now
 }
 
-// remove removes the delta at an index and returns its size.
-func (w *waitingText) remove(i int) int {
+// removeDelta removes the delta at index i and returns its size in memory.
+func (w *waitingText) removeDelta(i int) int {
 	n := deltaSize(w.list[i])
 	w.list = slices.Delete(w.list, i, i+1)
 	w.bytes -= n

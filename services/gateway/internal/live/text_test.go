@@ -69,11 +69,11 @@ func newWriter(t *testing.T, seed uint64) *writer {
 	return w
 }
 
-// Tip, Events, Visible, Tips and Progress implement live.Source.
-func (w *writer) Tip(context.Context, string, string) (reads.Tip, error) {
+// Tip, Events, CheckVisible, Tips and Progress implement live.ReadModels.
+func (w *writer) Tip(context.Context, string, string) (reads.SessionTip, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	tip := reads.Tip{Seq: uint32(len(w.stored)), Position: "0-1"}
+	tip := reads.SessionTip{Seq: uint32(len(w.stored)), Position: "0-1"}
 	for _, b := range w.blocks {
 		if !b.complete {
 			tip.Open = append(tip.Open, reads.OpenText{ID: b.id, From: b.start})
@@ -82,15 +82,15 @@ func (w *writer) Tip(context.Context, string, string) (reads.Tip, error) {
 	return tip, nil
 }
 
-func (w *writer) Events(_ context.Context, _, _ string, q reads.Query) (reads.Page, error) {
+func (w *writer) Events(_ context.Context, _, _ string, q reads.EventQuery) (reads.EventPage, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	list := w.stored[min(int(q.After), len(w.stored)):]
 	list = slices.Clone(list[:min(q.Limit, len(list))])
-	return reads.Page{Events: list, Tip: uint32(len(w.stored)), Next: q.After + uint32(len(list))}, nil
+	return reads.EventPage{Events: list, Tip: uint32(len(w.stored)), Next: q.After + uint32(len(list))}, nil
 }
 
-func (w *writer) Visible(context.Context, string, string, []string) error { return nil }
+func (w *writer) CheckVisible(context.Context, string, string, []string) error { return nil }
 
 func (w *writer) Tips(_ context.Context, _ string, sessions []string) (map[string]uint32, error) {
 	w.mu.Lock()
@@ -102,7 +102,7 @@ func (w *writer) Tips(_ context.Context, _ string, sessions []string) (map[strin
 	return out, nil
 }
 
-func (w *writer) Progress(context.Context) (map[int]reads.Progress, error) { return nil, nil }
+func (w *writer) Progress(context.Context) (map[int]reads.GroupProgress, error) { return nil, nil }
 
 // store adds an event to the read models.
 func (w *writer) store(data events.Payload) {
@@ -208,7 +208,7 @@ func (w *writer) publishEmpty() {
 // newHub runs a Hub on the writer's read models until the test ends.
 func (w *writer) newHub(checkEvery time.Duration) *live.Hub {
 	h := live.NewHub(live.Config{
-		Source: w, Partitions: textPartitions, NATS: w.nc, Logger: natstest.Logger(w.t), CheckEvery: checkEvery,
+		ReadModels: w, Partitions: textPartitions, NATS: w.nc, Logger: natstest.Logger(w.t), CheckEvery: checkEvery,
 		Admission: admission.New(admission.Limits{Bytes: 256 << 20, TenantBytes: 256 << 20}),
 	})
 	ctx, cancel := context.WithCancel(w.t.Context())

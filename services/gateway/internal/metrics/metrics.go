@@ -41,8 +41,9 @@ type Metrics struct {
 	Certificate *certificate.Collector
 }
 
-// New creates the metrics. If also is not nil, they are registered with also too.
-func New(also prometheus.Registerer) *Metrics {
+// New creates the metrics of a gateway and registers them with a registry of their own. If second is not nil, New
+// registers them with second too.
+func New(second prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
 	}
@@ -50,7 +51,7 @@ func New(also prometheus.Registerer) *Metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_gateway_" + name, Help: help})
 	}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), also: also,
+		registry: prometheus.NewRegistry(), also: second,
 		requests: counter("http_requests_total", "Answered HTTP requests.", "method", "route", "status"),
 		inFlight: gauge("http_requests_in_flight", "HTTP requests in progress, including SSE streams."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -98,17 +99,17 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Held sets the function that returns the bytes held by requests in progress.
-func (m *Metrics) Held(bytes func() int64) { m.held.Store(&bytes) }
+// SetHeldBytes sets the function that returns the number of bytes that requests in progress hold.
+func (m *Metrics) SetHeldBytes(bytes func() int64) { m.held.Store(&bytes) }
 
-// Begin counts an HTTP request that has begun; done must be called at its end.
-func (m *Metrics) Begin() (done func()) {
+// BeginRequest counts an HTTP request that has begun; done must be called at its end.
+func (m *Metrics) BeginRequest() (done func()) {
 	m.inFlight.Inc()
 	return m.inFlight.Dec
 }
 
-// Request counts an answered HTTP request. The duration of streams and of requests with wait is not recorded.
-func (m *Metrics) Request(method, route string, status int, took time.Duration, stream bool) {
+// CountRequest counts an answered HTTP request. The duration of streams and of requests with wait is not recorded.
+func (m *Metrics) CountRequest(method, route string, status int, took time.Duration, stream bool) {
 	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
 	if stream {
 		return
@@ -116,35 +117,35 @@ func (m *Metrics) Request(method, route string, status int, took time.Duration, 
 	m.seconds.WithLabelValues(method, route).Observe(took.Seconds())
 }
 
-// Call counts an answered gRPC call.
-func (m *Metrics) Call(method, code string) { m.calls.WithLabelValues(method, code).Inc() }
+// CountCall counts an answered gRPC call.
+func (m *Metrics) CountCall(method, code string) { m.calls.WithLabelValues(method, code).Inc() }
 
-// Command counts a command that the gateway sent, by type and outcome.
-func (m *Metrics) Command(t command.Type, outcome string) {
+// CountCommand counts a command that the gateway sent, by type and outcome.
+func (m *Metrics) CountCommand(t command.Type, outcome string) {
 	m.commands.WithLabelValues(string(t), outcome).Inc()
 }
 
-// Refused counts a request that was refused because it had no valid API key.
-func (m *Metrics) Refused() { m.refused.Inc() }
+// CountUnauthenticated counts a request that was refused because it had no valid API key.
+func (m *Metrics) CountUnauthenticated() { m.refused.Inc() }
 
-// Stream counts an open connection of a kind (ws, sse, grpc, watch), or a waiting request (wait); done must be called at its end.
-func (m *Metrics) Stream(kind string) (done func()) {
+// BeginStream counts an open connection of a kind (ws, sse, grpc, watch), or a waiting request (wait); done must be called at its end.
+func (m *Metrics) BeginStream(kind string) (done func()) {
 	g := m.streams.WithLabelValues(kind)
 	g.Inc()
 	return g.Dec
 }
 
-// Sent counts a frame that was sent on a stream of a kind, and its bytes.
-func (m *Metrics) Sent(kind string, bytes int) {
+// CountSent counts a frame that was sent on a stream of a kind, and its bytes.
+func (m *Metrics) CountSent(kind string, bytes int) {
 	m.frames.WithLabelValues(kind).Inc()
 	m.bytes.WithLabelValues(kind).Add(float64(bytes))
 }
 
-// Cut counts a stream that was ended with an error.
-func (m *Metrics) Cut(kind, code string) { m.cut.WithLabelValues(kind, code).Inc() }
+// CountCut counts a stream that was ended with an error.
+func (m *Metrics) CountCut(kind, code string) { m.cut.WithLabelValues(kind, code).Inc() }
 
-// Live returns the metrics of the hub.
-func (m *Metrics) Live() live.Metrics {
+// LiveMetrics returns the functions with which a live.Hub counts its feeds, Readers and reads.
+func (m *Metrics) LiveMetrics() live.Metrics {
 	return live.Metrics{
 		Feeds:   func(n int) { m.feeds.Add(float64(n)) },
 		Readers: func(n int) { m.readers.Add(float64(n)) },

@@ -48,8 +48,8 @@ func New(cfg Config) *Store {
 	return &Store{cfg: cfg}
 }
 
-// open opens the bucket on first use, so that a gateway starts while NATS is not available.
-func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
+// openBucket opens the bucket on first use, so that a gateway starts while NATS is not available.
+func (s *Store) openBucket(ctx context.Context) (*natsstore.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bucket != nil {
@@ -66,8 +66,8 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	return b, nil
 }
 
-// CheckRoom returns a *problem.Error if the NATS store has no room for more bytes; a negative number means an unknown
-// size.
+// CheckRoom returns a *problem.Error if the NATS store has no room for the given number of bytes; a negative number
+// means an unknown size.
 func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
 		return storeError(err)
@@ -75,6 +75,7 @@ func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	return nil
 }
 
+// storeError converts an error of the object store to a problem.
 func storeError(err error) error {
 	var reserved *storage.ReservedError
 	if errors.As(err, &reserved) {
@@ -88,7 +89,7 @@ func storeError(err error) error {
 func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SmallTimeout)
 	defer cancel()
-	b, err := s.open(ctx)
+	b, err := s.openBucket(ctx)
 	if err != nil {
 		return err
 	}
@@ -98,8 +99,8 @@ func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// Stored describes the content of an object that Store.Stream has stored.
-type Stored struct {
+// StoredObject describes the content of an object that PutStream has stored.
+type StoredObject struct {
 	Size   uint64 // bytes
 	SHA256 string // hex
 }
@@ -108,26 +109,26 @@ type Stored struct {
 // object's name, and no event refers to it.
 var ErrTooLarge = errors.New("the content is over the limit")
 
-// Stream stores at most limit bytes of r under a new name. take is called before bytes are stored; its error ends the
+// PutStream stores at most limit bytes of r under a new name. take is called before bytes are stored; its error ends the
 // upload. Errors of r and take are wrapped; any other error is a *problem.Error. The bytes before an error may stay
 // stored, until the janitor removes them. They keep their name even if the client disconnects, because content
 // without a name cannot be assigned to a session.
-func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int64, take func(context.Context, int64) error) (Stored, error) {
-	b, err := s.open(ctx)
+func (s *Store) PutStream(ctx context.Context, name string, r io.Reader, limit int64, take func(context.Context, int64) error) (StoredObject, error) {
+	b, err := s.openBucket(ctx)
 	if err != nil {
-		return Stored{}, err
+		return StoredObject{}, err
 	}
 	in := &uploadReader{ctx: ctx, from: r, left: limit, take: take, sum: sha256.New()}
 	err = b.Put(context.WithoutCancel(ctx), name, in)
 	switch {
 	case in.err != nil:
-		return Stored{}, in.err
+		return StoredObject{}, in.err
 	case err != nil && ctx.Err() != nil:
-		return Stored{}, problem.From(ctx.Err())
+		return StoredObject{}, problem.From(ctx.Err())
 	case err != nil:
-		return Stored{}, storeError(err)
+		return StoredObject{}, storeError(err)
 	}
-	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
+	return StoredObject{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
 }
 
 // uploadReader counts and hashes the bytes that are read. On an error it reports the end of the content instead: otherwise
@@ -172,7 +173,7 @@ func (i *uploadReader) Read(p []byte) (n int, err error) {
 
 // Get opens an object, for a workspace.Manifest. It returns workspace.ErrNotFound if there is none.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	b, err := s.open(ctx)
+	b, err := s.openBucket(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -181,15 +182,16 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 
 // Has reports whether an object exists.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
-	b, err := s.open(ctx)
+	b, err := s.openBucket(ctx)
 	if err != nil {
 		return false, err
 	}
 	return b.Has(ctx, name)
 }
 
-// Removed returns a function that reports whether the object no longer exists. Its error is a *problem.Error.
-func (s *Store) Removed(name string) func(context.Context) (bool, error) {
+// RemovedFunc returns a function that reports whether the object with a name no longer exists. The error of that
+// function is a *problem.Error.
+func (s *Store) RemovedFunc(name string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		has, err := s.Has(ctx, name)
 		if err != nil {
@@ -199,9 +201,9 @@ func (s *Store) Removed(name string) func(context.Context) (bool, error) {
 	}
 }
 
-// Put stores an object.
+// Put stores an object under a name, with the content that r returns.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
-	b, err := s.open(ctx)
+	b, err := s.openBucket(ctx)
 	if err != nil {
 		return err
 	}

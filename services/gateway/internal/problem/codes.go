@@ -11,7 +11,7 @@ import (
 // Code is a stable error code. It is the same for REST, SSE, WebSocket and gRPC.
 type Code string
 
-// The codes. Table documents them.
+// The codes. AllCodes documents them.
 const (
 	InvalidRequest      Code = "INVALID_REQUEST"
 	Unauthenticated     Code = "UNAUTHENTICATED"
@@ -88,8 +88,8 @@ const (
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
 )
 
-// Entry describes one error code, as a row of docs/errors.md.
-type Entry struct {
+// CodeEntry describes one error code, as a row of docs/errors.md.
+type CodeEntry struct {
 	Code   Code
 	Status int        // HTTP status; 0 for a code that only streams use
 	GRPC   codes.Code // gRPC status code
@@ -98,9 +98,9 @@ type Entry struct {
 	Field  string     // the invalid field, if it is always the same
 }
 
-// Table returns all codes, in the order of docs/errors.md.
-func Table() []Entry {
-	return []Entry{
+// AllCodes returns the rows of all error codes, in the order of docs/errors.md.
+func AllCodes() []CodeEntry {
+	return []CodeEntry{
 		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names the invalid field and `detail` the reason. Correct the request; repeating it fails again.", ""},
 		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in the header `Authorization: Bearer spool_sk_…`. Requests without a key, or with a wrong, revoked or expired key, are refused. A key is revoked with the key that made it. A stream ends with this code when its key is revoked or expires.", ""},
 		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid but not allowed to do this: `detail` names the required role, or the agents that the key is limited to. For a file with `live=1`: the mode of the file, or of a folder above it, does not let the sandbox's user read it.", ""},
@@ -177,17 +177,17 @@ func Table() []Entry {
 	}
 }
 
-// byCode maps codes to their rows; it is never changed.
-var byCode = func() map[Code]Entry {
-	m := map[Code]Entry{}
-	for _, e := range Table() {
+// entriesByCode maps each error code to its row of docs/errors.md; it is never changed.
+var entriesByCode = func() map[Code]CodeEntry {
+	m := map[Code]CodeEntry{}
+	for _, e := range AllCodes() {
 		m[e.Code] = e
 	}
 	return m
 }()
 
-// Lookup returns the row of a code.
-func Lookup(c Code) (Entry, bool) {
-	e, ok := byCode[c]
+// LookupCode returns the row of docs/errors.md for a code; ok is false for an unknown code.
+func LookupCode(c Code) (CodeEntry, bool) {
+	e, ok := entriesByCode[c]
 	return e, ok
 }

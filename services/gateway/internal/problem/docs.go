@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Markdown returns the content of docs/errors.md.
-func Markdown() string {
+// ErrorsMarkdown returns the content of docs/errors.md.
+func ErrorsMarkdown() string {
 	var s strings.Builder
 	s.WriteString(`<!-- Generated from services/gateway/internal/problem by ` + "`make generate`" + `; do not edit. -->
 # Errors
@@ -18,7 +18,7 @@ Over HTTP an error is ` + "`application/problem+json`" + `: ` + "`{type, title, 
 | code | HTTP | gRPC | title | what it means and what to do |
 | --- | --- | --- | --- | --- |
 `)
-	for _, e := range Table() {
+	for _, e := range AllCodes() {
 		http := "–"
 		if e.Status != 0 {
 			http = fmt.Sprint(e.Status)

@@ -19,13 +19,13 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// Domain is the domain of the ErrorInfo in gRPC statuses.
-const Domain = "spool"
+// ErrorDomain is the domain of the ErrorInfo in gRPC statuses.
+const ErrorDomain = "spool"
 
 // defaultRetryAfter is the Retry-After of errors that a retry may resolve.
 const defaultRetryAfter = 2 * time.Second
 
-// Error is a refused request, with a code of the table.
+// Error is the reason why a request was refused or failed, with a code of docs/errors.md.
 type Error struct {
 	Code           Code
 	Field          string        // the invalid field, by its name in the request; "" for none
@@ -39,7 +39,7 @@ type Error struct {
 // New returns an error with a code. An empty field and the Retry-After are set to the defaults of the code.
 func New(code Code, field, detail string) *Error {
 	e := &Error{Code: code, Field: field, Detail: detail}
-	if entry := byCode[code]; e.Field == "" {
+	if entry := entriesByCode[code]; e.Field == "" {
 		e.Field = entry.Field
 	}
 	switch code {
@@ -49,7 +49,7 @@ func New(code Code, field, detail string) *Error {
 	return e
 }
 
-// StorageIsFull returns the error for a request that needs room while only the reserve of the store is left.
+// StorageIsFull returns the error for a request that stores data while only the reserve of the NATS store is left.
 func StorageIsFull() *Error {
 	return New(StorageFull, "", "only the reserve of the NATS store is left: delete sessions, or ask the operator to raise the limit, and try again")
 }
@@ -107,14 +107,14 @@ func From(err error) *Error {
 
 // Status returns the HTTP status.
 func (e *Error) Status() int {
-	if s := byCode[e.Code].Status; s != 0 {
+	if s := entriesByCode[e.Code].Status; s != 0 {
 		return s
 	}
 	return http.StatusInternalServerError
 }
 
-// body is the JSON form of an Error, with the content type application/problem+json (RFC 9457).
-type body struct {
+// problemBody is the JSON form of an Error, with the content type application/problem+json (RFC 9457).
+type problemBody struct {
 	Type           string  `json:"type"`
 	Title          string  `json:"title"`
 	Status         int     `json:"status"`
@@ -127,8 +127,8 @@ type body struct {
 
 // JSON returns the problem+json body.
 func (e *Error) JSON() []byte {
-	b, err := json.Marshal(body{
-		Type: "urn:spool:error:" + string(e.Code), Title: byCode[e.Code].Title, Status: e.Status(),
+	b, err := json.Marshal(problemBody{
+		Type: "urn:spool:error:" + string(e.Code), Title: entriesByCode[e.Code].Title, Status: e.Status(),
 		Detail: e.Detail, Code: e.Code, Field: e.Field, Tip: e.Tip, IdempotencyKey: e.IdempotencyKey,
 	})
 	if err != nil { // strings and numbers always encode
@@ -137,7 +137,7 @@ func (e *Error) JSON() []byte {
 	return b
 }
 
-// Write writes the error as the response to an HTTP request.
+// Write writes the error as problem+json, as the response to an HTTP request.
 func (e *Error) Write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
@@ -154,7 +154,7 @@ func (e *Error) Write(w http.ResponseWriter) {
 
 // GRPCStatus returns the gRPC status. Its ErrorInfo has the code as reason and the field, tip and key as metadata.
 func (e *Error) GRPCStatus() *status.Status {
-	info := &errdetails.ErrorInfo{Reason: string(e.Code), Domain: Domain, Metadata: map[string]string{}}
+	info := &errdetails.ErrorInfo{Reason: string(e.Code), Domain: ErrorDomain, Metadata: map[string]string{}}
 	if e.Field != "" {
 		info.Metadata["field"] = e.Field
 	}
@@ -164,7 +164,7 @@ func (e *Error) GRPCStatus() *status.Status {
 	if e.IdempotencyKey != "" {
 		info.Metadata["idempotencyKey"] = e.IdempotencyKey
 	}
-	s := status.New(byCode[e.Code].GRPC, e.Detail)
+	s := status.New(entriesByCode[e.Code].GRPC, e.Detail)
 	with, err := s.WithDetails(info)
 	if err == nil && e.RetryAfter > 0 {
 		with, err = with.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)})

@@ -12,82 +12,85 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// The largest numbers of elements of a status that is sent. While a status is folded, each list also has up to MaxOpen open
+// The largest numbers of elements of a status that is sent. While a status is folded, each list also has up to MaxOpenElements open
 // elements, so that the end of an element finds it.
 const (
-	MaxMessages  = 12
-	MaxCalls     = 20
-	MaxSubagents = 20
-	maxApprovals = 20
-	MaxOpen      = 256
-	maxTodos     = 50
+	MaxMessages     = 12
+	MaxCalls        = 20
+	MaxSubagents    = 20
+	maxApprovals    = 20
+	MaxOpenElements = 256
+	maxTodos        = 50
 )
 
 // The largest sizes of texts in bytes.
 const (
-	maxMessage = 1024
-	maxTodo    = 160
-	maxName    = 128
-	maxText    = 2048
-	MaxResult  = 4096
+	maxMessageBytes = 1024
+	maxTodoBytes    = 160
+	maxNameBytes    = 128
+	maxTextBytes    = 2048
+	MaxResultBytes  = 4096
 )
 
-// limit removes the oldest elements of lists that are too long to be folded further.
-func limit(s *spoolv1.ExecutionStatus) {
-	s.Messages = limited(s.Messages, MaxMessages, MaxOpen, messageIsOpen)
-	s.ToolCalls = limited(s.ToolCalls, MaxCalls, MaxOpen, callIsOpen)
-	s.Subagents = limited(s.Subagents, MaxSubagents, MaxOpen, subagentIsOpen)
+// trimForFolding removes the oldest elements of the lists of a status that are longer than is needed to fold further
+// events.
+func trimForFolding(s *spoolv1.ExecutionStatus) {
+	s.Messages = keepNewest(s.Messages, MaxMessages, MaxOpenElements, messageIsOpen)
+	s.ToolCalls = keepNewest(s.ToolCalls, MaxCalls, MaxOpenElements, callIsOpen)
+	s.Subagents = keepNewest(s.Subagents, MaxSubagents, MaxOpenElements, subagentIsOpen)
 }
 
-// limited returns list with its newest elements: up to ended that are not open, and up to opened that are.
-func limited[T any](list []T, ended, opened int, open func(T) bool) []T {
-	if len(list) <= min(ended, opened) {
+// keepNewest returns list with its newest elements: up to maxEnded for which isOpen returns false, and up to maxOpen
+// for which it returns true.
+func keepNewest[T any](list []T, maxEnded, maxOpen int, isOpen func(T) bool) []T {
+	if len(list) <= min(maxEnded, maxOpen) {
 		return list
 	}
-	excess := map[bool]int{false: -ended, true: -opened}
+	excess := map[bool]int{false: -maxEnded, true: -maxOpen}
 	for _, x := range list {
-		excess[open(x)]++
+		excess[isOpen(x)]++
 	}
 	return slices.DeleteFunc(list, func(x T) bool {
-		excess[open(x)]--
-		return excess[open(x)] >= 0
+		excess[isOpen(x)]--
+		return excess[isOpen(x)] >= 0
 	})
 }
 
-// Trim removes the elements of a status that are not sent.
-func Trim(s *spoolv1.ExecutionStatus) {
-	s.Messages = trimmed(s.Messages, MaxMessages, messageIsOpen)
-	s.ToolCalls = trimmed(s.ToolCalls, MaxCalls, callIsOpen)
-	s.Subagents = trimmed(s.Subagents, MaxSubagents, subagentIsOpen)
+// TrimForSending removes the elements of a status that exceed the limits of a status for clients.
+func TrimForSending(s *spoolv1.ExecutionStatus) {
+	s.Messages = keepOpenFirst(s.Messages, MaxMessages, messageIsOpen)
+	s.ToolCalls = keepOpenFirst(s.ToolCalls, MaxCalls, callIsOpen)
+	s.Subagents = keepOpenFirst(s.Subagents, MaxSubagents, subagentIsOpen)
 	s.PendingApprovals = s.PendingApprovals[:min(len(s.PendingApprovals), maxApprovals)]
 }
 
-// trimmed returns list with up to limit elements: open ones before others, and newer ones before older ones.
-func trimmed[T any](list []T, limit int, open func(T) bool) []T {
+// keepOpenFirst returns list with up to limit elements. It keeps elements for which isOpen returns true before
+// others, and newer ones before older ones.
+func keepOpenFirst[T any](list []T, limit int, isOpen func(T) bool) []T {
 	opened := 0
 	for _, x := range list {
-		if open(x) {
+		if isOpen(x) {
 			opened++
 		}
 	}
-	return limited(list, max(0, limit-opened), limit, open)
+	return keepNewest(list, max(0, limit-opened), limit, isOpen)
 }
 
-// Name returns the beginning of a name or a code.
-func Name(s string) string { return truncate.Valid(s, maxName) }
+// TruncateName returns the first maxNameBytes bytes of a name or a code.
+func TruncateName(s string) string { return truncate.Valid(s, maxNameBytes) }
 
-// Text returns the beginning of an error message.
-func Text(s string) string { return truncate.Valid(s, maxText) }
+// TruncateText returns the first maxTextBytes bytes of an error message.
+func TruncateText(s string) string { return truncate.Valid(s, maxTextBytes) }
 
-// optional returns nil for an empty string.
-func optional(s string) *string {
+// nilIfEmpty returns a pointer to s, or nil if s is empty.
+func nilIfEmpty(s string) *string {
 	if s == "" {
 		return nil
 	}
 	return &s
 }
 
-// NewMessage returns the status of a user_message or assistant_text.
+// NewMessage returns the status of a message, from a block of kind user_message or assistant_text.
 func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	m := &spoolv1.MessageStatus{
 		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.Time(b.Time),
@@ -96,14 +99,14 @@ func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	for i := 0; text == "" && i < len(b.Parts); i++ {
 		text = b.Parts[i].Text
 	}
-	m.Text, m.Cut = cut(text, maxMessage)
+	m.Text, m.Cut = firstBytes(text, maxMessageBytes)
 	return m
 }
 
 // NewApproval returns the status of an open approval request.
 func NewApproval(d events.ApprovalRequested, at time.Time) *spoolv1.PendingApproval {
 	return &spoolv1.PendingApproval{
-		ApprovalId: readmodel.Key(d.ApprovalID), Kind: Name(string(d.Kind)), ToolName: Name(d.ToolName), Title: Name(d.Title), RequestedAt: stored(at),
+		ApprovalId: readmodel.Key(d.ApprovalID), Kind: TruncateName(string(d.Kind)), ToolName: TruncateName(d.ToolName), Title: TruncateName(d.Title), RequestedAt: storedTime(at),
 	}
 }
 
@@ -112,20 +115,21 @@ func SetResult(s *spoolv1.ExecutionStatus, result string) {
 	if result == "" {
 		return
 	}
-	text, short := cut(result, MaxResult)
+	text, short := firstBytes(result, MaxResultBytes)
 	s.Result, s.ResultCut = &text, short
 }
 
-// cut returns the first limit bytes of a text, and whether the text is longer. The result does not keep the text in memory.
-func cut(text string, limit int) (_ string, short bool) {
+// firstBytes returns the first limit bytes of a text, and whether the text is longer. The result does not keep the
+// whole text in memory.
+func firstBytes(text string, limit int) (_ string, short bool) {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	return strings.Clone(truncate.Prefix(text, limit)), len(text) > limit
 }
 
-// SetTodos sets the todo list.
+// SetTodos sets the todo list of an execution's status.
 func SetTodos(s *spoolv1.ExecutionStatus, items []events.TodoItem) {
 	s.Todos, s.TodoCount = nil, uint32(len(items)) //nolint:gosec // a commit is smaller than 1 MB
 	for _, t := range items[:min(len(items), maxTodos)] {
-		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.Valid(t.Content, maxTodo), Status: truncate.Valid(t.Status, maxName/4)})
+		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.Valid(t.Content, maxTodoBytes), Status: truncate.Valid(t.Status, maxNameBytes/4)})
 	}
 }

@@ -1,4 +1,4 @@
-// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After Trim a status has at most
+// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After TrimForSending a status has at most
 // 64 KiB, however many events the execution has.
 package progress
 
@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// phaseWaiting is the phase of a running execution with open approval requests.
-const phaseWaiting = "waiting_for_approval"
+// phaseWaitingForApproval is the phase of a running execution with open approval requests.
+const phaseWaitingForApproval = "waiting_for_approval"
 
 // The phases of an execution that has ended.
 const (
@@ -32,7 +32,7 @@ const (
 	subagentFailed    = "failed"
 )
 
-// New returns the status of an execution without events.
+// New returns the status of an execution that has no events yet.
 func New(session, execution string) *spoolv1.ExecutionStatus {
 	return &spoolv1.ExecutionStatus{
 		SessionId: session, ExecutionId: execution, Phase: history.PhaseQueued,
@@ -41,21 +41,21 @@ func New(session, execution string) *spoolv1.ExecutionStatus {
 	}
 }
 
-// HasEnded reports whether a phase is the last one of an execution.
-func HasEnded(phase string) bool {
+// IsFinalPhase reports whether a phase is one in which an execution ends: completed, failed or cancelled.
+func IsFinalPhase(phase string) bool {
 	return phase == phaseCompleted || phase == phaseFailed || phase == phaseCancelled
 }
 
 // Apply changes s, the status of an execution after the session's previous event, to its status after the event e with the
 // given seq. s must be a result of New or of the read models. It may have more open elements than a status that is sent; see
-// Trim. Events after the end of the execution change only seq.
+// TrimForSending. Events after the end of the execution change only seq.
 func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	s.Seq = seq
 	belongs := e.ExecutionID == s.ExecutionId
 	if s.Final || !belongs && s.DispatchedAt == nil {
 		return
 	}
-	at := stored(e.Time)
+	at := storedTime(e.Time)
 	s.UpdatedAt = at
 	if !belongs {
 		return
@@ -83,19 +83,19 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	case events.ExecutionResumed:
 		setRunning(s)
 	case events.ApprovalRequested:
-		openApproval(s, d, e)
+		addApproval(s, d, e)
 	case events.ApprovalDecided:
 		if i := indexApproval(s, d.ApprovalID); i >= 0 {
 			s.PendingApprovals[i].Decided = true
 		}
 	case events.ApprovalResolved:
-		closeApproval(s, d.ApprovalID)
+		removeApproval(s, d.ApprovalID)
 	case events.ApprovalRetracted:
-		closeApproval(s, d.ApprovalID)
+		removeApproval(s, d.ApprovalID)
 	case events.MetadataUpdate:
-		s.Usage, s.CostUsd, s.Model = usage(d.Usage), d.CostUSD, optional(Name(d.Model))
+		s.Usage, s.CostUsd, s.Model = usageMessage(d.Usage), d.CostUSD, nilIfEmpty(TruncateName(d.Model))
 	case events.ModelCalled:
-		addMetered(s.Metered, d)
+		addMeteredUsage(s.Metered, d)
 	case events.SandboxUsage:
 		s.SandboxMs += float64(d.DurationMs)
 		s.SandboxCostUsd += d.CostUSD
@@ -120,35 +120,38 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 		endSubagent(s, d, e)
 	default:
 		if events.Terminal(e.Type()) {
-			end(s, e)
+			endExecution(s, e)
 		}
 	}
-	limit(s)
+	trimForFolding(s)
 }
 
-// stored returns a time as the columns of the read models have it: in microseconds.
-func stored(t time.Time) *timestamppb.Timestamp { return wirejson.Time(t.Truncate(time.Microsecond)) }
+// storedTime converts a time to a message with the precision of the read models, which is microseconds.
+func storedTime(t time.Time) *timestamppb.Timestamp {
+	return wirejson.Time(t.Truncate(time.Microsecond))
+}
 
-// end ends the execution, its open calls and its running sub-agents.
-func end(s *spoolv1.ExecutionStatus, e events.Event) {
-	at := stored(e.Time)
+// endExecution applies the event that ends an execution: it ends the status, its open calls and its running
+// sub-agents.
+func endExecution(s *spoolv1.ExecutionStatus, e events.Event) {
+	at := storedTime(e.Time)
 	s.Final, s.EndedAt = true, at
 	s.PendingApprovals, s.PendingApprovalCount = nil, 0
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		s.Phase, s.DurationMs, s.Usage = phaseCompleted, d.DurationMs, usage(d.Usage)
+		s.Phase, s.DurationMs, s.Usage = phaseCompleted, d.DurationMs, usageMessage(d.Usage)
 		if d.CostUSD != 0 {
 			s.CostUsd = d.CostUSD
 		}
 		SetResult(s, d.Result)
 	case events.ExecutionFailed:
-		s.Phase, s.DurationMs, s.Usage = phaseFailed, d.DurationMs, usage(d.Usage)
-		s.Code, s.Message = optional(Name(d.Code)), optional(Text(d.Message))
+		s.Phase, s.DurationMs, s.Usage = phaseFailed, d.DurationMs, usageMessage(d.Usage)
+		s.Code, s.Message = nilIfEmpty(TruncateName(d.Code)), nilIfEmpty(TruncateText(d.Message))
 	case events.ExecutionCancelled:
-		s.Phase, s.DurationMs, s.Usage = phaseCancelled, d.DurationMs, usage(d.Usage)
-		s.Reason = optional(Name(d.Reason))
+		s.Phase, s.DurationMs, s.Usage = phaseCancelled, d.DurationMs, usageMessage(d.Usage)
+		s.Reason = nilIfEmpty(TruncateName(d.Reason))
 	case events.ExecutionWithdrawn:
-		s.Phase, s.Reason = phaseCancelled, optional(Name(d.Reason))
+		s.Phase, s.Reason = phaseCancelled, nilIfEmpty(TruncateName(d.Reason))
 	default: // the data could not be decoded
 		s.Phase = phaseFailed
 	}
@@ -172,13 +175,13 @@ func end(s *spoolv1.ExecutionStatus, e events.Event) {
 func setRunning(s *spoolv1.ExecutionStatus) {
 	s.Phase = history.PhaseRunning
 	if s.PendingApprovalCount > 0 {
-		s.Phase = phaseWaiting
+		s.Phase = phaseWaitingForApproval
 	}
 }
 
-// openApproval adds an approval request, unless it is known.
-func openApproval(s *spoolv1.ExecutionStatus, d events.ApprovalRequested, e events.Event) {
-	if indexApproval(s, d.ApprovalID) >= 0 || len(s.PendingApprovals) == MaxOpen {
+// addApproval adds an approval request to the pending ones of a status, unless the status has it already.
+func addApproval(s *spoolv1.ExecutionStatus, d events.ApprovalRequested, e events.Event) {
+	if indexApproval(s, d.ApprovalID) >= 0 || len(s.PendingApprovals) == MaxOpenElements {
 		return
 	}
 	s.PendingApprovals = append(s.PendingApprovals, NewApproval(d, e.Time))
@@ -188,35 +191,37 @@ func openApproval(s *spoolv1.ExecutionStatus, d events.ApprovalRequested, e even
 	}
 }
 
-// closeApproval removes an open approval request.
-func closeApproval(s *spoolv1.ExecutionStatus, id string) {
+// removeApproval removes an approval request from the pending ones of a status.
+func removeApproval(s *spoolv1.ExecutionStatus, id string) {
 	i := indexApproval(s, id)
 	if i < 0 {
 		return
 	}
 	s.PendingApprovals = slices.Delete(s.PendingApprovals, i, i+1)
 	s.PendingApprovalCount--
-	if s.Phase == phaseWaiting {
+	if s.Phase == phaseWaitingForApproval {
 		setRunning(s)
 	}
 }
 
+// indexApproval returns the index of a pending approval request, or -1.
 func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
 	id = readmodel.Key(id)
 	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
 }
 
-// applyBlock applies a block of a block_start or block_complete. unset is the status of a block that has none.
-func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, unset events.BlockStatus, e events.Event) {
+// applyBlock applies the block of a block_start or block_complete to a status. A block without a status gets
+// defaultStatus.
+func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, defaultStatus events.BlockStatus, e events.Event) {
 	if e.ConversationID != "" {
 		b.ConversationID = e.ConversationID
 	}
 	if b.Time.IsZero() {
 		b.Time = e.Time
 	}
-	whole := unset == events.StatusComplete || b.Status != events.StatusPending
+	whole := defaultStatus == events.StatusComplete || b.Status != events.StatusPending
 	if b.Status == "" {
-		b.Status = unset
+		b.Status = defaultStatus
 	}
 	switch b.Kind {
 	case events.KindUserMessage, events.KindAssistantText:
@@ -236,7 +241,7 @@ func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, unset events.BlockSt
 	}
 }
 
-// addMessage adds a message, or replaces it if it is pending.
+// addMessage adds a message to a status, or replaces the message if the status has it as pending.
 func addMessage(s *spoolv1.ExecutionStatus, b events.Block) {
 	m := NewMessage(b)
 	i := slices.IndexFunc(s.Messages, func(known *spoolv1.MessageStatus) bool { return known.BlockId == m.BlockId })
@@ -261,29 +266,29 @@ func applyTodos(s *spoolv1.ExecutionStatus, conversation string, items []events.
 	}
 }
 
-// beginCall adds the tool call id, unless it is known.
+// beginCall adds the tool call with an id to a status, unless the status has it already.
 func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
 	id = readmodel.Key(id)
 	if i := indexCall(s, id); i >= 0 {
 		if s.ToolCalls[i].ToolName == "" {
-			s.ToolCalls[i].ToolName = Name(tool)
+			s.ToolCalls[i].ToolName = TruncateName(tool)
 		}
 		return
 	}
 	s.ToolCallCounts.Pending++
 	s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
-		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: stored(e.Time),
+		ToolUseId: id, ToolName: TruncateName(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: storedTime(e.Time),
 	})
 }
 
-// endCall ends the tool call of a complete tool_result.
+// endCall ends the tool call to which a complete tool_result belongs.
 func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
 	i := indexCall(s, readmodel.Key(result.ToolUseID))
 	if i < 0 || !callIsOpen(s.ToolCalls[i]) {
 		return
 	}
 	c := s.ToolCalls[i]
-	c.Status, c.EndedAt, c.DurationMs = string(events.StatusComplete), stored(at), result.DurationMs
+	c.Status, c.EndedAt, c.DurationMs = string(events.StatusComplete), storedTime(at), result.DurationMs
 	s.ToolCallCounts.Pending--
 	if result.IsError || result.Status == events.StatusError {
 		c.Status = string(events.StatusError)
@@ -293,11 +298,12 @@ func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
 	s.ToolCallCounts.Complete++
 }
 
+// indexCall returns the index of a tool call, or -1.
 func indexCall(s *spoolv1.ExecutionStatus, id string) int {
 	return slices.IndexFunc(s.ToolCalls, func(c *spoolv1.ToolCallStatus) bool { return c.ToolUseId == id })
 }
 
-// beginSubagent adds a sub-agent, unless it is known.
+// beginSubagent adds a sub-agent to a status, unless the status has it already.
 func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e events.Event) {
 	conversation := readmodel.Key(d.Conversation)
 	if conversation == "" || indexSubagent(s, conversation) >= 0 {
@@ -305,18 +311,18 @@ func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e event
 	}
 	s.SubagentCounts.Running++
 	s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
-		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
+		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: TruncateName(d.Name), Status: subagentRunning, StartedAt: storedTime(e.Time),
 	})
 }
 
-// endSubagent ends a running sub-agent.
+// endSubagent ends a running sub-agent of a status.
 func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e events.Event) {
 	i := indexSubagent(s, readmodel.Key(d.Conversation))
 	if i < 0 || !subagentIsOpen(s.Subagents[i]) {
 		return
 	}
 	a := s.Subagents[i]
-	a.Status, a.EndedAt, a.DurationMs = subagentCompleted, stored(e.Time), d.DurationMs
+	a.Status, a.EndedAt, a.DurationMs = subagentCompleted, storedTime(e.Time), d.DurationMs
 	s.SubagentCounts.Running--
 	if d.IsError {
 		a.Status = subagentFailed
@@ -326,6 +332,7 @@ func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e event
 	s.SubagentCounts.Completed++
 }
 
+// indexSubagent returns the index of the sub-agent with a conversation, or -1.
 func indexSubagent(s *spoolv1.ExecutionStatus, conversation string) int {
 	return slices.IndexFunc(s.Subagents, func(a *spoolv1.SubagentStatus) bool { return a.ConversationId == conversation })
 }
@@ -333,12 +340,14 @@ func indexSubagent(s *spoolv1.ExecutionStatus, conversation string) int {
 func messageIsOpen(m *spoolv1.MessageStatus) bool   { return m.Status == string(events.StatusPending) }
 func callIsOpen(c *spoolv1.ToolCallStatus) bool     { return c.Status == string(events.StatusPending) }
 func subagentIsOpen(a *spoolv1.SubagentStatus) bool { return a.Status == subagentRunning }
-func usage(u events.Usage) *spoolv1.Usage {
+
+// usageMessage converts the usage of an execution to an API message.
+func usageMessage(u events.Usage) *spoolv1.Usage {
 	return &spoolv1.Usage{InputTokens: u.InputTokens, OutputTokens: u.OutputTokens, CacheReadTokens: u.CacheReadTokens, CacheWriteTokens: u.CacheWriteTokens}
 }
 
-// addMetered adds a model request.
-func addMetered(t *spoolv1.UsageTotal, d events.ModelCalled) {
+// addMeteredUsage adds the usage of a model request, as the egress proxy metered it, to a sum.
+func addMeteredUsage(t *spoolv1.UsageTotal, d events.ModelCalled) {
 	t.Requests++
 	if !d.Answered() {
 		t.Failed++

@@ -55,7 +55,7 @@ func TestApply(t *testing.T) {
 	t.Parallel()
 	accepted := events.MessageAccepted{BlockID: "blk_m", Content: "do it"}
 	ofOther := func(d events.Payload) events.Event { return events.Event{ExecutionID: other, Data: d} }
-	long := strings.Repeat("x", progress.MaxResult)
+	long := strings.Repeat("x", progress.MaxResultBytes)
 	for name, c := range map[string]struct {
 		events []events.Event
 		want   string
@@ -239,7 +239,7 @@ func TestApply_LimitsLists(t *testing.T) {
 	check := func(first, last string, pending, ended uint32) {
 		t.Helper()
 		s := fold(of(list...))
-		progress.Trim(s)
+		progress.TrimForSending(s)
 		if l := s.ToolCalls; len(l) != progress.MaxCalls || l[0].ToolUseId != "call"+first || l[len(l)-1].ToolUseId != "call"+last {
 			t.Errorf("the tool calls are %v", l)
 		}
@@ -263,13 +263,13 @@ func TestApply_LimitsLists(t *testing.T) {
 // TestApply_HoldsFewOpenElements tests that elements that never end do not fill the memory, and are counted at the end.
 func TestApply_HoldsFewOpenElements(t *testing.T) {
 	t.Parallel()
-	const n = 2 * progress.MaxOpen
+	const n = 2 * progress.MaxOpenElements
 	var list []events.Payload
 	for i := range n {
 		list = append(list, start(events.Block{ID: fmt.Sprint("call", i), Kind: events.KindToolUse}), events.SubagentSpawned{Conversation: fmt.Sprint("sub", i)},
 			start(events.Block{ID: fmt.Sprint("text", i), Kind: events.KindAssistantText}))
 	}
-	if s := fold(of(list...)); len(s.ToolCalls) != progress.MaxOpen || len(s.Subagents) != progress.MaxOpen || len(s.Messages) != progress.MaxOpen {
+	if s := fold(of(list...)); len(s.ToolCalls) != progress.MaxOpenElements || len(s.Subagents) != progress.MaxOpenElements || len(s.Messages) != progress.MaxOpenElements {
 		t.Errorf("the status holds %d calls, %d sub-agents and %d messages", len(s.ToolCalls), len(s.Subagents), len(s.Messages))
 	}
 	s := fold(of(append(list, events.ExecutionCancelled{})...))
@@ -301,7 +301,7 @@ func TestApply_IsBounded(t *testing.T) {
 			list = append(list, of(complete(events.Block{ID: "t", Kind: events.KindTodo, Todos: todos}), events.MetadataUpdate{Model: text})...)
 			for _, end := range []events.Payload{events.Log{}, events.ExecutionCompleted{Result: text}, events.ExecutionFailed{Code: text, Message: text}, events.ExecutionCancelled{Reason: text}, events.ExecutionWithdrawn{Reason: text}} {
 				s := fold(append(list[:len(list):len(list)], of(end)...))
-				progress.Trim(s)
+				progress.TrimForSending(s)
 				if b, err := proto.Marshal(s); err != nil || len(b) > 64<<10 {
 					t.Errorf("%s: the status has %d bytes, error %v", end.EventType(), len(b), err)
 				}

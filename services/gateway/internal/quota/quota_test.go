@@ -37,7 +37,7 @@ func TestCheck_UsesTheLastAnswerWithoutReadModels(t *testing.T) {
 		refused bool
 	}{{answer{0, away}, false}, {answer{100, nil}, true}, {answer{0, away}, true}, {answer{99, nil}, false}, {answer{0, away}, false}} {
 		now = step.now
-		if err := q.Check(t.Context(), "acme"); refused(err) != step.refused || !step.refused && err != nil {
+		if err := q.CheckLimit(t.Context(), "acme"); refused(err) != step.refused || !step.refused && err != nil {
 			t.Errorf("%+v: %v", step.now, err)
 		}
 	}

@@ -27,7 +27,7 @@ const (
 	approvalDecided = "decided"
 )
 
-// approvalStatuses are the values of the filter.
+// approvalStatuses are the values that the filter of approval requests allows as status.
 var approvalStatuses = []string{
 	approvalOpen, approvalPending, approvalDecided, events.OutcomeApproved, events.OutcomeRejected, events.OutcomeSkipped, events.OutcomeAnswered, "retracted",
 }
@@ -43,7 +43,7 @@ type ApprovalFilter struct {
 const approvalColumns = `session, id, execution, conversation, kind, tool_name, tool_use_id, title, status, cause, verdict, actor,
 	requested_seq, requested_at, decided_seq, decided_at, ended_seq, ended_at`
 
-// scanApproval reads a row with the columns request, decision and approvalColumns.
+// scanApproval returns the approval request of a row that has the columns request, decision and approvalColumns.
 func scanApproval(r pgx.Rows) (*spoolv1.Approval, error) {
 	var request, tool, use, cause, verdict string
 	var decision, actor *string
@@ -58,7 +58,7 @@ func scanApproval(r pgx.Rows) (*spoolv1.Approval, error) {
 	}
 	a.ToolName, a.ToolUseId, a.Cause, a.Decision = nilIfEmpty(tool), nilIfEmpty(use), nilIfEmpty(cause), nilIfEmpty(verdict)
 	a.RequestedSeq, a.RequestedAt = uint32(requested), wirejson.Time(requestedAt)
-	a.DecidedSeq, a.DecidedAt, a.EndedSeq, a.EndedAt = nilIfZero(decided), timestamp(decidedAt), nilIfZero(ended), timestamp(endedAt)
+	a.DecidedSeq, a.DecidedAt, a.EndedSeq, a.EndedAt = nilIfZero(decided), timestampMessage(decidedAt), nilIfZero(ended), timestampMessage(endedAt)
 	if request != "" {
 		a.Request = wirejson.Raw(request)
 	}
@@ -76,7 +76,7 @@ func scanApproval(r pgx.Rows) (*spoolv1.Approval, error) {
 	return a, nil
 }
 
-// nilIfZero returns a pointer to n, nil for 0.
+// nilIfZero returns a pointer to n as a uint32, or nil if n is 0.
 func nilIfZero(n int64) *uint32 {
 	if n == 0 {
 		return nil
@@ -87,7 +87,7 @@ func nilIfZero(n int64) *uint32 {
 
 // Approvals returns a page of a tenant's approval requests, newest first, and the token of the next page, or "" after the last one.
 func (s *Store) Approvals(ctx context.Context, tenant string, f ApprovalFilter, token string, size uint32) (list []*spoolv1.Approval, next string, err error) {
-	if size, err = PageSize(size); err != nil {
+	if size, err = ParsePageSize(size); err != nil {
 		return nil, "", err
 	}
 	q, joins, err := approvalQuery(tenant, f, token)
@@ -96,13 +96,13 @@ func (s *Store) Approvals(ctx context.Context, tenant string, f ApprovalFilter, 
 	}
 	// While the read models are being folded from the log's beginning, a result could lack requests; checkpoints then
 	// returns an error.
-	if _, err := s.checkpoints(ctx); err != nil {
+	if _, err := s.readCheckpoints(ctx); err != nil {
 		return nil, "", err
 	}
 	// request is empty in rows after the one that exceeds the number of bytes.
-	sql := `SELECT CASE WHEN before <= ` + q.arg(maxPageBytes) + ` THEN request ELSE '' END, CASE WHEN before <= ` + q.arg(maxPageBytes) + ` THEN decision END, ` + approvalColumns + `
+	sql := `SELECT CASE WHEN before <= ` + q.addArgument(maxPageBytes) + ` THEN request ELSE '' END, CASE WHEN before <= ` + q.addArgument(maxPageBytes) + ` THEN decision END, ` + approvalColumns + `
 		FROM (SELECT p.*, sum(octet_length(p.request) + coalesce(octet_length(p.decision), 0)) OVER w - octet_length(p.request) - coalesce(octet_length(p.decision), 0) AS before
-			FROM (SELECT x.* FROM approvals x` + joins + ` WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.requested_at DESC, x.id DESC LIMIT ` + q.arg(size+1) + `) p
+			FROM (SELECT x.* FROM approvals x` + joins + ` WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.requested_at DESC, x.id DESC LIMIT ` + q.addArgument(size+1) + `) p
 			WINDOW w AS (ORDER BY p.requested_at DESC, p.id DESC)) page
 		ORDER BY requested_at DESC, id DESC`
 	more := false
@@ -117,58 +117,59 @@ func (s *Store) Approvals(ctx context.Context, tenant string, f ApprovalFilter, 
 		return list, "", err
 	}
 	last := list[len(list)-1]
-	return list, approvalToken(tenant, f, pagePosition{last.RequestedAt.AsTime(), last.ApprovalId}), nil
+	return list, encodeApprovalToken(tenant, f, pagePosition{last.RequestedAt.AsTime(), last.ApprovalId}), nil
 }
 
-// approvalQuery returns the conditions of a page, and the joins that they need.
+// approvalQuery returns the SQL conditions of a page of approval requests, and the joins that these conditions need.
 func approvalQuery(tenant string, f ApprovalFilter, token string) (q *statementBuilder, joins string, err error) {
 	q = &statementBuilder{}
-	q.add("x.tenant = %s", tenant)
+	q.addCondition("x.tenant = %s", tenant)
 	if f.Session != "" {
-		q.add("x.session = %s", f.Session)
+		q.addCondition("x.session = %s", f.Session)
 	}
 	if f.Execution != "" {
-		q.add("x.execution = %s", f.Execution)
+		q.addCondition("x.execution = %s", f.Execution)
 	}
 	switch {
 	case f.Status == approvalOpen:
-		q.add("x.ended_seq = 0") // the condition of the partial index
+		q.addCondition("x.ended_seq = 0") // the condition of the partial index
 	case slices.Contains(approvalStatuses, f.Status):
-		q.add("x.status = %s", f.Status)
+		q.addCondition("x.status = %s", f.Status)
 		if f.Status == approvalPending || f.Status == approvalDecided {
-			q.add("x.ended_seq = 0")
+			q.addCondition("x.ended_seq = 0")
 		}
 	case f.Status != "":
 		return nil, "", problem.Invalid("status", "%+q is not a status: there are %s", truncate.Text(f.Status, 64), strings.Join(approvalStatuses, ", "))
 	}
 	if len(f.Agents) > 0 {
 		joins = " JOIN sessions s ON s.tenant = x.tenant AND s.id = x.session"
-		q.add("s.agent = ANY (%s)", f.Agents)
+		q.addCondition("s.agent = ANY (%s)", f.Agents)
 	}
-	after, err := approvalPosition(tenant, f, token)
+	after, err := decodeApprovalToken(tenant, f, token)
 	if after != nil {
-		q.add("(x.requested_at, x.id) < (%s, %s)", after.at, after.id)
+		q.addCondition("(x.requested_at, x.id) < (%s, %s)", after.at, after.id)
 	}
 	return q, joins, err
 }
 
-// approvalDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
-func approvalDigest(tenant string, f ApprovalFilter) string {
+// approvalFilterDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
+func approvalFilterDigest(tenant string, f ApprovalFilter) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", []string{"approvals", tenant, f.Session, f.Execution, f.Status}, f.Agents))
 	return hex.EncodeToString(sum[:8])
 }
 
-// approvalToken returns the page token of a page that ended at p.
-func approvalToken(tenant string, f ApprovalFilter, p pagePosition) string {
-	b, err := json.Marshal(pageToken{approvalDigest(tenant, f), p.at.UnixMicro(), p.id})
+// encodeApprovalToken returns the token of the page of approval requests that follows the position p.
+func encodeApprovalToken(tenant string, f ApprovalFilter, p pagePosition) string {
+	b, err := json.Marshal(pageToken{approvalFilterDigest(tenant, f), p.at.UnixMicro(), p.id})
 	if err != nil { // strings always encode
 		panic(err)
 	}
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// approvalPosition decodes a page token of the list. It returns nil for the first page.
-func approvalPosition(tenant string, f ApprovalFilter, token string) (*pagePosition, error) {
+// decodeApprovalToken decodes a token of encodeApprovalToken. It returns nil for the first page, and an error for the
+// token of a list with another filter.
+func decodeApprovalToken(tenant string, f ApprovalFilter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}
@@ -178,32 +179,33 @@ func approvalPosition(tenant string, f ApprovalFilter, token string) (*pagePosit
 		err = json.Unmarshal(b, &t)
 	}
 	switch {
-	case err != nil || CheckApproval(t.ID) != nil || t.Filter == "":
+	case err != nil || CheckApprovalID(t.ID) != nil || t.Filter == "":
 		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", truncate.Text(token, 64))
-	case t.Filter != approvalDigest(tenant, f):
+	case t.Filter != approvalFilterDigest(tenant, f):
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
 	}
 	return &pagePosition{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
 }
 
-// Approval returns an approval request of an agent that the caller may see; empty agents means all. minPosition is a position of
-// its session, or "". It returns APPROVAL_NOT_FOUND if there is none.
+// Approval returns the approval request with an id if it belongs to one of the agents; no agents mean all. It first
+// waits until the read models have reached minPosition, a position of the request's session, or "". It returns
+// APPROVAL_NOT_FOUND if there is no such request.
 func (s *Store) Approval(ctx context.Context, tenant, id, minPosition string, agents []string) (*spoolv1.Approval, error) {
-	if err := CheckApproval(id); err != nil {
+	if err := CheckApprovalID(id); err != nil {
 		return nil, err
 	}
-	a, err := s.approval(ctx, tenant, id, agents)
+	a, err := s.readApproval(ctx, tenant, id, agents)
 	if err != nil || minPosition == "" {
 		return a, err
 	}
-	if err := s.WaitPosition(ctx, a.SessionId, minPosition); err != nil {
+	if err := s.AwaitMinPosition(ctx, a.SessionId, minPosition); err != nil {
 		return nil, err
 	}
-	return s.approval(ctx, tenant, id, agents)
+	return s.readApproval(ctx, tenant, id, agents)
 }
 
-// approval implements Approval without minPosition.
-func (s *Store) approval(ctx context.Context, tenant, id string, agents []string) (out *spoolv1.Approval, err error) {
+// readApproval implements Approval, without the wait for minPosition.
+func (s *Store) readApproval(ctx context.Context, tenant, id string, agents []string) (out *spoolv1.Approval, err error) {
 	if agents == nil {
 		agents = []string{}
 	}
@@ -215,20 +217,21 @@ func (s *Store) approval(ctx context.Context, tenant, id string, agents []string
 	if err != nil || out != nil {
 		return out, err
 	}
-	if _, err := s.checkpoints(ctx); err != nil { // the read models are being folded: the request may exist
+	if _, err := s.readCheckpoints(ctx); err != nil { // the read models are being folded: the request may exist
 		return nil, err
 	}
 	return nil, problem.New(problem.ApprovalNotFound, "", "there is no such approval request")
 }
 
-// ApprovalsAt returns approval requests in their state at the event, in order: those that had not ended at since, an earlier event
-// of the session. If there are more than limit, it returns the open ones and the last others. The zero SessionState is before the
-// first event. They have no request and no data of the decision.
+// ApprovalsAt returns approval requests of a session in their state after the event of p, in order. It leaves out
+// requests that had ended at since, an earlier event of the session; a zero since leaves out none. If there are more
+// than limit, ApprovalsAt returns the open ones and the latest others. The requests have neither their content nor
+// the data of the decision.
 func (s *Store) ApprovalsAt(ctx context.Context, p, since SessionState, limit uint32) (list []*spoolv1.Approval, err error) {
 	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		a, err := scanApproval(r)
 		if err == nil {
-			list = append(list, approvalAt(a, p.Seq))
+			list = append(list, setApprovalState(a, p.Seq))
 		}
 		return err
 	}, `SELECT '', NULL, `+approvalColumns+` FROM (SELECT * FROM approvals WHERE tenant = $1 AND session = $2 AND requested_seq <= $3 AND (ended_seq = 0 OR ended_seq > $4)
@@ -237,8 +240,9 @@ func (s *Store) ApprovalsAt(ctx context.Context, p, since SessionState, limit ui
 	return list, err
 }
 
-// approvalAt sets the fields of a request to its state after an event.
-func approvalAt(a *spoolv1.Approval, seq uint32) *spoolv1.Approval {
+// setApprovalState sets the fields of the approval request a to its state after the event with the given seq, and
+// returns a.
+func setApprovalState(a *spoolv1.Approval, seq uint32) *spoolv1.Approval {
 	if a.EndedSeq != nil && *a.EndedSeq > seq {
 		a.EndedSeq, a.EndedAt, a.Cause, a.Status = nil, nil, nil, approvalDecided
 	}

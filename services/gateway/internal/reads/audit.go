@@ -27,7 +27,7 @@ type AuditFilter struct {
 	Since   string // RFC 3339
 }
 
-// auditCursor is the position at which a page of the audit ended.
+// auditCursor is the position in the audit at which a page ended.
 type auditCursor struct {
 	Filter string `json:"f"` // digest of the tenant and the filter
 	Micros int64  `json:"t"`
@@ -39,7 +39,7 @@ type auditCursor struct {
 func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token string, size int) (list []*spoolv1.AuditEntry, next string, err error) {
 	// While the read models are being folded from the log's beginning, an empty result could be wrong; checkpoints then
 	// returns an error.
-	if _, err := s.checkpoints(ctx); err != nil {
+	if _, err := s.readCheckpoints(ctx); err != nil {
 		return nil, "", err
 	}
 	q, digest, err := s.auditQuery(ctx, tenant, f, token)
@@ -50,11 +50,11 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 	// conditions can get a generic plan, which uses the index of none.
 	sql := `SELECT a.*, coalesce(k.name, '') FROM (SELECT x.at, x.shard, x.seq, x.aspect, x.subject, x.about, x.execution, x.types,
 			x.actor_kind, x.actor, x.key, x.end_user, x.service, x.address
-		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.arg(size+1) + `) AS a
+		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.addArgument(size+1) + `) AS a
 		LEFT JOIN keys k ON k.tenant = $1 AND k.id = a.key ORDER BY a.at DESC, a.shard DESC, a.seq DESC`
 	var places []auditCursor
 	err = s.queryRows(ctx, func(r pgx.Rows) error {
-		e, p, err := auditEntry(r)
+		e, p, err := scanAuditEntry(r)
 		list, places = append(list, e), append(places, p)
 		return err
 	}, sql, q.args...)
@@ -63,16 +63,16 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 	}
 	if len(list) > size {
 		list = list[:size]
-		next = places[size-1].token(digest)
+		next = places[size-1].encodeToken(digest)
 	}
 	if len(list) == 0 && f.Session != "" && token == "" {
-		err = s.checkExisted(ctx, tenant, f.Session)
+		err = s.checkSessionExisted(ctx, tenant, f.Session)
 	}
 	return list, next, err
 }
 
-// checkExisted returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
-func (s *Store) checkExisted(ctx context.Context, tenant, session string) error {
+// checkSessionExisted returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
+func (s *Store) checkSessionExisted(ctx context.Context, tenant, session string) error {
 	existed, err := s.queries.SessionExisted(ctx, tenant, session)
 	if err == nil && !existed {
 		err = problem.NoSuchSession()
@@ -80,40 +80,40 @@ func (s *Store) checkExisted(ctx context.Context, tenant, session string) error 
 	return err
 }
 
-// auditQuery returns the conditions of a page, and the digest of the filter.
+// auditQuery returns the SQL conditions of a page of the audit, and the digest of the filter.
 func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, token string) (q *statementBuilder, digest string, err error) {
 	q = &statementBuilder{}
-	q.add("x.tenant = %s", tenant)
+	q.addCondition("x.tenant = %s", tenant)
 	if f.Session != "" {
 		if err := checkID("session", events.KindSession, f.Session); err != nil {
 			return nil, "", err
 		}
-		q.add("x.subject = %s", f.Session)
+		q.addCondition("x.subject = %s", f.Session)
 	}
 	since, err := parseTime("since", f.Since)
 	if err != nil {
 		return nil, "", err
 	}
 	if !since.IsZero() {
-		q.add("x.at >= %s", since)
+		q.addCondition("x.at >= %s", since)
 	}
 	if f.Actor != "" {
-		if err := checkText("actor", f.Actor, events.MaxUser); err != nil {
+		if err := checkFilterText("actor", f.Actor, events.MaxUser); err != nil {
 			return nil, "", err
 		}
 		ids, err := s.keyIDsByName(ctx, tenant, f.Actor)
 		if err != nil {
 			return nil, "", err
 		}
-		q.add("(x.actor = ANY (%s) OR x.end_user = %s AND x.end_user <> '' OR x.key = ANY (%s) AND x.key <> x.actor)", ids, f.Actor, ids)
+		q.addCondition("(x.actor = ANY (%s) OR x.end_user = %s AND x.end_user <> '' OR x.key = ANY (%s) AND x.key <> x.actor)", ids, f.Actor, ids)
 	}
-	digest = auditDigest(tenant, f)
-	cursor, err := auditPosition(digest, token)
+	digest = auditFilterDigest(tenant, f)
+	cursor, err := decodeAuditToken(digest, token)
 	if err != nil {
 		return nil, "", err
 	}
 	if cursor != nil {
-		q.add("(x.at, x.shard, x.seq) < (%s, %s, %s)", time.UnixMicro(cursor.Micros).UTC(), cursor.Shard, cursor.Seq)
+		q.addCondition("(x.at, x.shard, x.seq) < (%s, %s, %s)", time.UnixMicro(cursor.Micros).UTC(), cursor.Shard, cursor.Seq)
 	}
 	return q, digest, nil
 }
@@ -124,8 +124,8 @@ func (s *Store) keyIDsByName(ctx context.Context, tenant, name string) ([]string
 	return append(ids, name), err
 }
 
-// auditEntry converts a row of the audit to an API message, and returns the cursor after that row.
-func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
+// scanAuditEntry returns the entry of the audit in a row, and the position after that entry.
+func scanAuditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
 	var at time.Time
 	var p auditCursor
@@ -144,14 +144,14 @@ func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	return e, p, nil
 }
 
-// auditDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
-func auditDigest(tenant string, f AuditFilter) string {
+// auditFilterDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
+func auditFilterDigest(tenant string, f AuditFilter) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{tenant, f.Session, f.Actor, f.Since}))
 	return hex.EncodeToString(sum[:8])
 }
 
-// token returns the page token of a page that ended at p.
-func (p auditCursor) token(digest string) string {
+// encodeToken returns the token of the page of the audit that follows the position p. digest is that of the filter.
+func (p auditCursor) encodeToken(digest string) string {
 	p.Filter = digest
 	b, err := json.Marshal(p)
 	if err != nil { // numbers always encode
@@ -160,9 +160,9 @@ func (p auditCursor) token(digest string) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// auditPosition decodes a page token and compares it with the digest of the filter. It returns nil for the first
-// page.
-func auditPosition(digest, token string) (*auditCursor, error) {
+// decodeAuditToken decodes a token of encodeToken. It returns nil for the first page, and an error if the token has
+// another digest.
+func decodeAuditToken(digest, token string) (*auditCursor, error) {
 	if token == "" {
 		return nil, nil
 	}

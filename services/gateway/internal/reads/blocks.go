@@ -18,7 +18,7 @@ import (
 // before the next one is read; its error ends the read. take may be nil.
 func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) (list []*spoolv1.Block, open []OpenText, _ uint32, _ error) {
 	var tip int64
-	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() error {
 		list, open = nil, nil
 		found := false
 		err := s.queryRows(ctx, func(r pgx.Rows) error {
@@ -46,7 +46,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 				}
 				open = append(open, o)
 			}
-			list = append(list, Block(b))
+			list = append(list, BlockMessage(b))
 			return nil
 		}, `
 		SELECT s.tip, b.block, e.event FROM sessions s
@@ -61,8 +61,8 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 	return list, open, uint32(tip), err
 }
 
-// Block converts a block to an API message.
-func Block(b events.Block) *spoolv1.Block {
+// BlockMessage converts a block to an API message.
+func BlockMessage(b events.Block) *spoolv1.Block {
 	out := &spoolv1.Block{
 		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
 		ExecutionId: nilIfEmpty(b.ExecutionID), ConversationId: nilIfEmpty(b.ConversationID),
@@ -99,16 +99,16 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 	list := []*spoolv1.Conversation{main}
 	rows, err := s.queries.Conversations(ctx, tenant, session)
 	for _, r := range rows {
-		list = append(list, conversation(r))
+		list = append(list, conversationMessage(r))
 	}
 	return list, err
 }
 
-// conversation converts the conversation of a sub-agent to an API message.
-func conversation(r queries.ConversationsRow) *spoolv1.Conversation {
+// conversationMessage converts a row with the conversation of a sub-agent to an API message.
+func conversationMessage(r queries.ConversationsRow) *spoolv1.Conversation {
 	return &spoolv1.Conversation{
 		ConversationId: r.ID, ParentConversationId: nilIfEmpty(r.Parent), ExecutionId: nilIfEmpty(r.Execution), SubagentId: nilIfEmpty(r.Subagent),
 		ToolUseId: nilIfEmpty(r.ToolUseID), Name: nilIfEmpty(r.Name), Status: r.Status,
-		StartedAt: wirejson.Time(r.StartedAt), EndedAt: timestamp(r.EndedAt), DurationMs: uint32(r.DurationMs),
+		StartedAt: wirejson.Time(r.StartedAt), EndedAt: timestampMessage(r.EndedAt), DurationMs: uint32(r.DurationMs),
 	}
 }

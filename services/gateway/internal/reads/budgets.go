@@ -24,7 +24,7 @@ func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*s
 		b.Spent.Turns, b.Spent.Tokens, b.Spent.CostUSD, b.Spent.TimeMs = uint32(r.UsedTurns), uint64(r.UsedTokens), r.UsedCostUsd, uint64(r.UsedTimeMs)
 		b.From, b.Until = b.Period.Span(now)
 		out := &spoolv1.TenantBudget{
-			Tenant: tenant, Period: string(b.Period), Budget: Budget(b.Limit), Spent: Budget(events.Budget(b.Spent)), From: b.From,
+			Tenant: tenant, Period: string(b.Period), Budget: BudgetMessage(b.Limit), Spent: BudgetMessage(events.Budget(b.Spent)), From: b.From,
 			Exceeded: b.Limit.Exceeded(b.Spent, b.Whose(tenant)),
 		}
 		if !b.Until.IsZero() {
@@ -35,7 +35,7 @@ func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*s
 	return list, err
 }
 
-// Budget converts a budget to an API message.
-func Budget(b events.Budget) *spoolv1.Budget {
+// BudgetMessage converts a budget to an API message.
+func BudgetMessage(b events.Budget) *spoolv1.Budget {
 	return &spoolv1.Budget{Turns: b.Turns, Tokens: float64(b.Tokens), CostUsd: b.CostUSD, TimeMs: float64(b.TimeMs)}
 }

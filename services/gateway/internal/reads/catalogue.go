@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// Version is a version of a catalogue entry.
+// Version is a version of a catalogue entry, as the read models contain it.
 type Version struct {
 	Ref       events.Reference // with the digest and an explicit scope
 	Tags      []string         // tags of this version
@@ -27,8 +27,8 @@ type Version struct {
 	CreatedAt time.Time
 }
 
-// Skill is the spec of a version of a skill.
-type Skill struct {
+// SkillSpec is the definition of a version of a skill.
+type SkillSpec struct {
 	Name          string `json:"name"`
 	Description   string `json:"description"`
 	Bytes         uint32 `json:"bytes"`
@@ -36,9 +36,9 @@ type Skill struct {
 	Files         uint32 `json:"files"`
 }
 
-// Definition returns the version that a reference means to a tenant: "" and latest, a tag, or a digest. Only a digest
-// finds versions of an entry that was removed. found is false if there is none, or if the entry belongs to another
-// tenant.
+// Definition returns the version of a catalogue entry that the reference ref of a tenant names: "" and latest, a tag,
+// or a digest. Only a digest finds versions of an entry that was removed. found is false if there is no such version,
+// or if the entry belongs to another tenant.
 func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (v Version, found bool, err error) {
 	version := ref.Version
 	if version == "" {
@@ -47,36 +47,37 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 	subject := ref.Subject(kind, tenant)
 	r, err := s.queries.Definition(ctx, queries.DefinitionParams{Tenant: subject.Tenant, Entry: subject.ID, Version: version})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Version{}, false, s.checkFolded(ctx, subject.ID)
+		return Version{}, false, s.checkGroupFolded(ctx, subject.ID)
 	}
 	if err != nil {
 		return Version{}, false, err
 	}
-	v = Version{Ref: WithScope(ref), Spec: r.Spec, Document: r.Document, CreatedAt: r.CreatedAt}
+	v = Version{Ref: WithFullScope(ref), Spec: r.Spec, Document: r.Document, CreatedAt: r.CreatedAt}
 	v.Ref.Version = r.Version
-	v.Tags, err = versionTags(r.State, r.Version)
+	v.Tags, err = tagsOfVersion(r.State, r.Version)
 	return v, true, err
 }
 
-// checkFolded returns UNAVAILABLE while the entry's group is being folded from the log's beginning, because the entry may
-// be missing only for that reason.
-func (s *Store) checkFolded(ctx context.Context, id string) error {
-	if c, err := s.checkpoint(ctx, id); err != nil || c.CaughtUp {
+// checkGroupFolded returns UNAVAILABLE while the projector group of a catalogue entry is being folded from the log's
+// beginning, because an entry may be missing only for that reason.
+func (s *Store) checkGroupFolded(ctx context.Context, id string) error {
+	if c, err := s.groupCheckpoint(ctx, id); err != nil || c.CaughtUp {
 		return err
 	}
-	return errFolding()
+	return errReadModelsFolding()
 }
 
-// WithScope returns the reference with its scope in full, also if that is the tenant's.
-func WithScope(r events.Reference) events.Reference {
+// WithFullScope returns the reference with its scope written out, also if the scope is the tenant's.
+func WithFullScope(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
 	}
 	return r
 }
 
-// versionTags returns the tags of a version.
-func versionTags(state, version string) ([]string, error) {
+// tagsOfVersion returns the tags of a catalogue entry that refer to a version. state is the state of the entry in the
+// read models.
+func tagsOfVersion(state, version string) ([]string, error) {
 	var known struct {
 		Tags map[string]string `json:"tags"`
 	}
@@ -97,11 +98,11 @@ func versionTags(state, version string) ([]string, error) {
 // documents. If agents is not empty, it returns only agents and instances of these agents. A page also ends at 2 MiB
 // but contains at least one entry. Definitions also returns the token of the next page.
 func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant string, agents []string, token string, size uint32) ([]Version, string, error) {
-	after, err := readEntryToken(token)
+	after, err := decodeEntryToken(token)
 	if err != nil {
 		return nil, "", err
 	}
-	if size, err = PageSize(size); err != nil {
+	if size, err = ParsePageSize(size); err != nil {
 		return nil, "", err
 	}
 	rows, err := s.queries.Definitions(ctx, queries.DefinitionsParams{
@@ -114,24 +115,25 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	var list []Version
 	for _, r := range rows {
 		v := Version{Ref: events.Reference{Scope: events.Scope(r.Scope), Org: r.Org, Slug: r.Slug, Version: r.Version}, Spec: r.Spec, CreatedAt: r.CreatedAt}
-		if v.Tags, err = versionTags(r.State, r.Version); err != nil {
+		if v.Tags, err = tagsOfVersion(r.State, r.Version); err != nil {
 			return nil, "", err
 		}
 		list = append(list, v)
 	}
 	if list, _ = trimPage(list, size); len(list) > 0 && int64(len(list)) < rows[0].Found {
-		return list, entryToken(list[len(list)-1].Ref), nil
+		return list, encodeEntryToken(list[len(list)-1].Ref), nil
 	}
 	return list, "", nil
 }
 
-// entryToken returns the page token of a page that ended at the entry.
-func entryToken(r events.Reference) string {
+// encodeEntryToken returns the token of the page that follows a catalogue entry.
+func encodeEntryToken(r events.Reference) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(string(r.Scope) + "/" + r.Org + "/" + r.Slug))
 }
 
-// readEntryToken returns the entry of a token from entryToken, or the zero reference for "". It returns INVALID_REQUEST for other text.
-func readEntryToken(token string) (events.Reference, error) {
+// decodeEntryToken returns the catalogue entry of a token from encodeEntryToken, or the zero reference for "". It
+// returns INVALID_REQUEST for other text.
+func decodeEntryToken(token string) (events.Reference, error) {
 	if token == "" {
 		return events.Reference{}, nil
 	}
@@ -145,9 +147,9 @@ func readEntryToken(token string) (events.Reference, error) {
 	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 }
 
-// HasSealed reports whether any version of an environment has a secret variable with that name whose encrypted value has
+// HasSealedSecret reports whether any version of an environment has a secret variable with that name whose encrypted value has
 // the key storedKey in the bucket secrets.
-func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, variable, storedKey string) (bool, error) {
+func (s *Store) HasSealedSecret(ctx context.Context, tenant string, ref events.Reference, variable, storedKey string) (bool, error) {
 	subject := ref.Subject(events.Environment, tenant)
 	return s.queries.HasSealed(ctx, queries.HasSealedParams{Tenant: subject.Tenant, Entry: subject.ID, Name: variable, Key: storedKey})
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// database runs statements. Its errors are *problem.Error, or pgx.ErrNoRows. A statement fails if the caller waits longer
-// than the timeout for a row. The time in which the caller processes a row does not count: on a busy machine, large rows
-// take seconds to decode, and would take as long in a second attempt.
+// database runs SQL statements. Its errors are *problem.Error, or pgx.ErrNoRows. A statement fails if the caller
+// waits longer than the timeout for a row. The time in which the caller processes a row does not count: on a busy
+// machine, large rows take seconds to decode, and would take as long in a second attempt.
 type database struct {
 	*pgxpool.Pool
 	timeout time.Duration
@@ -31,7 +31,7 @@ func (d database) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 	timer := time.AfterFunc(d.timeout, func() { cancel(errTimeout) })
 	defer timer.Stop()
 	result, err := d.Pool.Query(ctx, sql, args...)
-	r := &rows{result, ctx, cancel, timer, d.timeout}
+	r := &timedRows{result, ctx, cancel, timer, d.timeout}
 	if err != nil {
 		defer cancel(nil)
 		return nil, r.convertError(err)
@@ -42,26 +42,26 @@ func (d database) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 // QueryRow runs a statement that returns at most one row.
 func (d database) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
-	return row{d.Pool.QueryRow(ctx, sql, args...), cancel}
+	return timedRow{d.Pool.QueryRow(ctx, sql, args...), cancel}
 }
 
-// row is the result of database.QueryRow.
-type row struct {
+// timedRow is the result of database.QueryRow: a row whose Scan converts errors to problems.
+type timedRow struct {
 	pgx.Row
 	cancel context.CancelFunc
 }
 
-func (r row) Scan(dest ...any) error {
+func (r timedRow) Scan(dest ...any) error {
 	defer r.cancel()
 	err := r.Row.Scan(dest...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
-	return readError(err)
+	return readProblem(err)
 }
 
-// rows is the result of database.Query.
-type rows struct {
+// timedRows is the result of database.Query: rows whose Next fails if Postgres returns no row within the timeout.
+type timedRows struct {
 	pgx.Rows
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
@@ -69,37 +69,38 @@ type rows struct {
 	timeout time.Duration
 }
 
-func (r *rows) Next() bool {
+func (r *timedRows) Next() bool {
 	r.timer.Reset(r.timeout)
 	defer r.timer.Stop()
 	return r.Rows.Next()
 }
 
 // Close ends the statement, after reading the rows that are left.
-func (r *rows) Close() {
+func (r *timedRows) Close() {
 	r.timer.Reset(r.timeout)
 	defer r.timer.Stop()
 	r.Rows.Close()
 	r.cancel(nil)
 }
 
-func (r *rows) Scan(dest ...any) error { return r.convertError(r.Rows.Scan(dest...)) }
+func (r *timedRows) Scan(dest ...any) error { return r.convertError(r.Rows.Scan(dest...)) }
 
-func (r *rows) Err() error { return r.convertError(r.Rows.Err()) }
+func (r *timedRows) Err() error { return r.convertError(r.Rows.Err()) }
 
-// convertError converts an error of the statement to a problem; see readError.
-func (r *rows) convertError(err error) error {
+// convertError converts an error of the statement to a problem; see readProblem.
+func (r *timedRows) convertError(err error) error {
 	if err != nil && errors.Is(context.Cause(r.ctx), errTimeout) {
 		err = fmt.Errorf("%w: %w", errTimeout, err)
 	}
-	return readError(err)
+	return readProblem(err)
 }
 
-// undefinedTable is Postgres's error code for a table that does not exist.
-const undefinedTable = "42P01"
+// undefinedTableCode is Postgres's error code for a table that does not exist.
+const undefinedTableCode = "42P01"
 
-// readError converts an error of a read: it becomes UNAVAILABLE if Postgres is not available, and otherwise INTERNAL.
-func readError(err error) error {
+// readProblem converts an error of a read from Postgres to a problem: UNAVAILABLE if Postgres is not available, and
+// otherwise INTERNAL.
+func readProblem(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -110,7 +111,7 @@ func readError(err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		switch {
-		case pg.Code == undefinedTable:
+		case pg.Code == undefinedTableCode:
 			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").WithCause(err)
 		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
 		default:

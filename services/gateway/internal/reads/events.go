@@ -24,18 +24,18 @@ type StoredEvent struct {
 	Metadata *Metadata // metadata of the event; nil for none
 }
 
-// maxPageBytes is the size at which a page of events ends if Query.Bytes is 0, and at which a page of blocks ends.
+// maxPageBytes is the size at which a page of events ends if EventQuery.Bytes is 0, and at which a page of blocks ends.
 const maxPageBytes = 2 << 20
 
-// Page is a page of stored events.
-type Page struct {
+// EventPage is a page of stored events.
+type EventPage struct {
 	Events []StoredEvent
 	Tip    uint32 // seq of the session's last event
 	Next   uint32 // the cursor after this page
 }
 
-// Query selects stored events.
-type Query struct {
+// EventQuery selects the stored events of a page.
+type EventQuery struct {
 	After    uint32   // the cursor
 	Limit    int      // largest number of events, at least 1
 	Bytes    int      // size after which the page ends, including the event that exceeds it; 0 means 2 MiB
@@ -45,13 +45,13 @@ type Query struct {
 
 // Events returns the stored events after a cursor, up to the limits of the query, but at least one. It returns
 // CURSOR_AHEAD or CURSOR_EXPIRED if the cursor is not valid.
-func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Page, error) {
+func (s *Store) Events(ctx context.Context, tenant, session string, q EventQuery) (EventPage, error) {
 	if q.Bytes == 0 {
 		q.Bytes = maxPageBytes
 	}
-	var p Page
-	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
-		p = Page{Next: q.After}
+	var p EventPage
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() error {
+		p = EventPage{Next: q.After}
 		rows, err := s.queries.Events(ctx, queries.EventsParams{
 			Tenant: tenant, Session: session, After: int64(q.After), Size: int32(q.Limit), Bytes: int64(q.Bytes), Types: q.Types,
 		})
@@ -77,11 +77,11 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		}
 		cut := size > q.Bytes || len(p.Events) == q.Limit
 		if q.Metadata {
-			if err := s.addMetadata(ctx, tenant, session, p.Events); err != nil {
+			if err := s.setMetadata(ctx, tenant, session, p.Events); err != nil {
 				return err
 			}
 			var short bool
-			p.Events, short = limitBytes(p.Events, q.Bytes)
+			p.Events, short = trimToBytes(p.Events, q.Bytes)
 			cut = cut || short
 		}
 		p.Next = p.Tip
@@ -93,9 +93,9 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	return p, err
 }
 
-// limitBytes ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
-// events were removed.
-func limitBytes(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
+// trimToBytes ends a page of events after the event that exceeds a number of bytes, including metadata. short reports
+// whether trimToBytes removed events.
+func trimToBytes(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
 	size := 0
 	for i, e := range list {
 		if size += len(e.JSON) + e.Metadata.Len(); size > bytes {
@@ -119,28 +119,28 @@ func errCursorExpired(field string, tip uint32) error {
 	return e
 }
 
-// Event converts a stored event, with its metadata, to an API message.
-func (k StoredEvent) Event() (*spoolv1.Event, error) {
+// Message converts a stored event, with its metadata, to an API message.
+func (k StoredEvent) Message() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
 		return nil, errUnreadableEvent(err)
 	}
-	out := Event(w)
+	out := EventMessage(w)
 	if k.Metadata != nil {
 		out.Metadata = &spoolv1.EventMetadata{Session: wirejson.Raw(k.Metadata.Session), Message: wirejson.Raw(k.Metadata.Message)}
 	}
 	return out, nil
 }
 
-// Event converts an event to an API message.
-func Event(w events.Wire) *spoolv1.Event {
+// EventMessage converts an event to an API message.
+func EventMessage(w events.Wire) *spoolv1.Event {
 	return &spoolv1.Event{
 		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
 		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
 	}
 }
 
-// OpenText is a block that had text in flight at an event.
+// OpenText is a block that is open after an event of a session, and that has text in flight.
 type OpenText struct {
 	ID             string
 	ExecutionID    string
@@ -150,7 +150,8 @@ type OpenText struct {
 	Bytes          int          // bytes of the text of a completed block
 }
 
-// newOpenText returns an OpenText for a block's row and the JSON of the event block_start with which the block began.
+// newOpenText returns an OpenText for a block, from the ids of the block, its execution and its conversation, and the
+// JSON of the block_start with which the block began.
 func newOpenText(block, execution, conversation, start string) (OpenText, error) {
 	w, err := events.DecodeWire([]byte(start))
 	if err != nil {
@@ -163,8 +164,8 @@ func newOpenText(block, execution, conversation, start string) (OpenText, error)
 	return o, nil
 }
 
-// OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
-func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenText, err error) {
+// OpenBlocksAt returns the blocks with text that began before the event with a seq and ended at or after it.
+func (s *Store) OpenBlocksAt(ctx context.Context, tenant, session string, seq uint32) (list []OpenText, err error) {
 	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var block, execution, conversation, start string
 		if err := r.Scan(&block, &execution, &conversation, &start); err != nil {
@@ -180,8 +181,9 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 	return list, err
 }
 
-// OpenTexts returns the blocks with the given ids that have text and were open at an event.
-func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
+// OpenTextsOf returns those of the blocks with the given ids that have text and were open in the state p of their
+// session.
+func (s *Store) OpenTextsOf(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
 	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var id, execution, conversation, text, status, start string
 		var completed *string
@@ -215,8 +217,8 @@ func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (li
 	return list, err
 }
 
-// Tip is the end of a session: its last event, its metadata and its open blocks.
-type Tip struct {
+// SessionTip is the end of a session: its last event, its metadata and its open blocks.
+type SessionTip struct {
 	Seq      uint32
 	Position string
 	Metadata string // JSON of the session's metadata; "" for none
@@ -224,9 +226,9 @@ type Tip struct {
 }
 
 // Tip returns the seq and the position of a session's last event, the session's metadata, and its open blocks.
-func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
-	var t Tip
-	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
+func (s *Store) Tip(ctx context.Context, tenant, session string) (SessionTip, error) {
+	var t SessionTip
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() error {
 		rows, err := s.queries.Tip(ctx, tenant, session)
 		if err == nil && len(rows) == 0 {
 			err = s.missingSessionError(ctx, tenant, session)
@@ -234,7 +236,7 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 		if err != nil {
 			return err
 		}
-		t = Tip{Seq: uint32(rows[0].Tip), Position: rows[0].TipPosition}
+		t = SessionTip{Seq: uint32(rows[0].Tip), Position: rows[0].TipPosition}
 		if rows[0].Metadata != nil {
 			t.Metadata = *rows[0].Metadata
 		}

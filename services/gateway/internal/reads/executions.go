@@ -16,16 +16,16 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// phases are the phases of executions in the read models.
-var phases = []string{"queued", "starting", "running", "waiting_for_approval", "paused", "completed", "failed", "cancelled"}
+// executionPhases are the phases of executions in the read models.
+var executionPhases = []string{"queued", "starting", "running", "waiting_for_approval", "paused", "completed", "failed", "cancelled"}
 
-// execution converts an execution to an API message.
-func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
+// executionMessage converts a row with an execution to an API message.
+func executionMessage(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 	e := &spoolv1.Execution{
 		ExecutionId: r.ID, SessionId: r.Session, Phase: r.Phase, Code: nilIfEmpty(r.Code), Message: nilIfEmpty(r.Message), Reason: nilIfEmpty(r.Reason),
 		Attempt: uint32(r.Attempt), Executor: nilIfEmpty(r.Executor), Model: nilIfEmpty(r.Model), CostUsd: r.CostUsd, Result: nilIfEmpty(r.Result),
-		QueuedAt: wirejson.Time(r.QueuedAt), DispatchedAt: timestamp(r.DispatchedAt), StartedAt: timestamp(r.StartedAt), EndedAt: timestamp(r.EndedAt),
-		UpdatedAt: timestamp(r.UpdatedAt), DurationMs: uint32(r.DurationMs), FirstSeq: uint32(r.FirstSeq), Query: r.Query,
+		QueuedAt: wirejson.Time(r.QueuedAt), DispatchedAt: timestampMessage(r.DispatchedAt), StartedAt: timestampMessage(r.StartedAt), EndedAt: timestampMessage(r.EndedAt),
+		UpdatedAt: timestampMessage(r.UpdatedAt), DurationMs: uint32(r.DurationMs), FirstSeq: uint32(r.FirstSeq), Query: r.Query,
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd, RecoveredFrom: nilIfEmpty(r.RecoveredFrom),
 		Usage: &spoolv1.Usage{
 			InputTokens: uint32(r.InputTokens), OutputTokens: uint32(r.OutputTokens),
@@ -44,11 +44,11 @@ func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 	return e, addMeteredUsage(e, r.Metered)
 }
 
-// executions converts executions to API messages.
-func executions[R queries.ExecutionRow | queries.SessionExecutionsRow | queries.ExecutionsAtRow](rows []R) ([]*spoolv1.Execution, error) {
+// executionMessages converts rows with executions to API messages.
+func executionMessages[R queries.ExecutionRow | queries.SessionExecutionsRow | queries.ExecutionsAtRow](rows []R) ([]*spoolv1.Execution, error) {
 	var list []*spoolv1.Execution
 	for _, r := range rows {
-		e, err := execution(queries.ExecutionRow(r))
+		e, err := executionMessage(queries.ExecutionRow(r))
 		if err != nil {
 			return nil, err
 		}
@@ -57,7 +57,8 @@ func executions[R queries.ExecutionRow | queries.SessionExecutionsRow | queries.
 	return list, nil
 }
 
-// addMeteredUsage adds an execution's rows of usage; nil for none.
+// addMeteredUsage adds the metered usage of an execution to its API message. rows is a JSON list of usage by model,
+// or nil for none.
 func addMeteredUsage(e *spoolv1.Execution, rows []byte) error {
 	if rows == nil {
 		return nil
@@ -91,19 +92,20 @@ func addMeteredUsage(e *spoolv1.Execution, rows []byte) error {
 	return nil
 }
 
-// clampUint32 limits a sum to 32 bits, as the API requires.
+// clampUint32 returns n, or the largest 32-bit number if n is larger, because the API has 32 bits for such sums.
 func clampUint32(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
-// Execution returns one execution. minPosition is a position of its session, or "".
+// Execution returns one execution of a tenant. It first waits until the read models have reached minPosition, a
+// position of the execution's session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
 	read := func() (out *spoolv1.Execution, err error) {
-		err = s.awaitRead(ctx, s.searchExecution(tenant, id), func() error {
+		err = s.awaitRead(ctx, s.executionSearch(tenant, id), func() error {
 			r, err := s.queries.Execution(ctx, tenant, id)
 			if errors.Is(err, pgx.ErrNoRows) {
-				return errNoExecution()
+				return errExecutionNotFound()
 			}
 			if err == nil {
-				out, err = execution(r)
+				out, err = executionMessage(r)
 			}
 			return err
 		})
@@ -114,7 +116,7 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 		return e, err
 	}
 	// The position belongs to the session's log, and only the execution determines the session.
-	if err := s.WaitPosition(ctx, e.SessionId, minPosition); err != nil {
+	if err := s.AwaitMinPosition(ctx, e.SessionId, minPosition); err != nil {
 		return nil, err
 	}
 	return read()
@@ -129,10 +131,10 @@ func (s *Store) ExecutionSpan(ctx context.Context, tenant, session, execution st
 			ends = append(ends, string(e.Type))
 		}
 	}
-	err = s.awaitRead(ctx, s.searchExecution(tenant, execution), func() error {
+	err = s.awaitRead(ctx, s.executionSearch(tenant, execution), func() error {
 		r, err := s.queries.ExecutionSpan(ctx, queries.ExecutionSpanParams{Tenant: tenant, Session: session, Execution: execution, Terminal: ends})
 		if errors.Is(err, pgx.ErrNoRows) {
-			return errNoExecution()
+			return errExecutionNotFound()
 		}
 		first, last = uint32(r.FirstSeq), uint32(r.LastSeq)
 		return err
@@ -142,16 +144,16 @@ func (s *Store) ExecutionSpan(ctx context.Context, tenant, session, execution st
 
 // Executions returns a page of a tenant's executions that match the filter, and the token of the next page.
 func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Execution, string, error) {
-	size, err := PageSize(size)
+	size, err := ParsePageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
-	l := executionList()
-	rows, more, err := readPage[queries.ExecutionRow](ctx, s, l, tenant, f, token, size)
+	l := executionTable()
+	rows, more, err := readListPage[queries.ExecutionRow](ctx, s, l, tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}
-	list, err := executions(rows)
+	list, err := executionMessages(rows)
 	if err != nil || !more {
 		return list, "", err
 	}
@@ -160,16 +162,16 @@ func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token s
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, pagePosition{at.AsTime(), last.ExecutionId}), nil
+	return list, l.encodeToken(f, pagePosition{at.AsTime(), last.ExecutionId}), nil
 }
 
-// SessionExecutions returns the executions of a session in order.
+// SessionExecutions returns a page of the executions of a session in order, and the token of the next page.
 func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token string, size uint32) ([]*spoolv1.Execution, string, error) {
-	after, err := readToken(events.KindExecution, token)
+	after, err := decodeIDToken(events.KindExecution, token)
 	if err != nil {
 		return nil, "", err
 	}
-	if size, err = PageSize(size); err != nil {
+	if size, err = ParsePageSize(size); err != nil {
 		return nil, "", err
 	}
 	if _, err := s.Session(ctx, tenant, session); err != nil {
@@ -182,14 +184,15 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 		return nil, "", err
 	}
 	rows, more := trimPage(rows, size)
-	list, err := executions(rows)
+	list, err := executionMessages(rows)
 	if err != nil || !more {
 		return list, "", err
 	}
-	return list, makeToken(list[len(list)-1].ExecutionId), nil
+	return list, encodeIDToken(list[len(list)-1].ExecutionId), nil
 }
 
-// LastExecutionEnd returns when an execution of the session ended last, or the zero time if none has ended.
+// LastExecutionEnd returns the time at which the last execution of a session that has ended did so, or the zero time
+// if none has ended.
 func (s *Store) LastExecutionEnd(ctx context.Context, tenant, session string) (time.Time, error) {
 	at, err := s.queries.LastEnd(ctx, tenant, session)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -22,8 +22,8 @@ type Ancestor struct {
 	Effective uint32 // seq of the last event that is inherited
 }
 
-// History is a page of the events that a fork inherits from its ancestors.
-type History struct {
+// HistoryPage is a page of the events that a fork inherits from its ancestors.
+type HistoryPage struct {
 	Events    []StoredEvent
 	Total     uint32 // number of all inherited events
 	Next      uint32 // the cursor after this page
@@ -36,10 +36,11 @@ type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }
 
-// newAncestorBehind returns the error for an ancestor whose projector group is behind that of the fork.
-func newAncestorBehind() error { return errAncestorBehind{errFolding()} }
+// ancestorBehindError returns the error for a read that misses events of an ancestor: an errAncestorBehind with the
+// code UNAVAILABLE.
+func ancestorBehindError() error { return errAncestorBehind{errReadModelsFolding()} }
 
-// awaitAncestors repeats a read for a limited time while an ancestor is behind.
+// awaitAncestors runs a read, and repeats it for a limited time while the read returns an errAncestorBehind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
 	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
@@ -59,15 +60,15 @@ func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 // long as a fork inherits them.
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
-	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() (err error) {
-		list, err = s.currentAncestors(ctx, tenant, session)
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() (err error) {
+		list, err = s.readAncestors(ctx, tenant, session)
 		return err
 	})
 	return list, err
 }
 
-// currentAncestors is like ancestors, without waiting.
-func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
+// readAncestors implements ancestors, without waiting until the read models contain the session.
+func (s *Store) readAncestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	rows, err := s.queries.Ancestors(ctx, tenant, session)
 	switch {
 	case err != nil:
@@ -75,7 +76,7 @@ func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([
 	case len(rows) == 0:
 		return nil, s.missingSessionError(ctx, tenant, session)
 	case rows[len(rows)-1].Parent != "": // the last session found is a fork whose parent the projector has not folded yet
-		return nil, newAncestorBehind()
+		return nil, ancestorBehindError()
 	}
 	var list []Ancestor
 	for _, r := range slices.Backward(rows[:len(rows)-1]) {
@@ -84,17 +85,19 @@ func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([
 	return list, nil
 }
 
-// History returns inherited events after a cursor, up to the limit or 2 MiB, but at least one.
-func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+// History returns the events after a cursor that a fork inherits from its ancestors, up to the limit or 2 MiB, but at
+// least one.
+func (s *Store) History(ctx context.Context, tenant, session string, after uint32, limit int) (h HistoryPage, err error) {
 	err = s.awaitAncestors(ctx, func() (err error) {
-		h, err = s.history(ctx, tenant, session, after, limit)
+		h, err = s.readHistory(ctx, tenant, session, after, limit)
 		return err
 	})
 	return h, err
 }
 
-// history is like History, without waiting.
-func (s *Store) history(ctx context.Context, tenant, session string, after uint32, limit int) (h History, err error) {
+// readHistory implements History. If the projector group of an ancestor is behind, readHistory returns an
+// errAncestorBehind instead of waiting.
+func (s *Store) readHistory(ctx context.Context, tenant, session string, after uint32, limit int) (h HistoryPage, err error) {
 	if h.Ancestors, err = s.ancestors(ctx, tenant, session); err != nil {
 		return h, err
 	}
@@ -131,7 +134,8 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 	return h, nil
 }
 
-// inheritedEvents returns events of one ancestor, up to the limit and room bytes, but at least one.
+// inheritedEvents returns the events that a fork inherits from one ancestor, after a cursor, up to the limit and room
+// bytes, but at least one.
 func (s *Store) inheritedEvents(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
 	var list []StoredEvent
 	next, size := after+1, 0
@@ -151,39 +155,41 @@ func (s *Store) inheritedEvents(ctx context.Context, tenant string, a Ancestor, 
 	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
 		tenant, a.Session, int64(after), int64(a.Effective), limit)
 	if err == nil && len(list) == 0 {
-		err = newAncestorBehind()
+		err = ancestorBehindError()
 	}
 	return list, err
 }
 
-// HistoryBlocks returns a page of the ancestors' blocks, each in its state at the ancestor's last inherited event. In
-// a page token, Seq is the number of ancestors to skip.
+// HistoryBlocks returns a page of the blocks that a fork inherits from its ancestors, each in its state at the
+// ancestor's last inherited event, and the token of the next page. In a page token, Seq is the number of ancestors to
+// skip.
 func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string, size uint32) (out []*spoolv1.InheritedBlocks, next string, err error) {
-	after := FirstBlocks()
+	after := BeforeFirstBlock()
 	if token != "" {
 		if after, err = ParseBlockToken(token); err != nil {
 			return nil, "", err
 		}
 	}
-	if size, err = PageSize(size); err != nil {
+	if size, err = ParsePageSize(size); err != nil {
 		return nil, "", err
 	}
 	err = s.awaitAncestors(ctx, func() (err error) {
-		out, next, err = s.historyBlocks(ctx, tenant, session, after, int(size))
+		out, next, err = s.readHistoryBlocks(ctx, tenant, session, after, int(size))
 		return err
 	})
 	return out, next, err
 }
 
-// historyBlocks is like HistoryBlocks, without waiting.
-func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
+// readHistoryBlocks implements HistoryBlocks. If the projector group of an ancestor is behind, readHistoryBlocks
+// returns an errAncestorBehind instead of waiting.
+func (s *Store) readHistoryBlocks(ctx context.Context, tenant, session string, after BlockToken, size int) (out []*spoolv1.InheritedBlocks, next string, err error) {
 	ancestors, err := s.ancestors(ctx, tenant, session)
 	if err != nil {
 		return nil, "", err
 	}
 	for int(after.Seq) < len(ancestors) {
 		a := ancestors[after.Seq]
-		list, last, err := s.blocksAt(ctx, tenant, a, after, size)
+		list, last, err := s.ancestorBlocks(ctx, tenant, a, after, size)
 		if err != nil {
 			return nil, "", err
 		}
@@ -192,16 +198,17 @@ func (s *Store) historyBlocks(ctx context.Context, tenant, session string, after
 			return out, last.String(), nil
 		}
 		left := after.Seq + 1
-		after = FirstBlocks()
+		after = BeforeFirstBlock()
 		after.Seq = left
 		size -= len(list)
 	}
 	return out, "", nil
 }
 
-// blocksAt returns a page of an ancestor's blocks; last is the position at which it ends, or nil if there are no
-// more. A block that changed after the last inherited event is folded from its events up to that event.
-func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after BlockToken, size int) (_ []*spoolv1.Block, last *BlockToken, err error) {
+// ancestorBlocks returns a page of the blocks that a fork inherits from an ancestor. last is the position at which
+// the page ends, or nil if there are no more blocks. A block that changed after the last inherited event is folded
+// from its events up to that event.
+func (s *Store) ancestorBlocks(ctx context.Context, tenant string, a Ancestor, after BlockToken, size int) (_ []*spoolv1.Block, last *BlockToken, err error) {
 	var list []*events.Block
 	at := after
 	changed := map[string]int{} // index in list
@@ -240,7 +247,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 		 ORDER BY b.execution_ord, b.first_seq LIMIT $6`,
 		tenant, a.Session, int64(a.Effective), after.Ord, after.FirstSeq, size+1)
 	if err == nil && tip != int64(a.Effective) {
-		err = newAncestorBehind()
+		err = ancestorBehindError()
 	}
 	if err == nil && len(changed) > 0 {
 		err = s.foldBlocks(ctx, tenant, a, first, changed, list)
@@ -251,13 +258,14 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 	out := make([]*spoolv1.Block, 0, len(list))
 	for _, b := range list {
 		if b != nil {
-			out = append(out, Block(*b))
+			out = append(out, BlockMessage(*b))
 		}
 	}
 	return out, last, nil
 }
 
-// foldBlocks folds the wanted blocks from the events of an ancestor, starting at a seq.
+// foldBlocks folds blocks of an ancestor from its events from the seq from on. wanted has the index in list of each
+// block to fold, by the block's id.
 func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from int64, wanted map[string]int, list []*events.Block) error {
 	return s.queryRows(ctx, func(r pgx.Rows) error {
 		var text string

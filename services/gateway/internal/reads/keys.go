@@ -13,46 +13,47 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Key is an API key that is neither revoked nor expired, with its rights.
-type Key struct {
+// APIKey is an API key that is neither revoked nor expired, with its rights.
+type APIKey struct {
 	Tenant string
 	ID     string
 	Role   events.Role
 	Agents []string // slugs of the only agents that it may use; empty means all
 }
 
-// KeyExpired is the reason of key_refusal (see the migrations) for a key that has expired.
+// KeyExpired is the reason for which a key that has expired is refused, as the SQL function key_refusal of the
+// migrations returns it.
 const KeyExpired = "expired"
 
 // KeyByHash returns the key with a hash, unless it was revoked or has expired. Postgres compares the hashes, because
 // the gateway's role may not read them.
-func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error) {
+func (s *Store) KeyByHash(ctx context.Context, sha256 string) (APIKey, bool, error) {
 	r, err := s.queries.AcceptedKey(ctx, sha256)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Key{}, false, nil
+		return APIKey{}, false, nil
 	case err != nil:
-		return Key{}, false, err
+		return APIKey{}, false, err
 	}
-	return Key{r.Tenant, r.ID, parseRole(r.Role), splitAgents(r.Agents)}, true, nil
+	return APIKey{r.Tenant, r.ID, parseRole(r.Role), splitAgentSlugs(r.Agents)}, true, nil
 }
 
-// parseRole returns the role that the column role of keys means.
+// parseRole converts the column role of an API key in the read models to a role.
 func parseRole(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
 
-// splitAgents splits the column agents of keys.
-func splitAgents(s string) []string {
+// splitAgentSlugs splits the column agents of an API key in the read models into the slugs of agents.
+func splitAgentSlugs(s string) []string {
 	if s == "" {
 		return nil
 	}
 	return strings.Split(s, ",")
 }
 
-// Now returns the time of Postgres's clock, which determines the expiry of keys.
-func (s *Store) Now(ctx context.Context) (time.Time, error) { return s.queries.Now(ctx) }
+// PostgresTime returns the time of Postgres's clock, which determines the expiry of keys.
+func (s *Store) PostgresTime(ctx context.Context) (time.Time, error) { return s.queries.Now(ctx) }
 
-// KeyRefusals returns the reason why each key is not accepted: "" for an accepted key, revoked, or KeyExpired.
-// Unknown ids have no entry.
+// KeyRefusals returns, by the id of the key, the reason why each API key is refused: "" for an accepted key,
+// "revoked", or KeyExpired. Unknown ids have no entry.
 func (s *Store) KeyRefusals(ctx context.Context, ids []string) (map[string]string, error) {
 	rows, err := s.queries.KeyRefusals(ctx, ids)
 	out := map[string]string{}
@@ -69,8 +70,8 @@ func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*sp
 	var list []*spoolv1.Key
 	for _, r := range rows {
 		list = append(list, &spoolv1.Key{
-			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(parseRole(r.Role)), Agents: splitAgents(r.Agents), CreatedBy: nilIfEmpty(r.CreatedBy),
-			CreatedAt: wirejson.Time(r.CreatedAt), RevokedAt: timestamp(r.RevokedAt), ExpiresAt: timestamp(r.ExpiresAt),
+			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(parseRole(r.Role)), Agents: splitAgentSlugs(r.Agents), CreatedBy: nilIfEmpty(r.CreatedBy),
+			CreatedAt: wirejson.Time(r.CreatedAt), RevokedAt: timestampMessage(r.RevokedAt), ExpiresAt: timestampMessage(r.ExpiresAt),
 		})
 	}
 	return list, err

@@ -45,8 +45,8 @@ type Filter struct {
 
 // Limits of Filter fields.
 const (
-	maxText = 256  // characters
-	maxTerm = 1024 // bytes of a metadata field's name, and of its value
+	maxFilterText   = 256  // characters
+	maxMetadataTerm = 1024 // bytes of a metadata field's name, and of its value
 )
 
 // listTable describes a table whose rows the API lists: sessions or executions. The rows are filtered and sorted under
@@ -62,8 +62,8 @@ type listTable struct {
 	rowQuery string   // the statement for one row, which has the columns and joins of the list
 }
 
-// sessionList returns the table of sessions, with the columns of the API's list.
-func sessionList() listTable {
+// sessionTable returns the listTable of sessions, with the columns of the API's list.
+func sessionTable() listTable {
 	return listTable{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
@@ -71,10 +71,10 @@ func sessionList() listTable {
 	}
 }
 
-// executionList returns the table of executions, with the columns of the API's list.
-func executionList() listTable {
+// executionTable returns the listTable of executions, with the columns of the API's list.
+func executionTable() listTable {
 	return listTable{
-		name: "executions", state: "phase", states: phases, created: "queued_at",
+		name: "executions", state: "phase", states: executionPhases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
 		rowQuery: queries.Execution,
 	}
@@ -86,24 +86,26 @@ type statementBuilder struct {
 	args  []any
 }
 
-// arg adds an argument and returns its placeholder.
-func (q *statementBuilder) arg(v any) string {
+// addArgument adds an argument to the SQL statement and returns its placeholder.
+func (q *statementBuilder) addArgument(v any) string {
 	q.args = append(q.args, v)
 	return "$" + strconv.Itoa(len(q.args))
 }
 
-// add adds a condition in which each %s is the placeholder of an argument.
-func (q *statementBuilder) add(condition string, args ...any) {
+// addCondition adds a condition to the SQL statement. Each %s of the condition is replaced by the placeholder of an
+// argument.
+func (q *statementBuilder) addCondition(condition string, args ...any) {
 	holders := make([]any, len(args))
 	for i, a := range args {
-		holders[i] = q.arg(a)
+		holders[i] = q.addArgument(a)
 	}
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// readPage reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
-func readPage[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
-	sql, args, err := l.statement(tenant, f, token, size)
+// readListPage returns the page of a list that begins at a page token, and reports whether there are more rows. R is
+// the type of a row of the list.
+func readListPage[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+	sql, args, err := l.pageStatement(tenant, f, token, size)
 	if err != nil {
 		return nil, false, err
 	}
@@ -116,25 +118,25 @@ func readPage[R any](ctx context.Context, s *Store, l listTable, tenant string, 
 	return list, more, err
 }
 
-// statement returns the statement of the page that begins at a token. The inner statement returns only the rows of the
+// pageStatement returns the statement of the page that begins at a token. The inner statement returns only the rows of the
 // page, and one more, so that only these are joined with other tables.
 //
 // The statement is not in package queries: its order and its conditions are chosen by the filter, each with an index of
 // its own, and a prepared statement with optional conditions can get a generic plan, which uses the index of none.
-func (l listTable) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
+func (l listTable) pageStatement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
 	q := &statementBuilder{}
-	q.add("x.tenant = %s", tenant)
-	joins, err := l.filter(q, f)
+	q.addCondition("x.tenant = %s", tenant)
+	joins, err := l.addFilter(q, f)
 	if err != nil {
 		return "", nil, err
 	}
-	if f.Sort, err = oneOf("sort", f.Sort, "created", "updated"); err != nil {
+	if f.Sort, err = parseChoice("sort", f.Sort, "created", "updated"); err != nil {
 		return "", nil, err
 	}
-	if f.Order, err = oneOf("order", f.Order, "desc", "asc"); err != nil {
+	if f.Order, err = parseChoice("order", f.Order, "desc", "asc"); err != nil {
 		return "", nil, err
 	}
-	after, err := l.position(f, token)
+	after, err := l.decodeToken(f, token)
 	if err != nil {
 		return "", nil, err
 	}
@@ -145,9 +147,9 @@ func (l listTable) statement(tenant string, f Filter, token string, size uint32)
 	compare := map[string]string{"desc": "<", "asc": ">"}[f.Order]
 	if after != nil {
 		if len(keys) == 2 { // the coarser column selects the part of the index; the pair decides
-			q.add("x."+keys[0]+" "+compare+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", after.at)
+			q.addCondition("x."+keys[0]+" "+compare+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", after.at)
 		}
-		q.add("(x."+keys[len(keys)-1]+", x.id) "+compare+" (%s, %s)", after.at, after.id)
+		q.addCondition("(x."+keys[len(keys)-1]+", x.id) "+compare+" (%s, %s)", after.at, after.id)
 	}
 	by := func(alias string) string {
 		var terms []string
@@ -159,27 +161,27 @@ func (l listTable) statement(tenant string, f Filter, token string, size uint32)
 	columns, outer, _ := strings.Cut(l.rowQuery, "\nFROM "+l.name+"\n")
 	outer, _, _ = strings.Cut(outer, "\nWHERE ")
 	sql = fmt.Sprintf("%s\nFROM (SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s\n%s\nORDER BY %s",
-		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name, outer, by(l.name))
+		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.addArgument(size+1), l.name, outer, by(l.name))
 	return sql, q.args, nil
 }
 
-// filter adds the conditions of a filter, and returns the joins that they need.
-func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err error) {
+// addFilter adds the conditions of a filter to an SQL statement, and returns the joins that these conditions need.
+func (l listTable) addFilter(q *statementBuilder, f Filter) (joins string, err error) {
 	if f.State != "" {
 		if !slices.Contains(l.states, f.State) {
 			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", truncate.Text(f.State, 64), l.state, strings.Join(l.states, ", "))
 		}
-		q.add("x."+l.state+" = %s", f.State)
+		q.addCondition("x."+l.state+" = %s", f.State)
 	}
 	if (f.Agent != "" || f.Architecture != "" || len(f.Agents) > 0) && l.owner != "x" {
 		joins = " JOIN sessions " + l.owner + " ON " + l.owner + ".tenant = x.tenant AND " + l.owner + ".id = x.session"
-		q.add(l.owner+".tenant = %s", q.args[0])
+		q.addCondition(l.owner+".tenant = %s", q.args[0])
 	}
 	if len(f.Agents) > 0 {
-		q.add(l.owner+".agent = ANY (%s)", f.Agents)
+		q.addCondition(l.owner+".agent = ANY (%s)", f.Agents)
 	}
 	if f.Agent != "" {
-		if err := l.addAgent(q, f.Agent); err != nil {
+		if err := l.addAgentCondition(q, f.Agent); err != nil {
 			return "", err
 		}
 	}
@@ -188,25 +190,25 @@ func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err erro
 		if !ok {
 			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.List())
 		}
-		q.add(l.owner+".architecture = %s", name)
+		q.addCondition(l.owner+".architecture = %s", name)
 	}
 	if f.Parent != "" {
 		if err := events.CheckID("parent", events.KindSession, f.Parent); err != nil {
 			return "", problem.Invalid("parent", "%s", err.Error())
 		}
-		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
+		q.addCondition("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
 	}
-	if err := l.addMetadata(q, f); err != nil {
+	if err := l.addMetadataCondition(q, f); err != nil {
 		return "", err
 	}
-	if err := l.addTimes(q, f); err != nil {
+	if err := l.addTimeConditions(q, f); err != nil {
 		return "", err
 	}
-	return joins, l.addText(q, f.Text)
+	return joins, l.addTextCondition(q, f.Text)
 }
 
-// addAgent adds a condition for the sessions of an agent, in any version or in one.
-func (l listTable) addAgent(q *statementBuilder, s string) error {
+// addAgentCondition adds a condition for the sessions of an agent, in any version or in one.
+func (l listTable) addAgentCondition(q *statementBuilder, s string) error {
 	ref, err := events.ParseReference(s)
 	switch {
 	case err != nil:
@@ -214,23 +216,24 @@ func (l listTable) addAgent(q *statementBuilder, s string) error {
 	case ref.Version != "" && !events.IsDigest(ref.Version):
 		return problem.Invalid("agent", "tag %+q can move to another version: give a digest, or no version for all versions", truncate.Text(ref.Version, 64))
 	}
-	q.add(l.owner+".agent = %s", ref.Slug)
+	q.addCondition(l.owner+".agent = %s", ref.Slug)
 	switch {
 	case ref == (events.Reference{Slug: builtInAgent}):
 		q.where = append(q.where, l.owner+".agent_ref = ''")
 	case ref.Version != "":
-		q.add(l.owner+".agent_ref = %s", ref.String())
+		q.addCondition(l.owner+".agent_ref = %s", ref.String())
 	default:
-		q.add("split_part("+l.owner+".agent_ref, '@', 1) = %s", ref.String())
+		q.addCondition("split_part("+l.owner+".agent_ref, '@', 1) = %s", ref.String())
 	}
 	return nil
 }
 
-// builtInAgent is the agent of a session that names none.
+// builtInAgent is the slug in a filter for sessions that name no agent, which the built-in agent runs.
 const builtInAgent = "default"
 
-// addMetadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
-func (l listTable) addMetadata(q *statementBuilder, f Filter) error {
+// addMetadataCondition adds a condition for a field of the application's metadata. The condition must be built in the
+// same way as the SQL function metadata_terms.
+func (l listTable) addMetadataCondition(q *statementBuilder, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
 		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
@@ -238,34 +241,35 @@ func (l listTable) addMetadata(q *statementBuilder, f Filter) error {
 		return nil
 	}
 	term := q.args[0].(string) + "/" + strconv.Itoa(utf8.RuneCountInString(f.MetadataKey)) + "/" + f.MetadataKey
-	if err := checkText("metadataKey", f.MetadataKey, maxTerm); err != nil {
+	if err := checkFilterText("metadataKey", f.MetadataKey, maxMetadataTerm); err != nil {
 		return err
 	}
 	if f.MetadataValue != nil {
-		if err := checkText("metadataValue", *f.MetadataValue, maxTerm); err != nil {
+		if err := checkFilterText("metadataValue", *f.MetadataValue, maxMetadataTerm); err != nil {
 			return err
 		}
 		term += "/" + *f.MetadataValue
 	}
-	q.add("metadata_terms(x.tenant, x.metadata) @> ARRAY[md5(%s)]", term)
+	q.addCondition("metadata_terms(x.tenant, x.metadata) @> ARRAY[md5(%s)]", term)
 	return nil
 }
 
-// checkText returns an error for text that is too long or that Postgres cannot store.
-func checkText(field, s string, most int) error {
+// checkFilterText returns an error for text of a filter that has more than maxBytes bytes or that Postgres cannot
+// store.
+func checkFilterText(field, s string, maxBytes int) error {
 	switch {
 	case !utf8.ValidString(s):
 		return problem.Invalid(field, "value is not valid UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
 		return problem.Invalid(field, "value contains U+0000")
-	case len(s) > most:
-		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
+	case len(s) > maxBytes:
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), maxBytes)
 	}
 	return nil
 }
 
-// addTimes adds conditions for ranges of time, which include the first bound and exclude the second.
-func (l listTable) addTimes(q *statementBuilder, f Filter) error {
+// addTimeConditions adds conditions for ranges of time, which include the first bound and exclude the second.
+func (l listTable) addTimeConditions(q *statementBuilder, f Filter) error {
 	for _, r := range []struct{ name, column, after, before string }{
 		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
 		{"updated", l.updated[len(l.updated)-1], f.UpdatedAfter, f.UpdatedBefore},
@@ -289,16 +293,16 @@ func (l listTable) addTimes(q *statementBuilder, f Filter) error {
 			if bound.at.IsZero() {
 				continue
 			}
-			q.add("x."+r.column+" "+bound.compare+" %s", bound.at)
+			q.addCondition("x."+r.column+" "+bound.compare+" %s", bound.at)
 			if coarse {
-				q.add("x."+l.updated[0]+" "+bound.compare[:1]+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", bound.at)
+				q.addCondition("x."+l.updated[0]+" "+bound.compare[:1]+"= date_trunc('minute', %s::timestamptz AT TIME ZONE 'UTC')", bound.at)
 			}
 		}
 	}
 	return nil
 }
 
-// parseTime parses a time in RFC 3339; "" is the zero time.
+// parseTime parses the time of a filter, in the format of RFC 3339; "" is the zero time.
 func parseTime(field, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -310,19 +314,19 @@ func parseTime(field, s string) (time.Time, error) {
 	return t, nil
 }
 
-// addText adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
-// conditions select.
-func (l listTable) addText(q *statementBuilder, s string) error {
+// addTextCondition adds the condition that a row contains the text s. No index supports it: Postgres reads all rows
+// of the tenant that the other conditions select.
+func (l listTable) addTextCondition(q *statementBuilder, s string) error {
 	if s == "" {
 		return nil
 	}
-	if err := checkText("text", s, 4*maxText); err != nil {
+	if err := checkFilterText("text", s, 4*maxFilterText); err != nil {
 		return err
 	}
-	if n := utf8.RuneCountInString(s); n > maxText {
-		return problem.Invalid("text", "value has %d characters; the limit is %d", n, maxText)
+	if n := utf8.RuneCountInString(s); n > maxFilterText {
+		return problem.Invalid("text", "value has %d characters; the limit is %d", n, maxFilterText)
 	}
-	holder := q.arg(s)
+	holder := q.addArgument(s)
 	var any []string
 	for _, column := range l.texts {
 		any = append(any, "strpos(lower(x."+column+"), lower("+holder+")) > 0")
@@ -331,8 +335,8 @@ func (l listTable) addText(q *statementBuilder, s string) error {
 	return nil
 }
 
-// oneOf returns s if it is one of the known values, or the first known value if s is empty.
-func oneOf(field, s string, known ...string) (string, error) {
+// parseChoice returns s if it is one of the known values, or the first known value if s is empty.
+func parseChoice(field, s string, known ...string) (string, error) {
 	if s == "" {
 		return known[0], nil
 	}
@@ -356,8 +360,9 @@ type pageToken struct {
 	ID     string `json:"i"`
 }
 
-// digest returns the digest of a filter with its defaults set.
-func (l listTable) digest(f Filter) string {
+// filterDigest returns a digest of a filter, with its defaults set, by which a page token of another filter is
+// recognized.
+func (l listTable) filterDigest(f Filter) string {
 	b, err := json.Marshal(struct {
 		Name   string
 		Filter Filter
@@ -369,10 +374,10 @@ func (l listTable) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// token returns the page token of a page that ended at p.
-func (l listTable) token(f Filter, p pagePosition) string {
+// encodeToken returns the token of the page of a list that follows the position p.
+func (l listTable) encodeToken(f Filter, p pagePosition) string {
 	f.Sort, f.Order = orDefault(f.Sort, "created"), orDefault(f.Order, "desc")
-	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
+	b, err := json.Marshal(pageToken{l.filterDigest(f), p.at.UnixMicro(), p.id})
 	if err != nil {
 		panic(err)
 	}
@@ -387,9 +392,9 @@ func orDefault(s, unset string) string {
 	return s
 }
 
-// position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
-// the first page.
-func (l listTable) position(f Filter, token string) (*pagePosition, error) {
+// decodeToken decodes a page token of encodeToken, which must be that of this list with this filter and sort order.
+// It returns nil for the first page.
+func (l listTable) decodeToken(f Filter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}
@@ -405,7 +410,7 @@ func (l listTable) position(f Filter, token string) (*pagePosition, error) {
 	if err != nil || events.CheckID("pageToken", kind, t.ID) != nil || t.Filter == "" {
 		return nil, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
-	if t.Filter != l.digest(f) {
+	if t.Filter != l.filterDigest(f) {
 		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter or sort order; start again without it")
 	}
 	return &pagePosition{time.UnixMicro(t.Micros).UTC(), t.ID}, nil

@@ -95,7 +95,7 @@ func TestStatement_ReadsFewRowsOfALargeTenant(t *testing.T) {
 		"a day of changes":            {UpdatedAfter: "2026-06-05T00:00:00Z", UpdatedBefore: "2026-06-05T01:00:00Z", Sort: "updated"},
 		"an agent in a range of time": {Agent: "common", CreatedAfter: "2026-02-01T00:00:00Z", CreatedBefore: "2026-02-01T06:00:00Z"},
 	} {
-		for _, l := range []listTable{sessionList(), executionList()} {
+		for _, l := range []listTable{sessionTable(), executionTable()} {
 			f := f
 			if f.State != "" {
 				f.State = map[string]string{"sessions": "open", "executions": "running"}[l.name]
@@ -104,8 +104,8 @@ func TestStatement_ReadsFewRowsOfALargeTenant(t *testing.T) {
 			if l.name == "executions" {
 				id = "exe_" + id[4:]
 			}
-			for where, token := range map[string]string{"first page": "", "page in the middle": l.token(f, pagePosition{later, id})} {
-				sql, args, err := l.statement("a", f, token, 50)
+			for where, token := range map[string]string{"first page": "", "page in the middle": l.encodeToken(f, pagePosition{later, id})} {
+				sql, args, err := l.pageStatement("a", f, token, 50)
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}

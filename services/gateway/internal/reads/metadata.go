@@ -43,8 +43,8 @@ func (m *Metadata) Len() int {
 	return len(m.member)
 }
 
-// Append appends an event, the JSON of events.Wire, with the metadata as its last member. The event is not encoded
-// again; the member was encoded once for all events that share it.
+// Append appends event, the JSON of an events.Wire, to b, with the metadata as the last member of the event. It does
+// not encode the event again; the member was encoded once for all events that share the metadata.
 func (m *Metadata) Append(b, event []byte) []byte {
 	end := len(event) - 1
 	if m == nil || end < 0 || event[end] != '}' {
@@ -55,12 +55,12 @@ func (m *Metadata) Append(b, event []byte) []byte {
 	return append(b, '}')
 }
 
-// addMetadata sets the metadata of a page of events. It reads nothing if the page is empty.
+// setMetadata sets the metadata of a page of events. It reads nothing if the page is empty.
 //
 // An event has the metadata of the time when it was appended, so that a replay does not depend on later changes of
 // the session's metadata. The log and Postgres store each change once: in the event that made it. A message's
 // metadata never changes; it is stored in the row of its execution.
-func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []StoredEvent) error {
+func (s *Store) setMetadata(ctx context.Context, tenant, session string, list []StoredEvent) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []
 		case r.Execution != nil:
 			messages[*r.Execution] = *r.Value
 		default:
-			c, err := readChange(uint32(r.Seq), *r.Value)
+			c, err := decodeMetadataChange(uint32(r.Seq), *r.Value)
 			if err != nil {
 				return err
 			}
@@ -130,8 +130,8 @@ type metadataChange struct {
 	metadata string
 }
 
-// readChange decodes the JSON of an event that sets the session's metadata. seq is the seq of the event.
-func readChange(seq uint32, event string) (metadataChange, error) {
+// decodeMetadataChange decodes the JSON of an event that sets the session's metadata. seq is the seq of the event.
+func decodeMetadataChange(seq uint32, event string) (metadataChange, error) {
 	var w struct {
 		Data struct {
 			Metadata json.RawMessage `json:"metadata"`
@@ -143,6 +143,7 @@ func readChange(seq uint32, event string) (metadataChange, error) {
 	return metadataChange{seq, string(w.Data.Metadata)}, nil
 }
 
+// errUnreadableEvent returns the problem for an event of the read models that cannot be decoded.
 func errUnreadableEvent(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 }

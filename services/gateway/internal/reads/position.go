@@ -13,22 +13,22 @@ import (
 // MaxPositionWait bounds how long a read waits for minPosition.
 const MaxPositionWait = 5 * time.Second
 
-// WaitPosition blocks until the read models contain a position of a session or catalogue entry. It does not wait for
-// "". It returns READ_MODEL_BEHIND after MaxPositionWait.
-func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
+// AwaitMinPosition blocks until the read models contain the position of a commit of the session or catalogue entry
+// id. It does not wait for the position "". After MaxPositionWait it returns READ_MODEL_BEHIND.
+func (s *Store) AwaitMinPosition(ctx context.Context, id, position string) error {
 	deadline := time.Now().Add(MaxPositionWait)
-	return s.awaitPosition(ctx, id, position, deadline, retry.Doubling(2*time.Millisecond, 50*time.Millisecond))
+	return s.pollPosition(ctx, id, position, deadline, retry.Doubling(2*time.Millisecond, 50*time.Millisecond))
 }
 
-// AwaitPosition is like WaitPosition, but blocks until ctx ends. It reads Postgres less often the longer it waits, because
-// many requests may wait at once for read models that are behind.
+// AwaitPosition is like AwaitMinPosition, but blocks until ctx ends. It reads Postgres less often the longer it
+// waits, because many requests may wait at once for read models that are behind.
 func (s *Store) AwaitPosition(ctx context.Context, id, position string) error {
-	return s.awaitPosition(ctx, id, position, time.Time{}, retry.Doubling(2*time.Millisecond, time.Second))
+	return s.pollPosition(ctx, id, position, time.Time{}, retry.Doubling(2*time.Millisecond, time.Second))
 }
 
-// awaitPosition blocks until the read models contain a position. It returns READ_MODEL_BEHIND after the deadline; zero means
-// no deadline.
-func (s *Store) awaitPosition(ctx context.Context, id, position string, deadline time.Time, pauses *retry.Pauses) error {
+// pollPosition reads checkpoints until the read models contain a position, with pauses between the reads. It returns
+// READ_MODEL_BEHIND after the deadline; zero means no deadline.
+func (s *Store) pollPosition(ctx context.Context, id, position string, deadline time.Time, pauses *retry.Pauses) error {
 	if position == "" {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (s *Store) awaitPosition(ctx context.Context, id, position string, deadline
 		return problem.Invalid("minPosition", "%+q is not a position: send the position of a response", truncate.Text(position, 64))
 	}
 	for {
-		c, err := s.checkpoint(ctx, id)
+		c, err := s.groupCheckpoint(ctx, id)
 		if err != nil {
 			return err
 		}
@@ -56,19 +56,19 @@ func (s *Store) awaitPosition(ctx context.Context, id, position string, deadline
 	}
 }
 
-// Progress is the checkpoint of a projector group and its lag.
-type Progress struct {
+// GroupProgress is the checkpoint of a projector group, and how far the group is behind the log.
+type GroupProgress struct {
 	Position uint64
 	CaughtUp bool
 	Lag      time.Duration
 }
 
-// Progress returns the progress of each projector group, by group.
-func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
+// Progress returns the progress of each projector group, by the number of the group.
+func (s *Store) Progress(ctx context.Context) (map[int]GroupProgress, error) {
 	rows, err := s.queries.Checkpoints(ctx)
-	out := map[int]Progress{}
+	out := map[int]GroupProgress{}
 	for _, r := range rows {
-		out[int(r.Grp)] = Progress{uint64(r.Position), r.CaughtUp, time.Duration(r.LagMs) * time.Millisecond}
+		out[int(r.Grp)] = GroupProgress{uint64(r.Position), r.CaughtUp, time.Duration(r.LagMs) * time.Millisecond}
 	}
 	return out, err
 }

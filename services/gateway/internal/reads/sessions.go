@@ -17,21 +17,21 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// session converts a session to an API message.
-func session(r queries.SessionRow) (*spoolv1.Session, error) {
+// sessionMessage converts a row with a session to an API message.
+func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 	s := &spoolv1.Session{
 		SessionId: r.ID, Status: r.Status, Agent: r.Agent, AgentVersion: r.AgentVersion, Architecture: r.Architecture, Sandbox: r.Provider,
 		CreatedAt: wirejson.Time(r.CreatedAt), UpdatedAt: wirejson.Time(r.UpdatedAt), Tip: uint32(r.Tip), Position: r.TipPosition,
 		ActiveExecutionId: nilIfEmpty(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
 		AgentRef: nilIfEmpty(r.AgentRef), Instance: nilIfEmpty(r.Instance), Forks: uint32(r.Forks),
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
-		Snapshot: nilIfEmpty(r.Snapshot), SnapshotAt: timestamp(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
+		Snapshot: nilIfEmpty(r.Snapshot), SnapshotAt: timestampMessage(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
 	}
 	var o events.Options
 	if err := json.Unmarshal([]byte(r.Options), &o); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").WithCause(err)
 	}
-	s.SessionOptions = sessionOptions(o)
+	s.SessionOptions = sessionOptionsMessage(o)
 	if r.Metadata != nil {
 		s.Metadata = wirejson.Raw(*r.Metadata)
 	}
@@ -39,25 +39,25 @@ func session(r queries.SessionRow) (*spoolv1.Session, error) {
 		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").WithCause(err)
 	}
 	if r.Forked != "" {
-		f, err := readForked(r.Forked)
+		f, err := decodeForked(r.Forked)
 		if err != nil {
 			return nil, err
 		}
-		s.Parent = Parent(f)
+		s.Parent = ParentMessage(f)
 	}
 	if r.SandboxID != "" {
 		s.CurrentSandbox = &spoolv1.CurrentSandbox{
 			SandboxId: r.SandboxID, State: r.SandboxStatus, Health: nilIfEmpty(r.SandboxHealth), Reason: nilIfEmpty(r.SandboxReason),
 			Provider: r.SandboxProvider, Engine: r.SandboxEngine, Image: nilIfEmpty(r.SandboxImage),
-			CreatedAt: wirejson.Time(r.SandboxCreatedAt), EndedAt: timestamp(r.SandboxEndedAt),
+			CreatedAt: wirejson.Time(r.SandboxCreatedAt), EndedAt: timestampMessage(r.SandboxEndedAt),
 			MemoryBytes: float64(r.SandboxMemoryBytes), DiskBytes: float64(r.SandboxDiskBytes),
 		}
 	}
 	return s, nil
 }
 
-// readForked decodes the column forked.
-func readForked(text string) (*events.SessionForked, error) {
+// decodeForked decodes the column forked of a session: the event session_forked, or nil if the session is not a fork.
+func decodeForked(text string) (*events.SessionForked, error) {
 	var f events.SessionForked
 	if err := json.Unmarshal([]byte(text), &f); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's parent in the read models is not valid").WithCause(err)
@@ -65,8 +65,8 @@ func readForked(text string) (*events.SessionForked, error) {
 	return &f, nil
 }
 
-// Parent converts the parent of a fork to an API message.
-func Parent(f *events.SessionForked) *spoolv1.ParentSession {
+// ParentMessage converts the parent of a fork to an API message.
+func ParentMessage(f *events.SessionForked) *spoolv1.ParentSession {
 	if f == nil {
 		return nil
 	}
@@ -75,8 +75,8 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 	}
 }
 
-// sessionOptions converts a session's options to an API message.
-func sessionOptions(o events.Options) *spoolv1.SessionOptions {
+// sessionOptionsMessage converts a session's options to an API message.
+func sessionOptionsMessage(o events.Options) *spoolv1.SessionOptions {
 	out := &spoolv1.SessionOptions{
 		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
 		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
@@ -89,21 +89,21 @@ func sessionOptions(o events.Options) *spoolv1.SessionOptions {
 		out.ModelSettings = &spoolv1.ModelSettings{Preset: m.Preset, Env: m.Env, Args: m.Args}
 	}
 	if o.Budget != (events.Budget{}) {
-		out.Budget = Budget(o.Budget)
+		out.Budget = BudgetMessage(o.Budget)
 	}
 	return out
 }
 
-// Session returns one session.
+// Session returns one session of a tenant.
 func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
 	var out *spoolv1.Session
-	err := s.awaitRead(ctx, s.searchSession(tenant, id), func() error {
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, id), func() error {
 		r, err := s.queries.Session(ctx, tenant, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return s.missingSessionError(ctx, tenant, id)
 		}
 		if err == nil {
-			out, err = session(r)
+			out, err = sessionMessage(r)
 		}
 		return err
 	})
@@ -112,18 +112,18 @@ func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Sessio
 
 // Sessions returns a page of a tenant's sessions that match the filter, and the token of the next page.
 func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token string, size uint32) ([]*spoolv1.Session, string, error) {
-	size, err := PageSize(size)
+	size, err := ParsePageSize(size)
 	if err != nil {
 		return nil, "", err
 	}
-	l := sessionList()
-	rows, more, err := readPage[queries.SessionRow](ctx, s, l, tenant, f, token, size)
+	l := sessionTable()
+	rows, more, err := readListPage[queries.SessionRow](ctx, s, l, tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}
 	var list []*spoolv1.Session
 	for _, r := range rows {
-		one, err := session(r)
+		one, err := sessionMessage(r)
 		if err != nil {
 			return nil, "", err
 		}
@@ -137,27 +137,28 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 	if f.Sort == "updated" {
 		at = last.UpdatedAt
 	}
-	return list, l.token(f, pagePosition{at.AsTime(), last.SessionId}), nil
+	return list, l.encodeToken(f, pagePosition{at.AsTime(), last.SessionId}), nil
 }
 
-// MaxPage and DefaultPage are page sizes.
+// MaxPageSize and DefaultPageSize are page sizes.
 const (
-	MaxPage     = 200
-	DefaultPage = 50
+	MaxPageSize     = 200
+	DefaultPageSize = 50
 )
 
-// PageSize validates a page size and replaces 0 by DefaultPage.
-func PageSize(n uint32) (uint32, error) {
-	if n > MaxPage {
-		return 0, problem.Invalid("pageSize", "value is %d; the limit is %d", n, MaxPage)
+// ParsePageSize validates a page size and replaces 0 by DefaultPageSize.
+func ParsePageSize(n uint32) (uint32, error) {
+	if n > MaxPageSize {
+		return 0, problem.Invalid("pageSize", "value is %d; the limit is %d", n, MaxPageSize)
 	}
 	if n == 0 {
-		return DefaultPage, nil
+		return DefaultPageSize, nil
 	}
 	return n, nil
 }
 
-// trimPage removes the additional row that shows whether there is another page, and reports whether there was one.
+// trimPage removes the row beyond the page size that was read to find out whether there is another page, and reports
+// whether there was such a row.
 func trimPage[T any](list []T, size uint32) ([]T, bool) {
 	if uint32(len(list)) <= size {
 		return list, false
@@ -165,12 +166,13 @@ func trimPage[T any](list []T, size uint32) ([]T, bool) {
 	return list[:size], true
 }
 
-// makeToken returns the page token for a page that ended at an id. The token is opaque to clients, so that its form may change.
-func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
+// encodeIDToken returns the token of the page that follows the row with an id. The token is opaque to clients, so
+// that its form may change.
+func encodeIDToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
 
-// readToken returns the id in a token from makeToken, or "" for "". It returns INVALID_REQUEST for other text, and for an id of another
-// kind.
-func readToken(kind events.Kind, token string) (string, error) {
+// decodeIDToken returns the id in a token from encodeIDToken, or "" for "". It returns INVALID_REQUEST for other
+// text, and for an id of another kind.
+func decodeIDToken(kind events.Kind, token string) (string, error) {
 	if token == "" {
 		return "", nil
 	}

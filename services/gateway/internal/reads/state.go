@@ -31,15 +31,15 @@ type SessionState struct {
 	Workspace  *Snapshot             // the snapshot that contains the session's files; nil for none
 }
 
-// foldPage is the number of events that are read with one statement to fold a session's state.
-const foldPage = 10_000
+// foldPageEvents is the number of events that are read with one statement to fold a session's state.
+const foldPageEvents = 10_000
 
-// StateAfter returns the state of a session after an event; a nil event means the last one. field is the name of the
-// request parameter with the event.
+// StateAfter returns the state of a session after the event with the seq at, or after the last event if at is nil.
+// field is the name of the request parameter with the event, for errors.
 func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, at *uint32) (SessionState, error) {
 	p := SessionState{Tenant: tenant, ID: session}
 	var forked string
-	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() error {
 		wanted := int64(0)
 		if at != nil {
 			if wanted = int64(*at); wanted == 0 {
@@ -53,7 +53,7 @@ func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, a
 		case err != nil:
 			return err
 		case wanted > r.Tip:
-			return s.MissingUnlessFolding(ctx, session, errNoSuchEvent(field, wanted, uint32(r.Tip)))
+			return s.MissingUnlessFolding(ctx, session, errEventAfterTip(field, wanted, uint32(r.Tip)))
 		case wanted == 0:
 			wanted = r.Tip
 		}
@@ -63,26 +63,27 @@ func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, a
 				return errUnreadableEvent(err)
 			}
 		}
-		return s.fold(ctx, &p, field, uint32(wanted))
+		return s.foldEvents(ctx, &p, field, uint32(wanted))
 	})
 	if err == nil && forked != "" {
-		p.Parent, err = readForked(forked)
+		p.Parent, err = decodeForked(forked)
 	}
 	if err == nil {
-		p.Workspace, err = s.workspace(ctx, p)
+		p.Workspace, err = s.workspaceSnapshot(ctx, p)
 	}
 	return p, err
 }
 
-// fold folds the events after a state up to one event. field is the request parameter with that event.
-func (s *Store) fold(ctx context.Context, p *SessionState, field string, to uint32) error {
+// foldEvents folds the events after the state p into it, up to the event to. field is the name of the request
+// parameter with that event, for errors.
+func (s *Store) foldEvents(ctx context.Context, p *SessionState, field string, to uint32) error {
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
 		if from == to { // only the position of the event is missing in the state
 			from--
 		}
-		err := s.EachEvent(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
+		err := s.EachEvent(ctx, p.Tenant, p.ID, from, to, nil, foldPageEvents, func(w events.Wire) error {
 			last = w
 			if w.Seq == p.Seq+1 {
 				p.State = history.Evolve(p.State, w.Seq, history.Kept(w))
@@ -100,8 +101,8 @@ func (s *Store) fold(ctx context.Context, p *SessionState, field string, to uint
 	return nil
 }
 
-// lostEventsError returns the error for events that the session had a moment ago and that were not found: the session was
-// deleted, or is being folded again.
+// lostEventsError returns the error for events that a session had a moment ago and that a read did not find: the
+// session was deleted, or its group is being folded again.
 func (s *Store) lostEventsError(ctx context.Context, p SessionState, field string, to uint32) error {
 	exists, err := s.queries.SessionExists(ctx, p.Tenant, p.ID)
 	switch {
@@ -127,11 +128,11 @@ func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to
 		}
 		return f(w)
 	}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $6`,
-		tenant, session, int64(after), int64(to), typeNames(types), limit)
+		tenant, session, int64(after), int64(to), eventTypeNames(types), limit)
 }
 
-// typeNames returns the names of types, or nil for nil, which selects all types.
-func typeNames(types []events.Type) []string {
+// eventTypeNames returns the names of event types, or nil for nil, which selects all types.
+func eventTypeNames(types []events.Type) []string {
 	var names []string
 	for _, t := range types {
 		names = append(names, string(t))
@@ -139,27 +140,28 @@ func typeNames(types []events.Type) []string {
 	return names
 }
 
-// MissingUnlessFolding returns missing, the error for an event that the session does not have. While the read models are
-// being folded from the log's beginning, the session may have the event, and the error is UNAVAILABLE.
+// MissingUnlessFolding returns missing, the error for an event that a session does not have. While the read models
+// are being folded from the log's beginning it returns UNAVAILABLE instead, because the session may have the event.
 func (s *Store) MissingUnlessFolding(ctx context.Context, session string, missing error) error {
-	c, err := s.checkpoint(ctx, session)
+	c, err := s.groupCheckpoint(ctx, session)
 	switch {
 	case err != nil:
 		return err
 	case !c.CaughtUp:
-		return errFolding()
+		return errReadModelsFolding()
 	}
 	return missing
 }
 
-// errNoSuchEvent returns the error for an event after the session's last one.
-func errNoSuchEvent(field string, at int64, tip uint32) error {
+// errEventAfterTip returns the error for an event after the session's last one.
+func errEventAfterTip(field string, at int64, tip uint32) error {
 	e := problem.New(problem.CursorAhead, field, fmt.Sprintf("the session has no event %d yet: its last is %d", at, tip))
 	e.Tip = &tip
 	return e
 }
 
-// BlocksAt returns a page of the blocks that a session had, in display order.
+// BlocksAt returns a page of the blocks that a session had in the state p, in display order, and the position of the
+// next page, or nil at the end.
 func (s *Store) BlocksAt(ctx context.Context, p SessionState, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
 	rows, err := s.queries.BlocksAt(ctx, queries.BlocksAtParams{
 		Tenant: p.Tenant, Session: p.ID, AfterOrd: after.Ord, AfterSeq: after.FirstSeq, Executions: max(1, int64(p.Count.Executions)), Seq: int64(p.Seq),
@@ -174,18 +176,18 @@ func (s *Store) BlocksAt(ctx context.Context, p SessionState, after BlockToken, 
 			next = &BlockToken{Seq: p.Seq, Ord: int64(last.ExecutionOrd), FirstSeq: last.FirstSeq}
 			break
 		}
-		b, err := p.block(r)
+		b, err := p.blockAtState(r)
 		if err != nil {
 			return nil, nil, err
 		}
-		list = append(list, Block(b))
+		list = append(list, BlockMessage(b))
 	}
 	return list, next, nil
 }
 
-// block returns the block of a row, which is in its present state, as it was after the event of p. p contains the
-// blocks that were open at that event.
-func (p SessionState) block(r queries.BlocksAtRow) (b events.Block, err error) {
+// blockAtState returns a block in the state that it had after the event of p. r is the row of the block in its
+// present state; p contains the blocks that were open at that event.
+func (p SessionState) blockAtState(r queries.BlocksAtRow) (b events.Block, err error) {
 	if err := json.Unmarshal([]byte(r.Block), &b); err != nil {
 		return b, errUnreadableEvent(err)
 	}
@@ -220,31 +222,32 @@ func (s *Store) BlocksSince(ctx context.Context, from, to SessionState, limit ui
 		if r.Block == "" {
 			break
 		}
-		b, err := to.block(queries.BlocksAtRow(r))
+		b, err := to.blockAtState(queries.BlocksAtRow(r))
 		if err != nil {
 			return nil, 0, err
 		}
-		list = append(list, Block(b))
+		list = append(list, BlockMessage(b))
 	}
 	return list, to.Count.Blocks - from.Count.Blocks + uint32(len(changed)), nil
 }
 
-// BlockToken is a position in the blocks of a session after an event.
+// BlockToken is a position in the list of blocks that a session has after an event. It is the page token of that
+// list.
 type BlockToken struct {
 	Seq      uint32 // seq of the event
 	Ord      int64
 	FirstSeq int64
 }
 
-// FirstBlocks returns the position before the first block.
-func FirstBlocks() BlockToken { return BlockToken{Ord: -1} }
+// BeforeFirstBlock returns the BlockToken before the first block of a session.
+func BeforeFirstBlock() BlockToken { return BlockToken{Ord: -1} }
 
 // String returns the page token.
 func (t BlockToken) String() string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d/%d", t.Seq, t.Ord, t.FirstSeq))
 }
 
-// ParseBlockToken parses the result of String.
+// ParseBlockToken parses a page token that BlockToken.String returned.
 func ParseBlockToken(token string) (t BlockToken, err error) {
 	text, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {
@@ -256,8 +259,9 @@ func ParseBlockToken(token string) (t BlockToken, err error) {
 	return t, nil
 }
 
-// ExecutionsAt returns the last executions that had started, in their state at the event and in order, except those
-// that had ended at since, an earlier event of the session. The zero SessionState is before the first event.
+// ExecutionsAt returns the latest executions of a session that had started in the state p, in their state then and in
+// order. It leaves out executions that had ended at since, an earlier event of the session; a zero since leaves out
+// none.
 func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit uint32) ([]*spoolv1.Execution, error) {
 	open := []string{}
 	for _, x := range since.Executions {
@@ -269,7 +273,7 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit u
 	if err != nil {
 		return nil, err
 	}
-	list, err := executions(rows)
+	list, err := executionMessages(rows)
 	if err != nil {
 		return nil, err
 	}
@@ -278,7 +282,7 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit u
 		// The log may contain metered requests of an execution only after the execution's end.
 		x.Metered, x.MeteredCostUsd = nil, 0
 		if x.Resolved != nil {
-			text, err := withoutValues(x.Resolved.Text)
+			text, err := withoutVariableValues(x.Resolved.Text)
 			if err != nil {
 				return nil, errUnreadableEvent(err)
 			}
@@ -291,9 +295,9 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit u
 	return list, nil
 }
 
-// withoutValues returns the resolved data of an execution without the values of variables; names and origins are
+// withoutVariableValues returns the resolved data of an execution without the values of variables; names and origins are
 // kept.
-func withoutValues(resolved string) (string, error) {
+func withoutVariableValues(resolved string) (string, error) {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(resolved), &all); err != nil || all["variables"] == nil {
 		return resolved, err
@@ -314,7 +318,7 @@ func withoutValues(resolved string) (string, error) {
 	return string(text), err
 }
 
-// setUnfinished sets the fields of an execution to its state before it ended.
+// setUnfinished sets the fields of an execution that ended after the event of p to their values before its end.
 func (p SessionState) setUnfinished(x *spoolv1.Execution, was history.Execution) {
 	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, nilIfEmpty(was.Executor), nilIfEmpty(was.Model)
 	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
@@ -323,27 +327,27 @@ func (p SessionState) setUnfinished(x *spoolv1.Execution, was history.Execution)
 		CacheReadTokens: clampUint32(was.Usage.CacheReadTokens), CacheWriteTokens: clampUint32(was.Usage.CacheWriteTokens),
 	}
 	x.CostUsd, x.SandboxMs, x.SandboxCostUsd = was.Usage.CostUSD, float64(was.Sandboxed.Ms), was.Sandboxed.CostUSD
-	x.DispatchedAt, x.StartedAt, x.EndedAt = timestamp(was.DispatchedAt), timestamp(was.StartedAt), nil
+	x.DispatchedAt, x.StartedAt, x.EndedAt = timestampMessage(was.DispatchedAt), timestampMessage(was.StartedAt), nil
 	latest := was.QueuedAt
 	for _, t := range []*time.Time{was.DispatchedAt, was.StartedAt} {
 		if t != nil && t.After(latest) {
 			latest = *t
 		}
 	}
-	x.UpdatedAt = timestamp(&latest)
+	x.UpdatedAt = timestampMessage(&latest)
 	if p.Resolved == nil || p.Resolved.ExecutionID != x.ExecutionId {
 		x.Resolved = nil
 	}
 }
 
-// ConversationsAt returns main and the first sub-agents' conversations that had started, in their state at the event,
-// except those that had ended at since, as in ExecutionsAt.
+// ConversationsAt returns the conversations of a session that had started in the state p, main and the first
+// sub-agents', in their state then. Like ExecutionsAt, it leaves out those that had ended at since.
 func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limit int) ([]*spoolv1.Conversation, error) {
 	open := []string{}
 	for _, c := range since.Conversations {
 		open = append(open, c.ID)
 	}
-	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestamp(&p.State.Session.CreatedAt)}
+	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestampMessage(&p.State.Session.CreatedAt)}
 	if x := p.Active(); x != nil {
 		main.Status, main.ExecutionId = "running", nilIfEmpty(x.ID)
 	}
@@ -352,7 +356,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limi
 		Tenant: p.Tenant, Session: p.ID, Seq: int64(p.Seq), Since: int64(since.Seq), Open: open, Size: int32(limit),
 	})
 	for _, r := range rows {
-		c := conversation(queries.ConversationsRow(r))
+		c := conversationMessage(queries.ConversationsRow(r))
 		if slices.ContainsFunc(p.Conversations, func(open history.Conversation) bool { return open.ID == c.ConversationId }) {
 			c.Status, c.EndedAt, c.DurationMs = "running", nil, 0
 		}
@@ -361,7 +365,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limi
 	return list, err
 }
 
-// FileEvents returns the file events after the last snapshot, up to a limit.
+// FileEvents returns the changes of files after the last snapshot of the state p, up to a limit.
 func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list []*spoolv1.FileChange, err error) {
 	var after uint32
 	if p.Snapshot != nil {
@@ -379,7 +383,7 @@ func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list
 			return errUnreadableEvent(err)
 		}
 		list = append(list, &spoolv1.FileChange{
-			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: nilIfEmpty(w.ExecutionID), Time: timestamp(&w.Time),
+			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: nilIfEmpty(w.ExecutionID), Time: timestampMessage(&w.Time),
 		})
 		return nil
 	})
@@ -392,9 +396,9 @@ type Snapshot struct {
 	Session string // the session that the snapshot belongs to
 }
 
-// workspace returns the snapshot that contains the session's files: its own last one or, for a fork without one, the
-// one that it began with.
-func (s *Store) workspace(ctx context.Context, p SessionState) (*Snapshot, error) {
+// workspaceSnapshot returns the snapshot that contains a session's files: its own last one or, for a fork without a
+// snapshot of its own, the one that it began with.
+func (s *Store) workspaceSnapshot(ctx context.Context, p SessionState) (*Snapshot, error) {
 	switch f := p.Parent; {
 	case p.Snapshot != nil:
 		return &Snapshot{*p.Snapshot, p.ID}, nil
@@ -413,7 +417,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 		})
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return newAncestorBehind()
+			return ancestorBehindError()
 		case err != nil:
 			return err
 		}
@@ -427,18 +431,18 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// SnapshotEvent is the seq of an event that names a snapshot, and the snapshot's name.
+// SnapshotEvent is the seq of the event of a snapshot, and the snapshot's name.
 type SnapshotEvent struct {
 	Seq  uint32
 	Name string
 }
 
-// maxSnapshots is the largest number of snapshots that Snapshots returns.
-const maxSnapshots = 10_000
+// maxListedSnapshots is the largest number of snapshots that Snapshots returns.
+const maxListedSnapshots = 10_000
 
 // Snapshots returns the snapshots of a session after an event, in order.
 func (s *Store) Snapshots(ctx context.Context, p SessionState) (list []SnapshotEvent, err error) {
-	err = s.EachEvent(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
+	err = s.EachEvent(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxListedSnapshots, func(w events.Wire) error {
 		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
 			list = append(list, SnapshotEvent{w.Seq, d.Snapshot})
 		}
@@ -447,8 +451,8 @@ func (s *Store) Snapshots(ctx context.Context, p SessionState) (list []SnapshotE
 	return list, err
 }
 
-// timestamp converts a time to a message; nil for none.
-func timestamp(t *time.Time) *timestamppb.Timestamp {
+// timestampMessage converts a time to an API message; it returns nil for nil.
+func timestampMessage(t *time.Time) *timestamppb.Timestamp {
 	if t == nil {
 		return nil
 	}

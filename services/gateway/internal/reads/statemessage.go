@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// SessionMessage returns the session at that event as an API message.
+// SessionMessage returns the session as it was after the event of p, as an API message.
 func (p SessionState) SessionMessage() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
-		SessionOptions: sessionOptions(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
+		SessionOptions: sessionOptionsMessage(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
-		AgentRef: nilIfEmpty(was.AgentRef.String()), Instance: nilIfEmpty(was.Instance.String()), Environments: references(was.Environments),
-		Parent: Parent(p.Parent),
+		AgentRef: nilIfEmpty(was.AgentRef.String()), Instance: nilIfEmpty(was.Instance.String()), Environments: referenceStrings(was.Environments),
+		Parent: ParentMessage(p.Parent),
 	}
 	if x := p.Active(); x != nil {
 		out.ActiveExecutionId = &x.ID
@@ -28,22 +28,22 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 	if b := p.State.Sandbox; b != nil {
 		out.CurrentSandbox = &spoolv1.CurrentSandbox{
 			SandboxId: b.ID, State: b.Status, Health: nilIfEmpty(b.Health), Reason: nilIfEmpty(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: nilIfEmpty(b.Image),
-			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestamp(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
+			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestampMessage(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
 		}
 	}
 	return out
 }
 
-// references returns the string forms of references.
-func references(list []events.Reference) (out []string) {
+// referenceStrings returns references as strings.
+func referenceStrings(list []events.Reference) (out []string) {
 	for _, r := range list {
 		out = append(out, r.String())
 	}
 	return out
 }
 
-// TodoLists returns the todo lists as API messages, the agent's own first.
-func (p SessionState) TodoLists() (out []*spoolv1.TodoList) {
+// TodoListMessages returns the session's todo lists as API messages, the agent's own list first.
+func (p SessionState) TodoListMessages() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
 		for _, item := range t.Items {
@@ -58,15 +58,16 @@ func (p SessionState) TodoLists() (out []*spoolv1.TodoList) {
 	return out
 }
 
-// Versions returns the resolved references of the last execution as an API message, or nil for none.
-func (p SessionState) Versions() *spoolv1.ResolvedVersions {
+// ResolvedVersionsMessage returns the references of the last execution, resolved to versions, as an API message, or
+// nil if there are none.
+func (p SessionState) ResolvedVersionsMessage() *spoolv1.ResolvedVersions {
 	r := p.Resolved
 	if r == nil {
 		return nil
 	}
 	out := &spoolv1.ResolvedVersions{
 		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: nilIfEmpty(r.Agent.String()), Instance: nilIfEmpty(r.Instance.String()),
-		Environments: references(r.Environments), McpServers: r.MCPServers,
+		Environments: referenceStrings(r.Environments), McpServers: r.MCPServers,
 	}
 	for _, skill := range r.Skills {
 		out.Skills = append(out.Skills, skill.Ref.String())
@@ -74,17 +75,17 @@ func (p SessionState) Versions() *spoolv1.ResolvedVersions {
 	return out
 }
 
-// UsageTotal converts a sum of usage to an API message.
-func UsageTotal(u history.Usage) *spoolv1.UsageTotal {
+// UsageTotalMessage converts a sum of usage to an API message.
+func UsageTotalMessage(u history.Usage) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: float64(u.InputTokens), OutputTokens: float64(u.OutputTokens),
 		CacheReadTokens: float64(u.CacheReadTokens), CacheWriteTokens: float64(u.CacheWriteTokens), CostUsd: u.CostUSD,
 	}
 }
 
-// MeteredUsageTotal converts a sum of metered usage to an API message.
-func MeteredUsageTotal(m history.Metered) *spoolv1.UsageTotal {
-	out := UsageTotal(m.Usage)
+// MeteredUsageMessage converts a sum of metered usage to an API message.
+func MeteredUsageMessage(m history.Metered) *spoolv1.UsageTotal {
+	out := UsageTotalMessage(m.Usage)
 	out.Requests, out.Failed = float64(m.Requests), float64(m.Failed)
 	return out
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/progress"
 )
 
-// statusQuery returns the rows of an execution's status: the name of a part and its JSON. The first row is the execution; the
-// rows of each other part are in order of their first event.
+// statusQuery is the SQL statement for an execution's status. Each row has the name of a part of the status, and the
+// JSON of that part. The first row is the execution; the rows of each other part are in the order of their first
+// event.
 const statusQuery = `
 WITH x AS MATERIALIZED (
   SELECT e.tenant, e.session, e.id, e.ord, e.phase, e.attempt, e.queued_at, e.dispatched_at, e.started_at, e.ended_at, e.duration_ms, e.model,
@@ -63,12 +64,12 @@ SELECT 'approval', row_to_json(a)::text, a.first_seq FROM x,
                  ORDER BY requested_seq LIMIT $8) a
 ORDER BY first_seq`
 
-// ExecutionStatus returns the status of an execution, which progress.Apply can continue. minPosition is a position of its
-// session, or "".
+// ExecutionStatus returns the status of an execution, which progress.Apply can continue with later events. It first
+// waits until the read models have reached minPosition, a position of the execution's session, or "".
 func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition string) (*spoolv1.ExecutionStatus, error) {
 	var out *spoolv1.ExecutionStatus
 	read := func() error {
-		return s.awaitRead(ctx, s.searchExecution(tenant, id), func() error {
+		return s.awaitRead(ctx, s.executionSearch(tenant, id), func() error {
 			out = nil
 			err := s.queryRows(ctx, func(r pgx.Rows) error {
 				var part string
@@ -84,9 +85,9 @@ func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition str
 					return problem.New(problem.Internal, "", "the execution's status in the read models is not valid").WithCause(err)
 				}
 				return nil
-			}, statusQuery, tenant, id, progress.MaxResult+1, progress.MaxMessages, progress.MaxCalls, progress.MaxSubagents, events.MainConversation, progress.MaxOpen)
+			}, statusQuery, tenant, id, progress.MaxResultBytes+1, progress.MaxMessages, progress.MaxCalls, progress.MaxSubagents, events.MainConversation, progress.MaxOpenElements)
 			if err == nil && out == nil {
-				return errNoExecution()
+				return errExecutionNotFound()
 			}
 			return err
 		})
@@ -95,13 +96,13 @@ func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition str
 		return out, err
 	}
 	// The position belongs to the session's log, and only the execution determines the session.
-	if err := s.WaitPosition(ctx, out.SessionId, minPosition); err != nil {
+	if err := s.AwaitMinPosition(ctx, out.SessionId, minPosition); err != nil {
 		return nil, err
 	}
 	return out, read()
 }
 
-// addStatusPart adds a row of statusQuery to a status.
+// addStatusPart adds a row of statusQuery, the name of a part and its JSON, to a status.
 func addStatusPart(s *spoolv1.ExecutionStatus, part string, value []byte) error {
 	switch part {
 	case "execution":
@@ -148,19 +149,19 @@ func addStatusPart(s *spoolv1.ExecutionStatus, part string, value []byte) error 
 	}
 	if part == "call" {
 		s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
-			ToolUseId: row.ID, ToolName: progress.Name(row.Name), Status: row.Status, ConversationId: row.Conversation,
-			StartedAt: timestamp(row.StartedAt), EndedAt: timestamp(row.EndedAt), DurationMs: clampUint32(row.DurationMs),
+			ToolUseId: row.ID, ToolName: progress.TruncateName(row.Name), Status: row.Status, ConversationId: row.Conversation,
+			StartedAt: timestampMessage(row.StartedAt), EndedAt: timestampMessage(row.EndedAt), DurationMs: clampUint32(row.DurationMs),
 		})
 	} else {
 		s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
-			SubagentId: row.ID, ConversationId: row.Conversation, Name: progress.Name(row.Name), Status: row.Status,
-			StartedAt: timestamp(row.StartedAt), EndedAt: timestamp(row.EndedAt), DurationMs: clampUint32(row.DurationMs),
+			SubagentId: row.ID, ConversationId: row.Conversation, Name: progress.TruncateName(row.Name), Status: row.Status,
+			StartedAt: timestampMessage(row.StartedAt), EndedAt: timestampMessage(row.EndedAt), DurationMs: clampUint32(row.DurationMs),
 		})
 	}
 	return nil
 }
 
-// setStatusRow sets the fields of a status that the part execution of statusQuery has.
+// setStatusRow sets the fields of a status from the first row of statusQuery, the execution; value is the row's JSON.
 func setStatusRow(s *spoolv1.ExecutionStatus, value []byte) error {
 	var r struct {
 		Session, Phase, Model, Code, Message, Reason, Result string
@@ -197,9 +198,9 @@ func setStatusRow(s *spoolv1.ExecutionStatus, value []byte) error {
 	if err := json.Unmarshal(value, &r); err != nil {
 		return err
 	}
-	s.SessionId, s.Seq, s.Phase, s.Final, s.Attempt = r.Session, r.Tip, r.Phase, progress.HasEnded(r.Phase), r.Attempt
-	s.QueuedAt, s.DispatchedAt, s.StartedAt = timestamp(r.QueuedAt), timestamp(r.DispatchedAt), timestamp(r.StartedAt)
-	s.UpdatedAt, s.EndedAt, s.DurationMs = timestamp(r.UpdatedAt), timestamp(r.EndedAt), clampUint32(r.DurationMs)
+	s.SessionId, s.Seq, s.Phase, s.Final, s.Attempt = r.Session, r.Tip, r.Phase, progress.IsFinalPhase(r.Phase), r.Attempt
+	s.QueuedAt, s.DispatchedAt, s.StartedAt = timestampMessage(r.QueuedAt), timestampMessage(r.DispatchedAt), timestampMessage(r.StartedAt)
+	s.UpdatedAt, s.EndedAt, s.DurationMs = timestampMessage(r.UpdatedAt), timestampMessage(r.EndedAt), clampUint32(r.DurationMs)
 	s.MessageCounts = &spoolv1.MessageCounts{User: r.UserMessages, Assistant: r.AssistantMessages}
 	s.ToolCallCounts = &spoolv1.ToolCallCounts{Pending: r.CallsPending, Complete: r.CallsComplete, Error: r.CallsError}
 	s.SubagentCounts = &spoolv1.SubagentCounts{Running: r.SubagentsRunning, Completed: r.SubagentsCompleted, Failed: r.SubagentsFailed}
@@ -209,7 +210,7 @@ func setStatusRow(s *spoolv1.ExecutionStatus, value []byte) error {
 		InputTokens: r.MeteredInputTokens, OutputTokens: r.MeteredOutputTokens, CacheReadTokens: r.MeteredCacheReadTokens, CacheWriteTokens: r.MeteredCacheWriteTokens,
 		CostUsd: r.MeteredCostUSD, Requests: r.MeteredRequests, Failed: r.MeteredFailed,
 	}
-	s.Model, s.Code, s.Message, s.Reason = nilIfEmpty(progress.Name(r.Model)), nilIfEmpty(progress.Name(r.Code)), nilIfEmpty(progress.Text(r.Message)), nilIfEmpty(progress.Name(r.Reason))
+	s.Model, s.Code, s.Message, s.Reason = nilIfEmpty(progress.TruncateName(r.Model)), nilIfEmpty(progress.TruncateName(r.Code)), nilIfEmpty(progress.TruncateText(r.Message)), nilIfEmpty(progress.TruncateName(r.Reason))
 	progress.SetResult(s, r.Result)
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 type Config struct {
 	Timeout   time.Duration // maximum time that a read waits for Postgres to return a row; 0 means 5 s
 	FreshWait time.Duration // maximum time that a read waits for data that only the log contains yet; 0 means 3 s
-	Log       Log           // required
+	Log       CommitLog     // required
 	// Partitions is how the log distributes ids over the projector's groups.
 	Partitions events.Partitioning
 }
@@ -35,7 +35,7 @@ type Store struct {
 	storedRows []string
 }
 
-// New returns a Store that uses a pool of readmodel.Open.
+// New returns a Store that reads from a pool of connections, which readmodel.Open has opened.
 func New(pool *pgxpool.Pool, cfg Config) *Store {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 5 * time.Second
@@ -44,11 +44,11 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 		cfg.FreshWait = 3 * time.Second
 	}
 	db := database{pool, cfg.Timeout}
-	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedRows(cfg.Partitions.Groups())}
+	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedUsageIDs(cfg.Partitions.Groups())}
 }
 
-// Check returns an error unless Postgres responds and has the read models.
-func (s *Store) Check(ctx context.Context) error {
+// CheckReady returns an error unless Postgres responds and has the read models.
+func (s *Store) CheckReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return readmodel.Check(ctx, s.db.Pool)
@@ -64,18 +64,18 @@ func (s *Store) queryRows(ctx context.Context, scan func(pgx.Rows) error, sql st
 	defer result.Close()
 	for result.Next() {
 		if err := scan(result); err != nil {
-			return readError(err)
+			return readProblem(err)
 		}
 	}
 	return result.Err()
 }
 
-// group returns the projector group of an id, as its checkpoint stores it.
-func (s *Store) group(id string) int16 { return int16(s.cfg.Partitions.Group(id)) } //nolint:gosec // at most 64 groups
+// groupOf returns the projector group that folds the session or catalogue entry id.
+func (s *Store) groupOf(id string) int16 { return int16(s.cfg.Partitions.Group(id)) } //nolint:gosec // at most 64 groups
 
-// checkpoint returns the checkpoint of an id's projector group.
-func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRow, error) {
-	r, err := s.queries.Checkpoint(ctx, s.group(id))
+// groupCheckpoint returns the checkpoint of the projector group that folds the session or catalogue entry id.
+func (s *Store) groupCheckpoint(ctx context.Context, id string) (queries.CheckpointRow, error) {
+	r, err := s.queries.Checkpoint(ctx, s.groupOf(id))
 	if errors.Is(err, pgx.ErrNoRows) { // nothing was folded
 		return queries.CheckpointRow{}, nil
 	}
@@ -84,34 +84,34 @@ func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRo
 
 // missingSessionError returns the error for a session that the read models do not contain.
 func (s *Store) missingSessionError(ctx context.Context, tenant, session string) error {
-	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: s.group(session)})
+	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: s.groupOf(session)})
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return err
 	case r.Deleted:
-		return errDeleted{problem.NoSuchSession()}
+		return errSessionDeleted{problem.NoSuchSession()}
 	case !r.CaughtUp:
-		return errFolding()
+		return errReadModelsFolding()
 	}
 	return problem.NoSuchSession()
 }
 
-// errDeleted is returned for a session that was deleted: a read need not be repeated until the session appears.
-type errDeleted struct{ error }
+// errSessionDeleted is returned for a session that was deleted: a read need not be repeated until the session appears.
+type errSessionDeleted struct{ error }
 
-func (e errDeleted) Unwrap() error { return e.error }
+func (e errSessionDeleted) Unwrap() error { return e.error }
 
-// CheckSession returns INVALID_REQUEST unless s is a session id.
-func CheckSession(s string) error { return checkID("sessionId", events.KindSession, s) }
+// CheckSessionID returns INVALID_REQUEST unless s is a session id.
+func CheckSessionID(s string) error { return checkID("sessionId", events.KindSession, s) }
 
-// CheckExecution returns INVALID_REQUEST unless s is an execution id.
-func CheckExecution(s string) error { return checkID("executionId", events.KindExecution, s) }
+// CheckExecutionID returns INVALID_REQUEST unless s is an execution id.
+func CheckExecutionID(s string) error { return checkID("executionId", events.KindExecution, s) }
 
-// CheckApproval returns INVALID_REQUEST unless s is the id of an approval request.
-func CheckApproval(s string) error { return checkID("approvalId", events.KindApproval, s) }
+// CheckApprovalID returns INVALID_REQUEST unless s is the id of an approval request.
+func CheckApprovalID(s string) error { return checkID("approvalId", events.KindApproval, s) }
 
-// CheckKey returns INVALID_REQUEST unless s is the id of a key.
-func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }
+// CheckKeyID returns INVALID_REQUEST unless s is the id of a key.
+func CheckKeyID(s string) error { return checkID("keyId", events.KindKey, s) }
 
 // checkID returns INVALID_REQUEST for the field unless s is an id of the kind.
 func checkID(field string, kind events.Kind, s string) error {

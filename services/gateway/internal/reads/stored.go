@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// storedRows returns the ids of the rows of tenant_usage that contain what a tenant stores now, one for each projector
-// group.
-func storedRows(groups int) []string {
+// storedUsageIDs returns the ids of the rows of the table tenant_usage that count the bytes which a tenant stores,
+// one for each projector group.
+func storedUsageIDs(groups int) []string {
 	ids := make([]string, groups)
 	for g := range ids {
 		ids[g] = "/" + strconv.Itoa(g)
@@ -15,9 +15,9 @@ func storedRows(groups int) []string {
 	return ids
 }
 
-// Stored returns how many bytes a tenant stores, and the position of each projector group up to which they are
+// StoredBytes returns how many bytes a tenant stores, and the position of each projector group up to which they are
 // counted.
-func (s *Store) Stored(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error) {
+func (s *Store) StoredBytes(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error) {
 	// One statement reads both, so that the sum and the positions are consistent.
 	r, err := s.queries.Stored(ctx, tenant, s.storedRows)
 	if err != nil {

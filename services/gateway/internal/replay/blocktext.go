@@ -12,11 +12,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxTextRead is the number of bytes of DELTAS after which TextsBefore stops.
-const maxTextRead = 32 << 20
+// maxDeltasRead is the number of bytes of DELTAS after which BlockTextsBefore stops.
+const maxDeltasRead = 32 << 20
 
-// Text is the text in flight of a block at an event.
-type Text struct {
+// BlockText is the text in flight that a block had before an event of its session.
+type BlockText struct {
 	reads.OpenText
 	Prefix   []byte // the text from the block's beginning up to the first gap
 	Complete bool   // whether Prefix is the whole text in flight at the event
@@ -25,23 +25,23 @@ type Text struct {
 	hasGap       bool // whether text after a gap was read
 }
 
-// TextsBefore returns the text in flight that blocks of a session had before a time, which is the text that a replay
+// BlockTextsBefore returns the text in flight that blocks of a session had before a time, which is the text that a replay
 // would send; a nil time means all text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
 // bytes before they are held; its error ends the read. take may be nil.
-func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
+func (p *Player) BlockTextsBefore(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*BlockText, error) {
 	if len(open) == 0 {
 		return nil, nil
 	}
-	var list []*Text
+	var list []*BlockText
 	for _, o := range open {
-		list = append(list, &Text{OpenText: o})
+		list = append(list, &BlockText{OpenText: o})
 	}
-	from := deltas.NewReader(p.cfg.NATS, p.cfg.Partitions, tenant, session, earliest(open))
+	from := deltas.NewReader(p.cfg.NATS, p.cfg.Partitions, tenant, session, earliestStart(open))
 	var at time.Time // time of the piece that was read last
-	waits := func(t *Text) bool { return t.needsMore(at) }
+	waits := func(t *BlockText) bool { return t.mayHaveMoreAfter(at) }
 	atEnd := false
-	for from.Bytes() < maxTextRead && slices.ContainsFunc(list, waits) {
-		d, ok, err := p.peek(ctx, tenant, "try again", from)
+	for from.Bytes() < maxDeltasRead && slices.ContainsFunc(list, waits) {
+		d, ok, err := p.peekDelta(ctx, tenant, "try again", from)
 		if err != nil {
 			return nil, err
 		}
@@ -51,8 +51,8 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 		}
 		at = d.Time
 		from.Drop()
-		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
-			if err := list[i].add(d, before, take); err != nil {
+		if i := slices.IndexFunc(list, func(t *BlockText) bool { return t.ID == d.BlockID }); i >= 0 {
+			if err := list[i].addDelta(d, before, take); err != nil {
 				return nil, err
 			}
 		}
@@ -67,14 +67,14 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 	return list, nil
 }
 
-// needsMore reports whether text after the time at may belong to the block and come before the event. The text in flight
-// of a complete block may be longer than its final text.
-func (t *Text) needsMore(at time.Time) bool {
+// mayHaveMoreAfter reports whether text that was sent after the time at may belong to the block and come before the
+// event. The text in flight of a complete block may be longer than its final text.
+func (t *BlockText) mayHaveMoreAfter(at time.Time) bool {
 	return !t.reachedEvent && !t.hasGap && (t.End.IsZero() || !at.After(t.End))
 }
 
-// earliest returns the start of the text of the first of some blocks.
-func earliest(open []reads.OpenText) deltas.Start {
+// earliestStart returns the earliest position in DELTAS at which the text of any of the blocks can begin.
+func earliestStart(open []reads.OpenText) deltas.Start {
 	from := open[0].From
 	for _, o := range open[1:] {
 		from = from.Before(o.From)
@@ -82,8 +82,8 @@ func earliest(open []reads.OpenText) deltas.Start {
 	return from
 }
 
-// hasText reports whether blocks of a kind have text that a replay and a state show while it is in flight.
-func hasText(k events.BlockKind) bool {
+// hasTextInFlight reports whether blocks of a kind have text that a replay and a state show while it is in flight.
+func hasTextInFlight(k events.BlockKind) bool {
 	return k == events.KindAssistantText || k == events.KindThinking
 }
 
@@ -97,24 +97,25 @@ func (p *Player) Blocks(ctx context.Context, tenant, session, conversation strin
 	var texts, others []reads.OpenText
 	for _, o := range open {
 		i := slices.IndexFunc(list, func(b *spoolv1.Block) bool { return b.GetId() == o.ID })
-		if hasText(events.BlockKind(list[i].GetKind())) {
+		if hasTextInFlight(events.BlockKind(list[i].GetKind())) {
 			texts = append(texts, o)
 		} else {
 			others = append(others, o)
 		}
 	}
 	for _, group := range [][]reads.OpenText{texts, others} {
-		if _, err := p.FillOpen(ctx, tenant, session, group, nil, list, take); err != nil {
+		if _, err := p.FillOpenBlocks(ctx, tenant, session, group, nil, list, take); err != nil {
 			return nil, 0, err
 		}
 	}
 	return list, tip, nil
 }
 
-// FillOpen sets the text in flight of open blocks, as TextsBefore returns it, and returns the texts.
-func (p *Player) FillOpen(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, blocks []*spoolv1.Block, take func(bytes int64) error) ([]*Text, error) {
-	list, err := p.TextsBefore(ctx, tenant, session, open, before, take)
-	byID := map[string]*Text{}
+// FillOpenBlocks sets the content of those of blocks that are in open to the text in flight that BlockTextsBefore
+// returns, and returns these texts.
+func (p *Player) FillOpenBlocks(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, blocks []*spoolv1.Block, take func(bytes int64) error) ([]*BlockText, error) {
+	list, err := p.BlockTextsBefore(ctx, tenant, session, open, before, take)
+	byID := map[string]*BlockText{}
 	for _, t := range list {
 		byID[t.ID] = t
 	}
@@ -127,8 +128,9 @@ func (p *Player) FillOpen(ctx context.Context, tenant, session string, open []re
 	return list, err
 }
 
-// add adds a piece of the block's text, unless it comes after a gap or after the event.
-func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
+// addDelta appends a delta to the block's text, unless the delta comes after a gap or after the event. before is the
+// time of the event, nil for none.
+func (t *BlockText) addDelta(d events.Delta, before *time.Time, take func(bytes int64) error) error {
 	skip := len(t.Prefix) - int(d.Offset)
 	switch {
 	case skip < 0:

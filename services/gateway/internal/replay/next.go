@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	pageEvents = 64        // largest number of events that one read returns
-	pageBytes  = 256 << 10 // bytes after which a read ends
-	maxBatch   = 256 << 10 // bytes after which Next returns
+	pageEvents    = 64        // largest number of events that one read returns
+	pageBytes     = 256 << 10 // bytes after which a read ends
+	maxBatchBytes = 256 << 10 // bytes after which Next returns
 )
 
-// step is the next item that a replay sends: an event or a piece of text in flight.
-type step struct {
+// replayStep is the next item that a replay sends: an event or a piece of text in flight.
+type replayStep struct {
 	due    time.Time
 	stored *reads.StoredEvent
 	event  events.Wire
@@ -33,7 +33,7 @@ type step struct {
 // the replay's end, the cause of ctx, or the reason why the replay cannot continue.
 func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	size := 0
-	for size < maxBatch {
+	for size < maxBatchBytes {
 		if ctx.Err() != nil {
 			return framesOrError(frames, context.Cause(ctx))
 		}
@@ -42,7 +42,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 		}
 		r.notices = nil
 		if r.next == nil {
-			if err := r.findNext(ctx); err != nil {
+			if err := r.findNextStep(ctx); err != nil {
 				return framesOrError(frames, err)
 			}
 			continue // its notices are sent before the wait
@@ -52,7 +52,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 		case wait > 0 && len(frames) > 0:
 			return frames, nil
 		case wait > 0:
-			if err := r.wait(ctx, wait); err != nil {
+			if err := r.waitDuration(ctx, wait); err != nil {
 				return nil, err
 			}
 		default:
@@ -67,7 +67,8 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 	return frames, nil
 }
 
-// framesOrError returns frames without the error if there are frames; the next call will return the error again.
+// framesOrError returns frames without the error if there are frames, because the next call of Replay.Next will
+// return the error again.
 func framesOrError(frames []live.Frame, err error) ([]live.Frame, error) {
 	if len(frames) > 0 {
 		return frames, nil
@@ -75,8 +76,8 @@ func framesOrError(frames []live.Frame, err error) ([]live.Frame, error) {
 	return nil, err
 }
 
-// wait blocks for d, unless the session or the replay's client ends first.
-func (r *Replay) wait(ctx context.Context, d time.Duration) error {
+// waitDuration blocks for the duration d, unless the session or the replay's client ends first.
+func (r *Replay) waitDuration(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -85,19 +86,20 @@ func (r *Replay) wait(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return r.reader.Ended()
+	return r.reader.EndError()
 }
 
-// findNext finds the next step and its due time, or the end of the replay. It finds neither if it skips an event.
-func (r *Replay) findNext(ctx context.Context) error {
-	if err := r.reader.Ended(); err != nil {
+// findNextStep finds the next step of the replay and the time at which it is due, or the end of the replay. If it
+// skips an event, it finds neither and must be called again.
+func (r *Replay) findNextStep(ctx context.Context) error {
+	if err := r.reader.EndError(); err != nil {
 		return err
 	}
 	if r.ended {
 		return io.EOF
 	}
 	if len(r.page) == 0 && r.read < r.last {
-		if err := r.readPage(ctx); err != nil {
+		if err := r.readEventPage(ctx); err != nil {
 			return err
 		}
 	}
@@ -106,11 +108,11 @@ func (r *Replay) findNext(ctx context.Context) error {
 		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
 		return nil
 	}
-	s := step{stored: &r.page[0]}
+	s := replayStep{stored: &r.page[0]}
 	if err := json.Unmarshal(s.stored.JSON, &s.event); err != nil {
-		return unreadable(err)
+		return unreadableEventError(err)
 	}
-	if !r.includes(s.event.ExecutionID) {
+	if !r.includesExecution(s.event.ExecutionID) {
 		r.advanceClock(s.event)
 		r.page = r.page[1:]
 		return nil
@@ -142,7 +144,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		return nil, nil
 	}
 	for {
-		d, ok, err := r.player.peek(ctx, r.request.Tenant, "replay again from the event after the last one that came", r.texts)
+		d, ok, err := r.player.peekDelta(ctx, r.request.Tenant, "replay again from the event after the last one that came", r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
@@ -165,7 +167,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 func (r *Replay) takeStep() (live.Frame, error) {
 	s := r.next
 	if s.text != nil {
-		return r.takeText(*s.text)
+		return r.takeTextFrame(*s.text)
 	}
 	e := s.event.Event()
 	if done, ok := e.Data.(events.BlockComplete); ok {
@@ -178,7 +180,7 @@ func (r *Replay) takeStep() (live.Frame, error) {
 		}
 	}
 	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
-		hasText(b.Block.Kind) {
+		hasTextInFlight(b.Block.Kind) {
 		r.openBlock(b.Block.ID, deltas.StartOf(b))
 	}
 	r.advanceClock(s.event)
@@ -188,7 +190,8 @@ func (r *Replay) takeStep() (live.Frame, error) {
 	return live.Frame{Seq: kept.Seq, Type: kept.Type, JSON: kept.JSON, Metadata: kept.Metadata}, nil
 }
 
-func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
+// takeTextFrame returns the frame of a delta, which is due, and advances the position in the text of its block.
+func (r *Replay) takeTextFrame(d events.Delta) (live.Frame, error) {
 	raw, err := d.AppendWire(nil, r.request.Session, r.sent, r.position)
 	if err != nil {
 		return live.Frame{}, problem.From(err)
@@ -199,24 +202,24 @@ func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
 	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
 }
 
-// readPage reads the next events.
-func (r *Replay) readPage(ctx context.Context) error {
-	release, err := r.player.slot(ctx, r.request.Tenant)
+// readEventPage reads the next page of events from Postgres.
+func (r *Replay) readEventPage(ctx context.Context) error {
+	release, err := r.player.acquireReadSlot(ctx, r.request.Tenant)
 	if err != nil {
 		return err
 	}
 	defer release()
-	page, err := r.player.cfg.Reads.Events(ctx, r.request.Tenant, r.request.Session, reads.Query{
+	page, err := r.player.cfg.Reads.Events(ctx, r.request.Tenant, r.request.Session, reads.EventQuery{
 		After: r.read, Limit: int(min(pageEvents, r.last-r.read)), Metadata: true, Bytes: pageBytes,
 	})
 	if err != nil {
-		return cursorError(err)
+		return fromFieldError(err)
 	}
 	size := int64(0)
 	for _, e := range page.Events {
 		size += int64(len(e.JSON) + e.Metadata.Len())
 	}
-	if err := r.holdExtra(max(0, size-pageBytes)); err != nil {
+	if err := r.adjustHeldBytes(max(0, size-pageBytes)); err != nil {
 		return err
 	}
 	if len(page.Events) == 0 {
@@ -227,22 +230,23 @@ func (r *Replay) readPage(ctx context.Context) error {
 	return nil
 }
 
-// holdExtra takes the bytes by which a page exceeds pageBytes from the gateway's limit, or returns those that a smaller
+// adjustHeldBytes takes the bytes by which a page exceeds pageBytes from the gateway's limit, or returns those that a smaller
 // page does not need.
-func (r *Replay) holdExtra(n int64) error {
+func (r *Replay) adjustHeldBytes(n int64) error {
 	if n > r.extraBytes {
 		if err := r.held.Take(n - r.extraBytes); err != nil {
 			return err
 		}
 	} else {
-		r.held.Return(r.extraBytes - n)
+		r.held.ReturnBytes(r.extraBytes - n)
 	}
 	r.extraBytes = n
 	return nil
 }
 
-// cursorError converts an error about the cursor to one about from, which is the field that the client sent.
-func cursorError(err error) error {
+// fromFieldError converts an error about the cursor to an error about the field from, which is the field that the
+// client sent.
+func fromFieldError(err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "after" {
 		renamed := *p
@@ -252,6 +256,7 @@ func cursorError(err error) error {
 	return err
 }
 
-func unreadable(err error) error {
+// unreadableEventError returns the problem for an event that cannot be decoded.
+func unreadableEventError(err error) error {
 	return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 }

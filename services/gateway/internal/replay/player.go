@@ -14,12 +14,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxReads is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other reads
+// maxReadingReplays is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other reads
 // have capacity. maxTenantReads is the part of it that one tenant may use, so that other tenants do not wait for all of
 // its replays.
 const (
-	maxReads       = 8
-	maxTenantReads = maxReads / 2
+	maxReadingReplays = 8
+	maxTenantReads    = maxReadingReplays / 2
 )
 
 // Config configures a Player. Every field is required.
@@ -40,7 +40,7 @@ type Player struct {
 	tenants map[string]*tenantSlots // tenants that are reading or waiting
 }
 
-// tenantSlots limits how many reads of NATS one tenant's replays do at the same time.
+// tenantSlots limits how many replays of one tenant read at the same time.
 type tenantSlots struct {
 	slots chan struct{}
 	users int // replays that hold a slot or wait for one
@@ -48,14 +48,14 @@ type tenantSlots struct {
 
 // New returns a Player.
 func New(cfg Config) *Player {
-	return &Player{cfg: cfg, slots: make(chan struct{}, maxReads), tenants: map[string]*tenantSlots{}}
+	return &Player{cfg: cfg, slots: make(chan struct{}, maxReadingReplays), tenants: map[string]*tenantSlots{}}
 }
 
-// peek calls deltas.Reader.Peek and waits for a slot if that call reads from NATS. remedy is the advice for the client if
-// the read fails.
-func (p *Player) peek(ctx context.Context, tenant, remedy string, from *deltas.Reader) (events.Delta, bool, error) {
+// peekDelta returns the next delta without consuming it, as deltas.Reader.Peek does. It waits for a read slot if Peek
+// has to read from NATS. remedy is the advice for the client if the read fails.
+func (p *Player) peekDelta(ctx context.Context, tenant, remedy string, from *deltas.Reader) (events.Delta, bool, error) {
 	if !from.Buffered() {
-		release, err := p.slot(ctx, tenant)
+		release, err := p.acquireReadSlot(ctx, tenant)
 		if err != nil {
 			return events.Delta{}, false, err
 		}
@@ -71,19 +71,19 @@ func (p *Player) peek(ctx context.Context, tenant, remedy string, from *deltas.R
 	return d, ok, nil
 }
 
-// slot blocks until the tenant may read from NATS, because fewer than maxReads replays, and fewer than maxTenantReads
-// of the tenant, do so. The caller must call release after its read.
-func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
-	s := p.join(tenant)
+// acquireReadSlot blocks until fewer than maxReadingReplays replays, and fewer than maxTenantReads of the tenant,
+// read at the same time. The caller must call release after its read.
+func (p *Player) acquireReadSlot(ctx context.Context, tenant string) (release func(), err error) {
+	s := p.acquireTenantSlots(tenant)
 	select {
 	case s.slots <- struct{}{}:
 	case <-ctx.Done():
-		p.leave(tenant, s)
+		p.releaseTenantSlots(tenant, s)
 		return nil, context.Cause(ctx)
 	}
 	leave := func() {
 		<-s.slots
-		p.leave(tenant, s)
+		p.releaseTenantSlots(tenant, s)
 	}
 	select {
 	case p.slots <- struct{}{}:
@@ -97,8 +97,8 @@ func (p *Player) slot(ctx context.Context, tenant string) (release func(), err e
 	}, nil
 }
 
-// join returns the slots of a tenant, and counts one more user of them.
-func (p *Player) join(tenant string) *tenantSlots {
+// acquireTenantSlots returns the read slots of a tenant, and counts one more user of them.
+func (p *Player) acquireTenantSlots(tenant string) *tenantSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.tenants[tenant]
@@ -110,8 +110,9 @@ func (p *Player) join(tenant string) *tenantSlots {
 	return s
 }
 
-// leave counts one user less of a tenant's slots, and removes the slots if they have no users any more.
-func (p *Player) leave(tenant string, s *tenantSlots) {
+// releaseTenantSlots counts one user less of a tenant's read slots, and removes the slots if they have no users any
+// more.
+func (p *Player) releaseTenantSlots(tenant string, s *tenantSlots) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s.users--; s.users == 0 {

@@ -18,9 +18,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// replayCost is the number of bytes that each replay takes from the gateway's in-flight limit. It stands for the
+// replayCostBytes is the number of bytes that each replay takes from the gateway's in-flight limit. It stands for the
 // replay's pages of events, and the frames that are being sent.
-const replayCost = 768 << 10
+const replayCostBytes = 768 << 10
 
 // Request describes a replay.
 type Request struct {
@@ -40,7 +40,7 @@ type Replay struct {
 	request    Request
 	reader     *live.Reader // reports the session's tip, its deletion, and the stop of the gateway
 	held       *admission.Request
-	extraBytes int64 // bytes held beyond replayCost, for a page with a large event
+	extraBytes int64 // bytes held beyond replayCostBytes, for a page with a large event
 
 	tip   uint32
 	last  uint32 // seq of the last event to replay
@@ -53,7 +53,7 @@ type Replay struct {
 	position   string    // position of that event
 	runnerTime time.Time // recorded time of the last runner event that Next returned
 	pacer      pace.Pacer
-	next       *step         // nil until findNext has found it
+	next       *replayStep   // nil until findNextStep has found it
 	notices    []pace.Notice // sent before anything else
 	ended      bool
 }
@@ -72,8 +72,9 @@ func (p *Player) Open(ctx context.Context, request Request) (*Replay, error) {
 	return r, nil
 }
 
+// begin validates the request of the replay, and reads the events and open blocks with which the replay begins.
 func (r *Replay) begin(ctx context.Context) (err error) {
-	if err := r.held.Take(replayCost); err != nil {
+	if err := r.held.Take(replayCostBytes); err != nil {
 		return err
 	}
 	if r.reader, err = r.player.cfg.Live.JoinTip(ctx, r.request.Tenant, r.request.Agents, r.request.Session); err != nil {
@@ -86,14 +87,14 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.restrictToExecution(ctx); err != nil {
 		return err
 	}
-	if err := r.seek(ctx, r.request.From-1); err != nil {
+	if err := r.seekAfter(ctx, r.request.From-1); err != nil {
 		return err
 	}
 	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.Started{From: r.request.From, To: r.last, Tip: r.tip, Speed: r.request.Speed.String()}})
 	return nil
 }
 
-// checkRange checks the requested range of events.
+// checkRange returns a problem unless the requested events exist; tip is the session's last event.
 func (r *Replay) checkRange(ctx context.Context, tip uint32) error {
 	r.last = tip
 	if r.request.To != nil {
@@ -119,10 +120,11 @@ func (r *Replay) checkRange(ctx context.Context, tip uint32) error {
 	return nil
 }
 
-// ErrExecutionEnded is the cause of the error of Open if the execution ended before the first requested event.
+// ErrExecutionEnded is the cause of the error of Player.Open if the requested execution ended before the first
+// requested event.
 var ErrExecutionEnded = errors.New("the execution ended before")
 
-// restrictToExecution restricts the range to the requested execution, if any.
+// restrictToExecution restricts the replayed events to those of the requested execution, if the request names one.
 func (r *Replay) restrictToExecution(ctx context.Context) error {
 	if r.request.Execution == "" {
 		return nil
@@ -143,40 +145,41 @@ func (r *Replay) restrictToExecution(ctx context.Context) error {
 	return nil
 }
 
-// includes reports whether the replay includes events and text of an execution.
-func (r *Replay) includes(execution string) bool {
+// includesExecution reports whether the replay sends the events and the text of an execution: it does for all, unless
+// the request names one.
+func (r *Replay) includesExecution(execution string) bool {
 	return r.request.Execution == "" || execution == r.request.Execution
 }
 
-// seek reads the event before the first one, and the blocks that are open after it, whose text is replayed from its
-// beginning. The read also detects events that are no longer stored.
-func (r *Replay) seek(ctx context.Context, seq uint32) error {
+// seekAfter moves the replay to the position after the event seq. It reads that event, and the blocks that are open
+// after it, whose text the replay sends from its beginning. The read also detects events that are no longer stored.
+func (r *Replay) seekAfter(ctx context.Context, seq uint32) error {
 	r.read, r.sent = max(seq, 1)-1, seq
-	if err := r.readPage(ctx); err != nil || seq == 0 {
+	if err := r.readEventPage(ctx); err != nil || seq == 0 {
 		return err
 	}
 	var before events.Wire
 	if err := json.Unmarshal(r.page[0].JSON, &before); err != nil {
-		return unreadable(err)
+		return unreadableEventError(err)
 	}
 	r.page = r.page[1:]
 	r.position = before.Position
 	r.advanceClock(before)
-	release, err := r.player.slot(ctx, r.request.Tenant)
+	release, err := r.player.acquireReadSlot(ctx, r.request.Tenant)
 	if err != nil {
 		return err
 	}
 	defer release()
-	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.request.Tenant, r.request.Session, r.request.From)
+	list, err := r.player.cfg.Reads.OpenBlocksAt(ctx, r.request.Tenant, r.request.Session, r.request.From)
 	for _, b := range list {
-		if r.includes(b.ExecutionID) {
+		if r.includesExecution(b.ExecutionID) {
 			r.openBlock(b.ID, b.From)
 		}
 	}
 	return err
 }
 
-// openBlock begins to replay the text of a block.
+// openBlock makes the replay send the text of a block, beginning at the position from of DELTAS.
 func (r *Replay) openBlock(id string, from deltas.Start) {
 	switch {
 	case r.texts == nil:
@@ -188,15 +191,15 @@ func (r *Replay) openBlock(id string, from deltas.Start) {
 	r.open[id] = 0
 }
 
-// advanceClock records the clock of the runner. It may go back, because the next runner may be on another machine whose
-// clock is behind.
+// advanceClock sets the replay's clock to the time at which the runner wrote an event. The clock may go back, because
+// the next runner may be on another machine whose clock is behind.
 func (r *Replay) advanceClock(e events.Wire) {
 	if e.Source == events.FromRunner {
 		r.runnerTime = e.Time
 	}
 }
 
-// Close ends the replay and returns the bytes that it holds.
+// Close ends the replay and returns its bytes to the gateway's limit.
 func (r *Replay) Close() {
 	if r.reader != nil {
 		r.reader.Close()

@@ -17,7 +17,7 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	take := func(tenant string, n int) {
 		t.Helper()
 		for range n {
-			release, err := p.slot(t.Context(), tenant)
+			release, err := p.acquireReadSlot(t.Context(), tenant)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -29,7 +29,7 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 		// A select between a free slot and an ended context may take either. If a slot were free, one of many calls
 		// would get it.
 		for range 100 {
-			if release, err := p.slot(ended, tenant); err == nil {
+			if release, err := p.acquireReadSlot(ended, tenant); err == nil {
 				release()
 				t.Fatalf("another read of %s does not wait", tenant)
 			} else if !errors.Is(err, context.Canceled) {
@@ -39,7 +39,7 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	}
 	take("one", maxTenantReads)
 	waits("one")
-	take("other", maxReads-maxTenantReads)
+	take("other", maxReadingReplays-maxTenantReads)
 	waits("other")
 	waits("third") // all reads of the gateway are in use
 	for _, release := range releases {

@@ -42,7 +42,7 @@ func (codec) Unmarshal(data []byte, v any) error {
 // NewDecoder returns a decoder of one message, which must be the whole body. An empty body is an empty message.
 func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 	return runtime.DecoderFunc(func(v any) error {
-		b, ok := r.(*body)
+		b, ok := r.(*requestBody)
 		if !ok {
 			return fmt.Errorf("%T: %w", r, errNoMessage)
 		}
@@ -51,17 +51,17 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 		}
 		b.err = c.Unmarshal(b.data, v)
 		if b.err == nil {
-			b.err = b.onlyBody(v)
+			b.err = b.checkPathFields(v)
 		}
 		if b.err == nil {
-			b.err = b.setParameters(v)
+			b.err = b.setQueryParameters(v)
 		}
 		return b.err
 	})
 }
 
-// onlyBody returns an error if the body sets a field that the path contains.
-func (b *body) onlyBody(v any) error {
+// checkPathFields returns an error if the body of a request sets a field that the path contains.
+func (b *requestBody) checkPathFields(v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {
 		return nil
@@ -75,8 +75,9 @@ func (b *body) onlyBody(v any) error {
 	return nil
 }
 
-// setParameters sets the fields of a message that are parameters of the query. It returns an error if the body sets one.
-func (b *body) setParameters(v any) error {
+// setQueryParameters sets the fields of the message v that are parameters of the query. It returns an error if the
+// body sets one of them.
+func (b *requestBody) setQueryParameters(v any) error {
 	message, ok := v.(proto.Message)
 	if !ok {
 		return nil

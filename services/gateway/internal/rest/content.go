@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 )
 
-// getFile returns a file's content. Its headers prevent browsers from displaying the file in the API's origin.
+// getFile sends the content of a workspace file. Its headers prevent browsers from displaying the file in the API's
+// origin.
 func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file string) error {
 	q, err := queryParameters(r, "minPosition", paramLive, paramAt)
 	if err != nil {
@@ -25,20 +26,20 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 		return err
 	}
 	if live {
-		return h.getLive(w, r, session, file)
+		return h.getLiveFile(w, r, session, file)
 	}
 	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
 	if err != nil {
 		return err
 	}
-	e, err := ws.Find(file)
+	e, err := ws.FindFile(file)
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(min(e.Size, admission.TransferCost)); err != nil {
+	if err := admissionOf(r).Take(min(e.Size, admission.FileTransferCost)); err != nil {
 		return err
 	}
-	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
+	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenFile(ctx, ws, file) }, size: e.Size}
 	defer content.Close()
 	kind := mime.TypeByExtension(path.Ext(file))
 	// The first bytes are read before the header is sent: they determine the type, and show whether the content is
@@ -51,7 +52,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 		kind = http.DetectContentType(first)
 	}
 	h.setDownloadHeaders(w, kind, path.Base(file))
-	w.Header().Set("ETag", `"`+etag(e)+`"`)
+	w.Header().Set("ETag", `"`+entryETag(e)+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
 		r.Header.Del("Range") // each of several ranges would read the file from its start
 	}
@@ -59,7 +60,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	out := h.pacedResponse(w)
 	http.ServeContent(out, r, "", e.ModTime, content)
 	if content.err != nil && r.Context().Err() == nil {
-		h.abort(r, content.err)
+		h.abortResponse(r, content.err)
 	}
 	return nil
 }
@@ -102,7 +103,7 @@ type contentSeeker struct {
 	err    error
 }
 
-// rewind sets the offset to 0; first are the first bytes of the content.
+// rewind sets the offset of the next read to 0; first are the first bytes of the content, which were already read.
 func (s *contentSeeker) rewind(first []byte) { s.first, s.offset = first, 0 }
 
 // Seek implements io.Seeker.
@@ -127,7 +128,7 @@ func (s *contentSeeker) Read(p []byte) (int, error) {
 		s.offset += int64(n)
 		return n, nil
 	}
-	if err := s.skipTo(); err != nil {
+	if err := s.skipToOffset(); err != nil {
 		s.err = err
 		return 0, err
 	}
@@ -140,8 +141,8 @@ func (s *contentSeeker) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// skipTo opens the content if needed, and skips it up to the offset of the next read.
-func (s *contentSeeker) skipTo() (err error) {
+// skipToOffset opens the content if needed, and discards bytes up to the offset of the next read.
+func (s *contentSeeker) skipToOffset() (err error) {
 	if s.from != nil && s.read > s.offset {
 		s.Close()
 	}

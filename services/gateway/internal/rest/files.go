@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	filesSuffix = "/files"
-	typeTar     = "application/x-tar"
+	filesSuffix    = "/files"
+	contentTypeTar = "application/x-tar"
 )
 
-// parseFilesPath parses the path of a file route. has reports whether the path names a file; ok reports whether it is a file
-// route.
-func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
+// parseFilesPath parses the path of a request for workspace files. hasFile reports whether the path names a file; ok
+// reports whether it is such a path at all.
+func parseFilesPath(urlPath string) (session, file string, hasFile, ok bool) {
 	rest, ok := strings.CutPrefix(urlPath, streamPrefix)
 	if !ok {
 		return "", "", false, false
@@ -46,14 +46,14 @@ func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 	return "", "", false, false
 }
 
-// serveFiles serves the workspace's files: reads from snapshots or the sandbox, and changes.
-func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, has bool) error {
+// serveFiles serves requests for workspace files: reads from a snapshot or the running sandbox, and changes.
+func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, hasFile bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
 		http.MethodGet: func() error { return h.listFiles(w, r, session) }, http.MethodHead: func() error { return h.listFiles(w, r, session) },
 		http.MethodPut: func() error { return h.putTar(w, r, session) },
 	}
-	if has {
+	if hasFile {
 		w.route += "/{path}"
 		get := func() error { return h.getFile(w, r, session, file) }
 		serve = map[string]func() error{
@@ -64,20 +64,21 @@ func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file s
 	}
 	do := serve[r.Method]
 	if do == nil {
-		return notAllowed(r)
+		return methodNotAllowed(r)
 	}
-	if err := allow(w, r); err != nil {
+	if err := checkAllowed(w, r); err != nil {
 		return err
 	}
 	return do()
 }
 
-// paramAt is the parameter that selects the event at which files are read.
+// paramAt is the query parameter that selects the event after which files are read.
 const paramAt = "at"
 
-// requestedVersion returns which version of the files is requested: live, after an event, or, without either, the last snapshot.
+// requestedVersion returns from where a request reads files: from the running sandbox (live), from the snapshot after
+// the event at, or, without either, from the last snapshot.
 func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
-	if live, err = isLive(q); err != nil || !q.Has(paramAt) {
+	if live, err = wantsLiveFiles(q); err != nil || !q.Has(paramAt) {
 		return live, nil, err
 	}
 	if live {
@@ -101,7 +102,7 @@ func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file stri
 		}
 		f.Mode = uint32(n)
 	}
-	return h.upload(w, r, session, f)
+	return h.uploadFile(w, r, session, f)
 }
 
 // putTar unpacks the request body, a tar archive, into the workspace.
@@ -110,15 +111,16 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 	if err != nil {
 		return err
 	}
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeTar {
-		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", typeTar)
+	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != contentTypeTar {
+		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", contentTypeTar)
 	}
-	return h.upload(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
+	return h.uploadFile(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
 }
 
-// upload stores the request body as f describes. It refuses a client that sends more slowly than minRate.
-func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+// uploadFile stores the request body as the file f of a workspace. It refuses a client that sends more slowly than
+// minTransferRate.
+func (h *Handler) uploadFile(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -128,7 +130,7 @@ func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f a
 	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(transferStallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusAccepted, accepted)
 	return nil
 }
@@ -157,7 +159,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 		return err
 	}
 	if live {
-		return h.listLive(w, r, session, q.Get("dir"))
+		return h.listLiveFiles(w, r, session, q.Get("dir"))
 	}
 	ws, err := h.cfg.API.WorkspaceAt(r.Context(), session, q.Get("minPosition"), at)
 	if err != nil {
@@ -167,18 +169,18 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")
 	out := h.pacedResponse(w)
 	if wantsTar(r) {
-		h.setDownloadHeaders(w, typeTar, session+".tar")
+		h.setDownloadHeaders(w, contentTypeTar, session+".tar")
 		w.WriteHeader(http.StatusOK)
 		if r.Method == http.MethodHead {
 			return nil
 		}
-		h.abort(r, h.cfg.API.Tar(r.Context(), ws, q.Get("dir"), out))
+		h.abortResponse(r, h.cfg.API.WriteTar(r.Context(), ws, q.Get("dir"), out))
 		return nil
 	}
 	var by map[string]string
@@ -192,13 +194,14 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
 		buffered := bufio.NewWriterSize(out, 64<<10)
-		h.abort(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
+		h.abortResponse(r, errors.Join(writeListing(buffered, ws, list, by), buffered.Flush()))
 	}
 	return nil
 }
 
-// abort aborts the connection if a response cannot be completed, so that the client does not treat it as complete.
-func (h *Handler) abort(r *http.Request, err error) {
+// abortResponse closes the connection if err is the reason why a response cannot be completed, so that the client
+// does not treat the response as complete.
+func (h *Handler) abortResponse(r *http.Request, err error) {
 	if err == nil {
 		return
 	}
@@ -212,7 +215,7 @@ func (h *Handler) abort(r *http.Request, err error) {
 func wantsTar(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for one := range strings.SplitSeq(accept, ",") {
-			if media, _, err := mime.ParseMediaType(one); err == nil && media == typeTar {
+			if media, _, err := mime.ParseMediaType(one); err == nil && media == contentTypeTar {
 				return true
 			}
 		}
@@ -234,9 +237,10 @@ type fileEntry struct {
 	ExecutionID string     `json:"executionId,omitempty"` // the execution that changed it last
 }
 
-// writeListing writes the entries as JSON. by holds, by path, the execution that changed a file last. Each entry is encoded and written
-// separately, because a workspace may have a hundred thousand of them.
-func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[string]string) error {
+// writeListing writes workspace entries as JSON. changedBy has the execution that changed a file last, by the path of
+// the file. writeListing encodes and writes each entry separately, because a workspace may have a hundred thousand of
+// them.
+func writeListing(w io.Writer, ws api.WorkspaceSnapshot, list []workspace.Entry, changedBy map[string]string) error {
 	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
 	if err != nil {
 		return err
@@ -245,7 +249,7 @@ func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[
 		return err
 	}
 	for i, e := range list {
-		line, err := json.Marshal(newFileEntry(e, by))
+		line, err := json.Marshal(newFileEntry(e, changedBy))
 		if err != nil {
 			return err
 		}
@@ -260,8 +264,10 @@ func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[
 	return err
 }
 
-func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
-	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: by[e.Path]}
+// newFileEntry returns the JSON form of a workspace entry. changedBy has the execution that changed a file last, by
+// the path of the file.
+func newFileEntry(e workspace.Entry, changedBy map[string]string) fileEntry {
+	l := fileEntry{Path: e.Path, Kind: string(e.Kind), Size: e.Size, Mode: e.Mode, Target: strings.ToValidUTF8(e.Target, "\uFFFD"), ExecutionID: changedBy[e.Path]}
 	if !utf8.ValidString(e.Path) {
 		l.Path, l.PathBase64 = strings.ToValidUTF8(e.Path, "\uFFFD"), []byte(e.Path)
 	}
@@ -269,7 +275,7 @@ func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
 		l.ModTime = &e.ModTime
 	}
 	if e.Kind == workspace.File {
-		l.ETag = etag(e)
+		l.ETag = entryETag(e)
 		if len(e.Blocks) <= 1 {
 			l.SHA256 = l.ETag
 		}
@@ -277,9 +283,9 @@ func newFileEntry(e workspace.Entry, by map[string]string) fileEntry {
 	return l
 }
 
-// etag returns the SHA-256 of a file's content if the snapshot has it, which is the case for files of one block, and
-// otherwise a hash of the hashes of its blocks.
-func etag(e workspace.Entry) string {
+// entryETag returns the ETag of a workspace file: the SHA-256 of its content if the snapshot has it, which is the
+// case for files of one block, and otherwise a hash of the hashes of its blocks.
+func entryETag(e workspace.Entry) string {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String()
 	}

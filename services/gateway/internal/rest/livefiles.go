@@ -16,11 +16,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// paramLive is the parameter that selects files of the running sandbox instead of the last snapshot.
+// paramLive is the query parameter that selects files of the running sandbox instead of the last snapshot.
 const paramLive = "live"
 
-// isLive reports whether the parameter live is set. It returns INVALID_REQUEST for an invalid value, or together with minPosition.
-func isLive(q url.Values) (bool, error) {
+// wantsLiveFiles reports whether the query parameter live is set. It returns INVALID_REQUEST for an invalid value, or if
+// minPosition is set too.
+func wantsLiveFiles(q url.Values) (bool, error) {
 	switch v := q.Get(paramLive); {
 	case !q.Has(paramLive) || v == "0" || v == "false":
 		return false, nil
@@ -33,16 +34,16 @@ func isLive(q url.Values) (bool, error) {
 	return true, nil
 }
 
-// listLive lists the entries below a folder of the running sandbox.
-func (h *Handler) listLive(w *statusRecorder, r *http.Request, session, dir string) error {
+// listLiveFiles lists the entries below a folder of the running sandbox.
+func (h *Handler) listLiveFiles(w *statusRecorder, r *http.Request, session, dir string) error {
 	if wantsTar(r) {
 		return problem.Invalid(paramLive, "a tar can only be made from the last snapshot: leave live out, or list the files")
 	}
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
 	at := time.Now().UTC()
-	list, err := h.cfg.API.LiveFiles(r.Context(), session, dir)
+	list, err := h.cfg.API.ListLiveFiles(r.Context(), session, dir)
 	if err != nil {
 		return err
 	}
@@ -56,17 +57,17 @@ func (h *Handler) listLive(w *statusRecorder, r *http.Request, session, dir stri
 	w.WriteHeader(http.StatusOK)
 	if r.Method != http.MethodHead {
 		_, err = h.pacedResponse(w).Write(append(raw, '\n'))
-		h.abort(r, err)
+		h.abortResponse(r, err)
 	}
 	return nil
 }
 
-// getLive returns a file's content from the running sandbox.
-func (h *Handler) getLive(w *statusRecorder, r *http.Request, session, file string) error {
-	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
+// getLiveFile returns a file's content from the running sandbox.
+func (h *Handler) getLiveFile(w *statusRecorder, r *http.Request, session, file string) error {
+	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
 		return err
 	}
-	content, size, err := h.cfg.API.LiveFile(r.Context(), session, file)
+	content, size, err := h.cfg.API.OpenLiveFile(r.Context(), session, file)
 	if err != nil {
 		return err
 	}
@@ -87,6 +88,6 @@ func (h *Handler) getLive(w *statusRecorder, r *http.Request, session, file stri
 		return nil
 	}
 	_, err = io.Copy(h.pacedResponse(w), io.MultiReader(bytes.NewReader(first), content))
-	h.abort(r, err)
+	h.abortResponse(r, err)
 	return nil
 }

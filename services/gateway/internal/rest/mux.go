@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// maxBody is the largest body of a request without files, in bytes: a message of 1 MiB with every byte escaped,
+	// maxBodyBytes is the largest body of a request without files, in bytes: a message of 1 MiB with every byte escaped,
 	// plus its metadata; or a definition of 4 MiB.
-	maxBody = 8 << 20
-	// maxDrain bounds how much of a body that is too large is read and discarded.
-	maxDrain = 64 << 20
-	// answerTime bounds how long a client may take to receive a response.
-	answerTime = 60 * time.Second
+	maxBodyBytes = 8 << 20
+	// maxDrainBytes bounds how much of a body that is too large is read and discarded.
+	maxDrainBytes = 64 << 20
+	// responseTimeout bounds how long a client may take to receive a response.
+	responseTimeout = 60 * time.Second
 )
 
 // route is a method of spool.v1 that has a REST binding.
@@ -43,11 +43,11 @@ type route struct {
 	files   bool // whether the body may contain files
 }
 
-// filesField is the request field that contains files.
-const filesField = "workspace_files"
+// workspaceFilesField is the name of the message field that contains files for a workspace.
+const workspaceFilesField = "workspace_files"
 
-// routes returns the methods that have a REST binding, by HTTP method and pattern.
-func routes() map[string]route {
+// restRoutes returns the methods that have a REST binding, by HTTP method and pattern.
+func restRoutes() map[string]route {
 	out := map[string]route{}
 	services := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range services.Len() {
@@ -58,18 +58,18 @@ func routes() map[string]route {
 			if !ok || rule == nil {
 				continue
 			}
-			verb, path := binding(rule)
+			verb, path := httpBinding(rule)
 			out[verb+" "+path] = route{
 				method: fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name()), path: path, request: m.Input(), body: rule.GetBody() != "",
-				files: m.Input().Fields().ByName(filesField) != nil,
+				files: m.Input().Fields().ByName(workspaceFilesField) != nil,
 			}
 		}
 	}
 	return out
 }
 
-// binding returns the HTTP method and the pattern of a rule.
-func binding(rule *annotations.HttpRule) (verb, path string) {
+// httpBinding returns the HTTP method and the path pattern of a method's google.api.http annotation.
+func httpBinding(rule *annotations.HttpRule) (verb, path string) {
 	switch p := rule.GetPattern().(type) {
 	case *annotations.HttpRule_Get:
 		return http.MethodGet, p.Get
@@ -85,30 +85,30 @@ func binding(rule *annotations.HttpRule) (verb, path string) {
 	panic(fmt.Sprintf("rest: a binding of kind %T", rule.GetPattern()))
 }
 
-// mux creates the routes of spool.v1.
-func (h *Handler) mux() (http.Handler, error) {
-	table := routes()
+// newMux returns a handler for the REST bindings of spool.v1.
+func (h *Handler) newMux() (http.Handler, error) {
+	table := restRoutes()
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, codec{}),
 		runtime.WithIncomingHeaderMatcher(func(name string) (string, bool) {
-			return api.HeaderKey, strings.EqualFold(name, api.HeaderKey)
+			return api.IdempotencyHeader, strings.EqualFold(name, api.IdempotencyHeader)
 		}),
 		runtime.WithOutgoingHeaderMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithDisablePathLengthFallback(),
 		runtime.WithDisableHTTPMethodOverride(),
 		runtime.WithWriteContentLength(),
 		runtime.WithErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
-			if b, ok := r.Body.(*body); ok && b.err != nil {
+			if b, ok := r.Body.(*requestBody); ok && b.err != nil {
 				err = fieldProblem(b.err)
 			}
-			h.refuse(recorderOf(w), r, err)
+			h.writeProblem(asStatusRecorder(w), r, err)
 		}),
 		runtime.WithRoutingErrorHandler(func(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, status int) {
-			err := notFound(r)
+			err := routeNotFound(r)
 			if status == http.StatusMethodNotAllowed {
-				err = notAllowed(r)
+				err = methodNotAllowed(r)
 			}
-			h.refuse(recorderOf(w), r, err)
+			h.writeProblem(asStatusRecorder(w), r, err)
 		}),
 		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, response proto.Message) error {
 			if method, ok := runtime.RPCMethod(ctx); ok {
@@ -121,7 +121,7 @@ func (h *Handler) mux() (http.Handler, error) {
 		}),
 		runtime.WithMiddlewares(func(next runtime.HandlerFunc) runtime.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-				h.validate(table, next, w, r, params)
+				h.validateAndCall(table, next, w, r, params)
 			}
 		}),
 	)
@@ -143,30 +143,30 @@ func (h *Handler) mux() (http.Handler, error) {
 	)
 }
 
-// recorderOf returns w if it is a statusRecorder, and otherwise a new statusRecorder around it.
-func recorderOf(w http.ResponseWriter) *statusRecorder {
+// asStatusRecorder returns w if it is a statusRecorder, and otherwise a new statusRecorder around w.
+func asStatusRecorder(w http.ResponseWriter) *statusRecorder {
 	if a, ok := w.(*statusRecorder); ok {
 		return a
 	}
 	return &statusRecorder{ResponseWriter: w}
 }
 
-// validate reads the body, checks query and body, and then calls the method, so that errors name the field.
-// grpc-gateway alone would ignore unknown parameters.
-func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
-	out := recorderOf(w)
+// validateAndCall reads the body of a request, checks query and body, and then calls the method, so that errors name
+// the invalid field. grpc-gateway alone would ignore unknown parameters.
+func (h *Handler) validateAndCall(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
+	out := asStatusRecorder(w)
 	pattern, _ := runtime.HTTPPattern(r.Context())
 	to, ok := table[r.Method+" "+strings.ReplaceAll(pattern.String(), "=*}", "}")]
 	if !ok {
-		h.refuse(out, r, fmt.Errorf("no method of spool.v1 has the route %s %s", r.Method, pattern))
+		h.writeProblem(out, r, fmt.Errorf("no method of spool.v1 has the route %s %s", r.Method, pattern))
 		return
 	}
 	out.route = to.path
-	if err := auth.Allow(r.Context(), to.method); err != nil {
-		h.refuse(out, r, err)
+	if err := auth.CheckAllowed(r.Context(), to.method); err != nil {
+		h.writeProblem(out, r, err)
 		return
 	}
-	limit := int64(maxBody)
+	limit := int64(maxBodyBytes)
 	if to.files {
 		limit = max(limit, h.cfg.MaxRequest)
 	}
@@ -175,7 +175,7 @@ func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w h
 		err = problem.Invalid("", "%s %s does not support a body", r.Method, to.path)
 	}
 	if err == nil {
-		err = checkKey(r)
+		err = checkIdempotencyKey(r)
 	}
 	query := r.URL.Query()
 	if err == nil {
@@ -185,10 +185,10 @@ func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w h
 		})
 	}
 	if err == nil && to.body && query.Has(waitParameter) {
-		err = beginWait(out, query.Get(waitParameter))
+		err = extendDeadlineByWait(out, query.Get(waitParameter))
 	}
 	if err != nil {
-		h.refuse(out, r, fieldProblem(err))
+		h.writeProblem(out, r, fieldProblem(err))
 		return
 	}
 	body.inPath, body.query = params, query
@@ -196,11 +196,11 @@ func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w h
 	next(w, r, params)
 }
 
-// waitParameter is the parameter with which a request waits for the end of its execution.
+// waitParameter is the query parameter with which a request waits for the end of its execution.
 const waitParameter = "wait"
 
-// beginWait extends the time in which the response must be sent by the wait that a request asks for.
-func beginWait(w *statusRecorder, text string) error {
+// extendDeadlineByWait extends the time in which the response must be sent by the value text of the parameter wait.
+func extendDeadlineByWait(w *statusRecorder, text string) error {
 	wait, err := api.ParseWait(text)
 	if err == nil && text == "" {
 		err = problem.Invalid(waitParameter, "the parameter is empty: give a duration such as 30s, or leave it out")
@@ -209,24 +209,24 @@ func beginWait(w *statusRecorder, text string) error {
 		return err
 	}
 	w.waits = true
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + answerTime)) // a test's recorder has no connection
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + responseTimeout)) // a test's recorder has no connection
 	return nil
 }
 
-// checkKey validates the Idempotency-Key before grpc-gateway gets the request, because it silently drops a header that
+// checkIdempotencyKey validates the Idempotency-Key before grpc-gateway gets the request, because it silently drops a header that
 // gRPC could not carry.
-func checkKey(r *http.Request) error {
-	switch keys := r.Header.Values(api.HeaderKey); {
+func checkIdempotencyKey(r *http.Request) error {
+	switch keys := r.Header.Values(api.IdempotencyHeader); {
 	case len(keys) == 0:
 		return nil
 	case len(keys) > 1:
 		return problem.Invalid("Idempotency-Key", "the header is set more than once")
 	default:
-		return commands.CheckKey(keys[0])
+		return commands.CheckIdempotencyKey(keys[0])
 	}
 }
 
-// fieldProblem converts the error of a field to a problem.
+// fieldProblem converts an error about a field of a message to a problem that names the field.
 func fieldProblem(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
@@ -235,9 +235,9 @@ func fieldProblem(err error) error {
 	return err
 }
 
-// body is the body of a request to a method of spool.v1, in memory. grpc-gateway passes on only the text of a codec's
-// error, so body keeps the error itself.
-type body struct {
+// requestBody is the body of a request to a method of spool.v1, in memory. grpc-gateway passes on only the text of a
+// codec's error, so requestBody keeps the error itself.
+type requestBody struct {
 	io.Reader
 	data   []byte
 	inPath map[string]string // fields that the path contains
@@ -245,28 +245,28 @@ type body struct {
 	err    error
 }
 
-func (*body) Close() error { return nil }
+func (*requestBody) Close() error { return nil }
 
 // readBody reads a whole body, with a limit of its size and a timeout.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration) (*body, error) {
+func readBody(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration) (*requestBody, error) {
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(timeout)) // a test's recorder has no connection
-	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
+	_ = control.SetWriteDeadline(time.Now().Add(responseTimeout))
 	data, err := io.ReadAll(admissionOf(r).Reader(io.LimitReader(r.Body, limit+1)))
 	var refused *problem.Error
 	if errors.As(err, &refused) {
 		// The connection of a client that is still sending would be reset, and the client would lose the answer.
-		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrainBytes)
 		return nil, refused
 	}
 	if int64(len(data)) > limit {
 		// The connection of a client that is still sending would be reset, and the client would lose the answer.
-		_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
-		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and send larger files with PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessage))
+		_, _ = io.CopyN(io.Discard, r.Body, maxDrainBytes)
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the body is larger than %d bytes; a message may have %d, and send larger files with PUT /api/sessions/{id}/files/{path}", limit, api.MaxMessageBytes))
 	}
 	if err != nil {
 		return nil, problem.Invalid("", "the body is incomplete: it ended early or took longer than %s", timeout)
 	}
 	_ = control.SetReadDeadline(time.Time{})
-	return &body{Reader: bytes.NewReader(data), data: data}, nil
+	return &requestBody{Reader: bytes.NewReader(data), data: data}, nil
 }

@@ -14,32 +14,34 @@ func (h *Handler) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
-// Waiting returns the handler of a gateway that does not know the partitions of the log yet. It reports the dependencies that
-// are not available, and refuses other requests.
-func Waiting(check func(context.Context) map[string]error) http.Handler {
+// WaitingHandler returns the HTTP handler of a gateway that does not know the partitions of the log yet. It reports
+// the dependencies that are not available, and refuses other requests.
+func WaitingHandler(check func(context.Context) map[string]error) http.Handler {
 	mux := http.NewServeMux()
 	h := &Handler{}
 	mux.HandleFunc("GET /health", h.serveHealth)
 	mux.HandleFunc("GET /healthz", h.serveHealth)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		dependencies := check(r.Context())
-		dependencies["streams"] = errNoStreams
+		dependencies["streams"] = errStreamsUnknown
 		writeReady(w, dependencies)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		problem.New(problem.Unavailable, "", errNoStreams.Error()+"; try again").Write(w)
+		problem.New(problem.Unavailable, "", errStreamsUnknown.Error()+"; try again").Write(w)
 	})
 	return mux
 }
 
-var errNoStreams = errors.New("the gateway has not read the streams of NATS yet: NATS does not respond, or its streams are not installed")
+// errStreamsUnknown is the state of the dependency streams while the gateway does not know the partitions of the log.
+var errStreamsUnknown = errors.New("the gateway has not read the streams of NATS yet: NATS does not respond, or its streams are not installed")
 
-// serveReady reports which dependencies of the gateway are not available.
+// serveReady answers whether the gateway is ready, with each dependency that is not available.
 func (h *Handler) serveReady(w http.ResponseWriter, r *http.Request) {
 	writeReady(w, h.cfg.Ready(r.Context()))
 }
 
-// writeReady writes the error of each dependency, by name, or "ok". The status is 503 if a dependency has an error.
+// writeReady writes the readiness of a gateway: for each dependency its error, or "ok". The status is 503 if a
+// dependency has an error.
 func writeReady(w http.ResponseWriter, dependencies map[string]error) {
 	status := http.StatusOK
 	checks := map[string]string{}
@@ -55,6 +57,7 @@ func writeReady(w http.ResponseWriter, dependencies map[string]error) {
 	writeJSON(w, status, map[string]any{"ready": status == http.StatusOK, "checks": checks})
 }
 
+// writeJSON writes v as the JSON response to an HTTP request.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil { // maps of strings always encode

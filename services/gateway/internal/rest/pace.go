@@ -10,32 +10,32 @@ import (
 )
 
 const (
-	// stallTimeout bounds how long a client may send or receive nothing during a file transfer.
-	stallTimeout = 30 * time.Second
-	// minRate is the lowest average speed of a file transfer, in bytes per second.
-	minRate = 16 << 10
+	// transferStallTimeout bounds how long a client may send or receive nothing during a file transfer.
+	transferStallTimeout = 30 * time.Second
+	// minTransferRate is the lowest average speed of a file transfer, in bytes per second.
+	minTransferRate = 16 << 10
 )
 
-// transferLimit bounds how long the gateway waits for a client during a file transfer: at most stallTimeout for one
-// read or write, and in total its allowance plus the time that the bytes take at minRate.
+// transferLimit bounds how long the gateway waits for a client during a file transfer: at most transferStallTimeout for one
+// read or write, and in total its allowance plus the time that the bytes take at minTransferRate.
 type transferLimit struct {
 	allowance time.Duration
 	bytes     int64         // moved so far
 	waited    time.Duration // total time of the reads or writes so far
 }
 
-// deadline returns the deadline of a wait that begins now.
-func (p *transferLimit) deadline(now time.Time) time.Time {
-	return now.Add(min(stallTimeout, p.allowance+time.Duration(p.bytes)*time.Second/minRate-p.waited))
+// waitDeadline returns the deadline of one read or write that begins now.
+func (p *transferLimit) waitDeadline(now time.Time) time.Time {
+	return now.Add(min(transferStallTimeout, p.allowance+time.Duration(p.bytes)*time.Second/minTransferRate-p.waited))
 }
 
-// add counts the bytes that were moved during a wait.
-func (p *transferLimit) add(n int, waited time.Duration) {
+// countTransfer adds the bytes that one read or write transferred, and the time that it took.
+func (p *transferLimit) countTransfer(n int, waited time.Duration) {
 	p.bytes += int64(n)
 	p.waited += waited
 }
 
-// minRateBody is a request body whose Read fails if the client sends more slowly than the minimum rate.
+// minRateBody is a request body whose Read fails if the client sends more slowly than minTransferRate.
 type minRateBody struct {
 	transferLimit
 	from    io.Reader
@@ -45,9 +45,9 @@ type minRateBody struct {
 
 func (b *minRateBody) Read(p []byte) (int, error) {
 	began := time.Now()
-	_ = b.control.SetReadDeadline(b.deadline(began)) // a test's recorder has no connection
+	_ = b.control.SetReadDeadline(b.waitDeadline(began)) // a test's recorder has no connection
 	n, err := b.from.Read(p)
-	b.add(n, time.Since(began))
+	b.countTransfer(n, time.Since(began))
 	if err != nil {
 		_ = b.control.SetReadDeadline(time.Time{})
 		if !errors.Is(err, io.EOF) {
@@ -57,10 +57,10 @@ func (b *minRateBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// bodyError returns the error of the body, or else the error with which it was refused. It reads the rest of a refused
-// body if that is not too large: the connection of a client that is still sending would be reset, and the client
-// would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
-// nothing.
+// bodyError returns the error of the request body, or else refused, the error with which the gateway refuses the
+// request. It reads the rest of a refused body if that is not too large: the connection of a client that is still
+// sending would be reset, and the client would lose the answer. Of a body of unknown length bodyError reads only a
+// part. A client that waits for 100 Continue sends nothing.
 func (b *minRateBody) bodyError(r *http.Request, refused error) error {
 	switch {
 	case b.err != nil:
@@ -68,9 +68,9 @@ func (b *minRateBody) bodyError(r *http.Request, refused error) error {
 	case refused == nil:
 		return nil
 	}
-	rest := int64(maxDrain)
+	rest := int64(maxDrainBytes)
 	if r.ContentLength < 0 {
-		rest = maxBody
+		rest = maxBodyBytes
 	}
 	if sends := b.bytes > 0 || r.Header.Get("Expect") == ""; sends && r.ContentLength <= rest {
 		_, _ = io.CopyN(io.Discard, b, rest)
@@ -78,27 +78,27 @@ func (b *minRateBody) bodyError(r *http.Request, refused error) error {
 	return refused
 }
 
-// rateProblem returns the problem for a body that ended early.
+// rateProblem returns the problem for a request body that ended early.
 func (b *minRateBody) rateProblem() error {
-	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stallTimeout, minRate).WithCause(b.err)
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", transferStallTimeout, minTransferRate).WithCause(b.err)
 }
 
-// pacedResponse is a response that the client must read at a minimum speed.
+// pacedResponse is a response whose Write fails if the client reads more slowly than minTransferRate.
 type pacedResponse struct {
 	transferLimit
 	*statusRecorder
 	control *http.ResponseController
 }
 
-// pacedResponse returns a response that fails when the client reads more slowly than the minimum speed.
+// pacedResponse returns a response that fails if the client reads more slowly than minTransferRate.
 func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
 	return &pacedResponse{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
 }
 
 func (p *pacedResponse) Write(b []byte) (int, error) {
 	began := time.Now()
-	_ = p.control.SetWriteDeadline(p.deadline(began)) // a test's recorder has no connection
+	_ = p.control.SetWriteDeadline(p.waitDeadline(began)) // a test's recorder has no connection
 	n, err := p.statusRecorder.Write(b)
-	p.add(n, time.Since(began))
+	p.countTransfer(n, time.Since(began))
 	return n, err
 }

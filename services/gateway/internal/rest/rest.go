@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
-	"github.com/spoolhq/spool/services/gateway/internal/guard"
+	"github.com/spoolhq/spool/services/gateway/internal/cors"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
@@ -27,8 +27,8 @@ import (
 type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
-	Guard   guard.Guard
-	Proxies auth.Proxies
+	CORS    cors.Policy
+	Proxies auth.TrustedProxies
 	Socket  *socket.Handler
 	SSE     *sse.Handler
 	Metrics *metrics.Metrics
@@ -53,7 +53,7 @@ type Handler struct {
 // New returns a Handler.
 func New(cfg Config) (*Handler, error) {
 	h := &Handler{cfg: cfg, metrics: cfg.Metrics.Handler()}
-	mux, err := h.mux()
+	mux, err := h.newMux()
 	if err != nil {
 		return nil, fmt.Errorf("routes of spool.v1: %w", err)
 	}
@@ -63,7 +63,7 @@ func New(cfg Config) (*Handler, error) {
 
 // ServeHTTP answers a request, counts it, and converts a panic to INTERNAL.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	defer h.cfg.Metrics.Begin()()
+	defer h.cfg.Metrics.BeginRequest()()
 	began := time.Now()
 	out := &statusRecorder{ResponseWriter: w, route: "none"}
 	defer func() {
@@ -72,13 +72,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				panic(v)
 			}
 			h.cfg.Logger.Error("panic in request", "method", r.Method, "path", r.URL.Path, "panic", v)
-			h.refuse(out, r, fmt.Errorf("panic: %v", v))
+			h.writeProblem(out, r, fmt.Errorf("panic: %v", v))
 		}
-		h.cfg.Metrics.Request(methodLabel(r.Method), out.route, out.code(), time.Since(began), out.waits || strings.HasSuffix(out.route, streamSuffix))
-		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.code(), "took", time.Since(began))
+		h.cfg.Metrics.CountRequest(methodLabel(r.Method), out.route, out.statusCode(), time.Since(began), out.waits || strings.HasSuffix(out.route, streamSuffix))
+		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.statusCode(), "took", time.Since(began))
 	}()
-	if err := h.serve(out, r); err != nil {
-		h.refuse(out, r, err)
+	if err := h.serveRoute(out, r); err != nil {
+		h.writeProblem(out, r, err)
 	}
 }
 
@@ -91,8 +91,8 @@ func methodLabel(m string) string {
 	return "other"
 }
 
-// refuse answers with a problem, and logs errors of the server.
-func (h *Handler) refuse(w *statusRecorder, r *http.Request, err error) {
+// writeProblem answers a request with the problem for err, and logs errors of the server.
+func (h *Handler) writeProblem(w *statusRecorder, r *http.Request, err error) {
 	p := problem.From(err)
 	switch p.Code {
 	case problem.Internal:
@@ -100,20 +100,20 @@ func (h *Handler) refuse(w *statusRecorder, r *http.Request, err error) {
 	case problem.Unavailable:
 		h.cfg.Logger.Warn("request refused: not available", "method", r.Method, "path", r.URL.Path, "error", p)
 	case problem.Unauthenticated:
-		h.cfg.Metrics.Refused()
+		h.cfg.Metrics.CountUnauthenticated()
 	}
 	if w.status != 0 {
 		return
 	}
 	if r.ProtoMajor > 1 {
 		// On HTTP/2, flow control would allow a client that does not read the response to keep its request in memory.
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTime))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTimeout))
 	}
 	p.Write(w)
 }
 
-// refusalTime bounds how long an HTTP/2 client may take to receive the response with which its request is refused.
-const refusalTime = 10 * time.Second
+// refusalTimeout bounds how long an HTTP/2 client may take to receive the response with which its request is refused.
+const refusalTimeout = 10 * time.Second
 
 // plainRoute returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
 func (h *Handler) plainRoute(path string) http.HandlerFunc {
@@ -125,7 +125,7 @@ func (h *Handler) plainRoute(path string) http.HandlerFunc {
 	case metricsPath:
 		return h.metrics.ServeHTTP
 	case "/api/openapi.json":
-		return openAPI
+		return serveOpenAPI
 	}
 	return nil
 }
@@ -137,23 +137,23 @@ const (
 	streamSuffix = "/events/stream"
 )
 
-// serve checks the origin, the key and the rates of a request, and calls the handler of its route.
-func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
-	admission.HeaderRead(r.Context())
-	if err := checkHeader(r); err != nil {
+// serveRoute checks the origin, the key and the rates of a request, and calls the handler of its route.
+func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
+	admission.EndHeader(r.Context())
+	if err := checkHeaderSize(r); err != nil {
 		return err
 	}
-	if err := h.cfg.Guard.Check(r); err != nil {
+	if err := h.cfg.CORS.Check(r); err != nil {
 		return err
 	}
-	if h.cfg.Guard.Headers(w, r) {
+	if h.cfg.CORS.SetHeaders(w, r) {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
 	if serve := h.plainRoute(r.URL.Path); serve != nil {
 		w.route = r.URL.Path
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			return notAllowed(r)
+			return methodNotAllowed(r)
 		}
 		if r.URL.Path == metricsPath {
 			if err := h.checkOperator(r); err != nil {
@@ -167,16 +167,16 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if p.User, err = auth.User(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
+	if p.User, err = auth.ParseUser(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
 		return err
 	}
-	p.Address = h.cfg.Proxies.Client(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
-	ctx, err := auth.With(r.Context(), p, isManagement(r.URL.Path))
+	p.Address = h.cfg.Proxies.ClientIP(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
+	ctx, err := auth.With(r.Context(), p, isManagementRoute(r.URL.Path))
 	if err != nil {
 		return err
 	}
-	if !p.Admin || !isManagement(r.URL.Path) { // rate limits of a tenant must not lock out the operator
-		if err := h.cfg.Admission.Rate(p.Tenant); err != nil {
+	if !p.Admin || !isManagementRoute(r.URL.Path) { // rate limits of a tenant must not lock out the operator
+		if err := h.cfg.Admission.CheckRate(p.Tenant); err != nil {
 			return err
 		}
 	}
@@ -203,7 +203,8 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// admissionOf returns the admission.Request of an HTTP request. Every request that is served has one.
+// admissionOf returns the admission.Request that holds the bytes of an HTTP request. Every request that is served has
+// one.
 func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
@@ -224,23 +225,23 @@ func (h *Handler) streamHandler(w *statusRecorder, r *http.Request) func() error
 		return nil
 	}
 	if r.Method != http.MethodGet {
-		return func() error { return notAllowed(r) }
+		return func() error { return methodNotAllowed(r) }
 	}
 	return func() error {
-		if err := allow(w, r); err != nil {
+		if err := checkAllowed(w, r); err != nil {
 			return err
 		}
 		return serve()
 	}
 }
 
-// allow calls auth.Allow for a route that is not generated from spool.v1.
-func allow(w *statusRecorder, r *http.Request) error {
+// checkAllowed calls auth.CheckAllowed for a route that is not generated from spool.v1.
+func checkAllowed(w *statusRecorder, r *http.Request) error {
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	return auth.Allow(r.Context(), method+" "+w.route)
+	return auth.CheckAllowed(r.Context(), method+" "+w.route)
 }
 
 // OverloadedResponse returns the response to a connection over the limit, as bytes of HTTP/1.1.
@@ -251,11 +252,12 @@ func OverloadedResponse() []byte {
 		int(p.RetryAfter.Seconds()), len(body), body)
 }
 
-// MaxHeader is the largest total size of the URL and the header fields of a request, in bytes.
-const MaxHeader = 32 << 10
+// MaxHeaderBytes is the largest total size of the URL and the header fields of a request, in bytes.
+const MaxHeaderBytes = 32 << 10
 
-// checkHeader returns an error if the header is too large. The error names the largest field, or "" for the URL.
-func checkHeader(r *http.Request) error {
+// checkHeaderSize returns an error if the URL and the header fields of a request are too large. The error names the
+// largest field, or "" for the URL.
+func checkHeaderSize(r *http.Request) error {
 	total, largest, field := len(r.RequestURI), len(r.RequestURI), ""
 	for name, values := range r.Header {
 		size := 0
@@ -266,14 +268,14 @@ func checkHeader(r *http.Request) error {
 			largest, field = size, name
 		}
 	}
-	if total > MaxHeader {
-		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; the limit is %d", total, largest, MaxHeader)
+	if total > MaxHeaderBytes {
+		return problem.Invalid(field, "the URL and the header have %d bytes, %d of them here; the limit is %d", total, largest, MaxHeaderBytes)
 	}
 	return nil
 }
 
-// checkOperator refuses a request that is not from the operator, because metrics concern all tenants.
-// SPOOL_METRICS_LISTEN serves them without a key, on a network of the operator.
+// checkOperator returns an error unless a request for /metrics is from the operator, because metrics concern all
+// tenants. SPOOL_METRICS_LISTEN serves them without a key, on a network of the operator.
 func (h *Handler) checkOperator(r *http.Request) error {
 	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
 	if err == nil && !p.Admin {
@@ -282,8 +284,8 @@ func (h *Handler) checkOperator(r *http.Request) error {
 	return err
 }
 
-// isManagement reports whether a route manages API keys, limits or budgets.
-func isManagement(path string) bool {
+// isManagementRoute reports whether a path belongs to the management of API keys, limits or budgets.
+func isManagementRoute(path string) bool {
 	for _, route := range []string{"/api/keys", "/api/budgets", "/api/limits"} {
 		if path == route || strings.HasPrefix(path, route+"/") {
 			return true
@@ -292,18 +294,18 @@ func isManagement(path string) bool {
 	return false
 }
 
-// notAllowed returns the problem for a method that a route does not have.
-func notAllowed(r *http.Request) error {
+// methodNotAllowed returns the problem for an HTTP method that a route does not have.
+func methodNotAllowed(r *http.Request) error {
 	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
-// notFound returns the problem for a path that is not a route.
-func notFound(r *http.Request) error {
+// routeNotFound returns the problem for a path that is not a route.
+func routeNotFound(r *http.Request) error {
 	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", truncate.Text(r.URL.Path, 100)))
 }
 
-// openAPI serves the OpenAPI document.
-func openAPI(w http.ResponseWriter, _ *http.Request) {
+// serveOpenAPI serves the OpenAPI document.
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
 }
@@ -334,8 +336,8 @@ func (a *statusRecorder) Write(b []byte) (int, error) {
 // Unwrap returns the wrapped ResponseWriter.
 func (a *statusRecorder) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
-// code returns the status that was sent, or 200 if the handler has written nothing.
-func (a *statusRecorder) code() int {
+// statusCode returns the status that was sent, or 200 if the handler has written nothing.
+func (a *statusRecorder) statusCode() int {
 	if a.status == 0 {
 		return http.StatusOK
 	}

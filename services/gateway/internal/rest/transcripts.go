@@ -10,19 +10,19 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// putTranscript stores the request body as a transcript, and answers with the reference to it.
+// putTranscript stores the request body as a transcript, and answers with a reference to the transcript.
 func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {
-		return notAllowed(r)
+		return methodNotAllowed(r)
 	}
-	if err := allow(w, r); err != nil {
+	if err := checkAllowed(w, r); err != nil {
 		return err
 	}
 	if _, err := queryParameters(r); err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.TransferCost + transcript.MaxLine); err != nil {
+	if err := admissionOf(r).Take(admission.FileTransferCost + transcript.MaxLine); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -31,7 +31,7 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(transferStallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusCreated, out)
 	return nil
 }

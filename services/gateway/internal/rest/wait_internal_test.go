@@ -21,11 +21,11 @@ func (r *deadlineRecorder) SetWriteDeadline(t time.Time) error {
 // that waits gets a later deadline.
 func TestBeginWait_ExtendsTheWriteDeadline(t *testing.T) {
 	t.Parallel()
-	for wait, want := range map[string]time.Duration{"10m": 10*time.Minute + answerTime, "1s": time.Second + answerTime, "0s": 0} {
+	for wait, want := range map[string]time.Duration{"10m": 10*time.Minute + responseTimeout, "1s": time.Second + responseTimeout, "0s": 0} {
 		r := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 		out := &statusRecorder{ResponseWriter: r}
 		began := time.Now()
-		if err := beginWait(out, wait); err != nil {
+		if err := extendDeadlineByWait(out, wait); err != nil {
 			t.Fatal(err)
 		}
 		if want == 0 {

@@ -19,10 +19,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// interceptor admits calls, and converts their errors to statuses.
+// interceptor authenticates and admits gRPC calls, and converts the errors of their handlers to statuses.
 type interceptor struct {
 	Config
-	limits    map[string]int // largest message in bytes, by full method name; maxOther for all others
+	limits    map[string]int // largest message in bytes, by full method name; maxOtherMessage for all others
 	undecided atomic.Int64   // number of calls whose key was not looked up yet
 }
 
@@ -37,106 +37,107 @@ func messageLimits(maxRequest int64) map[string]int {
 			name := fmt.Sprintf("/%s/%s", services.Get(i).FullName(), m.Name())
 			switch fields := m.Input().Fields(); {
 			case fields.ByName("workspace_files") != nil:
-				out[name] = int(max(maxRequest, minFiles))
+				out[name] = int(max(maxRequest, minFilesMessage))
 			case fields.ByName("spec") != nil:
-				out[name] = maxSpec
+				out[name] = maxDefinitionMessage
 			default:
-				out[name] = maxOther
+				out[name] = maxOtherMessage
 			}
 		}
 	}
 	return out
 }
 
-// isHealth reports whether a method belongs to the health service, the only one that needs no key.
-func isHealth(method string) bool {
+// isHealthMethod reports whether a method belongs to the health service, the only one that needs no key.
+func isHealthMethod(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
 
-// authorization returns the first value of the call's authorization metadata, or "" if it has none.
-func authorization(md metadata.MD) string {
+// authorizationValue returns the first value of the call's authorization metadata, or "" if it has none.
+func authorizationValue(md metadata.MD) string {
 	if list := md.Get("authorization"); len(list) > 0 {
 		return list[0]
 	}
 	return ""
 }
 
-// userOf returns the end user that a call names. gRPC metadata allows text beyond ASCII only under names that end
-// with -bin.
-func userOf(md metadata.MD) (string, error) {
+// endUser returns the end user that the metadata of a call names. gRPC metadata allows text beyond ASCII only under
+// names that end with -bin.
+func endUser(md metadata.MD) (string, error) {
 	name := strings.ToLower(auth.HeaderUser)
 	if binary := md.Get(name + "-bin"); len(binary) > 0 {
-		return auth.User(name+"-bin", append(binary, md.Get(name)...))
+		return auth.ParseUser(name+"-bin", append(binary, md.Get(name)...))
 	}
-	return auth.User(name, md.Get(name))
+	return auth.ParseUser(name, md.Get(name))
 }
 
-// decidedKey is the context key of a func() that admit calls when the API key of the call was looked up, or was refused.
-type decidedKey struct{}
+// keyCheckedKey is the context key of a func() that admit calls when the API key of a call was looked up, or was
+// refused.
+type keyCheckedKey struct{}
 
-// tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is
-// missing or malformed before any memory is used for it, and bounds how many calls wait for the look-up of their
-// keys.
-func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if isHealth(info.FullMethodName) {
+// checkBeforeStream is the server's tap handle: it runs before a call gets a stream, in the goroutine that reads the
+// connection. It refuses a call whose key is missing or malformed before any memory is used for the call, and bounds
+// how many calls wait for the look-up of their keys.
+func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if isHealthMethod(info.FullMethodName) {
 		return ctx, nil
 	}
-	if err := i.Auth.Inspect(authorization(info.Header)); err != nil {
-		return ctx, i.finish("none", err)
+	if err := i.Auth.CheckHeader(authorizationValue(info.Header)); err != nil {
+		return ctx, i.finishCall("none", err)
 	}
-	if i.undecided.Add(1) > maxUndecided {
+	if i.undecided.Add(1) > maxPendingKeyLookups {
 		i.undecided.Add(-1)
-		return ctx, i.finish("none", problem.New(problem.Overloaded, "", "too many calls are waiting for the look-up of their keys; try again"))
+		return ctx, i.finishCall("none", problem.New(problem.Overloaded, "", "too many calls are waiting for the look-up of their keys; try again"))
 	}
 	decided := sync.OnceFunc(func() { i.undecided.Add(-1) })
 	context.AfterFunc(ctx, decided) // for a call that never reaches its interceptor, such as one of an unknown method
-	return context.WithValue(ctx, decidedKey{}, decided), nil
+	return context.WithValue(ctx, keyCheckedKey{}, decided), nil
 }
 
-// admit authenticates a call and returns its context. The health service exposes nothing about tenants and needs no
-// key.
-func (i *interceptor) admit(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
-	if decided, ok := ctx.Value(decidedKey{}).(func()); ok {
+// admitCall authenticates a call and returns the context for its handler. The health service needs no key, because it
+// exposes nothing about tenants.
+func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
+	if decided, ok := ctx.Value(keyCheckedKey{}).(func()); ok {
 		defer decided()
 	}
-	if isHealth(method) {
+	if isHealthMethod(method) {
 		return ctx, "", nil
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
-	p, err := i.Auth.Authenticate(ctx, authorization(md))
+	p, err := i.Auth.Authenticate(ctx, authorizationValue(md))
 	if err != nil {
 		return ctx, "", err
 	}
-	if p.User, err = userOf(md); err != nil {
+	if p.User, err = endUser(md); err != nil {
 		return ctx, "", err
 	}
 	if from, ok := peer.FromContext(ctx); ok {
-		p.Address = i.Proxies.Client(from.Addr.String(), md.Get("x-forwarded-for"))
+		p.Address = i.Proxies.ClientIP(from.Addr.String(), md.Get("x-forwarded-for"))
 	}
-	if !p.Admin || !isManagement(method) { // rate limits of a tenant must not lock out the operator
-		if err := i.Admission.Rate(p.Tenant); err != nil {
+	if !p.Admin || !isManagementMethod(method) { // rate limits of a tenant must not lock out the operator
+		if err := i.Admission.CheckRate(p.Tenant); err != nil {
 			return ctx, "", err
 		}
 	}
 	if strings.HasPrefix(method, "/grpc.") { // reflection is available with every key
 		return ctx, p.Tenant, nil
 	}
-	if ctx, err = auth.With(ctx, p, isManagement(method)); err == nil {
-		err = auth.Allow(ctx, method)
+	if ctx, err = auth.With(ctx, p, isManagementMethod(method)); err == nil {
+		err = auth.CheckAllowed(ctx, method)
 	}
 	return ctx, p.Tenant, err
 }
 
-// intercept runs around every call, before a message is read. handle receives the stream from which it must read
-// messages, with the principal in its context.
-func (i *interceptor) intercept(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
+// interceptCall runs around every call, before a message of the call is read. handle receives the stream from which
+// it must read messages, with the principal in its context.
+func (i *interceptor) interceptCall(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("panic: %v", v)
 		}
-		err = i.finish(method, err)
+		err = i.finishCall(method, err)
 	}()
-	ctx, tenant, err := i.admit(s.Context(), method)
+	ctx, tenant, err := i.admitCall(s.Context(), method)
 	if err != nil {
 		return err
 	}
@@ -146,7 +147,7 @@ func (i *interceptor) intercept(s grpc.ServerStream, method string, streams bool
 	}
 	defer request.End()
 	if streams {
-		end, err := i.Admission.Stream(tenant)
+		end, err := i.Admission.BeginStream(tenant)
 		if err != nil {
 			return err
 		}
@@ -154,7 +155,7 @@ func (i *interceptor) intercept(s grpc.ServerStream, method string, streams bool
 	}
 	limit, ok := i.limits[method]
 	if !ok {
-		limit = maxOther
+		limit = maxOtherMessage
 	}
-	return handle(&receiver{ServerStream: s, ctx: admission.With(ctx, request), request: request, limit: limit, timeout: i.ReadTimeout})
+	return handle(&limitedStream{ServerStream: s, ctx: admission.With(ctx, request), request: request, limit: limit, timeout: i.ReadTimeout})
 }

@@ -18,30 +18,32 @@ import (
 )
 
 const (
-	// receivePiece is the number of bytes of a message that are requested from the transport at once. The client may
-	// send that many bytes on top of its window. It therefore bounds the memory that a slow client uses in the
-	// transport, and the speed of a distant one.
-	receivePiece = 1 << 20
-	// maxFields is the largest number of fields of a message at its top level. An empty list entry takes two bytes on
-	// the wire and about a hundred in memory.
-	maxFields = 20_000
-	// headerLen is the length of a message's header: the compression flag and the length of the message.
-	headerLen = 5
+	// receivePieceBytes is the number of bytes of a message that the gateway requests from the transport at once. The
+	// client may send that many bytes on top of its window, so that receivePieceBytes bounds the memory that a slow
+	// client uses in the transport, and the speed of a distant one.
+	receivePieceBytes = 1 << 20
+	// maxTopLevelFields is the largest number of fields that a message may have at its top level. An empty list entry
+	// takes two bytes on the wire and about a hundred in memory.
+	maxTopLevelFields = 20_000
+	// messageHeaderLen is the length in bytes of the header before each gRPC message: the compression flag and the
+	// length of the message.
+	messageHeaderLen = 5
 )
 
-// pieceReader is the transport's side of a call. grpc-go reads a whole message before any option or interceptor sees its
-// length, but its transport can be read in pieces. TestReceive_RefusesBombs fails if a later grpc-go does not have
-// these methods.
+// pieceReader is the part of grpc-go's transport stream that reads a message in pieces. grpc-go reads a whole message
+// before any option or interceptor sees its length, but its transport can be read in pieces. TestReceive_RefusesBombs
+// fails if a later grpc-go does not have these methods.
 type pieceReader interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 }
 
-// errNoFrames is returned if a stream of grpc-go does not implement pieceReader.
-var errNoFrames = errors.New("the gRPC transport does not support partial reads")
+// errNoPartialReads is returned if a stream of grpc-go does not implement pieceReader.
+var errNoPartialReads = errors.New("the gRPC transport does not support partial reads")
 
-// receiver is a stream that takes the bytes of messages from the gateway's limit before it reads them.
-type receiver struct {
+// limitedStream is a gRPC stream that takes the bytes of each message from the gateway's limit before it reads the
+// message.
+type limitedStream struct {
 	grpc.ServerStream
 	ctx     context.Context
 	request *admission.Request
@@ -51,12 +53,12 @@ type receiver struct {
 }
 
 // Context returns the stream's context, with the principal.
-func (r *receiver) Context() context.Context { return r.ctx }
+func (r *limitedStream) Context() context.Context { return r.ctx }
 
 // RecvMsg reads the next message. It returns io.EOF after the client's last message, and INVALID_REQUEST if a message
 // takes longer than the timeout; the goroutine that reads then ends together with the call.
-func (r *receiver) RecvMsg(into any) error {
-	r.request.Return(r.held)
+func (r *limitedStream) RecvMsg(into any) error {
+	r.request.ReturnBytes(r.held)
 	r.held = 0
 	m, ok := into.(proto.Message)
 	if !ok {
@@ -64,7 +66,7 @@ func (r *receiver) RecvMsg(into any) error {
 	}
 	from, ok := grpc.ServerTransportStreamFromContext(r.ctx).(pieceReader)
 	if !ok {
-		return errNoFrames
+		return errNoPartialReads
 	}
 	type result struct {
 		data []byte
@@ -72,7 +74,7 @@ func (r *receiver) RecvMsg(into any) error {
 	}
 	done := make(chan result, 1)
 	go func() {
-		data, err := r.read(from)
+		data, err := r.readMessage(from)
 		done <- result{data, err}
 	}()
 	timer := time.NewTimer(r.timeout)
@@ -85,15 +87,16 @@ func (r *receiver) RecvMsg(into any) error {
 		if got.err != nil {
 			return got.err
 		}
-		return decode(got.data, m)
+		return decodeMessage(got.data, m)
 	case <-timer.C:
 		return problem.Invalid("", "the message did not arrive within %s", r.timeout)
 	}
 }
 
-// read reads a message in pieces. It takes the bytes of each piece before it reads the piece.
-func (r *receiver) read(from pieceReader) ([]byte, error) {
-	var header [headerLen]byte
+// readMessage reads a message in pieces. It takes the bytes of each piece from the gateway's limit before it reads
+// the piece.
+func (r *limitedStream) readMessage(from pieceReader) ([]byte, error) {
+	var header [messageHeaderLen]byte
 	if err := from.ReadMessageHeader(header[:]); err != nil {
 		return nil, err
 	}
@@ -106,7 +109,7 @@ func (r *receiver) read(from pieceReader) ([]byte, error) {
 	}
 	var data []byte
 	for int64(len(data)) < length {
-		n := min(length-int64(len(data)), receivePiece)
+		n := min(length-int64(len(data)), receivePieceBytes)
 		if err := r.request.Take(n); err != nil {
 			return nil, err
 		}
@@ -124,16 +127,16 @@ func (r *receiver) read(from pieceReader) ([]byte, error) {
 	return data, nil
 }
 
-// decode decodes a protobuf message.
-func decode(data []byte, m proto.Message) error {
+// decodeMessage decodes a protobuf message.
+func decodeMessage(data []byte, m proto.Message) error {
 	rest := data
 	for fields := 1; len(rest) > 0; fields++ {
 		_, _, n := protowire.ConsumeField(rest)
 		if n < 0 {
 			return problem.Invalid("", "the message is not valid protobuf")
 		}
-		if fields > maxFields {
-			return problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has more than %d fields and entries of lists", maxFields))
+		if fields > maxTopLevelFields {
+			return problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has more than %d fields and entries of lists", maxTopLevelFields))
 		}
 		rest = rest[n:]
 	}
@@ -143,16 +146,16 @@ func decode(data []byte, m proto.Message) error {
 	return nil
 }
 
-// registrar registers services so that intercept runs around each of their methods. A method with one request is
-// registered as a stream, because grpc-go calls the handler of a stream before it reads a message, but the
+// streamRegistrar registers gRPC services so that intercept runs around each of their methods. A method with one
+// request is registered as a stream, because grpc-go calls the handler of a stream before it reads a message, but the
 // interceptor of a unary method only after it has read the request.
-type registrar struct {
+type streamRegistrar struct {
 	*grpc.Server
 	intercept func(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) error
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
-func (r registrar) RegisterService(service *grpc.ServiceDesc, impl any) {
+func (r streamRegistrar) RegisterService(service *grpc.ServiceDesc, impl any) {
 	out := *service
 	out.Methods, out.Streams = nil, nil
 	for _, m := range service.Methods {

@@ -28,33 +28,33 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Largest messages in bytes. A method with files has the setting max-request, but at least minFiles: a message of 1
+// Largest messages in bytes. A method with files has the setting max-request, but at least minFilesMessage: a message of 1
 // MiB with its metadata, and some spare bytes.
 const (
-	minFiles = 2 << 20
-	maxSpec  = 5 << 20 // for methods with a definition, which may have 4 MiB
-	maxOther = 256 << 10
+	minFilesMessage      = 2 << 20
+	maxDefinitionMessage = 5 << 20 // for methods with a definition, which may have 4 MiB
+	maxOtherMessage      = 256 << 10
 )
 
 const (
-	// maxCalls is the largest number of concurrent calls on a connection.
-	maxCalls = 256
-	// window is the number of bytes that a client may send of a call before they are read; connectionWindow is the
-	// same for all calls of a connection. They are fixed, because grpc-go would raise them to 16 MiB for a fast
-	// client.
-	window, connectionWindow = 64 << 10, 1 << 20
-	// maxHeaders is the largest size of the headers of a call, in bytes.
-	maxHeaders = 32 << 10
-	// maxUndecided is the largest number of calls that may wait for the look-up of their keys.
-	maxUndecided = 1024
+	// maxConnectionCalls is the largest number of concurrent calls on a connection.
+	maxConnectionCalls = 256
+	// callWindow is the number of bytes that a client may send of a call before the gateway reads them;
+	// connectionWindow is the same for all calls of a connection. They are fixed, because grpc-go would raise them to
+	// 16 MiB for a fast client.
+	callWindow, connectionWindow = 64 << 10, 1 << 20
+	// maxHeaderBytes is the largest size of the headers of a call, in bytes.
+	maxHeaderBytes = 32 << 10
+	// maxPendingKeyLookups is the largest number of calls that may wait for the look-up of their keys.
+	maxPendingKeyLookups = 1024
 	// handshakeTimeout bounds how long a client may take to open a connection.
 	handshakeTimeout = 10 * time.Second
 	// idleTimeout is the maximum time that a connection may stay open without a call.
 	idleTimeout = 15 * time.Minute
 )
 
-// healthEvery is the interval of health checks.
-const healthEvery = 2 * time.Second
+// healthInterval is the interval at which UpdateHealth checks the gateway's dependencies.
+const healthInterval = 2 * time.Second
 
 // Server is the gRPC server.
 type Server struct {
@@ -66,7 +66,7 @@ type Server struct {
 type Config struct {
 	API         *api.Server
 	Auth        *auth.Authenticator
-	Proxies     auth.Proxies
+	Proxies     auth.TrustedProxies
 	Admission   *admission.Admission
 	Metrics     *metrics.Metrics
 	Logger      *slog.Logger
@@ -82,13 +82,13 @@ func New(cfg Config) *Server {
 	if cfg.TLS != nil {
 		secure = credentials.NewTLS(cfg.TLS)
 	}
-	server := registrar{intercept: in.intercept, Server: grpc.NewServer(
+	server := streamRegistrar{intercept: in.interceptCall, Server: grpc.NewServer(
 		grpc.Creds(secure),
-		grpc.InTapHandle(in.tap),
-		grpc.MaxRecvMsgSize(maxOther), // for calls that receiver does not read; there are none
-		grpc.MaxConcurrentStreams(maxCalls),
-		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(connectionWindow),
-		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.InTapHandle(in.checkBeforeStream),
+		grpc.MaxRecvMsgSize(maxOtherMessage), // for calls that limitedStream does not read; there are none
+		grpc.MaxConcurrentStreams(maxConnectionCalls),
+		grpc.StaticStreamWindowSize(callWindow), grpc.StaticConnWindowSize(connectionWindow),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second, MaxConnectionIdle: idleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
@@ -132,9 +132,9 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Health updates the health service with the result of check, until ctx ends.
-func (s *Server) Health(ctx context.Context, check func(context.Context) map[string]error) {
-	tick := time.NewTicker(healthEvery)
+// UpdateHealth updates the health service with the result of check, until ctx ends.
+func (s *Server) UpdateHealth(ctx context.Context, check func(context.Context) map[string]error) {
+	tick := time.NewTicker(healthInterval)
 	defer tick.Stop()
 	for {
 		state := healthv1.HealthCheckResponse_SERVING
@@ -144,7 +144,7 @@ func (s *Server) Health(ctx context.Context, check func(context.Context) map[str
 			}
 		}
 		s.health.SetServingStatus("", state)
-		for _, name := range services() {
+		for _, name := range healthServices() {
 			s.health.SetServingStatus(name, state)
 		}
 		select {
@@ -155,8 +155,8 @@ func (s *Server) Health(ctx context.Context, check func(context.Context) map[str
 	}
 }
 
-// services returns the full names of the services that the health service reports on.
-func services() (names []string) {
+// healthServices returns the full names of the services that the health service reports on.
+func healthServices() (names []string) {
 	list := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range list.Len() {
 		names = append(names, string(list.Get(i).FullName()))
@@ -164,8 +164,8 @@ func services() (names []string) {
 	return names
 }
 
-// isManagement reports whether a method manages API keys, limits or budgets.
-func isManagement(method string) bool {
+// isManagementMethod reports whether a gRPC method manages API keys, limits or budgets.
+func isManagementMethod(method string) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch service {
 	case spoolv1.Keys_ServiceDesc.ServiceName, spoolv1.Budgets_ServiceDesc.ServiceName, spoolv1.Limits_ServiceDesc.ServiceName:
@@ -174,15 +174,15 @@ func isManagement(method string) bool {
 	return false
 }
 
-// finish converts an error to a status, logs errors of the server, and counts the call.
-func (i *interceptor) finish(method string, err error) error {
+// finishCall converts the error of a call to a gRPC status, logs errors of the server, and counts the call.
+func (i *interceptor) finishCall(method string, err error) error {
 	if err == nil {
-		i.Metrics.Call(method, "OK")
+		i.Metrics.CountCall(method, "OK")
 		return nil
 	}
 	var known *problem.Error
 	if given, ok := status.FromError(err); ok && !errors.As(err, &known) { // from health, reflection, or gRPC itself
-		i.Metrics.Call(method, given.Code().String())
+		i.Metrics.CountCall(method, given.Code().String())
 		return err
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -195,9 +195,9 @@ func (i *interceptor) finish(method string, err error) error {
 	case problem.Unavailable:
 		i.Logger.Warn("gRPC call refused: not available", "method", method, "error", p)
 	case problem.Unauthenticated:
-		i.Metrics.Refused()
+		i.Metrics.CountUnauthenticated()
 	}
 	s := p.GRPCStatus()
-	i.Metrics.Call(method, s.Code().String())
+	i.Metrics.CountCall(method, s.Code().String())
 	return s.Err()
 }

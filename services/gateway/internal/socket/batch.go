@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// batchBytes is the number of bytes that a batch collects before it is written to the network.
-	batchBytes = 16 << 10
-	// frameBytes is the size of the buffer in which the WebSocket library builds one frame. A longer frame is written
+	// batchBufferBytes is the number of bytes that a batch collects before it is written to the network.
+	batchBufferBytes = 16 << 10
+	// frameBufferBytes is the size of the buffer in which the WebSocket library builds one frame. A longer frame is written
 	// in parts.
-	frameBytes = 2 << 10
-	// readBytes is the size of the buffer for frames of the client.
-	readBytes = 512
+	frameBufferBytes = 2 << 10
+	// readBufferBytes is the size of the buffer for frames that the client sends.
+	readBufferBytes = 512
 )
 
 // batchConn is the network connection of a WebSocket. The WebSocket writes each message to it on its own; between
@@ -30,13 +30,13 @@ type batchConn struct {
 	pending []byte // bytes that were not written to the network yet
 }
 
-// batchBuffers holds buffers of batchBytes bytes: a connection has one only during a batch.
+// batchBuffers holds buffers of batchBufferBytes bytes: a connection has one only during a batch.
 var batchBuffers = sync.Pool{New: func() any {
-	b := make([]byte, 0, batchBytes)
+	b := make([]byte, 0, batchBufferBytes)
 	return &b
 }}
 
-// beginBatch makes Write collect bytes until endBatch is called, or batchBytes bytes were collected.
+// beginBatch makes Write collect bytes until endBatch is called, or batchBufferBytes bytes were collected.
 func (c *batchConn) beginBatch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,16 +52,16 @@ func (c *batchConn) endBatch() error {
 	return c.flush()
 }
 
-// Write writes b to the network, or adds it to the batch.
+// Write writes b to the network, or adds b to the collected bytes between beginBatch and endBatch.
 func (c *batchConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.pending)+len(b) > batchBytes {
+	if len(c.pending)+len(b) > batchBufferBytes {
 		if err := c.flush(); err != nil {
 			return 0, err
 		}
 	}
-	if c.batches == 0 || len(b) > batchBytes {
+	if c.batches == 0 || len(b) > batchBufferBytes {
 		return c.write(b)
 	}
 	if c.pending == nil {
@@ -71,7 +71,7 @@ func (c *batchConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// flush writes the pending bytes to the network. mu must be held.
+// flush writes the collected bytes to the network. mu must be held.
 func (c *batchConn) flush() error {
 	if c.pending == nil {
 		return nil
@@ -83,7 +83,7 @@ func (c *batchConn) flush() error {
 	return err
 }
 
-// write writes to the network within the timeout. After an error, the connection cannot be used.
+// write writes bytes to the network within the write timeout. After an error, the connection cannot be used.
 func (c *batchConn) write(b []byte) (int, error) {
 	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
 		return 0, err
@@ -112,7 +112,7 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.conn = &batchConn{Conn: conn, timeout: h.timeout}
 	reader := rw.Reader
 	if reader.Buffered() == 0 { // clients send little
-		reader = bufio.NewReaderSize(h.conn, readBytes)
+		reader = bufio.NewReaderSize(h.conn, readBufferBytes)
 	}
-	return h.conn, bufio.NewReadWriter(reader, bufio.NewWriterSize(h.conn, frameBytes)), nil
+	return h.conn, bufio.NewReadWriter(reader, bufio.NewWriterSize(h.conn, frameBufferBytes)), nil
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxDecisions is the largest number of decisions of a connection that wait for the session service.
-const maxDecisions = 16
+// maxPendingDecisions is the largest number of decisions of a connection that wait for an answer of the session
+// service.
+const maxPendingDecisions = 16
 
 // parseDecision decodes a message of type approval:decide. Its fields are those of DecideApprovalRequest, besides type, requestId and
 // sessionId. With an error it returns the fields that could be decoded, as parse does. The message must be valid JSON.
-func parseDecision(data []byte) (request, error) {
-	var r request
+func parseDecision(data []byte) (clientRequest, error) {
+	var r clientRequest
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(data, &all); err != nil {
 		return r, problem.Invalid("type", "the message must be an object")
@@ -32,12 +33,12 @@ func parseDecision(data []byte) (request, error) {
 		}
 		delete(all, field.name)
 	}
-	if len(r.RequestID) > maxRequestID {
+	if len(r.RequestID) > maxRequestIDBytes {
 		r.RequestID = ""
-		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestID)
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
 	if r.SessionID != "" {
-		if err := reads.CheckSession(r.SessionID); err != nil {
+		if err := reads.CheckSessionID(r.SessionID); err != nil {
 			return r, err
 		}
 	}
@@ -57,9 +58,9 @@ func parseDecision(data []byte) (request, error) {
 	return r, nil
 }
 
-// decide carries out a decision in a goroutine of its own, because the session service may take seconds, in which the connection must answer
-// pings.
-func (c *conn) decide(ctx context.Context, r request) error {
+// handleDecision passes a decision of the client to the session service. It does so in its own goroutine, because the
+// session service may take seconds, in which the connection must answer pings.
+func (c *conn) handleDecision(ctx context.Context, r clientRequest) error {
 	select {
 	case c.decisions <- struct{}{}:
 	default:
@@ -69,10 +70,10 @@ func (c *conn) decide(ctx context.Context, r request) error {
 		defer func() { <-c.decisions }()
 		position, err := c.handler.cfg.Decide(ctx, c.principal, r.SessionID, r.decision)
 		if err != nil {
-			_ = c.send(errorMessage(problem.From(err), r)) // the client may be gone
+			_ = c.sendMessage(errorMessage(problem.From(err), r)) // the client may be gone
 			return
 		}
-		_ = c.send(message{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
+		_ = c.sendMessage(serverMessage{Type: typeDecided, RequestID: r.RequestID, SessionID: r.SessionID, ApprovalID: r.decision.GetApprovalId(), Position: position}.encode())
 	})
 	return nil
 }

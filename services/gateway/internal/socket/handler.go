@@ -23,8 +23,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// MaxFrame is the largest message that a client may send, in bytes.
-const MaxFrame = 64 << 10
+// MaxMessageBytes is the largest message that a client may send, in bytes.
+const MaxMessageBytes = 64 << 10
 
 // Config configures a Handler. Zero numbers mean the defaults; all other fields are required.
 type Config struct {
@@ -32,7 +32,7 @@ type Config struct {
 	Live      *live.Hub
 	Player    *replay.Player
 	Reads     *reads.Store
-	Watch     *auth.Watch
+	Watch     *auth.KeyWatch
 	// Decide stores a decision on an approval request, which must belong to the session unless session is "", and returns the position of the
 	// decision.
 	Decide       func(ctx context.Context, p auth.Principal, session string, r *spoolv1.DecideApprovalRequest) (position string, err error)
@@ -93,7 +93,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	if r.Header.Get("Upgrade") == "" {
 		return problem.Invalid("Upgrade", "this route is a WebSocket: send Upgrade: websocket")
 	}
-	end, err := h.cfg.Admission.Stream(p.Tenant)
+	end, err := h.cfg.Admission.BeginStream(p.Tenant)
 	if err != nil {
 		return err
 	}
@@ -106,8 +106,8 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		end()
 		return nil // Accept has sent the response
 	}
-	ws.SetReadLimit(MaxFrame)
-	c := &conn{handler: h, ws: ws, net: hijacked.conn, principal: p, joined: map[string]context.CancelCauseFunc{}, decisions: make(chan struct{}, maxDecisions)}
+	ws.SetReadLimit(MaxMessageBytes)
+	c := &conn{handler: h, ws: ws, net: hijacked.conn, principal: p, joined: map[string]context.CancelCauseFunc{}, decisions: make(chan struct{}, maxPendingDecisions)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -123,14 +123,14 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// forget removes a connection that has ended from those that Close ends.
-func (h *Handler) forget(c *conn) {
+// removeConn removes a connection that has ended from the connections that Close ends.
+func (h *Handler) removeConn(c *conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.conns, c)
 }
 
-// conn is one WebSocket connection of a client, which can join several sessions.
+// conn is one WebSocket connection of a client. A client can join several sessions on one connection.
 type conn struct {
 	handler   *Handler
 	ws        *websocket.Conn
@@ -144,28 +144,28 @@ type conn struct {
 	closing   sync.Once
 }
 
-// errClosed is the cause with which the joins of a connection are cancelled after the connection has ended.
-var errClosed = errors.New("the connection is closed")
+// errConnectionClosed is the cause with which the joins of a connection are cancelled after the connection has ended.
+var errConnectionClosed = errors.New("the connection is closed")
 
 // serve handles the connection until it ends.
 func (c *conn) serve(p auth.Principal) {
 	defer c.handler.cfg.Opened()()
-	defer c.handler.forget(c)
-	ctx, release := c.handler.cfg.Watch.Add(context.Background(), p)
+	defer c.handler.removeConn(c)
+	ctx, release := c.handler.cfg.Watch.AddStream(context.Background(), p)
 	defer release()
 	ctx, cancel := context.WithCancelCause(ctx)
 	revoked := context.AfterFunc(ctx, func() {
 		var p *problem.Error
 		if errors.As(context.Cause(ctx), &p) {
-			c.closeWithError(websocket.StatusPolicyViolation, p, request{})
+			c.closeWithError(websocket.StatusPolicyViolation, p, clientRequest{})
 		}
 	})
 	pings := c.startPings(ctx)
-	c.read(ctx)
+	c.readRequests(ctx)
 	revoked()
 	pings()
 	c.closeOnce(websocket.StatusNormalClosure, "")
-	cancel(errClosed)
+	cancel(errConnectionClosed)
 	c.work.Wait()
 }
 
@@ -196,36 +196,37 @@ func (c *conn) startPings(ctx context.Context) (stop func()) {
 	}
 }
 
-// closeWithError sends an error and closes the connection.
-func (c *conn) closeWithError(code websocket.StatusCode, p *problem.Error, about request) {
+// closeWithError sends the error p and closes the connection with a code. about is the request to which the error
+// belongs, or the zero request.
+func (c *conn) closeWithError(code websocket.StatusCode, p *problem.Error, about clientRequest) {
 	c.handler.cfg.Cut(string(p.Code))
-	_ = c.send(errorMessage(p, about))
+	_ = c.sendMessage(errorMessage(p, about))
 	c.closeOnce(code, string(p.Code)+": "+p.Detail)
 }
 
-// maxReason is the largest reason of a close frame, in bytes.
-const maxReason = 123
+// maxCloseReasonBytes is the largest size of the reason in a close frame.
+const maxCloseReasonBytes = 123
 
 // closeOnce closes the connection with a code. Only the first call has an effect.
 func (c *conn) closeOnce(code websocket.StatusCode, reason string) {
 	c.closing.Do(func() {
-		_ = c.ws.Close(code, truncate.Text(reason, maxReason-len("…"))) // the client may be gone already
+		_ = c.ws.Close(code, truncate.Text(reason, maxCloseReasonBytes-len("…"))) // the client may be gone already
 	})
 }
 
-// send writes one message. It waits up to twice the write timeout: a client that reads again before that still
-// receives the reason why it is disconnected.
-func (c *conn) send(b []byte) error {
-	return c.timedWrite(func() error { return c.write(b) })
+// sendMessage writes one message to the client. It waits up to twice the write timeout: a client that reads again
+// before that still receives the reason why it is disconnected.
+func (c *conn) sendMessage(b []byte) error {
+	return c.timedWrite(func() error { return c.writeMessage(b) })
 }
 
-// write writes one message without measuring how long the client takes. The limit is that of batchConn: a context with
+// writeMessage writes one message without measuring how long the client takes. The limit is that of batchConn: a context with
 // a deadline would cost a timer for each message.
-func (c *conn) write(b []byte) error {
+func (c *conn) writeMessage(b []byte) error {
 	return c.ws.Write(context.Background(), websocket.MessageText, b)
 }
 
-// timedWrite returns the error of a write, or errSlow if the write succeeded after the write timeout.
+// timedWrite returns the error of a write, or errSlowClient if the write succeeded after the write timeout.
 func (c *conn) timedWrite(write func() error) error {
 	began := time.Now()
 	err := write()
@@ -233,11 +234,11 @@ func (c *conn) timedWrite(write func() error) error {
 		return err
 	}
 	if err == nil {
-		return errSlow
+		return errSlowClient
 	}
 	c.handler.cfg.Cut(string(problem.SlowClient))
 	return err
 }
 
-// errSlow is returned for a write that succeeded only after the write timeout.
-var errSlow = errors.New("the client is too slow")
+// errSlowClient is returned for a write that succeeded only after the write timeout.
+var errSlowClient = errors.New("the client is too slow")

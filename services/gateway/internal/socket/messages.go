@@ -30,8 +30,8 @@ const (
 	typeError    = "error"
 )
 
-// request is a message that a client sends on a WebSocket.
-type request struct {
+// clientRequest is a message that a client sends on a WebSocket.
+type clientRequest struct {
 	Type      string `json:"type"`
 	RequestID string `json:"requestId"`
 	SessionID string `json:"sessionId"`
@@ -48,11 +48,11 @@ type request struct {
 	decision *spoolv1.DecideApprovalRequest // of approval:decide
 }
 
-// metadata reports whether the events of a join include their metadata.
-func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
+// wantsMetadata reports whether the events that a join sends include their metadata.
+func (r clientRequest) wantsMetadata() bool { return r.Metadata == nil || *r.Metadata }
 
-// replayRequest returns the requested replay, or nil for a join that streams new events.
-func (r request) replayRequest() (*replay.Request, error) {
+// replayRequest returns the replay that a message session:join asks for, or nil for a join that streams new events.
+func (r clientRequest) replayRequest() (*replay.Request, error) {
 	if !r.Replay {
 		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil, "executionId": r.ExecutionID != nil} {
 			if given {
@@ -70,7 +70,7 @@ func (r request) replayRequest() (*replay.Request, error) {
 	}
 	if r.ExecutionID != nil {
 		ask.Execution = *r.ExecutionID
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return nil, err
 		}
 	}
@@ -88,27 +88,27 @@ func (r request) replayRequest() (*replay.Request, error) {
 	return ask, nil
 }
 
-// errMalformed is returned for a message that is not JSON. It ends the connection.
-type errMalformed struct{ detail string }
+// errMalformedMessage is returned for a message that is not JSON. It ends the connection.
+type errMalformedMessage struct{ detail string }
 
-func (e errMalformed) Error() string { return e.detail }
+func (e errMalformedMessage) Error() string { return e.detail }
 
-// maxRequestID is the largest length of a requestId, in bytes.
-const maxRequestID = 128
+// maxRequestIDBytes is the largest length of a requestId, in bytes.
+const maxRequestIDBytes = 128
 
-// parse decodes a message. With an error it returns the fields that could be decoded, so that the answer can name the
-// request.
-func parse(data []byte) (request, error) {
-	var r request
+// parseRequest decodes a message of a client. With an error it returns the fields that could be decoded, so that the
+// answer can name the request.
+func parseRequest(data []byte) (clientRequest, error) {
+	var r clientRequest
 	if !utf8.Valid(data) {
-		return r, errMalformed{"the message is not valid UTF-8"}
+		return r, errMalformedMessage{"the message is not valid UTF-8"}
 	}
 	var deep *wirejson.FieldError
 	if errors.As(wirejson.CheckDepth(data), &deep) {
-		return r, errMalformed{"the message is " + deep.Detail}
+		return r, errMalformedMessage{"the message is " + deep.Detail}
 	}
 	if !json.Valid(data) {
-		return r, errMalformed{"the message is not valid JSON"}
+		return r, errMalformedMessage{"the message is not valid JSON"}
 	}
 	var head struct {
 		Type string `json:"type"`
@@ -133,15 +133,15 @@ func parse(data []byte) (request, error) {
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
 		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from, to and executionId, and no others")
-	case len(r.RequestID) > maxRequestID:
+	case len(r.RequestID) > maxRequestIDBytes:
 		r.RequestID = ""
-		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestID)
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
 	return r, nil
 }
 
-// message is a message that the gateway sends on a WebSocket, except for events.
-type message struct {
+// serverMessage is a message that the gateway sends on a WebSocket, except for messages with events.
+type serverMessage struct {
 	Type       string            `json:"type"`
 	RequestID  string            `json:"requestId,omitempty"`
 	SessionID  string            `json:"sessionId,omitempty"`
@@ -157,7 +157,8 @@ type message struct {
 	LagMs      *uint32           `json:"lagMs,omitempty"`
 }
 
-func (m message) encode() []byte {
+// encode returns the JSON of the message.
+func (m serverMessage) encode() []byte {
 	b, err := json.Marshal(m)
 	if err != nil { // strings, numbers and valid JSON always encode
 		panic(err)
@@ -165,16 +166,17 @@ func (m message) encode() []byte {
 	return b
 }
 
-// errorMessage encodes an error that answers a request, or with the zero request one that concerns the connection.
-func errorMessage(p *problem.Error, about request) []byte {
-	return message{
+// errorMessage encodes the message with the error p. about is the request that p answers, or the zero request if p
+// concerns the connection.
+func errorMessage(p *problem.Error, about clientRequest) []byte {
+	return serverMessage{
 		Type: typeError, RequestID: about.RequestID, SessionID: about.SessionID, Code: p.Code, Message: p.Detail, Field: p.Field, Tip: p.Tip,
 	}.encode()
 }
 
 // snapshotMessage encodes the blocks of a session as of the event seq.
-func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte {
-	m := message{Type: typeSnapshot, RequestID: about.RequestID, SessionID: about.SessionID, Seq: &seq, Blocks: []json.RawMessage{}}
+func snapshotMessage(about clientRequest, seq uint32, blocks []*spoolv1.Block) []byte {
+	m := serverMessage{Type: typeSnapshot, RequestID: about.RequestID, SessionID: about.SessionID, Seq: &seq, Blocks: []json.RawMessage{}}
 	for _, b := range blocks {
 		m.Blocks = append(m.Blocks, wirejson.Marshal(b))
 	}
@@ -187,14 +189,14 @@ func noticeMessage(session string, n pace.Notice) []byte {
 	if err != nil { // strings and numbers always encode
 		panic(err)
 	}
-	b := message{Type: "session:" + string(n.Kind), SessionID: session}.encode()
+	b := serverMessage{Type: "session:" + string(n.Kind), SessionID: session}.encode()
 	return append(append(b[:len(b)-1], ','), data[1:]...)
 }
 
-// frameMessage wraps a frame in a message. The bytes of the event are not changed.
+// frameMessage encodes a message with a frame of a session. It does not change the bytes of the event.
 func frameMessage(session string, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
-		return message{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
+		return serverMessage{Type: typeLag, SessionID: session, Lagging: &f.Lag.Lagging, LagMs: &f.Lag.LagMs}.encode()
 	}
 	if f.Notice != nil {
 		return noticeMessage(session, *f.Notice)

@@ -16,13 +16,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 )
 
-// read handles the client's messages until the connection ends.
-func (c *conn) read(ctx context.Context) {
+// readRequests reads and handles the client's messages until the connection ends.
+func (c *conn) readRequests(ctx context.Context) {
 	for {
-		kind, data, err := c.receive()
+		kind, data, err := c.receiveMessage()
 		var refused *problem.Error
 		if errors.As(err, &refused) {
-			c.closeWithError(websocket.StatusTryAgainLater, refused, request{})
+			c.closeWithError(websocket.StatusTryAgainLater, refused, clientRequest{})
 			return
 		}
 		if err != nil {
@@ -32,24 +32,24 @@ func (c *conn) read(ctx context.Context) {
 			c.closeOnce(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
 			return
 		}
-		r, err := parse(data)
-		var malformed errMalformed
+		r, err := parseRequest(data)
+		var malformed errMalformedMessage
 		if errors.As(err, &malformed) {
 			c.closeWithError(websocket.StatusInvalidFramePayloadData, problem.Invalid("", "%s", malformed.detail), r)
 			return
 		}
 		if err == nil {
-			err = c.handle(ctx, r)
+			err = c.handleRequest(ctx, r)
 		}
-		if err != nil && c.send(errorMessage(problem.From(err), r)) != nil {
+		if err != nil && c.sendMessage(errorMessage(problem.From(err), r)) != nil {
 			return
 		}
 	}
 }
 
-// receive reads a message. Its bytes count against the gateway's limit while it arrives. A client that does not
-// finish a message in time is disconnected.
-func (c *conn) receive() (websocket.MessageType, []byte, error) {
+// receiveMessage reads a message of the client. The bytes of the message count against the gateway's limit while it
+// arrives. A client that does not finish a message in time is disconnected.
+func (c *conn) receiveMessage() (websocket.MessageType, []byte, error) {
 	// A context that ends would close the connection before a close code is sent, so the read has none.
 	kind, from, err := c.ws.Reader(context.Background())
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	}
 	late := time.AfterFunc(c.handler.cfg.ReadTimeout, func() { _ = c.ws.CloseNow() })
 	defer late.Stop()
-	if err := c.handler.cfg.Admission.Rate(c.principal.Tenant); err != nil {
+	if err := c.handler.cfg.Admission.CheckRate(c.principal.Tenant); err != nil {
 		return 0, nil, err
 	}
 	held, err := c.handler.cfg.Admission.Begin(c.principal.Tenant)
@@ -69,27 +69,27 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	return kind, data, err
 }
 
-// handle carries out a message of the client.
-func (c *conn) handle(ctx context.Context, r request) error {
+// handleRequest carries out a message of the client.
+func (c *conn) handleRequest(ctx context.Context, r clientRequest) error {
 	switch r.Type {
 	case typeJoin:
-		return c.join(ctx, r)
+		return c.joinSession(ctx, r)
 	case typeLeave:
-		return c.leave(r)
+		return c.leaveSession(r)
 	case typeDecide:
-		return c.decide(ctx, r)
+		return c.handleDecision(ctx, r)
 	}
 	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeDecide)
 }
 
-// leftByClient is the cause with which a join is cancelled when its client has sent a message to leave the session.
-type leftByClient struct{ request request }
+// errLeftByClient is the cause with which a join is cancelled when its client has sent a message to leave the session.
+type errLeftByClient struct{ request clientRequest }
 
-func (leftByClient) Error() string { return "the client left the session" }
+func (errLeftByClient) Error() string { return "the client left the session" }
 
-// leave ends the join of a session.
-func (c *conn) leave(r request) error {
-	if err := reads.CheckSession(r.SessionID); err != nil {
+// leaveSession ends the join of the session that a message session:leave names.
+func (c *conn) leaveSession(r clientRequest) error {
+	if err := reads.CheckSessionID(r.SessionID); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -98,13 +98,13 @@ func (c *conn) leave(r request) error {
 	if cancel == nil {
 		return problem.New(problem.NotJoined, "", "this connection has not joined the session")
 	}
-	cancel(leftByClient{r})
+	cancel(errLeftByClient{r})
 	return nil
 }
 
-// join starts a goroutine that streams or replays a session.
-func (c *conn) join(ctx context.Context, r request) error {
-	if err := reads.CheckSession(r.SessionID); err != nil {
+// joinSession starts a goroutine that streams or replays a session.
+func (c *conn) joinSession(ctx context.Context, r clientRequest) error {
+	if err := reads.CheckSessionID(r.SessionID); err != nil {
 		return err
 	}
 	ask, err := r.replayRequest()
@@ -125,96 +125,97 @@ func (c *conn) join(ctx context.Context, r request) error {
 		if ask != nil {
 			c.sendReplay(ctx, r, *ask)
 		} else {
-			c.follow(ctx, r)
+			c.followSession(ctx, r)
 		}
 		cancel(nil)
 	})
 	return nil
 }
 
-// forget removes a session from the joined ones. It must be called before the client is notified, so that the client
-// may join again.
-func (c *conn) forget(session string) {
+// removeJoin removes a session from the joined ones of the connection. It must be called before the client is
+// notified of the end, so that the client may join again.
+func (c *conn) removeJoin(session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.joined, session)
 }
 
-// follow joins a session and sends its events, until the session ends or the client leaves.
-func (c *conn) follow(ctx context.Context, r request) {
+// followSession joins a session and sends its new events, until the session ends or the client leaves.
+func (c *conn) followSession(ctx context.Context, r clientRequest) {
 	reader, err := c.handler.cfg.Live.Join(ctx, c.principal.Tenant, c.principal.Agents, r.SessionID, r.After)
 	if err != nil {
-		c.forget(r.SessionID)
-		c.answerFailedJoin(ctx, r, err)
+		c.removeJoin(r.SessionID)
+		c.sendFailedJoin(ctx, r, err)
 		return
 	}
 	defer reader.Close()
 	tip, cursor := reader.Tip(), r.After
-	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	err = c.sendMessage(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
-		err = c.sendFrames(ctx, reader, &cursor, r.metadata())
+		err = c.sendFrames(ctx, reader, &cursor, r.wantsMetadata())
 	}
-	c.forget(r.SessionID)
+	c.removeJoin(r.SessionID)
 	c.sendJoinEnd(r, cursor, err)
 }
 
 // sendReplay sends the events of a replay, until it ends or the client leaves.
-func (c *conn) sendReplay(ctx context.Context, r request, ask replay.Request) {
-	ask.Tenant, ask.Agents = c.principal.Tenant, c.principal.Agents
-	from, err := c.handler.cfg.Player.Open(ctx, ask)
+func (c *conn) sendReplay(ctx context.Context, r clientRequest, request replay.Request) {
+	request.Tenant, request.Agents = c.principal.Tenant, c.principal.Agents
+	from, err := c.handler.cfg.Player.Open(ctx, request)
 	if err != nil {
-		c.forget(r.SessionID)
-		c.answerFailedJoin(ctx, r, err)
+		c.removeJoin(r.SessionID)
+		c.sendFailedJoin(ctx, r, err)
 		return
 	}
 	defer from.Close()
 	tip, cursor := from.Tip(), from.Cursor()
-	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
+	err = c.sendMessage(serverMessage{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
-		err = c.sendFrames(ctx, from, &cursor, r.metadata())
+		err = c.sendFrames(ctx, from, &cursor, r.wantsMetadata())
 	}
-	c.forget(r.SessionID)
+	c.removeJoin(r.SessionID)
 	c.sendJoinEnd(r, cursor, err)
 }
 
-// answerFailedJoin answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
-func (c *conn) answerFailedJoin(ctx context.Context, r request, err error) {
-	var left leftByClient
+// sendFailedJoin answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
+func (c *conn) sendFailedJoin(ctx context.Context, r clientRequest, err error) {
+	var left errLeftByClient
 	if errors.As(context.Cause(ctx), &left) {
-		_ = c.send(message{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
+		_ = c.sendMessage(serverMessage{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
 		return
 	}
 	p := problem.From(err)
 	if p.Code == problem.Internal {
 		c.handler.cfg.Logger.Error("join session", "session", r.SessionID, "error", p)
 	}
-	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
+	if c.sendMessage(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
 	}
 	if err := c.sendSnapshot(ctx, r); err != nil {
-		_ = c.send(errorMessage(problem.From(err), r))
+		_ = c.sendMessage(errorMessage(problem.From(err), r))
 	}
 }
 
 // sendSnapshot sends a session's blocks. Their bytes count against the gateway's limit until they are sent.
-func (c *conn) sendSnapshot(ctx context.Context, r request) error {
-	held := c.handler.cfg.Admission.Hold(c.principal.Tenant)
+func (c *conn) sendSnapshot(ctx context.Context, r clientRequest) error {
+	held := c.handler.cfg.Admission.BeginStreamData(c.principal.Tenant)
 	defer held.End()
 	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.principal.Tenant, r.SessionID, "", held.Take)
 	if err == nil {
-		_ = c.send(snapshotMessage(r, tip, blocks)) // the client may be gone
+		_ = c.sendMessage(snapshotMessage(r, tip, blocks)) // the client may be gone
 	}
 	return err
 }
 
-// source returns the frames that a join sends. It is a live.Reader or a replay.Replay.
-type source interface {
+// frameSource returns, one batch after another, the frames that a join sends. It is a live.Reader or a replay.Replay.
+type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Session() string
 }
 
-// sendFrames sends frames until it fails; cursor is the seq of the last event that was sent.
-func (c *conn) sendFrames(ctx context.Context, from source, cursor *uint32, metadata bool) error {
+// sendFrames sends the frames of a join until an error occurs, which it returns. cursor is set to the seq of the last
+// event that was sent.
+func (c *conn) sendFrames(ctx context.Context, from frameSource, cursor *uint32, metadata bool) error {
 	for {
 		frames, err := from.Next(ctx)
 		if err != nil {
@@ -226,20 +227,20 @@ func (c *conn) sendFrames(ctx context.Context, from source, cursor *uint32, meta
 	}
 }
 
-// sendBatch sends each frame as a message of its own, with few writes to the network. If it returns errSlow, cursor
+// sendBatch sends each frame as a message of its own, with few writes to the network. If it returns errSlowClient, cursor
 // is the seq of the last event that was sent.
 func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, metadata bool) (err error) {
 	if len(frames) > 1 {
 		c.net.beginBatch()
 		defer func() {
-			if ended := c.timedWrite(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
+			if ended := c.timedWrite(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlowClient) {
 				err = ended
 			}
 		}()
 	}
 	for _, f := range frames {
-		err = c.send(frameMessage(session, f, metadata))
-		if err != nil && !errors.Is(err, errSlow) {
+		err = c.sendMessage(frameMessage(session, f, metadata))
+		if err != nil && !errors.Is(err, errSlowClient) {
 			return err
 		}
 		if f.JSON != nil {
@@ -254,33 +255,33 @@ func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, me
 }
 
 // sendJoinEnd notifies the client that a join has ended, if the connection is still open.
-func (c *conn) sendJoinEnd(r request, cursor uint32, err error) {
+func (c *conn) sendJoinEnd(r clientRequest, cursor uint32, err error) {
 	session := r.SessionID
-	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
-	var wish leftByClient
+	left := serverMessage{Type: typeLeft, SessionID: session, Seq: &cursor}
+	var wish errLeftByClient
 	var p *problem.Error
 	switch {
 	case errors.Is(err, io.EOF): // the replay is complete
-		_ = c.send(left.encode())
+		_ = c.sendMessage(left.encode())
 	case errors.As(err, &wish):
 		left.RequestID = wish.request.RequestID
-		_ = c.send(left.encode())
-	case errors.Is(err, errSlow):
+		_ = c.sendMessage(left.encode())
+	case errors.Is(err, errSlowClient):
 		again := fmt.Sprintf("after=%d", cursor)
 		if r.Replay {
 			again = fmt.Sprintf("from=%d", cursor+1)
 		}
 		slow := problem.New(problem.SlowClient, "", "the client took too long to read; connect again with "+again)
-		c.closeWithError(websocket.StatusPolicyViolation, slow, request{SessionID: session})
+		c.closeWithError(websocket.StatusPolicyViolation, slow, clientRequest{SessionID: session})
 	case errors.As(err, &p):
 		if p.Code == problem.Unauthenticated {
 			return // the whole connection is closed with this error
 		}
 		c.handler.cfg.Cut(string(p.Code))
-		if c.send(errorMessage(p, request{SessionID: session})) == nil {
-			_ = c.send(left.encode())
+		if c.sendMessage(errorMessage(p, clientRequest{SessionID: session})) == nil {
+			_ = c.sendMessage(left.encode())
 		}
-	case errors.Is(err, errClosed):
+	case errors.Is(err, errConnectionClosed):
 	default:
 		_ = c.ws.CloseNow() // the connection is broken
 	}

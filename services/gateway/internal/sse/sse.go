@@ -29,7 +29,7 @@ type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
 	Player       *replay.Player
-	Watch        *auth.Watch
+	Watch        *auth.KeyWatch
 	Comment      time.Duration        // interval of comments that keep the connection open; 0 means 15 s
 	WriteTimeout time.Duration        // maximum time that a client may take to read one batch; 0 means 10 s
 	Opened       func() (done func()) // called when a stream opens; done is called when it ends
@@ -58,10 +58,10 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	if err := reads.CheckSession(session); err != nil {
+	if err := reads.CheckSessionID(session); err != nil {
 		return err
 	}
-	q, err := parameters(r)
+	q, err := parseParameters(r)
 	if err != nil {
 		return err
 	}
@@ -69,19 +69,19 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	metadata, err := withMetadata(q)
+	metadata, err := wantsMetadata(q)
 	if err != nil {
 		return err
 	}
-	end, err := h.cfg.Admission.Stream(p.Tenant)
+	end, err := h.cfg.Admission.BeginStream(p.Tenant)
 	if err != nil {
 		return err
 	}
 	defer end()
-	ctx, release := h.cfg.Watch.Add(r.Context(), p)
+	ctx, release := h.cfg.Watch.AddStream(r.Context(), p)
 	defer release()
 	from, err := open(ctx, p, session)
-	if errors.Is(err, errReplayed) {
+	if errors.Is(err, errReplayEnded) {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
@@ -90,7 +90,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	}
 	defer from.Close()
 	defer h.cfg.Opened()()
-	out := &writer{w: w, control: http.NewResponseController(w), timeout: h.cfg.WriteTimeout}
+	out := &timedWriter{w: w, control: http.NewResponseController(w), timeout: h.cfg.WriteTimeout}
 	head := w.Header()
 	head.Set("Content-Type", "text/event-stream")
 	head.Set("Cache-Control", "no-store")
@@ -99,7 +99,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := out.write([]byte("retry: 1000\n\n")); err != nil {
 		return nil
 	}
-	if err := h.stream(ctx, out, from, metadata); err != nil {
+	if err := h.sendFrames(ctx, out, from, metadata); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
 		_ = out.write(encodeEvent("", "problem", refused.JSON())) // the client may be gone
@@ -107,15 +107,16 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	return nil
 }
 
-// source returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
-type source interface {
+// frameSource returns, one batch after another, the frames that a stream sends. It is a live.Reader or a
+// replay.Replay.
+type frameSource interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
 	Close()
 }
 
-// parameters returns the query parameters. Unknown and repeated ones are errors.
-func parameters(r *http.Request) (url.Values, error) {
+// parseParameters returns the query parameters of a request for a stream. Unknown and repeated parameters are errors.
+func parseParameters(r *http.Request) (url.Values, error) {
 	q := r.URL.Query()
 	for name, values := range q {
 		switch {
@@ -129,12 +130,12 @@ func parameters(r *http.Request) (url.Values, error) {
 }
 
 // streamOpener validates the parameters, and returns the function that opens the stream.
-func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
+func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (frameSource, error), error) {
 	again := false
 	if q.Has("replay") {
 		var err error
 		if again, err = wirejson.ParseBool("replay", q.Get("replay")); err != nil {
-			return nil, invalidProblem(err)
+			return nil, fieldProblem(err)
 		}
 	}
 	if !again {
@@ -143,19 +144,20 @@ func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Cont
 				return nil, problem.Invalid(name, "the parameter applies to replays only; add replay=1")
 			}
 		}
-		after, err := cursor(r, q)
-		return func(ctx context.Context, p auth.Principal, session string) (source, error) {
+		after, err := requestCursor(r, q)
+		return func(ctx context.Context, p auth.Principal, session string) (frameSource, error) {
 			return h.cfg.Live.Join(ctx, p.Tenant, p.Agents, session, after)
 		}, err
 	}
 	ask, err := replayRequest(r, q)
-	return func(ctx context.Context, p auth.Principal, session string) (source, error) {
+	return func(ctx context.Context, p auth.Principal, session string) (frameSource, error) {
 		ask.Tenant, ask.Agents, ask.Session = p.Tenant, p.Agents, session
-		return h.replay(ctx, ask, r.Header.Get("Last-Event-ID") != "")
+		return h.openReplay(ctx, ask, r.Header.Get("Last-Event-ID") != "")
 	}, err
 }
 
-// replayRequest returns the request for a replay. A browser that reconnects continues after Last-Event-ID.
+// replayRequest returns the request for a replay that the parameters of an HTTP request describe. For a browser that
+// reconnects, the replay continues after Last-Event-ID.
 func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	ask := replay.Request{From: 1, Speed: 1}
 	if q.Has("after") {
@@ -170,48 +172,49 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	if q.Has("from") {
 		from, err := wirejson.ParseSeq("from", q.Get("from"))
 		if err != nil {
-			return ask, invalidProblem(err)
+			return ask, fieldProblem(err)
 		}
 		ask.From = from
 	}
 	if q.Has("to") {
 		to, err := wirejson.ParseSeq("to", q.Get("to"))
 		if err != nil {
-			return ask, invalidProblem(err)
+			return ask, fieldProblem(err)
 		}
 		ask.To = &to
 	}
 	if q.Has("executionId") {
 		ask.Execution = q.Get("executionId")
-		if err := reads.CheckExecution(ask.Execution); err != nil {
+		if err := reads.CheckExecutionID(ask.Execution); err != nil {
 			return ask, err
 		}
 	}
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		n, err := wirejson.ParseCursor("Last-Event-ID", last)
 		if err != nil {
-			return ask, invalidProblem(err)
+			return ask, fieldProblem(err)
 		}
 		ask.From = max(ask.From, min(n, math.MaxUint32-1)+1)
 	}
 	return ask, nil
 }
 
-// errReplayed is returned when a browser reconnects after the end of its replay. The answer 204 makes it stop
+// errReplayEnded is returned when a browser reconnects after the end of its replay. The answer 204 makes it stop
 // reconnecting.
-var errReplayed = errors.New("the replay has ended")
+var errReplayEnded = errors.New("the replay has ended")
 
-// replay opens a replay. back is set if the client reconnects: replay then returns errReplayed if no event is left to send.
-func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (source, error) {
-	if back && ask.To != nil && ask.From == *ask.To+1 {
-		return nil, errReplayed
+// openReplay starts a replay. reconnects is set if the client reconnects: openReplay then returns errReplayEnded if
+// no event is left to send.
+func (h *Handler) openReplay(ctx context.Context, request replay.Request, reconnects bool) (frameSource, error) {
+	if reconnects && request.To != nil && request.From == *request.To+1 {
+		return nil, errReplayEnded
 	}
-	from, err := h.cfg.Player.Open(ctx, ask)
-	if p := (*problem.Error)(nil); back && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == ask.From {
-		return nil, errReplayed
+	from, err := h.cfg.Player.Open(ctx, request)
+	if p := (*problem.Error)(nil); reconnects && errors.As(err, &p) && p.Code == problem.CursorAhead && *p.Tip+1 == request.From {
+		return nil, errReplayEnded
 	}
-	if back && errors.Is(err, replay.ErrExecutionEnded) {
-		return nil, errReplayed
+	if reconnects && errors.Is(err, replay.ErrExecutionEnded) {
+		return nil, errReplayEnded
 	}
 	if err != nil {
 		return nil, err
@@ -219,17 +222,18 @@ func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (so
 	return from, nil
 }
 
-// withMetadata returns the parameter metadata, which is true by default.
-func withMetadata(q url.Values) (bool, error) {
+// wantsMetadata returns the query parameter metadata, which is true by default: whether events include their
+// metadata.
+func wantsMetadata(q url.Values) (bool, error) {
 	if !q.Has("metadata") {
 		return true, nil
 	}
 	yes, err := wirejson.ParseBool("metadata", q.Get("metadata"))
-	return yes, invalidProblem(err)
+	return yes, fieldProblem(err)
 }
 
-// invalidProblem converts the error of a field to a problem.
-func invalidProblem(err error) error {
+// fieldProblem converts an error about a query parameter to a problem that names the parameter.
+func fieldProblem(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
 		return problem.Invalid(bad.Field, "%s", bad.Detail)
@@ -237,8 +241,9 @@ func invalidProblem(err error) error {
 	return err
 }
 
-// cursor returns the client's cursor: Last-Event-ID, which a browser sends when it reconnects, or else after.
-func cursor(r *http.Request, q url.Values) (uint32, error) {
+// requestCursor returns the cursor of a client: the header Last-Event-ID, which a browser sends when it reconnects,
+// or else the parameter after.
+func requestCursor(r *http.Request, q url.Values) (uint32, error) {
 	name, text := "after", q.Get("after")
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		name, text = "Last-Event-ID", last
@@ -246,20 +251,20 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 		return 0, nil
 	}
 	n, err := wirejson.ParseCursor(name, text)
-	return n, invalidProblem(err)
+	return n, fieldProblem(err)
 }
 
-// errIdle is the cause with which stream ends its wait for frames, so that it sends a comment that keeps the connection
-// alive.
-var errIdle = errors.New("nothing to send")
+// errNothingToSend is the cause with which sendFrames ends its wait for frames after a pause, to send a comment that
+// keeps the connection alive.
+var errNothingToSend = errors.New("nothing to send")
 
-// stream sends frames until it fails. A client that disconnects is not an error.
-func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata bool) error {
+// sendFrames sends frames to the client until an error occurs. A client that disconnects is not an error.
+func (h *Handler) sendFrames(ctx context.Context, out *timedWriter, from frameSource, metadata bool) error {
 	for {
-		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errIdle)
+		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errNothingToSend)
 		frames, err := from.Next(wait)
 		cancel()
-		if errors.Is(err, errIdle) {
+		if errors.Is(err, errNothingToSend) {
 			if err := out.write([]byte(": \n\n")); err != nil {
 				return nil
 			}
@@ -288,26 +293,26 @@ func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata
 	}
 }
 
-// appendFrame appends a frame as one server-sent event.
+// appendFrame appends a frame to b as one server-sent event.
 func (h *Handler) appendFrame(b []byte, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
-		return append(b, structEvent("lag", f.Lag)...)
+		return append(b, encodeStructEvent("lag", f.Lag)...)
 	}
 	if f.Notice != nil {
-		return append(b, structEvent(string(f.Notice.Kind), f.Notice.Data)...)
+		return append(b, encodeStructEvent(string(f.Notice.Kind), f.Notice.Data)...)
 	}
 	h.cfg.Sent(f.Len(metadata))
-	b = appendHead(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
+	b = appendEventHead(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
 	begins := len(b)
-	b = f.Append(append(b, dataField...), metadata)
+	b = f.Append(append(b, dataFieldPrefix...), metadata)
 	if bytes.IndexByte(b[begins:], '\n') >= 0 {
-		return appendData(b[:begins], f.Append(nil, metadata))
+		return appendEventData(b[:begins], f.Append(nil, metadata))
 	}
 	return append(b, "\n\n"...)
 }
 
-// structEvent returns an event whose data is a struct of strings and numbers, which always encodes.
-func structEvent(event string, data any) []byte {
+// encodeStructEvent returns a server-sent event whose data is a struct of strings and numbers, which always encodes.
+func encodeStructEvent(event string, data any) []byte {
 	b, err := json.Marshal(data)
 	if err != nil {
 		panic(err)
@@ -315,15 +320,16 @@ func structEvent(event string, data any) []byte {
 	return encodeEvent("", event, b)
 }
 
-const dataField = "data: "
+// dataFieldPrefix is the beginning of a line with data of a server-sent event.
+const dataFieldPrefix = "data: "
 
-// encodeEvent returns one event; an id of "" is left out.
+// encodeEvent returns one server-sent event; it leaves out an id of "".
 func encodeEvent(id, event string, data []byte) []byte {
-	return appendData(appendHead(nil, id, event), data)
+	return appendEventData(appendEventHead(nil, id, event), data)
 }
 
-// appendHead appends the lines id, unless it is "", and event.
-func appendHead(b []byte, id, event string) []byte {
+// appendEventHead appends the lines id, unless id is "", and event of a server-sent event.
+func appendEventHead(b []byte, id, event string) []byte {
 	if id != "" {
 		b = append(append(append(b, "id: "...), id...), '\n')
 	}
@@ -336,25 +342,25 @@ func appendHead(b []byte, id, event string) []byte {
 	return append(b, '\n')
 }
 
-// appendData appends data. JSON may contain line breaks between tokens; each line then gets its own data field of the same
-// event.
-func appendData(b, data []byte) []byte {
+// appendEventData appends the data of a server-sent event. JSON may contain line breaks between tokens; each line
+// then gets its own data field of the same event.
+func appendEventData(b, data []byte) []byte {
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
-		b = append(append(append(b, dataField...), line...), '\n')
+		b = append(append(append(b, dataFieldPrefix...), line...), '\n')
 	}
 	return append(b, '\n')
 }
 
-// writer writes to a client with a timeout, and flushes after each write. A client that reads again before twice the
-// timeout still receives the reason why its stream ends.
-type writer struct {
+// timedWriter writes to the client of a stream with a timeout, and flushes after each write. A client that reads
+// again before twice the timeout still receives the reason why its stream ends.
+type timedWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	timeout time.Duration
 }
 
-// write writes and flushes b. It fails if the client does not read for twice the timeout.
-func (w *writer) write(b []byte) error {
+// write writes and flushes b. It fails if the client does not read for twice the write timeout.
+func (w *timedWriter) write(b []byte) error {
 	if err := w.control.SetWriteDeadline(time.Now().Add(2 * w.timeout)); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ func main() {
 	if len(os.Args) != 2 {
 		log.Fatal("usage: gen FILE")
 	}
-	if err := os.WriteFile(os.Args[1], []byte(problem.Markdown()), 0o644); err != nil {
+	if err := os.WriteFile(os.Args[1], []byte(problem.ErrorsMarkdown()), 0o644); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package guard refuses requests of web pages from other origins. A browser sends credentials and can reach loopback
+// Package cors refuses requests of web pages from other origins. A browser sends credentials and can reach loopback
 // from any page, so the origin is checked. If no key is required, the host name is checked too, because DNS rebinding
 // lets a foreign host name resolve to 127.0.0.1.
-package guard
+package cors
 
 import (
 	"fmt"
@@ -15,21 +15,21 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Guard refuses HTTP requests of browsers on behalf of pages whose origin is not allowed, and sets the CORS headers for
+// Policy refuses HTTP requests of browsers on behalf of pages whose origin is not allowed, and sets the CORS headers for
 // allowed origins.
-type Guard struct {
+type Policy struct {
 	Origins  []string // allowed origins in addition to the server's own; "*" allows all
 	Loopback bool     // only accept host names of loopback
 }
 
 // Check returns an error for a request that a page of a foreign origin sends, unless the request only reads. If
-// Loopback is set, it also returns an error for a request to a host name that is not a loopback one.
-func (g Guard) Check(r *http.Request) error {
+// Loopback is set, it also returns an error for a request whose Host header is not a name or address of loopback.
+func (g Policy) Check(r *http.Request) error {
 	if g.Loopback && !isLoopbackHostPort(r.Host) {
 		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", truncate.Text(r.Host, 100)))
 	}
 	origin := r.Header.Get("Origin")
-	if origin == "" || g.allowed(origin) || sameOrigin(origin, r.Host) {
+	if origin == "" || g.isAllowed(origin) || isSameOrigin(origin, r.Host) {
 		return nil
 	}
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -38,10 +38,10 @@ func (g Guard) Check(r *http.Request) error {
 	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add a trusted origin to allowed-origins", truncate.Text(origin, 100)))
 }
 
-// Headers adds the CORS headers for an allowed origin, and reports whether the request is a preflight.
-func (g Guard) Headers(w http.ResponseWriter, r *http.Request) (preflight bool) {
+// SetHeaders adds the CORS headers for an allowed origin, and reports whether the request is a preflight.
+func (g Policy) SetHeaders(w http.ResponseWriter, r *http.Request) (preflight bool) {
 	origin := r.Header.Get("Origin")
-	if origin == "" || !g.allowed(origin) {
+	if origin == "" || !g.isAllowed(origin) {
 		return false
 	}
 	h := w.Header()
@@ -57,12 +57,13 @@ func (g Guard) Headers(w http.ResponseWriter, r *http.Request) (preflight bool) 
 	return true
 }
 
-func (g Guard) allowed(origin string) bool {
+// isAllowed reports whether the policy allows an origin.
+func (g Policy) isAllowed(origin string) bool {
 	return slices.Contains(g.Origins, "*") || slices.Contains(g.Origins, strings.ToLower(origin))
 }
 
-// CheckOrigin returns an error unless s is valid in Origins.
-func CheckOrigin(s string) error {
+// ValidateOrigin returns an error unless s can be an element of Policy.Origins.
+func ValidateOrigin(s string) error {
 	u, err := url.Parse(s)
 	if s == "*" || err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.Scheme+"://"+u.Host == s {
 		return nil
@@ -70,12 +71,13 @@ func CheckOrigin(s string) error {
 	return fmt.Errorf("allowed-origins: %.100q is not an origin: write it as https://app.example.com, without a path, or *", s)
 }
 
-// sameOrigin reports whether an origin has the host of the request.
-func sameOrigin(origin, host string) bool {
+// isSameOrigin reports whether an origin has the host to which the request was sent.
+func isSameOrigin(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
 
+// isLoopbackHostPort reports whether a host with an optional port is a name or address of loopback.
 func isLoopbackHostPort(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
@@ -84,7 +86,7 @@ func isLoopbackHostPort(hostport string) bool {
 	return IsLoopbackHost(strings.Trim(host, "[]"))
 }
 
-// IsLoopbackHost reports whether a host name or address is a loopback one.
+// IsLoopbackHost reports whether a host name or address refers to loopback, so that only this machine can reach it.
 func IsLoopbackHost(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
