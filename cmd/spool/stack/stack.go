@@ -261,9 +261,9 @@ func (s *Stack) startMockModel(run context.Context) error {
 	if !s.cfg.MockLLM {
 		return nil
 	}
-	script, err := server.Default()
+	script, err := server.DefaultScript()
 	if s.cfg.MockScript != "" {
-		script, err = server.LoadFile(s.cfg.MockScript)
+		script, err = server.LoadScript(s.cfg.MockScript)
 	}
 	if err != nil {
 		return fmt.Errorf("mock-llm: %w", err)

@@ -164,9 +164,9 @@ func check(t testing.TB, err error) {
 
 // startModel starts the scripted model server.
 func (c *Cluster) startModel() {
-	script, err := server.Default()
+	script, err := server.DefaultScript()
 	if c.opts.Script != "" {
-		script, err = server.Load("script.yaml", []byte(c.opts.Script))
+		script, err = server.ParseScript("script.yaml", []byte(c.opts.Script))
 	}
 	must(c.T, err)
 	c.Model, err = server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
