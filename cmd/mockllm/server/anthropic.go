@@ -8,7 +8,8 @@ import (
 	"net/http"
 )
 
-// anthropicDialect is the dialect of the Anthropic Messages API.
+// anthropicDialect parses requests and encodes answers of the Anthropic Messages API. counting is set for requests that
+// only count tokens.
 type anthropicDialect struct{ counting bool }
 
 // anthropicBlock is a content block of a message in a request of Anthropic Messages.

@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// chatDialect is the dialect of the OpenAI Chat Completions API.
+// chatDialect parses requests and encodes answers of the OpenAI Chat Completions API.
 type chatDialect struct{}
 
 func (chatDialect) parseRequest(body []byte) (*Conversation, error) {
@@ -39,7 +39,7 @@ func (chatDialect) parseRequest(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// chatMessage is a message in a request of Chat Completions.
+// chatMessage is a message in a request to the Chat Completions API.
 type chatMessage struct {
 	Role       string          `json:"role"`
 	Content    json.RawMessage `json:"content"`

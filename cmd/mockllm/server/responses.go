@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// responsesDialect is the dialect of the OpenAI Responses API.
+// responsesDialect parses requests and encodes answers of the OpenAI Responses API.
 type responsesDialect struct{}
 
 // responsesItem is an item of the input of a request to the Responses API.

@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile is the name of the file in a data folder on which a server holds a lock as long as it runs.
+// lockFile is the name of the file in a data folder that a server keeps locked while it runs.
 const lockFile = "lock"
 
-// ownerFile is the name of the file in a folder of sockets that contains the path of the server's data folder.
+// ownerFile is the name of the file in a folder of sockets that contains the path of the owning server's data folder.
 const ownerFile = "owner"
 
-// lock locks a data folder until the returned file is closed. It returns an error if another server holds the lock.
-func lock(data string) (*os.File, error) {
+// lockDataFolder locks a data folder until the returned file is closed. It returns an error if another server holds the
+// lock.
+func lockDataFolder(data string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(data, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -33,8 +34,9 @@ func lock(data string) (*os.File, error) {
 	return file, nil
 }
 
-// isServed reports whether a server runs on a data folder. It reports true if the folder exists but cannot be read.
-func isServed(data string) bool {
+// hasRunningServer reports whether a mockmodal server runs on a data folder. It also returns true if the folder exists
+// but cannot be read.
+func hasRunningServer(data string) bool {
 	if _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
@@ -46,9 +48,9 @@ func isServed(data string) bool {
 	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
-// newSocketFolder creates the folder for the guests' sockets. It is not in the data folder, because the path of a Unix
-// socket must be short.
-func newSocketFolder(data string) (string, error) {
+// createSocketFolder creates the folder for the Unix sockets of guests. The folder is outside of the data folder,
+// because the path of a Unix socket must be short.
+func createSocketFolder(data string) (string, error) {
 	folder, err := os.MkdirTemp("", "mockmodal-")
 	if err != nil {
 		return "", err
@@ -56,27 +58,27 @@ func newSocketFolder(data string) (string, error) {
 	return folder, os.WriteFile(filepath.Join(folder, ownerFile), []byte(data), 0o600)
 }
 
-// removeLeftovers removes everything that killed servers have left: the former server of this data folder, and servers
-// of other data folders that no longer run.
-func (e *engine) removeLeftovers(ctx context.Context) error {
-	owners, err := e.dataFolders(ctx)
+// removeLeftovers removes the Docker objects and folders of servers that were killed: of the last server on this data
+// folder, and of servers on other data folders that no longer run.
+func (e *dockerEngine) removeLeftovers(ctx context.Context) error {
+	owners, err := e.findDataFolders(ctx)
 	if err != nil {
 		return err
 	}
 	for owner := range owners {
-		if owner == e.owner || isServed(owner) {
+		if owner == e.owner || hasRunningServer(owner) {
 			continue
 		}
-		if err := e.removeAll(ctx, owner); err != nil { // another server may remove the same things
+		if err := e.removeServerObjects(ctx, owner); err != nil { // another server may remove the same things
 			e.logger.Warn("remove what a killed server left", "data", owner, "error", err)
 		}
 	}
-	return e.removeAll(ctx, e.owner)
+	return e.removeServerObjects(ctx, e.owner)
 }
 
-// dataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets
+// findDataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets
 // on this machine.
-func (e *engine) dataFolders(ctx context.Context) (map[string]bool, error) {
+func (e *dockerEngine) findDataFolders(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
 	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: marked})
@@ -91,15 +93,15 @@ func (e *engine) dataFolders(ctx context.Context) (map[string]bool, error) {
 	for _, i := range images {
 		owners[i.Labels[ownerLabel]] = true
 	}
-	for _, owner := range socketFolders() {
+	for _, owner := range findSocketFolders() {
 		owners[owner] = true
 	}
 	return owners, errors.Join(err, listErr, imageErr)
 }
 
-// socketFolders returns the folders of sockets on this machine, each with the data folder of the server that created
+// findSocketFolders returns the folders of sockets on this machine, each with the data folder of the server that created
 // it.
-func socketFolders() map[string]string {
+func findSocketFolders() map[string]string {
 	found := map[string]string{}
 	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFile)) // the pattern is valid
 	for _, file := range files {
@@ -110,22 +112,22 @@ func socketFolders() map[string]string {
 	return found
 }
 
-// removeAll removes the containers, networks, images and folders of sockets of the server with the data folder owner.
-func (e *engine) removeAll(ctx context.Context, owner string) error {
+// removeServerObjects removes the containers, networks, images and folders of sockets of the server with the data folder owner.
+func (e *dockerEngine) removeServerObjects(ctx context.Context, owner string) error {
 	mine := filters.NewArgs(filters.Arg("label", ownerLabel+"="+owner))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
 	if err != nil {
 		return fmt.Errorf("list containers: %w", err)
 	}
 	for _, c := range containers {
-		err = errors.Join(err, e.remove(ctx, c.ID))
+		err = errors.Join(err, e.removeContainer(ctx, c.ID))
 	}
 	networks, listErr := e.api.NetworkList(ctx, network.ListOptions{Filters: mine})
 	err = errors.Join(err, listErr)
 	for _, n := range networks {
 		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
 	}
-	for folder, its := range socketFolders() {
+	for folder, its := range findSocketFolders() {
 		if its == owner {
 			err = errors.Join(err, os.RemoveAll(folder))
 		}
