@@ -63,7 +63,7 @@ var (
 	}.Build()
 )
 
-// inputStatus returns the state of the sandbox for the control API: starting, running or ended.
+// state returns the state of the sandbox for the control API: starting, running or ended.
 func (s *modalSandbox) state() string {
 	switch {
 	case isClosed(s.ended):

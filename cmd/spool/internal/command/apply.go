@@ -19,32 +19,32 @@ import (
 
 // applyCommand is the command "apply" of agents, instances and envs.
 type applyCommand struct {
-	server
+	serverFlags
 	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for standard input. Environments are applied first, then agents, then instances."`
 }
 
 // Run applies the definitions of a file. It sends nothing unless the whole file is valid.
 func (c *applyCommand) Run(a *app) error {
-	docs, err := c.read(a)
+	docs, err := c.readDefinitions(a)
 	if err != nil {
 		return a.printErrors(err, "nothing was applied")
 	}
-	specs, err := c.specs(a, docs)
+	specs, err := c.buildSpecs(a, docs)
 	if err != nil {
 		return a.printErrors(err, "nothing was applied")
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
-			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
-				return printApplied(a, docs, i, withPosition(ctx, d, err))
+			if err := c.applyDefinition(ctx, a, cl, d, specs[i]); err != nil {
+				return printApplied(a, docs, i, addFilePosition(ctx, d, err))
 			}
 		}
 		return nil
 	})
 }
 
-// read returns the definitions in the order in which they are applied.
-func (c *applyCommand) read(a *app) ([]definition.Document, error) {
+// readDefinitions returns the definitions in the order in which they are applied.
+func (c *applyCommand) readDefinitions(a *app) ([]definition.Document, error) {
 	name, in := "stdin", a.In
 	if c.File != "-" {
 		f, err := os.Open(c.File)
@@ -65,8 +65,8 @@ func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 	return docs, err
 }
 
-// specs returns the specs to send, with the values that environments take from this machine.
-func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) {
+// buildSpecs returns the specs to send, with the values that environments take from this machine.
+func (c *applyCommand) buildSpecs(a *app, docs []definition.Document) ([]any, error) {
 	out := make([]any, len(docs))
 	var wrong definition.Errors
 	for i, d := range docs {
@@ -76,7 +76,7 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 		case d.Instance != nil:
 			out[i] = d.Instance
 		default:
-			spec, faults := d.Environment.Fill(a.lookupEnv, c.readFile)
+			spec, faults := d.Environment.Fill(a.lookupEnv, c.readReferencedFile)
 			for _, f := range faults {
 				wrong = append(wrong, d.At(f.Field, f.Detail))
 			}
@@ -89,8 +89,8 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 	return out, nil
 }
 
-// readFile reads a file that a definition names. Relative paths start at the definition's folder.
-func (c *applyCommand) readFile(path string) ([]byte, error) {
+// readReferencedFile reads a file that a definition names. Relative paths start at the definition's folder.
+func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) && c.File != "-" {
 		path = filepath.Join(filepath.Dir(c.File), path)
 	}
@@ -102,9 +102,9 @@ func (c *applyCommand) readFile(path string) ([]byte, error) {
 	return b, errors.Join(err, f.Close())
 }
 
-// apply sends one definition and prints the result.
-func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
-	applied, err := cl.Apply(ctx, listOf(d.Kind), d.Ref, d.Tags, spec)
+// applyDefinition sends one definition and prints the result.
+func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
+	applied, err := cl.Apply(ctx, catalogueServiceOf(d.Kind), d.Ref, d.Tags, spec)
 	if err != nil {
 		return err
 	}
@@ -125,8 +125,8 @@ func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d d
 	return err
 }
 
-// withPosition adds the position of the invalid field in the file to a server's error.
-func withPosition(ctx context.Context, d definition.Document, err error) error {
+// addFilePosition adds the position of the invalid field in the file to a server's error.
+func addFilePosition(ctx context.Context, d definition.Document, err error) error {
 	var problem *client.Error
 	switch cause := context.Cause(ctx); {
 	case cause != nil:
@@ -186,8 +186,8 @@ func (a *app) lookupEnv(name string) (string, bool) {
 	return a.LookupEnv(name)
 }
 
-// listOf returns the catalogue list of a kind of definition.
-func listOf(k definition.Kind) client.Catalogue {
+// catalogueServiceOf returns the catalogue list of a kind of definition.
+func catalogueServiceOf(k definition.Kind) client.CatalogueService {
 	switch k {
 	case definition.KindAgent:
 		return client.Agents
@@ -197,8 +197,8 @@ func listOf(k definition.Kind) client.Catalogue {
 	return client.Environments
 }
 
-// reference parses a reference that the user entered.
-func reference(name, s string) (events.Reference, error) {
+// parseReference parses a reference that the user entered.
+func parseReference(name, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {
 		return ref, usageError("%s: %v", name, err)

@@ -18,23 +18,23 @@ import (
 )
 
 type approvalsCommand struct {
-	Ls      approvalsLs      `cmd:"" help:"List open approval requests, newest first."`
-	Show    approvalsShow    `cmd:"" help:"Show an approval request completely."`
-	Approve approvalsApprove `cmd:"" help:"Approve a call."`
-	Reject  approvalsReject  `cmd:"" help:"Reject a call, and tell the agent why."`
-	Skip    approvalsSkip    `cmd:"" help:"Skip a call: the agent goes on without it."`
-	Answer  approvalsAnswer  `cmd:"" help:"Answer the questions of an agent or of an MCP server."`
+	Ls      approvalsLsCommand      `cmd:"" help:"List open approval requests, newest first."`
+	Show    approvalsShowCommand    `cmd:"" help:"Show an approval request completely."`
+	Approve approvalsApproveCommand `cmd:"" help:"Approve a call."`
+	Reject  approvalsRejectCommand  `cmd:"" help:"Reject a call, and tell the agent why."`
+	Skip    approvalsSkipCommand    `cmd:"" help:"Skip a call: the agent goes on without it."`
+	Answer  approvalsAnswerCommand  `cmd:"" help:"Answer the questions of an agent or of an MCP server."`
 }
 
-type approvalsLs struct {
-	server
+type approvalsLsCommand struct {
+	serverFlags
 	Session string `placeholder:"SESSION" help:"Only requests of this session."`
 	All     bool   `help:"Also list requests that have ended."`
 	Limit   int    `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists approval requests.
-func (c *approvalsLs) Run(a *app) error {
+func (c *approvalsLsCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
@@ -48,21 +48,21 @@ func (c *approvalsLs) Run(a *app) error {
 		request.Status = ""
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Approval](ctx, cl.Approvals.ListApprovals, request),
+		return printList(a, c.JSON, c.Limit, client.List[*spoolv1.Approval](ctx, cl.Approvals.ListApprovals, request),
 			[]any{"APPROVAL", "SESSION", "STATUS", "KIND", "TOOL", "TITLE", "REQUESTED"},
 			func(x *spoolv1.Approval) []any {
-				return []any{x.ApprovalId, x.SessionId, x.Status, x.Kind, x.GetToolName(), excerpt(x.Title), formatTime(x.RequestedAt)}
+				return []any{x.ApprovalId, x.SessionId, x.Status, x.Kind, x.GetToolName(), titleExcerpt(x.Title), formatTime(x.RequestedAt)}
 			})
 	})
 }
 
-type approvalsShow struct {
-	server
+type approvalsShowCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
 // Run shows one approval request.
-func (c *approvalsShow) Run(a *app) error {
+func (c *approvalsShowCommand) Run(a *app) error {
 	if err := checkID("approval", events.KindApproval, c.Approval); err != nil {
 		return err
 	}
@@ -74,12 +74,12 @@ func (c *approvalsShow) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		return showApproval(a, doc.Value)
+		return printApproval(a, doc.Value)
 	})
 }
 
-func showApproval(a *app, x *spoolv1.Approval) error {
-	asked, err := approvalRequest(x)
+func printApproval(a *app, x *spoolv1.Approval) error {
+	asked, err := decodeApprovalRequest(x)
 	if err != nil {
 		return err
 	}
@@ -111,8 +111,8 @@ func showApproval(a *app, x *spoolv1.Approval) error {
 	return nil
 }
 
-// approvalRequest decodes the data of the event approval_requested.
-func approvalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
+// decodeApprovalRequest decodes the data of the event approval_requested.
+func decodeApprovalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
 	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &asked); err != nil {
 		return asked, fmt.Errorf("decode the approval request: %w", err)
 	}
@@ -120,7 +120,7 @@ func approvalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err e
 }
 
 // decideApproval sends a decision, and prints done or the response.
-func (s server) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
+func (s serverFlags) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
 	if err := checkID("approval", events.KindApproval, id); err != nil {
 		return err
 	}
@@ -142,57 +142,57 @@ func (s server) decideApproval(a *app, id, done string, request func(context.Con
 	})
 }
 
-// decision returns the request of a decision that needs no look at the approval request.
-func decision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+// fixedDecision returns the request of a decision that needs no look at the approval request.
+func fixedDecision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 	return func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) { return r, nil }
 }
 
-type approvalsApprove struct {
-	server
+type approvalsApproveCommand struct {
+	serverFlags
 	Approval  string `arg:"" help:"The approval request's id."`
 	All       bool   `help:"Also approve all later requests of the same class in this execution; show ID names the class."`
 	Arguments string `placeholder:"JSON|@FILE" help:"Run the call with these arguments instead; only if the request is editable."`
 }
 
 // Run approves a call.
-func (c *approvalsApprove) Run(a *app) error {
+func (c *approvalsApproveCommand) Run(a *app) error {
 	r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}
 	if c.All {
 		r.Decision = events.DecisionApproveAll
 	}
 	var err error
-	if r.Arguments, err = jsonFlag("arguments", c.Arguments); err != nil {
+	if r.Arguments, err = parseJSONFlag("arguments", c.Arguments); err != nil {
 		return err
 	}
 	if c.All && r.Arguments != nil {
 		return usageError("arguments: --arguments changes this call only; leave out --all")
 	}
-	return c.decideApproval(a, c.Approval, "approved", decision(r))
+	return c.decideApproval(a, c.Approval, "approved", fixedDecision(r))
 }
 
-type approvalsReject struct {
-	server
+type approvalsRejectCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 	Comment  string `placeholder:"TEXT" help:"What the agent is told."`
 }
 
 // Run rejects a call.
-func (c *approvalsReject) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "rejected", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
+func (c *approvalsRejectCommand) Run(a *app) error {
+	return c.decideApproval(a, c.Approval, "rejected", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
 }
 
-type approvalsSkip struct {
-	server
+type approvalsSkipCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
 // Run skips a call.
-func (c *approvalsSkip) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "skipped", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
+func (c *approvalsSkipCommand) Run(a *app) error {
+	return c.decideApproval(a, c.Approval, "skipped", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
 }
 
-type approvalsAnswer struct {
-	server
+type approvalsAnswerCommand struct {
+	serverFlags
 	Approval   string   `arg:"" help:"The approval request's id."`
 	Answer     []string `sep:"none" placeholder:"QUESTION=VALUE" help:"The answer to a question, which is named by its number or its id; the value is the number of an option, its label, or text. May be repeated, also for a question that takes several answers."`
 	AnswerFile []string `sep:"none" placeholder:"QUESTION=FILE" help:"Like --answer, with the first line of a file, or of standard input for -, as the value: for secrets, because other processes can read arguments."`
@@ -200,18 +200,18 @@ type approvalsAnswer struct {
 }
 
 // Run answers questions.
-func (c *approvalsAnswer) Run(a *app) error {
-	content, err := jsonFlag("content", c.Content)
+func (c *approvalsAnswerCommand) Run(a *app) error {
+	content, err := parseJSONFlag("content", c.Content)
 	if err != nil {
 		return err
 	}
 	given := c.Answer
 	for _, s := range c.AnswerFile {
-		question, file, ok := cutLast(s)
+		question, file, ok := cutAtLastEquals(s)
 		if !ok {
 			return usageError("answer-file: %.100q is not QUESTION=FILE", s)
 		}
-		value, err := firstLine(a, file)
+		value, err := readFirstLine(a, file)
 		if err != nil {
 			return err
 		}
@@ -229,20 +229,20 @@ func (c *approvalsAnswer) Run(a *app) error {
 		if err != nil {
 			return nil, err
 		}
-		asked, err := approvalRequest(x)
+		asked, err := decodeApprovalRequest(x)
 		if err != nil {
 			return nil, err
 		}
 		answers, err := parseAnswers(asked.Questions, given)
 		if err == nil {
-			r.Answers, err = answersJSON(answers)
+			r.Answers, err = encodeAnswers(answers)
 		}
 		return r, err
 	})
 }
 
-// cutLast cuts s at its last "=", since the id of a question may contain one.
-func cutLast(s string) (before, after string, found bool) {
+// cutAtLastEquals cuts s at its last "=", since the id of a question may contain one.
+func cutAtLastEquals(s string) (before, after string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {
 		return s, "", false
@@ -250,8 +250,8 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-// firstLine returns the first line of a file, or of standard input for "-".
-func firstLine(a *app, file string) (string, error) {
+// readFirstLine returns the first line of a file, or of standard input for "-".
+func readFirstLine(a *app, file string) (string, error) {
 	in := a.In
 	if file != "-" {
 		f, err := os.Open(file)
@@ -301,8 +301,8 @@ func findQuestion(questions []events.Question, s string) (q *events.Question, va
 	return nil, ""
 }
 
-// errNoOption is returned for an answer that is none of the options of a question.
-var errNoOption = errors.New("is not one of the options, and the question takes no other answer")
+// errUnknownOption is returned for an answer that is none of the options of a question.
+var errUnknownOption = errors.New("is not one of the options, and the question takes no other answer")
 
 // parseAnswer returns the answers in a text: the label or the number of an option, numbers of several options with commas between them, or text.
 // Its error does not contain the text, which may be secret.
@@ -325,15 +325,15 @@ func parseAnswer(q events.Question, text string) ([]string, error) {
 	case len(labels) > 0:
 		return labels, nil
 	case len(q.Options) > 0 && !q.Other:
-		return nil, errNoOption
+		return nil, errUnknownOption
 	case text == "":
 		return nil, errors.New("the answer is empty")
 	}
 	return []string{text}, nil
 }
 
-// answersJSON encodes answers for a request.
-func answersJSON(answers map[string][]string) (*spoolv1.Json, error) {
+// encodeAnswers encodes answers for a request.
+func encodeAnswers(answers map[string][]string) (*spoolv1.Json, error) {
 	b, err := json.Marshal(answers)
 	if err != nil {
 		return nil, fmt.Errorf("encode the answers: %w", err)
@@ -341,8 +341,8 @@ func answersJSON(answers map[string][]string) (*spoolv1.Json, error) {
 	return &spoolv1.Json{Text: string(b)}, nil
 }
 
-// jsonFlag returns the JSON of a flag, or of a file if it begins with @; nil for "".
-func jsonFlag(flag, s string) (*spoolv1.Json, error) {
+// parseJSONFlag returns the JSON of a flag, or of a file if it begins with @; nil for "".
+func parseJSONFlag(flag, s string) (*spoolv1.Json, error) {
 	if file, ok := strings.CutPrefix(s, "@"); ok {
 		b, err := os.ReadFile(file)
 		if err != nil {

@@ -59,14 +59,14 @@ func (c *certificatesCommand) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		if err := c.print(a, s.folder, s.names, issued); err != nil {
+		if err := c.printIssued(a, s.folder, s.names, issued); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *certificatesCommand) print(a *app, folder string, names []string, issued certificate.Issued) error {
+func (c *certificatesCommand) printIssued(a *app, folder string, names []string, issued certificate.Issued) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}

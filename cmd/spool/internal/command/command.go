@@ -58,8 +58,8 @@ type IO struct {
 	DefaultURL string
 }
 
-// commands is the complete command line.
-type commands struct {
+// commandLine is the complete command line.
+type commandLine struct {
 	Up                upCommand                `cmd:"" help:"Run all services in one process."`
 	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
 	Attach            attachCommand            `cmd:"" help:"Show a session and follow it live."`
@@ -93,9 +93,9 @@ type commands struct {
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
 }
 
-// Grammar returns the command line as kong parses it, for generated documents.
-func Grammar() (*kong.Application, error) {
-	parser, err := newParser(&commands{})
+// CommandModel returns the command line as kong parses it, for generated documents.
+func CommandModel() (*kong.Application, error) {
+	parser, err := newParser(&commandLine{})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func Grammar() (*kong.Application, error) {
 
 // newParser returns the parser of the command line. Where a command has a setting of a service, its tag names the service's
 // default, such as ${gateway_Listen}.
-func newParser(c *commands, options ...kong.Option) (*kong.Kong, error) {
+func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
 		kong.Vars(settings.Vars("daemon", daemon.Settings{}, "NATSURL")),
 		kong.Vars(settings.Vars("executor", executor.Config{}, "Sandbox", "DiskLimit")),
@@ -142,24 +142,24 @@ func usageError(format string, args ...any) error {
 // errInterrupted is the cause of a context that a signal ended.
 var errInterrupted = errors.New("interrupted")
 
-// Main runs a command line and returns the exit code.
-func Main(ctx context.Context, args []string, world IO) int {
-	if world.DefaultURL == "" {
-		world.DefaultURL = defaultURL()
+// Run runs a command line and returns the exit code.
+func Run(ctx context.Context, args []string, env IO) int {
+	if env.DefaultURL == "" {
+		env.DefaultURL = defaultURL()
 	}
-	var c commands
+	var c commandLine
 	exited, code := false, 0
 	parser, err := newParser(&c,
 		kong.Description("Runs AI agents in sandboxes, records what they do as one ordered log, and streams it."),
-		kong.Writers(world.Out, world.Err), kong.Exit(func(n int) { exited, code = true, n }),
+		kong.Writers(env.Out, env.Err), kong.Exit(func(n int) { exited, code = true, n }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
 	if err != nil {
-		fmt.Fprintf(world.Err, "spool: %v\n", err)
+		fmt.Fprintf(env.Err, "spool: %v\n", err)
 		return ExitFailed
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			fmt.Fprintf(world.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(truncate.Text(arg, 64)))
+			fmt.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(truncate.Text(arg, 64)))
 			return ExitUsage
 		}
 	}
@@ -176,14 +176,14 @@ func Main(ctx context.Context, args []string, world IO) int {
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Command() != "" {
 			hint = "spool " + firstWord(wrong.Context.Command()) + " --help"
 		}
-		fmt.Fprintf(world.Err, "spool: %s; see `%s`\n", terminal.Line(err.Error()), hint)
+		fmt.Fprintf(env.Err, "spool: %s; see `%s`\n", terminal.Line(err.Error()), hint)
 		return ExitUsage
 	}
-	return world.exit(parsed.Run(&app{IO: world, ctx: ctx}))
+	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
 }
 
-// exit prints an error on one line and returns the exit code.
-func (w IO) exit(err error) int {
+// reportError prints an error on one line and returns the exit code.
+func (w IO) reportError(err error) int {
 	if err == nil {
 		return ExitDone
 	}
@@ -207,8 +207,8 @@ func (w IO) exit(err error) int {
 	return code
 }
 
-// interruptible returns a context that ends at the first signal, with errInterrupted as its cause.
-func (a *app) interruptible() (context.Context, context.CancelFunc) {
+// interruptibleContext returns a context that ends at the first signal, with errInterrupted as its cause.
+func (a *app) interruptibleContext() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	go func() {
 		select {
@@ -227,16 +227,16 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// renderer returns a renderer of sessions for the output.
-func (a *app) renderer() *terminal.Renderer {
+// newRenderer returns a renderer of sessions for the output.
+func (a *app) newRenderer() *terminal.Renderer {
 	if a.canPrompt() {
-		return a.rendererOn(rawWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		return a.newRendererFor(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
 	}
-	return a.rendererOn(a.Out, time.Now)
+	return a.newRendererFor(a.Out, time.Now)
 }
 
-// rendererOn returns a renderer for another writer than the output, with its own clock.
-func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {
+// newRendererFor returns a renderer for another writer than the output, with its own clock.
+func (a *app) newRendererFor(out io.Writer, now func() time.Time) *terminal.Renderer {
 	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
 }
 

@@ -30,10 +30,10 @@ func KernelSettings() []KernelSetting {
 	}
 }
 
-// kernel checks the limits of this machine's kernel, which is also the kernel of an engine on this machine.
-func (x *examination) kernel(context.Context) finding {
+// checkKernel checks the limits of this machine's kernel, which is also the kernel of an engine on this machine.
+func (x *doctorChecks) checkKernel(context.Context) finding {
 	if host := cmp.Or(x.environ("SPOOL_DOCKER_HOST"), x.environ("DOCKER_HOST")); host != "" && !strings.HasPrefix(host, "unix:") {
-		return note("sandboxes are on another machine, "+host, "run spool doctor on that machine")
+		return noteFinding("sandboxes are on another machine, "+host, "run spool doctor on that machine")
 	}
 	root := cmp.Or(x.sysctls, "/proc/sys")
 	var low, set []string
@@ -55,9 +55,9 @@ func (x *examination) kernel(context.Context) finding {
 	}
 	switch {
 	case read == 0:
-		return note("no Linux kernel settings are readable on this machine", "run spool doctor on the machine of the Docker engine")
+		return noteFinding("no Linux kernel settings are readable on this machine", "run spool doctor on the machine of the Docker engine")
 	case len(low) > 0:
-		return note("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, so that they survive a reboot")
+		return noteFinding("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, so that they survive a reboot")
 	}
-	return ok("%d settings of this machine's kernel are high enough for sandboxes", read)
+	return okFinding("%d settings of this machine's kernel are high enough for sandboxes", read)
 }

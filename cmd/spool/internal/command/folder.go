@@ -37,8 +37,8 @@ const (
 	kindSymlink = "symlink"
 )
 
-// entry is a file, a folder or a symbolic link in a folder, with its slash-separated path.
-type entry struct {
+// folderEntry is a file, a folder or a symbolic link in a folder, with its slash-separated path.
+type folderEntry struct {
 	Path   string `json:"path"`
 	Kind   string `json:"kind"`
 	Size   int64  `json:"size,omitempty"` // bytes
@@ -47,8 +47,8 @@ type entry struct {
 	SHA256 string `json:"sha256,omitempty"` // hex, of a file's content
 }
 
-// same reports whether two entries are equal in everything that a pull transfers.
-func (e *entry) same(other *entry) bool {
+// equals reports whether two entries are equal in everything that a pull transfers.
+func (e *folderEntry) equals(other *folderEntry) bool {
 	if e == nil || other == nil {
 		return e == other
 	}
@@ -73,8 +73,8 @@ func localFolder(field, name string) (string, error) {
 	return abs, nil
 }
 
-// sensitiveFolder reports whether a folder is the root of the file system or the user's home, and describes it.
-func sensitiveFolder(dir string) (what string, is bool) {
+// describeSensitiveFolder reports whether a folder is the root of the file system or the user's home, and describes it.
+func describeSensitiveFolder(dir string) (what string, is bool) {
 	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
 		return "the root of the file system", true
 	}
@@ -90,32 +90,32 @@ func sameFolder(a, b string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
 
-// scanner walks a folder and applies its ignore files.
-type scanner struct {
+// folderScanner walks a folder and applies its ignore files.
+type folderScanner struct {
 	ctx     context.Context
 	root    *os.Root
 	limits  folderLimits
-	entries []entry
+	entries []folderEntry
 	bytes   int64
 }
 
-// scan lists the entries of a folder that are not ignored, sorted by path, without digests of their content. It
+// scanFolder lists the entries of a folder that are not ignored, sorted by path, without digests of their content. It
 // returns an error that names the first entry that cannot be uploaded.
-func scan(ctx context.Context, root *os.Root, limits folderLimits) ([]entry, error) {
+func scanFolder(ctx context.Context, root *os.Root, limits folderLimits) ([]folderEntry, error) {
 	tree, err := ignore.ReadTree(root.FS())
 	if err != nil {
 		return nil, usageError("workspace: %v", err)
 	}
-	s := &scanner{ctx: ctx, root: root, limits: limits}
+	s := &folderScanner{ctx: ctx, root: root, limits: limits}
 	if err := s.listFolder("", tree); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(s.entries, func(a, b entry) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(s.entries, func(a, b folderEntry) int { return strings.Compare(a.Path, b.Path) })
 	return s.entries, nil
 }
 
-func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
-	list, err := fs.ReadDir(s.root.FS(), cleanDir(dir))
+func (s *folderScanner) listFolder(dir string, tree ignore.Tree) error {
+	list, err := fs.ReadDir(s.root.FS(), dirOrRoot(dir))
 	if err != nil {
 		return unreadableError(dir, err)
 	}
@@ -131,7 +131,7 @@ func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
 		if err != nil {
 			return unreadableError(p, err)
 		}
-		if err := s.add(p, info); err != nil {
+		if err := s.addEntry(p, info); err != nil {
 			return err
 		}
 		if !info.IsDir() {
@@ -145,7 +145,7 @@ func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
 }
 
 // listSubfolder lists a folder below the root with the rules of its parents and its own.
-func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
+func (s *folderScanner) listSubfolder(p string, above ignore.Tree) error {
 	sub, err := fs.Sub(s.root.FS(), p)
 	if err != nil {
 		return unreadableError(p, err)
@@ -160,28 +160,28 @@ func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
 	return s.listFolder(p, tree)
 }
 
-func cleanDir(dir string) string {
+func dirOrRoot(dir string) string {
 	if dir == "" {
 		return "."
 	}
 	return dir
 }
 
-// Entries of a tar are rounded up to tarBlock. longName is the size of a name that does not fit into a header.
+// Entries of a tar are rounded up to tarBlockBytes. longNameBytes is the size of a name that does not fit into a header.
 const (
-	tarBlock = 512
-	longName = 3 * tarBlock
-	maxShort = 100
+	tarBlockBytes     = 512
+	longNameBytes     = 3 * tarBlockBytes
+	maxShortNameBytes = 100
 )
 
-func (s *scanner) add(p string, info fs.FileInfo) error {
+func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
 		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
 	}
-	if err := checkPath("workspace", p, false); err != nil {
+	if err := checkWorkspacePath("workspace", p, false); err != nil {
 		return err
 	}
-	e := entry{Path: p, Mode: uint32(info.Mode().Perm())}
+	e := folderEntry{Path: p, Mode: uint32(info.Mode().Perm())}
 	switch info.Mode().Type() {
 	case 0:
 		e.Kind, e.Size = kindFile, info.Size()
@@ -197,19 +197,19 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 		}
 		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
 	default:
-		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
+		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, specialFileType(info.Mode()), ignore.SpoolFile)
 	}
-	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
-	if len(p) > maxShort || len(e.Target) > maxShort {
-		s.bytes += longName
+	s.bytes += tarBlockBytes + (e.Size+tarBlockBytes-1)/tarBlockBytes*tarBlockBytes
+	if len(p) > maxShortNameBytes || len(e.Target) > maxShortNameBytes {
+		s.bytes += longNameBytes
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
 		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
 	case e.Size > s.limits.bytes:
-		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, formatSize(e.Size), formatSize(s.limits.bytes), ignore.SpoolFile)
 	case s.bytes > s.limits.bytes:
-		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", formatSize(s.limits.bytes), ignore.SpoolFile)
 	}
 	if e.Kind == kindFile {
 		f, _, err := openRegular(s.root, p)
@@ -224,8 +224,8 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	return nil
 }
 
-// special returns the name of a file type that is not a file, folder or link.
-func special(mode fs.FileMode) string {
+// specialFileType returns the name of a file type that is not a file, folder or link.
+func specialFileType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
 		return "named pipe"
@@ -240,9 +240,9 @@ func special(mode fs.FileMode) string {
 // unreadableError returns the error for a path of the folder that cannot be read.
 func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
+		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", dirOrRoot(p), ignore.SpoolFile)
 	}
-	return usageError("workspace: %q: %v", cleanDir(p), err)
+	return usageError("workspace: %q: %v", dirOrRoot(p), err)
 }
 
 // staysInside reports whether a link leads into its own folder, whatever links are on the way: a ".." after a name
@@ -267,19 +267,19 @@ func staysInside(p, target string) bool {
 }
 
 // totalBytes returns the size of all files in bytes.
-func totalBytes(list []entry) (n int64) {
+func totalBytes(list []folderEntry) (n int64) {
 	for _, e := range list {
 		n += e.Size
 	}
 	return n
 }
 
-// errChanged is returned for a file that changed since the folder was listed.
-var errChanged = errors.New("changed while it was read: try again when no program writes to the folder")
+// errFileChanged is returned for a file that changed since the folder was listed.
+var errFileChanged = errors.New("changed while it was read: try again when no program writes to the folder")
 
-// pack writes the entries of a folder as a tar and sets the digests of their content. It calls moved with the
+// packFolder writes the entries of a folder as a tar and sets the digests of their content. It calls moved with the
 // number of bytes as it writes them.
-func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved func(n int64)) error {
+func packFolder(ctx context.Context, root *os.Root, list []folderEntry, to io.Writer, moved func(n int64)) error {
 	w := tar.NewWriter(to)
 	for i := range list {
 		if err := ctx.Err(); err != nil {
@@ -294,7 +294,7 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 	return w.Close()
 }
 
-func packEntry(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error {
+func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)) error {
 	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
 	switch e.Kind {
 	case kindDir:
@@ -310,19 +310,19 @@ func packEntry(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) erro
 	}
 	defer f.Close() //nolint:errcheck // only read
 	if info.Size() != e.Size {
-		return errChanged
+		return errFileChanged
 	}
 	h.Typeflag, h.Size, h.ModTime = tar.TypeReg, e.Size, info.ModTime()
 	if err := w.WriteHeader(h); err != nil {
 		return err
 	}
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum, countingWriter(moved)), io.LimitReader(f, e.Size))
+	n, err := io.Copy(io.MultiWriter(w, sum, writeCounter(moved)), io.LimitReader(f, e.Size))
 	if err != nil {
 		return err
 	}
 	if n != e.Size {
-		return errChanged
+		return errFileChanged
 	}
 	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	return nil
@@ -336,7 +336,7 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errChanged
+		err = errFileChanged
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())
@@ -344,10 +344,10 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// countingWriter is a writer that reports the number of written bytes.
-type countingWriter func(n int64)
+// writeCounter is a writer that reports the number of written bytes.
+type writeCounter func(n int64)
 
-func (c countingWriter) Write(p []byte) (int, error) {
+func (c writeCounter) Write(p []byte) (int, error) {
 	c(int64(len(p)))
 	return len(p), nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 type forkCommand struct {
-	server
+	serverFlags
 	Session  string  `arg:"" help:"The id of the session to fork."`
 	At       *uint32 `placeholder:"N" help:"Fork at the event with this seq; by default at the last event."`
 	Agent    string  `placeholder:"REF" help:"Another version of the session's agent, or another agent of the same architecture."`
@@ -45,13 +45,13 @@ func (c *forkCommand) Run(a *app) error {
 		if _, err := fmt.Fprintln(a.Out, doc.Value.SessionId); err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Err, "spool: %s\n", forkedFrom(doc.Value.Parent))
+		fmt.Fprintf(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
 		return nil
 	})
 }
 
-// forkedFrom describes the start of a fork.
-func forkedFrom(p *spoolv1.ParentSession) string {
+// describeForkOrigin describes the start of a fork.
+func describeForkOrigin(p *spoolv1.ParentSession) string {
 	s := fmt.Sprintf("%s at event %d", p.GetSessionId(), p.GetEffective())
 	if p.GetEffective() != p.GetAsked() {
 		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.Line(p.GetReason()))

@@ -46,11 +46,11 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	return err
 }
 
-// signedHeads returns the signed heads of the installation, or nil without public keys.
-func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
+// readSignedHeads returns the signed heads of the installation, or nil without public keys.
+func (c *verifyCommand) readSignedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
 	var keys []heads.PublicKey
 	for _, file := range c.PublicKey {
-		more, err := publicKeys(file)
+		more, err := readPublicKeys(file)
 		if err != nil {
 			return nil, err
 		}
@@ -71,8 +71,8 @@ func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*
 	return chains, err
 }
 
-// publicKeys reads a file with at least one public key.
-func publicKeys(file string) ([]heads.PublicKey, error) {
+// readPublicKeys reads a file with at least one public key.
+func readPublicKeys(file string) ([]heads.PublicKey, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("public-key: %w", err)
@@ -91,8 +91,8 @@ func publicKeys(file string) ([]heads.PublicKey, error) {
 	return keys, nil
 }
 
-// provedShard describes how far the signed heads of a shard reach.
-type provedShard struct {
+// signedShard describes how far the signed heads of a shard reach.
+type signedShard struct {
 	Shard     int       `json:"shard"`
 	Position  string    `json:"position"`      // up to which they list every change
 	Time      time.Time `json:"time,omitzero"` // time of that signature; absent if there is none
@@ -100,18 +100,18 @@ type provedShard struct {
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
 
-func provedShards(chains []*heads.Chain) []provedShard {
-	var list []provedShard
+func describeSignedShards(chains []*heads.Chain) []signedShard {
+	var list []signedShard
 	for _, c := range chains {
 		through, at := c.Proved()
 		n, hash, _ := c.Last()
-		list = append(list, provedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
+		list = append(list, signedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
 	}
 	return list
 }
 
-func printProved(w io.Writer, chains []*heads.Chain) error {
-	for i, p := range provedShards(chains) {
+func printSignedShards(w io.Writer, chains []*heads.Chain) error {
+	for i, p := range describeSignedShards(chains) {
 		_, _, last := chains[i].Last()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {

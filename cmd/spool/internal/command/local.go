@@ -16,19 +16,19 @@ type Local interface {
 	// DefaultDir returns the user's data folder.
 	DefaultDir() (string, error)
 	// Find returns how to reach the stack that runs on a data folder; ok is false if none runs.
-	Find(dir string) (c Connection, ok bool, err error)
-	// Start starts a stack on a data folder and returns when it is ready. It returns ErrBusy if a stack runs on the
+	Find(dir string) (c StackConnection, ok bool, err error)
+	// Start starts a stack on a data folder and returns when it is ready. It returns ErrDataFolderLocked if a stack runs on the
 	// folder already.
 	Start(ctx context.Context, o StackOptions) (Stack, error)
-	// Open opens the log and the database of a data folder. It returns ErrBusy if a stack runs on the folder.
+	// Open opens the log and the database of a data folder. It returns ErrDataFolderLocked if a stack runs on the folder.
 	Open(ctx context.Context, o StackOptions) (Installation, error)
 }
 
-// ErrBusy is returned if another process has locked the data folder.
-var ErrBusy = errors.New("another Spool runs on this data folder")
+// ErrDataFolderLocked is returned if another process has locked the data folder.
+var ErrDataFolderLocked = errors.New("another Spool runs on this data folder")
 
-// Connection describes how to reach a running stack.
-type Connection struct {
+// StackConnection describes how to reach a running stack.
+type StackConnection struct {
 	PID         int
 	URL         string
 	NATSURL     string

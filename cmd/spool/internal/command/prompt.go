@@ -17,12 +17,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// settleTime is the time for which keys are ignored after a prompt went away by itself: they were typed for that prompt, not for the next.
-const settleTime = 500 * time.Millisecond
+// ignoredKeysTime is the time for which keys are ignored after a prompt went away by itself: they were typed for that prompt, not for the next.
+const ignoredKeysTime = 500 * time.Millisecond
 
-// prompter asks the user to decide approval requests, one after the other, below the output of a session. Only a line that the user types
+// approvalPrompter asks the user to decide approval requests, one after the other, below the output of a session. Only a line that the user types
 // for a request decides it: keys that were typed earlier, a closed input and Ctrl-C decide nothing.
-type prompter struct {
+type approvalPrompter struct {
 	app       *app
 	renderer  *terminal.Renderer
 	client    func() *client.Client
@@ -55,28 +55,28 @@ var (
 // canPrompt reports whether requests can be decided on the terminal.
 func (a *app) canPrompt() bool { return a.InTTY && a.OutTTY && a.Raw != nil }
 
-func newPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *prompter {
-	return &prompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
+func newApprovalPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *approvalPrompter {
+	return &approvalPrompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
 }
 
-// event adds and removes requests.
-func (p *prompter) event(e events.Event) {
+// updateQueue adds and removes requests.
+func (p *approvalPrompter) updateQueue(e events.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch d := e.Data.(type) {
 	case events.ApprovalRequested:
 		p.queue = append(p.queue, openApproval{d, e.ExecutionID})
 	case events.ApprovalDecided:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	case events.ApprovalResolved:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	case events.ApprovalRetracted:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	default:
 		if !events.Terminal(e.Type()) {
 			return
 		}
-		p.remove(func(o openApproval) bool { return o.execution == e.ExecutionID })
+		p.removeRequests(func(o openApproval) bool { return o.execution == e.ExecutionID })
 	}
 	select {
 	case p.changed <- struct{}{}:
@@ -84,12 +84,12 @@ func (p *prompter) event(e events.Event) {
 	}
 }
 
-func (p *prompter) remove(which func(openApproval) bool) {
+func (p *approvalPrompter) removeRequests(which func(openApproval) bool) {
 	p.queue = slices.DeleteFunc(p.queue, which)
 }
 
-// first returns the first request of the queue, or nil.
-func (p *prompter) first() *openApproval {
+// firstRequest returns the first request of the queue, or nil.
+func (p *approvalPrompter) firstRequest() *openApproval {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.queue) == 0 {
@@ -100,9 +100,9 @@ func (p *prompter) first() *openApproval {
 }
 
 // run asks about the requests of the queue until ctx or the input ends.
-func (p *prompter) run(ctx context.Context) {
+func (p *approvalPrompter) run(ctx context.Context) {
 	for ctx.Err() == nil && !p.closed {
-		o := p.first()
+		o := p.firstRequest()
 		if o == nil {
 			select {
 			case <-ctx.Done():
@@ -111,22 +111,22 @@ func (p *prompter) run(ctx context.Context) {
 			continue
 		}
 		if p.isOpen(ctx, o.ApprovalID) {
-			p.ask(ctx, *o)
+			p.promptForDecision(ctx, *o)
 		}
 		p.mu.Lock()
-		p.remove(func(other openApproval) bool { return other.ApprovalID == o.ApprovalID })
+		p.removeRequests(func(other openApproval) bool { return other.ApprovalID == o.ApprovalID })
 		p.mu.Unlock()
 	}
 }
 
 // isOpen reports whether a request waits for a decision. The events of a past request arrive one by one.
-func (p *prompter) isOpen(ctx context.Context, id string) bool {
+func (p *approvalPrompter) isOpen(ctx context.Context, id string) bool {
 	x, err := p.client().Approvals.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: id})
 	return ctx.Err() == nil && (err != nil || x.Status == "pending")
 }
 
-// ask shows a prompt until the request is decided or not open any more, or the user makes no decision.
-func (p *prompter) ask(ctx context.Context, o openApproval) {
+// promptForDecision shows a prompt until the request is decided or not open any more, or the user makes no decision.
+func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval) {
 	if err := p.beginKeys(); err != nil {
 		p.renderer.Note("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
 		p.closed = true
@@ -139,7 +139,7 @@ func (p *prompter) ask(ctx context.Context, o openApproval) {
 		}
 	}()
 	for {
-		r, err := p.dialog(ctx, o)
+		r, err := p.askDecision(ctx, o)
 		if err == nil {
 			p.renderer.Prompt("", "")
 			r.ApprovalId = o.ApprovalID
@@ -149,7 +149,7 @@ func (p *prompter) ask(ctx context.Context, o openApproval) {
 		case err == nil, ctx.Err() != nil:
 			return
 		case errors.Is(err, errRequestGone):
-			p.settled = time.Now().Add(settleTime)
+			p.settled = time.Now().Add(ignoredKeysTime)
 			return
 		case errors.Is(err, errNoDecision):
 			p.renderer.Note("the request stays open; decide it with spool approvals, " + o.ApprovalID)
@@ -162,8 +162,8 @@ func (p *prompter) ask(ctx context.Context, o openApproval) {
 	}
 }
 
-// dialog returns the decision that the user makes.
-func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askDecision returns the decision that the user makes.
+func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	switch o.Kind {
 	case events.ApprovalQuestion:
 		return p.askQuestions(ctx, o)
@@ -189,13 +189,13 @@ func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideA
 		case isYes(answer):
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}, nil
 		case answer == "n" || answer == "no":
-			return p.reject(ctx, o)
+			return p.askRejection(ctx, o)
 		case (answer == "a" || answer == "all") && o.Class != "":
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApproveAll}, nil
 		case answer == "s" || answer == "skip":
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case (answer == "e" || answer == "edit") && canEdit:
-			if r, err := p.edit(ctx, o); r != nil || err != nil {
+			if r, err := p.askEditedArguments(ctx, o); r != nil || err != nil {
 				return r, err
 			}
 		case answer == "?":
@@ -204,14 +204,14 @@ func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideA
 	}
 }
 
-// reject asks for the comment of a rejection.
-func (p *prompter) reject(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askRejection asks for the comment of a rejection.
+func (p *approvalPrompter) askRejection(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	comment, err := p.readLine(ctx, o.ApprovalID, "what to tell the agent (empty for nothing):", "", false)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: strings.TrimSpace(comment)}, err
 }
 
 // askQuestions returns the answers to the questions of a request.
-func (p *prompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	answers := map[string][]string{}
 	for i := 0; i < len(o.Questions); {
 		q := o.Questions[i]
@@ -219,7 +219,7 @@ func (p *prompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.D
 		if len(q.Options) > 0 {
 			label = terminal.Line(q.Question) + " (number or text"
 		}
-		line, other, err := p.answerLine(ctx, o, label, q.Secret)
+		line, other, err := p.askAnswer(ctx, o, label, q.Secret)
 		if other != nil || err != nil {
 			return other, err
 		}
@@ -231,14 +231,14 @@ func (p *prompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.D
 		answers[q.ID] = answer
 		i++
 	}
-	text, err := answersJSON(answers)
+	text, err := encodeAnswers(answers)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Answers: text}, err
 }
 
 // askContent returns the answer to an MCP server.
-func (p *prompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	for {
-		line, other, err := p.answerLine(ctx, o, "answer (a JSON object", false)
+		line, other, err := p.askAnswer(ctx, o, "answer (a JSON object", false)
 		if other != nil || err != nil {
 			return other, err
 		}
@@ -249,8 +249,8 @@ func (p *prompter) askContent(ctx context.Context, o openApproval) (*spoolv1.Dec
 	}
 }
 
-// answerLine returns a line with an answer, or the decision to give none. label has an open parenthesis.
-func (p *prompter) answerLine(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
+// askAnswer returns a line with an answer, or the decision to give none. label has an open parenthesis.
+func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
 	for {
 		line, err := p.readLine(ctx, o.ApprovalID, label+", /skip, /no or ?):", "", secret)
 		if err != nil {
@@ -263,7 +263,7 @@ func (p *prompter) answerLine(ctx context.Context, o openApproval, label string,
 		case "/skip":
 			return "", &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case "/no":
-			other, err = p.reject(ctx, o)
+			other, err = p.askRejection(ctx, o)
 			return "", other, err
 		default:
 			return strings.TrimSpace(line), nil, nil
@@ -271,9 +271,9 @@ func (p *prompter) answerLine(ctx context.Context, o openApproval, label string,
 	}
 }
 
-// edit lets the user change the arguments of a call, and asks for a confirmation. It returns nil for no decision.
-func (p *prompter) edit(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
-	changed, err := p.editJSON(ctx, o)
+// askEditedArguments lets the user change the arguments of a call, and asks for a confirmation. It returns nil for no decision.
+func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+	changed, err := p.readEditedArguments(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -293,8 +293,8 @@ func (p *prompter) edit(ctx context.Context, o openApproval) (*spoolv1.DecideApp
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove, Arguments: &spoolv1.Json{Text: string(changed)}}, nil
 }
 
-// editJSON returns the arguments of a call as the user has edited them: in an editor if there is one, else as a line.
-func (p *prompter) editJSON(ctx context.Context, o openApproval) ([]byte, error) {
+// readEditedArguments returns the arguments of a call as the user has edited them: in an editor if there is one, else as a line.
+func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApproval) ([]byte, error) {
 	var text bytes.Buffer
 	if p.app.Edit == nil {
 		if err := json.Compact(&text, o.Input); err != nil {
@@ -316,7 +316,7 @@ func (p *prompter) editJSON(ctx context.Context, o openApproval) ([]byte, error)
 }
 
 // beginKeys puts the terminal into raw mode, in which keys are read one by one. It drops what was typed before.
-func (p *prompter) beginKeys() (err error) {
+func (p *approvalPrompter) beginKeys() (err error) {
 	if p.restore, err = p.app.Raw(); err != nil || p.app.DropInput == nil {
 		return err
 	}
@@ -324,7 +324,7 @@ func (p *prompter) beginKeys() (err error) {
 }
 
 // endKeys restores the terminal, if it is in raw mode.
-func (p *prompter) endKeys() error {
+func (p *approvalPrompter) endKeys() error {
 	if p.restore == nil {
 		return nil
 	}
@@ -347,16 +347,16 @@ func sameJSON(a, b []byte) bool {
 
 // The keys of a prompt, besides text.
 const (
-	keyEnd       = 0x04 // Ctrl-D
-	keyBackspace = 0x7f
-	keyErase     = 0x08
-	keyClear     = 0x15 // Ctrl-U
-	keyEscape    = 0x1b
+	keyEndOfInput = 0x04 // Ctrl-D
+	keyBackspace  = 0x7f
+	keyCtrlH      = 0x08
+	keyClearLine  = 0x15 // Ctrl-U
+	keyEscape     = 0x1b
 )
 
 // readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is not open any more,
 // errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx.
-func (p *prompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
+func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
 	line := []byte(text)
 	for {
 		shown := string(line)
@@ -364,12 +364,12 @@ func (p *prompter) readLine(ctx context.Context, id, label, text string, secret 
 			shown = strings.Repeat("*", utf8.RuneCount(line))
 		}
 		p.renderer.Prompt(label, shown)
-		p.read()
+		p.startReading()
 		select {
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
 		case <-p.changed:
-			if o := p.first(); o == nil || o.ApprovalID != id {
+			if o := p.firstRequest(); o == nil || o.ApprovalID != id {
 				return "", errRequestGone
 			}
 		case keys := <-p.keys:
@@ -383,16 +383,16 @@ func (p *prompter) readLine(ctx context.Context, id, label, text string, secret 
 			}
 			var done bool
 			var err error
-			if line, done, err = p.typed(line, keys); done || err != nil {
+			if line, done, err = p.applyKeys(line, keys); done || err != nil {
 				return strings.ToValidUTF8(string(line), "\uFFFD"), err
 			}
 		}
 	}
 }
 
-// read begins to read keys, unless a read is pending. Nothing is read between prompts, so that an editor, and the shell after this program,
+// startReading begins to read keys, unless a read is pending. Nothing is read between prompts, so that an editor, and the shell after this program,
 // get what is typed for them. The goroutine ends with the read, or with the process.
-func (p *prompter) read() {
+func (p *approvalPrompter) startReading() {
 	if p.reading || p.closed {
 		return
 	}
@@ -408,21 +408,21 @@ func (p *prompter) read() {
 	}()
 }
 
-// typed applies keys to a line. done reports that the line is complete; keys after its end are dropped.
-func (p *prompter) typed(line, keys []byte) (_ []byte, done bool, err error) {
+// applyKeys applies keys to a line. done reports that the line is complete; keys after its end are dropped.
+func (p *approvalPrompter) applyKeys(line, keys []byte) (_ []byte, done bool, err error) {
 	for _, key := range keys {
 		switch {
 		case key == '\r' || key == '\n':
 			return line, true, nil
-		case key == keyCancel:
+		case key == keyCtrlC:
 			p.interrupt()
 			return nil, false, errNoDecision
-		case key == keyEnd && len(line) == 0:
+		case key == keyEndOfInput && len(line) == 0:
 			return nil, false, errNoDecision
-		case key == keyBackspace || key == keyErase:
+		case key == keyBackspace || key == keyCtrlH:
 			_, size := utf8.DecodeLastRune(line)
 			line = line[:len(line)-size]
-		case key == keyClear:
+		case key == keyClearLine:
 			line = line[:0]
 		case key == keyEscape:
 			return line, false, nil // a key such as an arrow, with the rest of its sequence

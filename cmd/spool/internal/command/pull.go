@@ -12,8 +12,8 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-type filesPull struct {
-	sessionServer
+type filesPullCommand struct {
+	sessionFlags
 	Dir    string `arg:"" optional:"" help:"Folder that receives the changes; by default the folder that spool run --workspace uploaded."`
 	DryRun bool   `help:"Only show the changes."`
 	Yes    bool   `short:"y" help:"Apply the changes without a question, except conflicts."`
@@ -21,7 +21,7 @@ type filesPull struct {
 }
 
 // Run copies the changes of a session's workspace back into a local folder.
-func (c *filesPull) Run(a *app) error {
+func (c *filesPullCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
 		s, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session})
 		if err != nil {
@@ -39,7 +39,7 @@ func (c *filesPull) Run(a *app) error {
 // and the local one.
 type pullRun struct {
 	app    *app
-	cmd    *filesPull
+	cmd    *filesPullCommand
 	client *client.Client
 
 	recordFile string       // file that holds record
@@ -48,11 +48,11 @@ type pullRun struct {
 	root       *os.Root     // of folder
 	staging    string       // temporary folder with the session's content
 	remote     map[string]*remoteEntry
-	changes    []*change
+	changes    []*pathChange
 }
 
 func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
-	if err := p.readRecord(); err != nil {
+	if err := p.readUploadRecord(); err != nil {
 		return err
 	}
 	if p.root, err = os.OpenRoot(p.folder); err != nil {
@@ -66,10 +66,10 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	if err := p.requestSnapshot(ctx, s); err != nil {
 		return err
 	}
-	if err := p.download(ctx); err != nil {
+	if err := p.downloadWorkspace(ctx); err != nil {
 		return err
 	}
-	if err := p.compare(ctx); err != nil {
+	if err := p.findChanges(ctx); err != nil {
 		return err
 	}
 	if len(p.changes) == 0 {
@@ -89,15 +89,15 @@ func (p *pullRun) finishUnchanged() error {
 // confirmAndApply shows the changes, asks which of them to apply, and applies them.
 func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	if !p.cmd.JSON {
-		p.show()
+		p.printChanges()
 	}
-	agreed, err := p.confirm(ctx)
+	agreed, err := p.confirmChanges(ctx)
 	if err != nil {
 		return err
 	}
 	var failed error
 	if agreed {
-		failed = p.apply()
+		failed = p.applyChanges()
 	}
 	for _, c := range p.changes {
 		if p.cmd.JSON {
@@ -110,34 +110,34 @@ func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	return errors.Join(failed, p.saveRecord(), p.conflictError())
 }
 
-// confirm reports whether changes are to be applied. It marks the changes that the user declines.
-func (p *pullRun) confirm(ctx context.Context) (bool, error) {
+// confirmChanges reports whether changes are to be applied. It marks the changes that the user declines.
+func (p *pullRun) confirmChanges(ctx context.Context) (bool, error) {
 	if p.cmd.DryRun {
 		return false, nil
 	}
-	if p.cmd.Yes || !slices.ContainsFunc(p.changes, (*change).applicable) {
+	if p.cmd.Yes || !slices.ContainsFunc(p.changes, (*pathChange).isApplicable) {
 		return true, nil
 	}
 	if !p.app.InTTY {
 		return false, usageError("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
 	}
-	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
+	answer, err := p.app.askUser(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
 	switch {
 	case err != nil:
 		return false, err
 	case answer == "e" || answer == "each":
-		return p.askEach(ctx)
+		return p.askForEachChange(ctx)
 	}
 	return isYes(answer), nil
 }
 
-// askEach asks for each change that would be applied, and reports whether any is accepted.
-func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
+// askForEachChange asks for each change that would be applied, and reports whether any is accepted.
+func (p *pullRun) askForEachChange(ctx context.Context) (wanted bool, err error) {
 	for _, c := range p.changes {
-		if !c.applicable() || c.Conflict && !p.cmd.Force {
+		if !c.isApplicable() || c.Conflict && !p.cmd.Force {
 			continue
 		}
-		answer, err := p.app.ask(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.Line(c.Path)))
+		answer, err := p.app.askUser(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.Line(c.Path)))
 		if err != nil {
 			return false, err
 		}
@@ -160,7 +160,7 @@ func (p *pullRun) saveRecord() error {
 func (p *pullRun) conflictError() error {
 	n := 0
 	for _, c := range p.changes {
-		if !c.Applied && !c.declined && c.applicable() {
+		if !c.Applied && !c.declined && c.isApplicable() {
 			n++
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// apply applies the changes that the user did not decline: first deletions, deepest paths first, then the others. A
+// applyChanges applies the changes that the user did not decline: first deletions, deepest paths first, then the others. A
 // failed change does not stop the others.
-func (p *pullRun) apply() error {
+func (p *pullRun) applyChanges() error {
 	var failed error
 	ordered := slices.Clone(p.changes)
-	slices.SortStableFunc(ordered, func(a, b *change) int {
-		switch del := a.Change == changeDeleted; {
-		case del != (b.Change == changeDeleted):
+	slices.SortStableFunc(ordered, func(a, b *pathChange) int {
+		switch del := a.Change == changeKindDeleted; {
+		case del != (b.Change == changeKindDeleted):
 			if del {
 				return -1
 			}
@@ -32,15 +32,15 @@ func (p *pullRun) apply() error {
 		return strings.Compare(a.Path, b.Path)
 	})
 	for _, c := range ordered {
-		if !c.applicable() || c.declined || c.Conflict && !p.cmd.Force {
+		if !c.isApplicable() || c.declined || c.Conflict && !p.cmd.Force {
 			continue
 		}
-		if err := p.applyOne(c); err != nil {
+		if err := p.applyChange(c); err != nil {
 			failed = errors.Join(failed, applyError(c.Path, err))
 			continue
 		}
 		c.Applied = true
-		p.setRecorded(c.Path, c.remote)
+		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
 			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.Line(c.Path))
 		}
@@ -59,13 +59,13 @@ func applyError(name string, err error) error {
 // errLocalChange is returned for a path that changed locally after the comparison.
 var errLocalChange = errors.New("changed locally meanwhile: pull again")
 
-// applyOne applies a change if the local version is still the compared one.
-func (p *pullRun) applyOne(c *change) error {
+// applyChange applies a change if the local version is still the compared one.
+func (p *pullRun) applyChange(c *pathChange) error {
 	now, err := statEntry(p.root, c.Path)
 	if err != nil {
 		return err
 	}
-	if !unchanged(now, c.local) {
+	if !isUnchanged(now, c.local) {
 		return errLocalChange
 	}
 	if c.remote == nil {
@@ -89,11 +89,11 @@ func (p *pullRun) applyOne(c *change) error {
 		}
 		return p.root.Mkdir(c.Path, fs.FileMode(c.remote.Mode)|0o700)
 	}
-	return p.replace(c)
+	return p.replaceEntry(c)
 }
 
-// replace writes a file or a link under a temporary name and renames it, so that a partial file is never visible.
-func (p *pullRun) replace(c *change) error {
+// replaceEntry writes a file or a link under a temporary name and renames it, so that a partial file is never visible.
+func (p *pullRun) replaceEntry(c *pathChange) error {
 	tmp := path.Join(path.Dir(c.Path), ".spool-put-"+rand.Text())
 	var err error
 	switch {
@@ -116,7 +116,7 @@ func (p *pullRun) replace(c *change) error {
 }
 
 // copyStaged copies the session's content of a file to a new local file.
-func (p *pullRun) copyStaged(c *change, tmp string) error {
+func (p *pullRun) copyStaged(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
 		return err

@@ -51,18 +51,18 @@ func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecu
 	defer done()
 	var err error
 	if asked == 1 && r.dispatched.Load() {
-		r.note("stopping; press Ctrl-C again to cancel")
+		r.printNote("stopping; press Ctrl-C again to cancel")
 		_, err = r.client.Load().Sessions.InterruptSession(ctx, &spoolv1.InterruptSessionRequest{SessionId: accepted.SessionId})
 	} else {
-		r.note("cancelling; press Ctrl-C again to exit without waiting")
+		r.printNote("cancelling; press Ctrl-C again to exit without waiting")
 		_, err = r.client.Load().Executions.CancelExecution(ctx, &spoolv1.CancelExecutionRequest{ExecutionId: accepted.ExecutionId})
 	}
 	if err != nil && ctx.Err() == nil {
-		r.note("the request failed: " + err.Error())
+		r.printNote("the request failed: " + err.Error())
 	}
 }
 
-func (r *queryRun) note(text string) {
+func (r *queryRun) printNote(text string) {
 	if r.watcher.renderer != nil && r.app.OutTTY {
 		r.watcher.renderer.Note(text)
 		return
@@ -73,14 +73,14 @@ func (r *queryRun) note(text string) {
 // closeStack stops the stack of this run after the queries of other runs that joined it have ended.
 func (r *queryRun) closeStack() error {
 	if r.client.Load() != nil && r.app.ctx.Err() == nil {
-		r.wait()
+		r.waitForQueries()
 	}
 	return r.stack.Close()
 }
 
-// wait returns when no query is running, or at a signal.
-func (r *queryRun) wait() {
-	ctx, cancel := r.app.interruptible()
+// waitForQueries returns when no query is running, or at a signal.
+func (r *queryRun) waitForQueries() {
+	ctx, cancel := r.app.interruptibleContext()
 	defer cancel()
 	for announced := false; ; announced = true {
 		busy, err := r.countQueries(ctx)

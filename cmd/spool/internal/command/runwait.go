@@ -50,15 +50,15 @@ func (c *runCommand) checkWait() error {
 	return nil
 }
 
-// errWaitOver is the cause of a context that the limit of --wait ended.
-var errWaitOver = errors.New("the time of --wait is up")
+// errWaitTimeout is the cause of a context that the limit of --wait ended.
+var errWaitTimeout = errors.New("the time of --wait is up")
 
-// limitWait returns a context that also ends with the limit of --wait, if it has one.
-func (r *queryRun) limitWait(ctx context.Context) (context.Context, context.CancelFunc) {
+// withWaitLimit returns a context that also ends with the limit of --wait, if it has one.
+func (r *queryRun) withWaitLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if r.cmd.Wait.limit == 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, r.cmd.Wait.limit, errWaitOver)
+	return context.WithTimeoutCause(ctx, r.cmd.Wait.limit, errWaitTimeout)
 }
 
 // printResult prints what a gateway answers to a request with wait: the ids, the execution and the cursor. The error is that
@@ -76,7 +76,7 @@ func (r *queryRun) printResult(ctx context.Context, accepted *spoolv1.StartExecu
 	case "completed":
 		return nil
 	case "failed":
-		return errQueryFailed(x.GetCode(), x.GetMessage())
+		return queryFailedError(x.GetCode(), x.GetMessage())
 	case "cancelled":
 		return &exitError{code: ExitCancelled}
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// list prints items as a table, or as one JSON object per line. limit 0 means all.
-func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], error], head []any, row func(T) []any) error {
+// printList prints items as a table, or as one JSON object per line. limit 0 means all.
+func printList[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.APIObject[T], error], head []any, row func(T) []any) error {
 	table := newTable(a)
 	n := 0
 	for d, err := range items {
@@ -72,13 +72,13 @@ func formatTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}
-	return localTime(t.AsTime())
+	return formatLocalTime(t.AsTime())
 }
 
-func localTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+func formatLocalTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
 
-// exactTime formats a time as the API does; no time is "".
-func exactTime(t *timestamppb.Timestamp) string {
+// formatExactTime formats a time as the API does; no time is "".
+func formatExactTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}

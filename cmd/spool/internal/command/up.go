@@ -41,7 +41,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	daemon.SetGCPercent()
 	stack, err := a.Local.Start(ctx, StackOptions{
@@ -53,7 +53,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if ctx.Err() != nil && err != nil {
 		return nil // stopped during the start
 	}
-	if errors.Is(err, ErrBusy) {
+	if errors.Is(err, ErrDataFolderLocked) {
 		return fmt.Errorf("data: %w; `spool run` joins it, or choose another folder with --data", err)
 	}
 	if err != nil {

@@ -13,9 +13,9 @@ type variableFlags struct {
 	Secret []string `placeholder:"NAME" help:"A secret of this query only, with the value of spool's environment variable of that name; may be repeated."`
 }
 
-// variables returns the variables of this query only. The value of a secret is never an argument, because other
+// readVariables returns the variables of this query only. The value of a secret is never an argument, because other
 // processes can read arguments.
-func (c *variableFlags) variables(a *app) (map[string]*spoolv1.RunVariable, error) {
+func (c *variableFlags) readVariables(a *app) (map[string]*spoolv1.RunVariable, error) {
 	out := map[string]*spoolv1.RunVariable{}
 	put := func(flag, name string, v *spoolv1.RunVariable) error {
 		if err := layers.CheckName(name); err != nil {

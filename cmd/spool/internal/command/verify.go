@@ -11,7 +11,7 @@ import (
 )
 
 type verifyCommand struct {
-	installation
+	installationFlags
 	Session string `arg:"" optional:"" help:"Only this session; by default the whole log."`
 	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Tenant of the session."`
 
@@ -39,24 +39,24 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		}
 		scope.Accept = append(scope.Accept, at)
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	inst, err := c.open(ctx, a, "")
+	inst, err := c.openInstallation(ctx, a, "")
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
-	if scope.Heads, err = c.signedHeads(ctx, inst); err != nil {
-		return causeOf(ctx, err)
+	if scope.Heads, err = c.readSignedHeads(ctx, inst); err != nil {
+		return contextCause(ctx, err)
 	}
 	report, err := eventlog.Verify(ctx, inst.Log, scope)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	if c.Session != "" && report.Commits == 0 && len(report.Problems) == 0 {
 		return fmt.Errorf("session: the log has no session %s of tenant %s", c.Session, c.Tenant)
 	}
-	if err := c.print(a, report, scope.Heads); err != nil {
+	if err := c.printReport(a, report, scope.Heads); err != nil {
 		return err
 	}
 	if report.Problem != nil {
@@ -82,8 +82,8 @@ func problemError(r eventlog.Report) error {
 	return fmt.Errorf("the log is broken at %w", r.Problem)
 }
 
-// causeOf returns why a context ended, or err if it has not ended.
-func causeOf(ctx context.Context, err error) error {
+// contextCause returns why a context ended, or err if it has not ended.
+func contextCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
@@ -100,7 +100,7 @@ type reportJSON struct {
 	Problem  *problemJSON  `json:"problem,omitempty"` // the first problem that is not accepted
 	Problems []problemJSON `json:"problems,omitempty"`
 	Stopped  bool          `json:"stopped,omitempty"` // too many problems: the rest was not checked
-	Proved   []provedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
+	Proved   []signedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
 type openQuery struct {
@@ -123,9 +123,9 @@ func newProblemJSON(p eventlog.Problem) problemJSON {
 	return problemJSON{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
-func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
+func (c *verifyCommand) printReport(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := reportJSON{Proved: provedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
@@ -152,7 +152,7 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 			return err
 		}
 	}
-	if err := printProved(a.Out, chains); err != nil {
+	if err := printSignedShards(a.Out, chains); err != nil {
 		return err
 	}
 	if r.Problem != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// watcher follows a session and shows its events.
-type watcher struct {
+// sessionWatcher follows a session and shows its events.
+type sessionWatcher struct {
 	app          *app
 	client       *client.Client
 	session      string
@@ -22,7 +22,7 @@ type watcher struct {
 	json         bool               // print events instead of blocks
 	quiet        bool               // with json: print nothing
 	renderer     *terminal.Renderer // nil with json
-	prompts      *prompter          // nil if requests are not decided on this terminal
+	prompts      *approvalPrompter  // nil if requests are not decided on this terminal
 	onDispatched func()             // called when the execution may be claimed; may be nil
 	open         map[string]bool    // executions without an end
 	closed       bool               // the session accepts no more messages
@@ -31,12 +31,12 @@ type watcher struct {
 	position     string             // position of that event; "" if there is none
 }
 
-// errEnded is returned for a session that has no further events.
-var errEnded = errors.New("the session has ended")
+// errSessionEnded is returned for a session that has no further events.
+var errSessionEnded = errors.New("the session has ended")
 
-// watch follows the session from a cursor until the end of the execution, which it returns. If it shows the whole
+// followToEnd follows the session from a cursor until the end of the execution, which it returns. If it shows the whole
 // session, it follows until the session ends and returns nil.
-func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, error) {
+func (w *sessionWatcher) followToEnd(ctx context.Context, after uint32) (events.Payload, error) {
 	if w.open == nil {
 		w.open = map[string]bool{}
 	}
@@ -47,8 +47,8 @@ func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, erro
 			}
 			return nil, err
 		}
-		end, err := w.take(m)
-		if errors.Is(err, errEnded) {
+		end, err := w.handleItem(m)
+		if errors.Is(err, errSessionEnded) {
 			return nil, nil
 		}
 		if end != nil || err != nil {
@@ -58,31 +58,31 @@ func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, erro
 	return nil, context.Cause(ctx)
 }
 
-func (w *watcher) take(m client.Message) (events.Payload, error) {
+func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error) {
 	switch {
 	case m.Event != nil:
-		return w.event(*m.Event, m.Raw)
+		return w.handleEvent(*m.Event, m.Raw)
 	case m.Joined:
-		w.say("", "")
+		w.showConnectionState("", "")
 		w.lost = false
 	case m.Lost != nil:
 		why := terminal.Line(m.Lost.Error())
-		w.say("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
+		w.showConnectionState("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
 		w.lost = true
 	case m.Lag != nil:
 		if m.Lag.Lagging {
-			w.say("the server is behind, nothing is lost", "the server is behind; events are late, nothing is lost")
+			w.showConnectionState("the server is behind, nothing is lost", "the server is behind; events are late, nothing is lost")
 		} else {
-			w.say("", "")
+			w.showConnectionState("", "")
 		}
 	case m.Snapshot != nil:
-		return w.snapshot(m.Snapshot)
+		return w.handleSnapshot(m.Snapshot)
 	}
 	return nil, nil
 }
 
-// say shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
-func (w *watcher) say(state, line string) {
+// showConnectionState shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
+func (w *sessionWatcher) showConnectionState(state, line string) {
 	if w.renderer != nil {
 		w.renderer.State(state)
 	}
@@ -91,7 +91,7 @@ func (w *watcher) say(state, line string) {
 	}
 }
 
-func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
 		w.cursor, w.position = wire.Seq, wire.Position
 	}
@@ -114,7 +114,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		w.renderer.Event(e)
 	}
 	if w.prompts != nil {
-		w.prompts.event(e)
+		w.prompts.updateQueue(e)
 	}
 	switch e.Data.(type) {
 	case events.MessageAccepted:
@@ -125,7 +125,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		if w.only != "" {
 			return nil, fmt.Errorf("the session %s was deleted before the query ended", w.session)
 		}
-		return nil, errEnded
+		return nil, errSessionEnded
 	}
 	if events.Terminal(e.Type()) {
 		delete(w.open, e.ExecutionID)
@@ -134,12 +134,12 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		}
 	}
 	if w.only == "" && w.closed && len(w.open) == 0 {
-		return nil, errEnded
+		return nil, errSessionEnded
 	}
 	return nil, nil
 }
 
-func (w *watcher) showDelta(wire events.Wire) error {
+func (w *sessionWatcher) showDelta(wire events.Wire) error {
 	if w.renderer == nil {
 		return nil
 	}
@@ -152,9 +152,9 @@ func (w *watcher) showDelta(wire events.Wire) error {
 	return nil
 }
 
-// snapshot continues from a snapshot, and tells the user that events were skipped. If the end of the execution was
+// handleSnapshot continues from a snapshot, and tells the user that events were skipped. If the end of the execution was
 // among them, snapshot requests it.
-func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
+func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payload, error) {
 	w.cursor = s.Seq
 	why := "the server continued from a snapshot"
 	if s.Cause != nil {
@@ -197,13 +197,13 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	return nil, nil
 }
 
-// prompt lets the user decide approval requests on the terminal, if there is one, until done is called. cl returns the present client.
+// startPrompts lets the user decide approval requests on the terminal, if there is one, until done is called. cl returns the present client.
 // interrupt is called when the user types Ctrl-C at a prompt.
-func (w *watcher) prompt(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
+func (w *sessionWatcher) startPrompts(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
 	if w.renderer == nil || !w.app.canPrompt() {
 		return func() {}
 	}
-	w.prompts = newPrompter(w.app, w.renderer, cl, interrupt)
+	w.prompts = newApprovalPrompter(w.app, w.renderer, cl, interrupt)
 	ctx, cancel := context.WithCancel(ctx)
 	var asking sync.WaitGroup
 	asking.Go(func() { w.prompts.run(ctx) })
@@ -213,12 +213,12 @@ func (w *watcher) prompt(ctx context.Context, cl func() *client.Client, interrup
 	}
 }
 
-// show creates the renderer and runs its spinner until done is called.
-func (w *watcher) show(ctx context.Context) (done func() error) {
+// startRenderer creates the renderer and runs its spinner until done is called.
+func (w *sessionWatcher) startRenderer(ctx context.Context) (done func() error) {
 	if w.json {
 		return func() error { return nil }
 	}
-	w.renderer = w.app.renderer()
+	w.renderer = w.app.newRenderer()
 	ctx, cancel := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
 	spinning.Go(func() { w.renderer.Spin(ctx) })

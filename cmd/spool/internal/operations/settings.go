@@ -35,7 +35,7 @@ func settingsOf(cli any) ([]Setting, error) {
 
 // commandLines returns the commands of spool, each with its own flags.
 func commandLines() ([]commandLine, error) {
-	grammar, err := command.Grammar()
+	grammar, err := command.CommandModel()
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
 	}
