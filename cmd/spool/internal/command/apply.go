@@ -17,13 +17,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applyCommand is the command "apply" of agents, instances and envs.
+// applyCommand is the command "apply" of agents, instances and envs, which stores the definitions in a file on the
+// server.
 type applyCommand struct {
 	serverFlags
 	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for standard input. Environments are applied first, then agents, then instances."`
 }
 
-// Run applies the definitions of a file. It sends nothing unless the whole file is valid.
+// Run stores the definitions of a file on the server. It sends no request unless the whole file is valid.
 func (c *applyCommand) Run(a *app) error {
 	docs, err := c.readDefinitions(a)
 	if err != nil {
@@ -43,7 +44,8 @@ func (c *applyCommand) Run(a *app) error {
 	})
 }
 
-// readDefinitions returns the definitions in the order in which they are applied.
+// readDefinitions reads the definitions from the command's file, and returns them in the order in which they must be
+// applied.
 func (c *applyCommand) readDefinitions(a *app) ([]definition.Document, error) {
 	name, in := "stdin", a.In
 	if c.File != "-" {
@@ -65,7 +67,8 @@ func (c *applyCommand) readDefinitions(a *app) ([]definition.Document, error) {
 	return docs, err
 }
 
-// buildSpecs returns the specs to send, with the values that environments take from this machine.
+// buildSpecs returns the specs of the definitions in the form in which they are sent. It reads the files that they
+// name, and the variables that environments take from this machine.
 func (c *applyCommand) buildSpecs(a *app, docs []definition.Document) ([]any, error) {
 	out := make([]any, len(docs))
 	var wrong definition.Errors
@@ -89,7 +92,8 @@ func (c *applyCommand) buildSpecs(a *app, docs []definition.Document) ([]any, er
 	return out, nil
 }
 
-// readReferencedFile reads a file that a definition names. Relative paths start at the definition's folder.
+// readReferencedFile reads a file that a definition names. A relative path starts at the folder of the definition's
+// file.
 func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) && c.File != "-" {
 		path = filepath.Join(filepath.Dir(c.File), path)
@@ -102,7 +106,7 @@ func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 	return b, errors.Join(err, f.Close())
 }
 
-// applyDefinition sends one definition and prints the result.
+// applyDefinition sends one definition to the server and prints the result.
 func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
 	applied, err := cl.Apply(ctx, catalogueServiceOf(d.Kind), d.Ref, d.Tags, spec)
 	if err != nil {
@@ -125,7 +129,7 @@ func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.C
 	return err
 }
 
-// addFilePosition adds the position of the invalid field in the file to a server's error.
+// addFilePosition adds the line and column of the invalid field in the definition's file to an error of the server.
 func addFilePosition(ctx context.Context, d definition.Document, err error) error {
 	var problem *client.Error
 	switch cause := context.Cause(ctx); {
@@ -147,7 +151,7 @@ func addFilePosition(ctx context.Context, d definition.Document, err error) erro
 	return &exitError{code, d.At(field, withoutField.Error())}
 }
 
-// printApplied prints which definitions were applied before definition i failed.
+// printApplied prints which definitions were applied before definition i failed with err, and returns err.
 func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	if len(docs) == 1 {
 		return err
@@ -163,7 +167,7 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// printErrors prints all errors of a file, one per line, and returns an error that begins with the outcome.
+// printErrors prints all errors of a definition file, one per line. It returns an error that begins with outcome.
 func (a *app) printErrors(err error, outcome string) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
@@ -178,7 +182,7 @@ func (a *app) printErrors(err error, outcome string) error {
 	return usageError("%s: the file has %d errors", outcome, len(list))
 }
 
-// lookupEnv returns a variable of spool's own environment.
+// lookupEnv returns a variable from the environment of the program spool.
 func (a *app) lookupEnv(name string) (string, bool) {
 	if a.LookupEnv == nil {
 		return "", false
@@ -186,7 +190,7 @@ func (a *app) lookupEnv(name string) (string, bool) {
 	return a.LookupEnv(name)
 }
 
-// catalogueServiceOf returns the catalogue list of a kind of definition.
+// catalogueServiceOf returns the API service that manages definitions of a kind.
 func catalogueServiceOf(k definition.Kind) client.CatalogueService {
 	switch k {
 	case definition.KindAgent:
@@ -197,7 +201,7 @@ func catalogueServiceOf(k definition.Kind) client.CatalogueService {
 	return client.Environments
 }
 
-// parseReference parses a reference that the user entered.
+// parseReference parses a reference that the user entered. name is the argument or flag, for the error message.
 func parseReference(name, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {

@@ -78,6 +78,7 @@ func (c *approvalsShowCommand) Run(a *app) error {
 	})
 }
 
+// printApproval prints an approval request with all of its fields.
 func printApproval(a *app, x *spoolv1.Approval) error {
 	asked, err := decodeApprovalRequest(x)
 	if err != nil {
@@ -111,7 +112,7 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 	return nil
 }
 
-// decodeApprovalRequest decodes the data of the event approval_requested.
+// decodeApprovalRequest decodes the data of the event approval_requested in an approval request.
 func decodeApprovalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
 	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &asked); err != nil {
 		return asked, fmt.Errorf("decode the approval request: %w", err)
@@ -119,7 +120,8 @@ func decodeApprovalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested,
 	return asked, nil
 }
 
-// decideApproval sends a decision, and prints done or the response.
+// decideApproval sends the decision that request returns to the server. It prints the text done, or the response with
+// --json.
 func (s serverFlags) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
 	if err := checkID("approval", events.KindApproval, id); err != nil {
 		return err
@@ -142,7 +144,8 @@ func (s serverFlags) decideApproval(a *app, id, done string, request func(contex
 	})
 }
 
-// fixedDecision returns the request of a decision that needs no look at the approval request.
+// fixedDecision returns a function for decideApproval that always returns r. It is used for decisions that do not
+// depend on the approval request.
 func fixedDecision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 	return func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) { return r, nil }
 }
@@ -241,7 +244,7 @@ func (c *approvalsAnswerCommand) Run(a *app) error {
 	})
 }
 
-// cutAtLastEquals cuts s at its last "=", since the id of a question may contain one.
+// cutAtLastEquals cuts s at its last "=", because the id of a question may also contain one.
 func cutAtLastEquals(s string) (before, after string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {
@@ -250,7 +253,7 @@ func cutAtLastEquals(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-// readFirstLine returns the first line of a file, or of standard input for "-".
+// readFirstLine returns the first line of a file, or of standard input if file is "-".
 func readFirstLine(a *app, file string) (string, error) {
 	in := a.In
 	if file != "-" {
@@ -269,7 +272,7 @@ func readFirstLine(a *app, file string) (string, error) {
 	return strings.TrimSuffix(line, "\r"), nil
 }
 
-// parseAnswers returns the answers by the id of their question. Each of given is QUESTION=VALUE.
+// parseAnswers converts arguments of the form QUESTION=VALUE to answers by the id of their question.
 func parseAnswers(questions []events.Question, given []string) (map[string][]string, error) {
 	if len(questions) == 0 {
 		return nil, usageError("answer: the request asks no questions; approve, reject or skip it, or answer an MCP server with --content")
@@ -289,7 +292,8 @@ func parseAnswers(questions []events.Question, given []string) (map[string][]str
 	return out, nil
 }
 
-// findQuestion returns the question that QUESTION=VALUE names, and the value. It returns nil for none.
+// findQuestion returns the question that an argument of the form QUESTION=VALUE names, and the value. It returns nil if
+// there is no such question.
 func findQuestion(questions []events.Question, s string) (q *events.Question, value string) {
 	for i := range questions {
 		for _, name := range []string{questions[i].ID, strconv.Itoa(i + 1)} {
@@ -301,11 +305,11 @@ func findQuestion(questions []events.Question, s string) (q *events.Question, va
 	return nil, ""
 }
 
-// errUnknownOption is returned for an answer that is none of the options of a question.
+// errUnknownOption is returned for an answer that is none of the options of a question that allows no other answer.
 var errUnknownOption = errors.New("is not one of the options, and the question takes no other answer")
 
-// parseAnswer returns the answers in a text: the label or the number of an option, numbers of several options with commas between them, or text.
-// Its error does not contain the text, which may be secret.
+// parseAnswer returns the answers to a question in a text: the label or the number of an option, several numbers with
+// commas between them, or free text. Its error does not contain the text, which may be secret.
 func parseAnswer(q events.Question, text string) ([]string, error) {
 	if slices.ContainsFunc(q.Options, func(o events.QuestionOption) bool { return o.Label == text }) {
 		return []string{text}, nil
@@ -332,7 +336,7 @@ func parseAnswer(q events.Question, text string) ([]string, error) {
 	return []string{text}, nil
 }
 
-// encodeAnswers encodes answers for a request.
+// encodeAnswers encodes the answers to the questions of an approval request as JSON.
 func encodeAnswers(answers map[string][]string) (*spoolv1.Json, error) {
 	b, err := json.Marshal(answers)
 	if err != nil {
@@ -341,7 +345,7 @@ func encodeAnswers(answers map[string][]string) (*spoolv1.Json, error) {
 	return &spoolv1.Json{Text: string(b)}, nil
 }
 
-// parseJSONFlag returns the JSON of a flag, or of a file if it begins with @; nil for "".
+// parseJSONFlag returns the JSON that is the value of a flag, or that is in the file after "@". It returns nil for "".
 func parseJSONFlag(flag, s string) (*spoolv1.Json, error) {
 	if file, ok := strings.CutPrefix(s, "@"); ok {
 		b, err := os.ReadFile(file)

@@ -15,7 +15,7 @@ type attachCommand struct {
 	Session string `arg:"" help:"The session's id."`
 }
 
-// Run shows a session from its first event, and then live.
+// Run shows a session from its first event on, and then live until the session ends.
 func (c *attachCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err

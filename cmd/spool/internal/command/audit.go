@@ -18,7 +18,7 @@ type auditCommand struct {
 	Limit   int    `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run lists who did what, newest first.
+// Run lists which users and keys did what, newest first.
 func (c *auditCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is less than 0", c.Limit)
@@ -38,7 +38,8 @@ func (c *auditCommand) Run(a *app) error {
 	})
 }
 
-// parseSince returns a time in the form of the API. s is a time in RFC 3339 or a duration before now; "" returns "".
+// parseSince converts the flag --since to a time for the API. s is a time in RFC 3339 or a duration before now. An
+// empty s returns "".
 func parseSince(s string, now time.Time) (string, error) {
 	if s == "" {
 		return "", nil

@@ -18,7 +18,7 @@ type budgetsCommand struct {
 	Rm  budgetsRmCommand  `cmd:"" help:"Remove budgets. Requires the root key."`
 }
 
-// budgetFlags are the limits of a budget. 0 means no limit.
+// budgetFlags are the flags with the limits of a budget. 0 means no limit.
 type budgetFlags struct {
 	USD    float64       `name:"usd" placeholder:"DOLLARS" help:"Limit in US dollars."`
 	Tokens uint64        `placeholder:"N" help:"Limit of input and output tokens, cached ones included."`
@@ -26,7 +26,7 @@ type budgetFlags struct {
 	Time   time.Duration `placeholder:"T" help:"Limit of execution time, such as 90m."`
 }
 
-// toBudget returns the budget of the flags, or nil if none is set.
+// toBudget returns the budget that the flags describe, or nil if no flag is set.
 func (f budgetFlags) toBudget(prefix string) (*spoolv1.Budget, error) {
 	if f.USD < 0 {
 		return nil, usageError("%susd: value is less than 0", prefix)
@@ -47,7 +47,7 @@ type budgetsSetCommand struct {
 	budgetFlags
 }
 
-// Run replaces the tenant's budget of a period by the one of the flags. Without its flag, a quantity has no limit.
+// Run replaces a tenant's budget for a period by the budget in the flags. A quantity without a flag has no limit.
 func (c *budgetsSetCommand) Run(a *app) error {
 	if err := events.CheckPeriod("period", events.Period(c.Period)); err != nil {
 		return usageError("%v", err)
@@ -66,7 +66,7 @@ func (c *budgetsSetCommand) Run(a *app) error {
 
 type budgetsLsCommand struct{ tenantFlags }
 
-// Run prints a tenant's budgets and what was spent of each.
+// Run prints a tenant's budgets, and how much of each was used.
 func (c *budgetsLsCommand) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
@@ -74,7 +74,8 @@ func (c *budgetsLsCommand) Run(a *app) error {
 	})
 }
 
-// budgetColumns returns the row of a budget: each usage, and the limit if there is one.
+// budgetColumns returns the columns that "spool budgets ls" prints for a budget: each usage, with its limit if there is
+// one.
 func budgetColumns(b *spoolv1.TenantBudget) []any {
 	column := func(value func(*spoolv1.Budget) float64, format func(float64) string) string {
 		spent, limit := value(b.Spent), value(b.Budget)
@@ -94,7 +95,7 @@ func budgetColumns(b *spoolv1.TenantBudget) []any {
 	}
 }
 
-// formatWholeNumber formats a number that is whole, without an exponent.
+// formatWholeNumber formats a number without decimals and without an exponent.
 func formatWholeNumber(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
 
 type budgetsRmCommand struct {
@@ -102,7 +103,7 @@ type budgetsRmCommand struct {
 	Periods []string `arg:"" name:"period" help:"day, month or total."`
 }
 
-// Run removes the tenant's budgets of the given periods.
+// Run removes the tenant's budgets for the given periods.
 func (c *budgetsRmCommand) Run(a *app) error {
 	for _, p := range c.Periods {
 		if err := events.CheckPeriod("period", events.Period(p)); err != nil {

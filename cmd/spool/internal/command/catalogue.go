@@ -85,8 +85,8 @@ func (c *envsLsCommand) Run(a *app) error {
 	})
 }
 
-// printEntries lists entries. row returns the columns of a spec. A spec from a newer server may have fields that this version
-// does not know.
+// printEntries prints the latest version of each catalogue entry of a kind as a table with the header head. row returns
+// the columns for a spec. A spec from a newer server may have fields that this version of spool does not know.
 func printEntries[S any](c *catalogueLsFlags, a *app, kind definition.Kind, head []any, row func(S) []any) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is negative; 0 means all", c.Limit)
@@ -106,7 +106,8 @@ func printEntries[S any](c *catalogueLsFlags, a *app, kind definition.Kind, head
 	})
 }
 
-// shortDigest returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
+// shortDigest returns the first characters of a digest, which are enough to distinguish versions. "show" prints the
+// whole digest.
 func shortDigest(digest string) string {
 	const most = 12
 	return digest[:min(len(digest), most)]
@@ -147,7 +148,8 @@ func (c *envsShowCommand) Run(a *app) error {
 	})
 }
 
-// decodeStrict decodes a spec and returns an error for fields that this version does not know.
+// decodeStrict decodes the spec of a definition, and returns an error for fields that this version of spool does not
+// know.
 func decodeStrict(spec []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(spec))
 	dec.DisallowUnknownFields()
@@ -157,7 +159,8 @@ func decodeStrict(spec []byte, into any) error {
 	return nil
 }
 
-// printDefinition prints a version. fill sets its spec in the document.
+// printDefinition prints a version of a definition as YAML that can be applied. fill decodes the spec into the
+// document.
 func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill func(*definition.Document, []byte) error) error {
 	ref, err := parseReference("ref", c.Ref)
 	if err != nil {
@@ -212,8 +215,8 @@ func (c *instancesRmCommand) Run(a *app) error { return c.removeEntries(a, defin
 // Run hides all versions of environments.
 func (c *envsRmCommand) Run(a *app) error { return c.removeEntries(a, definition.KindEnvironment) }
 
-// removeEntries hides the entries of a kind that c.Refs names. It checks all references before the first removal. After a failure it continues,
-// and returns the joined errors at the end.
+// removeEntries hides the catalogue entries that c.Refs names. It checks all references before the first removal. After
+// a failure it continues, and returns the joined errors at the end.
 func (c *catalogueRmFlags) removeEntries(a *app, kind definition.Kind) error {
 	refs := make([]events.Reference, len(c.Refs))
 	for i, s := range c.Refs {
@@ -237,7 +240,8 @@ type envsExplainCommand struct {
 	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one overrides an earlier one."`
 }
 
-// Run prints the variables and hosts that an execution would have, with the layer that each comes from.
+// Run prints the variables and the allowed hosts that an execution would have, and which part of the agent or
+// environments each comes from.
 func (c *envsExplainCommand) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
 		return usageError("agent: name an agent, an instance, or environments with --env")
@@ -275,7 +279,7 @@ func (c *envsExplainCommand) Run(a *app) error {
 	})
 }
 
-// printExplanation prints a table of variables and a table of hosts.
+// printExplanation prints a table of an execution's variables, and a table of its allowed hosts.
 func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
@@ -303,6 +307,7 @@ func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	return table.Flush()
 }
 
+// pairWithName returns a pair of name and value for each value.
 func pairWithName(name string, values []string) [][2]string {
 	out := make([][2]string, len(values))
 	for i, v := range values {

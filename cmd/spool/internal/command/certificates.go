@@ -19,7 +19,7 @@ type certificatesCommand struct {
 	JSON        bool          `help:"Print one JSON object per line."`
 }
 
-// Run creates the authority and the certificates that are missing, expire soon or have other names.
+// Run creates the certificate authority and the TLS certificates that are missing, expire soon or have other names.
 func (c *certificatesCommand) Run(a *app) error {
 	type server struct {
 		folder string
@@ -66,6 +66,7 @@ func (c *certificatesCommand) Run(a *app) error {
 	return nil
 }
 
+// printIssued prints which certificates were issued, and how to use them.
 func (c *certificatesCommand) printIssued(a *app, folder string, names []string, issued certificate.Issued) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})

@@ -33,7 +33,8 @@ const (
 	ExitCancelled = 130
 )
 
-// IO is the environment of a command: its streams, the terminal and the local machine.
+// IO is what a command uses of the machine: input, output and error streams, the terminal, signals, and local
+// installations of Spool.
 type IO struct {
 	In      io.Reader
 	InTTY   bool // input comes from a terminal, not from a pipe
@@ -58,7 +59,7 @@ type IO struct {
 	DefaultURL string
 }
 
-// commandLine is the complete command line.
+// commandLine defines all commands and flags of spool, as kong parses them.
 type commandLine struct {
 	Up                upCommand                `cmd:"" help:"Run all services in one process."`
 	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
@@ -93,7 +94,7 @@ type commandLine struct {
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
 }
 
-// CommandModel returns the command line as kong parses it, for generated documents.
+// CommandModel returns kong's model of all commands and flags, from which documents are generated.
 func CommandModel() (*kong.Application, error) {
 	parser, err := newParser(&commandLine{})
 	if err != nil {
@@ -102,8 +103,8 @@ func CommandModel() (*kong.Application, error) {
 	return parser.Model, nil
 }
 
-// newParser returns the parser of the command line. Where a command has a setting of a service, its tag names the service's
-// default, such as ${gateway_Listen}.
+// newParser returns the parser of the command line. If a flag of a command is also a setting of a service, its tag
+// refers to the default of the service, such as ${gateway_Listen}.
 func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
 		kong.Vars(settings.Vars("daemon", daemon.Settings{}, "NATSURL")),
@@ -112,14 +113,15 @@ func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 		kong.Vars(settings.Vars("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
 }
 
-// app is the state that all commands share.
+// app is the state that one run of spool shares with its command.
 type app struct {
 	IO
-	ctx   context.Context // the context that Main received
-	lines *bufio.Reader   // reader of In, used by ask
+	ctx   context.Context // the context that Run received
+	lines *bufio.Reader   // reader of In, used by askUser
 }
 
-// exitError ends the program with an exit code. Without an error the command has already printed its messages.
+// exitError is an error that ends the program with an exit code. If err is nil, the command has already printed its
+// messages.
 type exitError struct {
 	code int
 	err  error
@@ -134,15 +136,15 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usageError returns an error for a command that was called with invalid arguments.
+// usageError returns an error that ends the program with ExitUsage, because the user entered invalid arguments.
 func usageError(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
 
-// errInterrupted is the cause of a context that a signal ended.
+// errInterrupted is the cause of a context that a signal has ended.
 var errInterrupted = errors.New("interrupted")
 
-// Run runs a command line and returns the exit code.
+// Run parses and runs a command line, and returns the exit code.
 func Run(ctx context.Context, args []string, env IO) int {
 	if env.DefaultURL == "" {
 		env.DefaultURL = defaultURL()
@@ -182,7 +184,7 @@ func Run(ctx context.Context, args []string, env IO) int {
 	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
 }
 
-// reportError prints an error on one line and returns the exit code.
+// reportError prints an error on one line of the error stream, and returns the exit code for it.
 func (w IO) reportError(err error) int {
 	if err == nil {
 		return ExitDone
@@ -220,14 +222,14 @@ func (a *app) interruptibleContext() (context.Context, context.CancelFunc) {
 	return ctx, func() { cancel(nil) }
 }
 
-// printJSON prints one object on one line.
+// printJSON prints v as JSON on one line.
 func (a *app) printJSON(v any) error {
 	enc := json.NewEncoder(a.Out)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }
 
-// newRenderer returns a renderer of sessions for the output.
+// newRenderer returns a renderer that shows a session on the app's output.
 func (a *app) newRenderer() *terminal.Renderer {
 	if a.canPrompt() {
 		return a.newRendererFor(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
@@ -235,11 +237,12 @@ func (a *app) newRenderer() *terminal.Renderer {
 	return a.newRendererFor(a.Out, time.Now)
 }
 
-// newRendererFor returns a renderer for another writer than the output, with its own clock.
+// newRendererFor returns a renderer that shows a session on out, with now as its clock.
 func (a *app) newRendererFor(out io.Writer, now func() time.Time) *terminal.Renderer {
 	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
 }
 
+// firstWord returns the part of s before the first space.
 func firstWord(s string) string {
 	for i, r := range s {
 		if r == ' ' {

@@ -20,7 +20,7 @@ type deadLsCommand struct {
 	Limit int `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run prints the caller's dead letters, at most c.Limit.
+// Run prints the dead letters of the caller's tenant, at most c.Limit.
 func (c *deadLsCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is less than 0", c.Limit)
@@ -42,7 +42,7 @@ type deadShowCommand struct {
 	ID string `arg:"" help:"Id of the letter, from dead ls."`
 }
 
-// Run prints a dead letter: why the message was given up, and the message.
+// Run prints a dead letter: the message, and why a service gave it up.
 func (c *deadShowCommand) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
@@ -64,7 +64,7 @@ type deadRetryCommand struct {
 	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
-// Run makes the services look at the sessions of dead letters again, and removes the letters.
+// Run removes dead letters, and makes the services process the sessions of the letters again.
 func (c *deadRetryCommand) Run(a *app) error {
 	return forEachName(c.serverFlags, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})

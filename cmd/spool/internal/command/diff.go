@@ -23,7 +23,8 @@ type diffCommand struct {
 	ExitCode bool `name:"exit-code" help:"Exit with code 1 if there is a difference, as git diff does."`
 }
 
-// differenceError returns the error with the command's exit code.
+// differenceError returns the error that sets the exit code of "spool diff": nil, unless there is a difference and the
+// flag --exit-code is set.
 func (c *diffCommand) differenceError(equal bool) error {
 	if c.ExitCode && !equal {
 		return &exitError{code: ExitFailed}
@@ -31,7 +32,7 @@ func (c *diffCommand) differenceError(equal bool) error {
 	return nil
 }
 
-// Run compares two events of a session, or two sessions.
+// Run compares the states of a session after two events, or two sessions, and prints the differences.
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
@@ -64,13 +65,13 @@ func (c *diffCommand) Run(a *app) error {
 	})
 }
 
-// isEmptyDiff reports whether a diff shows no difference. Files that could not be compared count as a difference.
+// isEmptyDiff reports whether a diff contains no difference. Files that could not be compared count as a difference.
 func isEmptyDiff(d *spoolv1.SessionDiff) bool {
 	usage := proto.Size(d.Reported) + proto.Size(d.Metered)
 	return len(d.Statuses) == 0 && d.BlockCount == 0 && usage == 0 && d.Files.GetFileCount() == 0 && !d.Files.GetSnapshotGone()
 }
 
-// parseSeq parses the seq of an event.
+// parseSeq parses the seq of an event. field is the argument, for the error message.
 func parseSeq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
@@ -79,7 +80,7 @@ func parseSeq(field, text string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// compareSessions compares two sessions.
+// compareSessions compares two sessions and prints the differences.
 func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Client) error {
 	doc, err := client.Call(ctx, cl.Sessions.CompareSessions, &spoolv1.CompareSessionsRequest{SessionId: c.Session, With: c.From})
 	if err != nil {
@@ -112,6 +113,7 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 	return c.differenceError(d.Equal)
 }
 
+// printDiff prints the differences in files, conversations and states.
 func printDiff(a *app, d *spoolv1.SessionDiff) error {
 	fmt.Fprintf(a.Out, "event %d to event %d\n", d.From, d.To)
 	for _, s := range d.Statuses {
@@ -147,6 +149,7 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 	return nil
 }
 
+// printFileDiff prints the difference of one file.
 func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	if f.GetText() != "" {
 		for _, line := range strings.Split(strings.TrimSuffix(f.GetText(), "\n"), "\n") {
@@ -157,6 +160,7 @@ func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.Line(f.Path), terminal.Line(f.GetOmitted()), describeFileVersion(f.From), describeFileVersion(f.To))
 }
 
+// describeFileVersion returns a short text for a version of a file.
 func describeFileVersion(v *spoolv1.FileVersion) string {
 	if v == nil {
 		return "none"

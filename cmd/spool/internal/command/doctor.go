@@ -29,12 +29,14 @@ import (
 )
 
 const (
-	// Free disk space in bytes: below the first value nothing works, below the second one it soon will not.
-	requiredDiskBytes  = 200 << 20
+	// requiredDiskBytes is the free disk space below which Spool does not work.
+	requiredDiskBytes = 200 << 20
+	// suggestedDiskBytes is the free disk space below which doctor advises the user to free some.
 	suggestedDiskBytes = 2 << 30
 
+	// checkTimeout is the time limit of one check of doctor.
 	checkTimeout = 10 * time.Second
-	// engineCheckTimeout is the time limit of checks that start containers.
+	// engineCheckTimeout is the time limit of checks of doctor that start containers.
 	engineCheckTimeout = time.Minute
 )
 
@@ -58,7 +60,7 @@ type doctorCommand struct {
 	sysctls string              // folder of the kernel's settings; "" means /proc/sys
 }
 
-// finding is the result of a check.
+// finding is the result of one check of doctor.
 type finding struct {
 	Check  string `json:"check"`
 	Status string `json:"status"` // ok, note (Spool works without it) or failed
@@ -66,17 +68,22 @@ type finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
+// okFinding returns a finding with the status ok.
 func okFinding(detail string, args ...any) finding {
 	return finding{Status: "ok", Detail: fmt.Sprintf(detail, args...)}
 }
+
+// noteFinding returns a finding with the status note: Spool works without it.
 func noteFinding(detail, remedy string) finding {
 	return finding{Status: "note", Detail: detail, Remedy: remedy}
 }
+
+// failedFinding returns a finding with the status failed.
 func failedFinding(detail, remedy string) finding {
 	return finding{Status: "failed", Detail: detail, Remedy: remedy}
 }
 
-// doctorChecks is the state that the checks share.
+// doctorChecks is the state that the checks of one run of doctor share.
 type doctorChecks struct {
 	*doctorCommand
 	app     *app
@@ -84,18 +91,19 @@ type doctorChecks struct {
 	running *StackConnection // the stack on the data folder; nil if none runs
 }
 
-// diskLimitCheckName is the name of the check that starts containers.
+// diskLimitCheckName is the name of the check that tries the disk limits of Docker sandboxes. It starts containers.
 const diskLimitCheckName = "disk limits"
 
-// modalCheckName is the name of the check that asks Modal.
+// modalCheckName is the name of the check that starts a sandbox at Modal.
 const modalCheckName = "Modal"
 
-// doctorCheck is one check of doctor.
+// doctorCheck is one check of doctor, with the name under which its result is printed.
 type doctorCheck struct {
 	name string
 	run  func(context.Context) finding
 }
 
+// timeLimit returns the time limit of the check.
 func (c doctorCheck) timeLimit() time.Duration {
 	if c.name == diskLimitCheckName || c.name == modalCheckName {
 		return engineCheckTimeout
@@ -103,7 +111,7 @@ func (c doctorCheck) timeLimit() time.Duration {
 	return checkTimeout
 }
 
-// requestedChecks returns the requested checks.
+// requestedChecks returns the checks that the flags of doctor select.
 func (x *doctorChecks) requestedChecks(ctx context.Context) []doctorCheck {
 	if x.Security {
 		base := []doctorCheck{{"data folder", x.checkDataFolder}, {"running stack", x.checkRunningStack}}
@@ -129,8 +137,8 @@ func (x *doctorChecks) requestedChecks(ctx context.Context) []doctorCheck {
 	return list
 }
 
-// Run performs every check. It returns an error if a requirement is missing, or if something is exposed that must
-// not be.
+// Run performs every check and prints the results. It returns an error if a requirement is missing, or if something is
+// exposed that must not be.
 func (c *doctorCommand) Run(a *app) error {
 	ctx, cancel := a.interruptibleContext()
 	defer cancel()
@@ -171,6 +179,7 @@ func (c *doctorCommand) printFinding(a *app, f finding) error {
 	return err
 }
 
+// checkDataFolder checks that the data folder exists or can be created, and can be written.
 func (x *doctorChecks) checkDataFolder(context.Context) finding {
 	remedy := "choose another folder with --data or SPOOL_DATA_DIR, or change its owner"
 	var err error
@@ -195,6 +204,7 @@ func (x *doctorChecks) checkDataFolder(context.Context) finding {
 	return okFinding("%s can be written", x.dir)
 }
 
+// checkDiskSpace checks the free disk space of the data folder.
 func (x *doctorChecks) checkDiskSpace(context.Context) finding {
 	dir := x.dir
 	for dir != "" && !pathExists(dir) && dir != filepath.Dir(dir) {
@@ -215,6 +225,7 @@ func (x *doctorChecks) checkDiskSpace(context.Context) finding {
 	return okFinding("%s", has)
 }
 
+// checkRunningStack reports whether a stack runs on the data folder, and stores it in x.running for later checks.
 func (x *doctorChecks) checkRunningStack(context.Context) finding {
 	c, found, err := x.app.Local.Find(x.dir)
 	if err != nil {
@@ -227,7 +238,8 @@ func (x *doctorChecks) checkRunningStack(context.Context) finding {
 	return okFinding("process %d on %s, at %s", c.PID, x.dir, c.URL)
 }
 
-// checkPort checks that an address is free, or is used by the running stack.
+// checkPort checks that an address is free, or that the running stack listens on it. flag is the flag that sets the
+// address.
 func (x *doctorChecks) checkPort(flag, address string) finding {
 	l, err := net.Listen("tcp", address)
 	if err == nil {
@@ -245,6 +257,7 @@ func (x *doctorChecks) checkPort(flag, address string) finding {
 	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, stripPath(err)), "choose another address with --"+flag)
 }
 
+// checkPostgres checks that Postgres can be reached, or that its binaries are on this machine.
 func (x *doctorChecks) checkPostgres(ctx context.Context) finding {
 	database := x.Database
 	if database == "" && x.running != nil {
@@ -277,7 +290,7 @@ func (x *doctorChecks) checkPostgres(ctx context.Context) finding {
 	return x.checkDatabaseRole(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
 }
 
-// checkDatabaseRole reports which privileges the database role has beyond what a gateway needs.
+// checkDatabaseRole checks whether the database role has privileges that a gateway does not need.
 func (x *doctorChecks) checkDatabaseRole(ctx context.Context, conn *pgx.Conn, where string) finding {
 	const rights = `SELECT rolname, rolsuper OR pg_has_role(oid, 'pg_execute_server_program', 'USAGE'), has_database_privilege(oid, current_database(), 'CREATE')
 		FROM pg_catalog.pg_roles WHERE rolname = current_user`
@@ -296,6 +309,7 @@ func (x *doctorChecks) checkDatabaseRole(ctx context.Context, conn *pgx.Conn, wh
 	return okFinding("%s as role %s", where, role)
 }
 
+// checkRunner checks that the runner's binary exists.
 func (x *doctorChecks) checkRunner(context.Context) finding {
 	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
 	if x.Runner != "" {
@@ -336,7 +350,7 @@ func (x *doctorChecks) checkDiskLimit(ctx context.Context) finding {
 	return okFinding("enforced by %s, tested on the engine", mode)
 }
 
-// checkModal reports whether Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
+// checkModal checks that Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
 func (x *doctorChecks) checkModal(ctx context.Context) finding {
 	var cfg executor.Config
 	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
@@ -372,7 +386,8 @@ func (x *doctorChecks) checkClaude(ctx context.Context) finding {
 	return okFinding("%s at %s", strings.TrimSpace(string(out)), path)
 }
 
-// checkModels reports which models are configured. Keys are neither shown nor tried, because a request would cost money.
+// checkModels checks whether keys or URLs of model providers are set. It neither prints nor tries the keys, because a
+// request would cost money.
 func (x *doctorChecks) checkModels(context.Context) finding {
 	var have, odd []string
 	for _, m := range []struct{ key, base, serves string }{
@@ -400,7 +415,7 @@ func (x *doctorChecks) checkModels(context.Context) finding {
 	return okFinding("%s", strings.Join(have, "; "))
 }
 
-// checkGateway asks a server, if one is named or runs, for the state of its components.
+// checkGateway asks the server that the user named, or the running one, for the state of its parts.
 func (x *doctorChecks) checkGateway(ctx context.Context) finding {
 	c, _, err := x.findServer(ctx, x.app)
 	if err != nil && (x.URL != "" || x.running != nil) {
@@ -438,7 +453,8 @@ func isExecutable(path string) bool {
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }
 
-// stripPath removes the path and the operation from an error, because the message already contains them.
+// stripPath removes the path and the operation from an error of the package os, because the message already contains
+// them.
 func stripPath(err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {

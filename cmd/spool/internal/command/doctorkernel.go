@@ -10,15 +10,16 @@ import (
 	"strings"
 )
 
-// KernelSetting is a kernel limit that sandboxes can reach.
+// KernelSetting is a limit of the Linux kernel that many sandboxes on one machine can reach, with the lowest value that
+// doctor accepts.
 type KernelSetting struct {
 	Name    string
 	Least   int64  // spool doctor reports lower values
 	Purpose string // who shares the limit, and what counts towards it
 }
 
-// KernelSettings returns the limits that spool doctor checks. A Docker sandbox has its own user; local sandboxes
-// share the executor's user.
+// KernelSettings returns the kernel limits that "spool doctor" checks. A Docker sandbox has a user of its own; local
+// sandboxes share the user of the executor.
 func KernelSettings() []KernelSetting {
 	return []KernelSetting{
 		{"fs.inotify.max_user_instances", 512, "per user; the runner and every program that watches files use one"},
@@ -30,7 +31,7 @@ func KernelSettings() []KernelSetting {
 	}
 }
 
-// checkKernel checks the limits of this machine's kernel, which is also the kernel of an engine on this machine.
+// checkKernel checks the limits of this machine's kernel, which a Docker engine on this machine uses too.
 func (x *doctorChecks) checkKernel(context.Context) finding {
 	if host := cmp.Or(x.environ("SPOOL_DOCKER_HOST"), x.environ("DOCKER_HOST")); host != "" && !strings.HasPrefix(host, "unix:") {
 		return noteFinding("sandboxes are on another machine, "+host, "run spool doctor on that machine")

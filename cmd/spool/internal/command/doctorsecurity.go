@@ -32,10 +32,10 @@ const (
 	composeServiceLabel = "com.docker.compose.service"
 )
 
-// engineSocketPath is the path of the engine's socket in containers that mount it.
+// engineSocketPath is the path of the Docker engine's socket in containers that mount it.
 const engineSocketPath = "/var/run/docker.sock"
 
-// securityChecks is the state that the checks of an installation's hardening share.
+// securityChecks is the state that the checks of "spool doctor --security" share.
 type securityChecks struct {
 	*doctorChecks
 	containers []container.InspectResponse // containers of the compose project; nil if there are none
@@ -43,7 +43,8 @@ type securityChecks struct {
 	engineErr  error
 }
 
-// allChecks returns the checks in the order of "Hardening checklist" in docs/security.md.
+// allChecks returns the checks of an installation's security, in the order of "Hardening checklist" in
+// docs/security.md.
 func (x *securityChecks) allChecks() []doctorCheck {
 	return []doctorCheck{
 		{"transport", x.checkTransport},
@@ -66,7 +67,7 @@ func (x *securityChecks) allChecks() []doctorCheck {
 	}
 }
 
-// newSecurityChecks asks the engine for the containers of a compose project.
+// newSecurityChecks returns the security checks. It reads the containers of the compose project from the Docker engine.
 func newSecurityChecks(ctx context.Context, x *doctorChecks) *securityChecks {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -75,6 +76,8 @@ func newSecurityChecks(ctx context.Context, x *doctorChecks) *securityChecks {
 	return s
 }
 
+// inspectContainers reads the running containers of the compose project, and the engine's options, from the Docker
+// engine.
 func (x *securityChecks) inspectContainers(ctx context.Context) error {
 	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
 	if err != nil {
@@ -103,12 +106,13 @@ func (x *securityChecks) inspectContainers(ctx context.Context) error {
 	return nil
 }
 
-// composeServiceOf returns the name of a container's compose service.
+// composeServiceOf returns the name of the compose service to which a container belongs.
 func composeServiceOf(c container.InspectResponse) string {
 	return c.Config.Labels[composeServiceLabel]
 }
 
-// requireServices reports whether a compose installation with these services runs. If not, f is the result of the check.
+// requireServices reports whether containers of all given services of the compose project run. If not, f is the finding
+// of a check that needs them.
 func (x *securityChecks) requireServices(services ...string) (f finding, runs bool) {
 	if x.engineErr != nil {
 		return noteFinding(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
@@ -124,7 +128,7 @@ func (x *securityChecks) requireServices(services ...string) (f finding, runs bo
 	return finding{}, true
 }
 
-// containerVariable returns the value of a container's environment variable, or "".
+// containerVariable returns the value of an environment variable of a container, or "".
 func containerVariable(c container.InspectResponse, name string) string {
 	for _, e := range c.Config.Env {
 		if value, is := strings.CutPrefix(e, name+"="); is {
@@ -134,7 +138,7 @@ func containerVariable(c container.InspectResponse, name string) string {
 	return ""
 }
 
-// variableValues returns the values of a variable in the containers of services.
+// variableValues returns the distinct values that an environment variable has in the containers of the given services.
 func (x *securityChecks) variableValues(name string, services ...string) []string {
 	var out []string
 	for _, c := range x.containers {
@@ -145,6 +149,7 @@ func (x *securityChecks) variableValues(name string, services ...string) []strin
 	return out
 }
 
+// gatewayURL returns the URL of the gateway to check.
 func (x *securityChecks) gatewayURL() string {
 	switch {
 	case x.URL != "":
@@ -155,6 +160,7 @@ func (x *securityChecks) gatewayURL() string {
 	return x.app.DefaultURL
 }
 
+// checkTransport checks that the gateway's URL uses TLS or is on this machine.
 func (x *securityChecks) checkTransport(context.Context) finding {
 	u, err := url.Parse(x.gatewayURL())
 	if err != nil || u.Host == "" {
@@ -180,7 +186,7 @@ func (x *securityChecks) checkMetricsClosed(ctx context.Context) finding {
 	return x.checkRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// checkRequiresKey checks that a server rejects requests for a path without a key.
+// checkRequiresKey checks that the server rejects requests for a path that have no API key.
 func (x *securityChecks) checkRequiresKey(ctx context.Context, path, remedy string) finding {
 	address := strings.TrimRight(x.gatewayURL(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
@@ -211,7 +217,7 @@ func (x *securityChecks) checkRequiresKey(ctx context.Context, path, remedy stri
 	return failedFinding(fmt.Sprintf("%s is served without a key", address), remedy)
 }
 
-// checkSecretFiles checks that only their owner may read the files with passwords and keys.
+// checkSecretFiles checks that the files with passwords and keys can be read by their owner only.
 func (x *securityChecks) checkSecretFiles(context.Context) finding {
 	files := []string{x.EnvFile, filepath.Join(x.dir, "log.keys"), filepath.Join(x.dir, "secrets.key")}
 	var seen, open []string
@@ -237,7 +243,8 @@ func (x *securityChecks) checkSecretFiles(context.Context) finding {
 	return okFinding("%s: readable only by the owner", strings.Join(seen, ", "))
 }
 
-// checkDatabaseRoles checks the role of the named database, or else of the gateway of the compose project.
+// checkDatabaseRoles checks the privileges of the role with which the gateway connects to Postgres. It uses the URL of
+// --database-url, or else the URL in the gateway's container.
 func (x *securityChecks) checkDatabaseRoles(ctx context.Context) finding {
 	if x.Database != "" || x.running != nil {
 		return x.checkPostgres(ctx)
@@ -293,19 +300,20 @@ func (x *securityChecks) checkPublishedPorts(context.Context) finding {
 	return okFinding("only gateways with TLS, and the egress proxy's TLS listener, are published beyond loopback")
 }
 
-// isEgressListener reports whether a container's port is the TLS listener of the egress proxy, which sandboxes on Modal reach.
+// isEgressListener reports whether a port of a container is the TLS listener of the egress proxy, to which sandboxes at
+// Modal connect.
 func isEgressListener(c container.InspectResponse, port nat.Port) bool {
 	_, listens, err := net.SplitHostPort(containerVariable(c, "SPOOL_EGRESS_LISTEN_TLS"))
 	return err == nil && composeServiceOf(c) == "egress" && port == nat.Port(listens+"/tcp")
 }
 
-// usesModal reports whether all executors of the project make their sandboxes at Modal.
+// usesModal reports whether all executors of the compose project run their sandboxes at Modal.
 func (x *securityChecks) usesModal() bool {
 	providers := x.variableValues("SPOOL_SANDBOX", "executor")
 	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.Modal })
 }
 
-// checkServicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
+// checkServicesConfined checks that each container of the project has the restrictions that deploy/compose.yaml sets.
 func (x *securityChecks) checkServicesConfined(context.Context) finding {
 	if f, there := x.requireServices(); !there {
 		return f

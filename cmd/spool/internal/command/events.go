@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxSummaryColumns is the maximum width of the summary of an event or a block in its line.
+// maxSummaryColumns is the maximum width of the one-line summary of an event or a block.
 const maxSummaryColumns = 121
 
 type eventsCommand struct {
@@ -22,7 +22,7 @@ type eventsCommand struct {
 	Follow    bool   `short:"f" help:"Then wait for more events, until Ctrl-C; with --json also print deltas."`
 }
 
-// Run prints the log of a session.
+// Run prints the events of a session.
 func (c *eventsCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (c *eventsCommand) Run(a *app) error {
 	})
 }
 
-// printStoredEvents prints the stored events.
+// printStoredEvents prints the events that are stored now.
 func (c *eventsCommand) printStoredEvents(ctx context.Context, a *app, cl *client.Client) error {
 	read := func(after uint32) (client.EventsPage, error) { return cl.ListEvents(ctx, c.Session, after) }
 	if c.Inherited {
@@ -93,7 +93,7 @@ func (c *eventsCommand) followEvents(ctx context.Context, a *app, cl *client.Cli
 	return context.Cause(ctx)
 }
 
-// explainCursorError adds the remedy to the error of a cursor that the server cannot serve.
+// explainCursorError adds a remedy to err if the server cannot send events from the cursor after.
 func explainCursorError(err error, after uint32) error {
 	switch {
 	case client.IsCode(err, client.CodeCursorExpired):
@@ -109,6 +109,7 @@ func explainCursorError(err error, after uint32) error {
 	return err
 }
 
+// printEvent prints an event as one line, or as JSON with --json.
 func (c *eventsCommand) printEvent(a *app, e events.Wire, raw json.RawMessage) error {
 	if c.JSON {
 		return a.printJSON(raw)
@@ -120,7 +121,7 @@ func (c *eventsCommand) printEvent(a *app, e events.Wire, raw json.RawMessage) e
 	return err
 }
 
-// summarizeEvent returns a short form of an event's data.
+// summarizeEvent returns a one-line summary of an event's data.
 func summarizeEvent(e events.Wire) string {
 	s := string(e.Data)
 	switch d := e.Event().Data.(type) {
@@ -134,6 +135,7 @@ func summarizeEvent(e events.Wire) string {
 	return shortenSummary(s)
 }
 
+// summarizeBlock returns a one-line summary of a block.
 func summarizeBlock(b events.Block) string {
 	return string(b.Kind) + " " + b.ToolName + " " + b.Name + " " + b.Content + string(b.Input) + b.Output + b.Message
 }

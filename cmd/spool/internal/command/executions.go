@@ -52,12 +52,12 @@ func (c *executionsLsCommand) Run(a *app) error {
 	})
 }
 
-// sessionExecutions yields the executions of a session in their order.
+// sessionExecutions yields the executions of a session in the order of their acceptance.
 func sessionExecutions(ctx context.Context, cl *client.Client, session string) iter.Seq2[client.APIObject[*spoolv1.Execution], error] {
 	return client.List[*spoolv1.Execution](ctx, cl.Executions.ListSessionExecutions, &spoolv1.ListSessionExecutionsRequest{SessionId: session})
 }
 
-// filterByPhase returns the executions in a phase, or all for "".
+// filterByPhase yields the executions of items that are in a phase, or all of them if phase is "".
 func filterByPhase(items iter.Seq2[client.APIObject[*spoolv1.Execution], error], phase string) iter.Seq2[client.APIObject[*spoolv1.Execution], error] {
 	return func(yield func(client.APIObject[*spoolv1.Execution], error) bool) {
 		for d, err := range items {
@@ -71,6 +71,7 @@ func filterByPhase(items iter.Seq2[client.APIObject[*spoolv1.Execution], error],
 	}
 }
 
+// printExecutions prints executions as a table, or as JSON.
 func printExecutions(a *app, asJSON bool, limit int, items iter.Seq2[client.APIObject[*spoolv1.Execution], error]) error {
 	return printList(a, asJSON, limit, items,
 		[]any{"EXECUTION", "SESSION", "PHASE", "TOOK", "TOKENS IN", "OUT", "QUEUED"},
@@ -79,7 +80,7 @@ func printExecutions(a *app, asJSON bool, limit int, items iter.Seq2[client.APIO
 		})
 }
 
-// totalInputTokens returns the number of input tokens, including those read from and written to a cache.
+// totalInputTokens returns the number of input tokens, including those that were read from and written to a cache.
 func totalInputTokens(u *spoolv1.Usage) uint32 {
 	return u.GetInputTokens() + u.GetCacheReadTokens() + u.GetCacheWriteTokens()
 }
@@ -132,7 +133,7 @@ type executionsCancelCommand struct {
 	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run requests that executions are cancelled.
+// Run requests the cancellation of executions.
 func (c *executionsCancelCommand) Run(a *app) error {
 	return c.forEachID(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.CancelExecution, &spoolv1.CancelExecutionRequest{ExecutionId: id})
@@ -175,7 +176,7 @@ func (c *executionsTerminateCommand) Run(a *app) error {
 	})
 }
 
-// describeExecution describes the phase of an execution and why it ended.
+// describeExecution returns the phase of an execution, and the reason if it has failed or was cancelled.
 func describeExecution(x *spoolv1.Execution) string {
 	switch {
 	case x.GetCode() != "":
@@ -186,7 +187,7 @@ func describeExecution(x *spoolv1.Execution) string {
 	return x.Phase
 }
 
-// formatExecutionDuration returns the duration of an execution that has ended, otherwise "".
+// formatExecutionDuration returns the duration of an execution that has ended, or "".
 func formatExecutionDuration(x *spoolv1.Execution) string {
 	if x.DurationMs == 0 {
 		return ""

@@ -28,13 +28,14 @@ type filesCommand struct {
 	Tar  filesTarCommand  `cmd:"" help:"Get all files of the last snapshot as a tar."`
 }
 
-// sessionFlags holds the flags of server, and a session.
+// sessionFlags holds the flags of commands that talk to a server, and the argument that names a session.
 type sessionFlags struct {
 	serverFlags
 	Session string `arg:"" help:"The session's id."`
 }
 
-// checkWorkspacePath returns an error if p cannot be a path in a workspace, before a server is asked. folder allows "".
+// checkWorkspacePath returns a usage error if p cannot be a path in a workspace. If folder is true, "" is valid and
+// means the workspace itself.
 func checkWorkspacePath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
@@ -43,7 +44,7 @@ func checkWorkspacePath(field, p string, folder bool) error {
 	return nil
 }
 
-// withClientAndPath checks the id and a path ("" for none), and calls do with a client.
+// withClientAndPath checks the session's id and the path p, which may be "", and then calls do with a client.
 func (c sessionFlags) withClientAndPath(a *app, field, p string, do func(context.Context, *client.Client) error) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -61,7 +62,7 @@ type filesLsCommand struct {
 	At   *uint32 `xor:"as" placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
-// Run lists files.
+// Run lists the files of a session's workspace.
 func (c *filesLsCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
 		l, err := cl.ListFiles(ctx, c.Session, c.Dir, client.WorkspaceVersion{Live: c.Live, At: c.At})
@@ -131,7 +132,7 @@ func (c *filesGetCommand) Run(a *app) error {
 	})
 }
 
-// printDownloaded prints what was written.
+// printDownloaded prints that n bytes were written to the file to. It returns err if err is not nil.
 func (c sessionFlags) printDownloaded(a *app, to string, n int64, err error) error {
 	switch {
 	case err != nil:
@@ -143,8 +144,8 @@ func (c sessionFlags) printDownloaded(a *app, to string, n int64, err error) err
 	return err
 }
 
-// saveFile writes the content of r to the file to, and returns its size in bytes. After an error the file is as it was. It replaces an existing file
-// only if force is set.
+// saveFile writes the content of r to the file to, and returns the number of bytes. It replaces an existing file only
+// if force is set. After an error the file is unchanged.
 func saveFile(to string, r io.Reader, force bool) (n int64, err error) {
 	if _, err := os.Lstat(to); err == nil && !force {
 		return 0, usageError("to: %s already exists; overwrite it with --force, or name another file", to)
@@ -171,7 +172,7 @@ type filesTarCommand struct {
 	At     *uint32 `placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
-// Run downloads a folder of a session's workspace as a tar, into a local file or to standard output.
+// Run downloads a folder of a session's workspace as a tar archive, into a local file or to standard output.
 func (c *filesTarCommand) Run(a *app) error {
 	if (c.Output == "" || c.Output == "-") && a.OutTTY {
 		return usageError("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
@@ -198,7 +199,7 @@ type filesPutCommand struct {
 	Tar  bool   `help:"The input is a tar, whose files go into the folder Path."`
 }
 
-// Run uploads a local file, folder or tar into a session's workspace.
+// Run uploads a local file, a folder or a tar archive into a session's workspace.
 func (c *filesPutCommand) Run(a *app) error {
 	to := filepath.ToSlash(c.Path)
 	if c.From == "-" {
@@ -216,7 +217,7 @@ func (c *filesPutCommand) Run(a *app) error {
 			return usageError("tar: %s is a folder; leave --tar out", c.From)
 		}
 		if to == "" {
-			to = path.Base(filepath.ToSlash(resolveDots(c.From)))
+			to = path.Base(filepath.ToSlash(absolutePath(c.From)))
 		}
 		return c.uploadFolder(a, to)
 	}
@@ -235,14 +236,16 @@ func (c *filesPutCommand) Run(a *app) error {
 	return c.uploadContent(a, to, mode, f, length)
 }
 
-// resolveDots replaces "." and ".." by the folder's name.
-func resolveDots(name string) string {
+// absolutePath returns the absolute path of name, so that "." and ".." get a base name. It returns name if the current
+// folder is unknown.
+func absolutePath(name string) string {
 	if abs, err := filepath.Abs(name); err == nil {
 		return abs
 	}
 	return name
 }
 
+// uploadContent uploads the content of r as the file to and prints the result.
 func (c *filesPutCommand) uploadContent(a *app, to, mode string, r io.Reader, length int64) error {
 	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		if c.Tar {
@@ -254,6 +257,7 @@ func (c *filesPutCommand) uploadContent(a *app, to, mode string, r io.Reader, le
 	})
 }
 
+// printUploaded prints the size and the path of the uploaded content. It returns err if err is not nil.
 func (c *filesPutCommand) printUploaded(a *app, to string, d client.APIObject[client.UploadResult], err error) error {
 	switch {
 	case err != nil:
@@ -267,7 +271,7 @@ func (c *filesPutCommand) printUploaded(a *app, to string, d client.APIObject[cl
 	return err
 }
 
-// uploadFolder sends a folder as a tar, which is created while it is sent.
+// uploadFolder uploads a folder as a tar archive, which is created during the upload.
 func (c *filesPutCommand) uploadFolder(a *app, to string) error {
 	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		r, w := io.Pipe()
@@ -290,7 +294,7 @@ type filesRmCommand struct {
 	Paths []string `arg:"" name:"path" help:"Paths in the workspace."`
 }
 
-// Run removes files.
+// Run removes files and folders of a session's workspace.
 func (c *filesRmCommand) Run(a *app) error {
 	for _, p := range c.Paths {
 		if err := checkWorkspacePath("path", p, false); err != nil {
@@ -315,11 +319,11 @@ func (c *filesRmCommand) Run(a *app) error {
 	})
 }
 
-// maxQueryFileBytes is the maximum size in bytes of the files that are sent with a query: in base64 they fit into one
+// maxQueryFileBytes is the maximum total size of the files that are sent with a query. In base64 they must fit into one
 // request.
 const maxQueryFileBytes = 11 << 20
 
-// readQueryFiles reads the files of --file. A path that leaves the current folder keeps only its last element.
+// readQueryFiles reads the files of the flag --file. A path outside of the current folder keeps only its last element.
 func readQueryFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	var out []*spoolv1.WorkspaceFile
 	total := 0
@@ -346,7 +350,7 @@ func readQueryFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 		}
 		to := path.Clean(filepath.ToSlash(name))
 		if !filepath.IsLocal(name) || to == "." {
-			to = path.Base(filepath.ToSlash(resolveDots(name)))
+			to = path.Base(filepath.ToSlash(absolutePath(name)))
 		}
 		if !info.IsDir() {
 			if err := add(name, to, info.Mode()); err != nil {
@@ -378,7 +382,7 @@ func readQueryFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	return out, nil
 }
 
-// formatSize formats a number of bytes for people.
+// formatSize formats a number of bytes for people, such as "1.5 MiB".
 func formatSize(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {

@@ -21,13 +21,13 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// folderLimits limit the upload of a folder.
+// folderLimits are limits on the number of entries and the size of a folder that is uploaded or downloaded.
 type folderLimits struct {
 	entries int
 	bytes   int64 // approximate size of the tar
 }
 
-// uploadLimits are the limits of a server with default settings.
+// uploadLimits are the limits that a server with default settings has for the upload of a folder.
 var uploadLimits = folderLimits{entries: 50_000, bytes: 1 << 30}
 
 // The kinds of entries, with the names of the API.
@@ -37,7 +37,7 @@ const (
 	kindSymlink = "symlink"
 )
 
-// folderEntry is a file, a folder or a symbolic link in a folder, with its slash-separated path.
+// folderEntry is a file, a folder or a symbolic link in a folder. Its path is relative to the folder, with slashes.
 type folderEntry struct {
 	Path   string `json:"path"`
 	Kind   string `json:"kind"`
@@ -47,7 +47,8 @@ type folderEntry struct {
 	SHA256 string `json:"sha256,omitempty"` // hex, of a file's content
 }
 
-// equals reports whether two entries are equal in everything that a pull transfers.
+// equals reports whether two entries agree in everything that "spool files pull" transfers: kind, mode, link target and
+// content.
 func (e *folderEntry) equals(other *folderEntry) bool {
 	if e == nil || other == nil {
 		return e == other
@@ -55,7 +56,8 @@ func (e *folderEntry) equals(other *folderEntry) bool {
 	return e.Kind == other.Kind && e.Mode == other.Mode && e.Target == other.Target && e.SHA256 == other.SHA256
 }
 
-// localFolder returns the absolute path of a folder that the user named, or an error if it is not a folder.
+// localFolder returns the absolute path of a folder that the user has named. It returns a usage error if name is not a
+// folder.
 func localFolder(field, name string) (string, error) {
 	abs, err := filepath.Abs(name)
 	if err != nil {
@@ -73,7 +75,8 @@ func localFolder(field, name string) (string, error) {
 	return abs, nil
 }
 
-// describeSensitiveFolder reports whether a folder is the root of the file system or the user's home, and describes it.
+// describeSensitiveFolder reports whether dir is the root of the file system or the user's home, and returns a
+// description of it.
 func describeSensitiveFolder(dir string) (what string, is bool) {
 	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
 		return "the root of the file system", true
@@ -84,13 +87,14 @@ func describeSensitiveFolder(dir string) (what string, is bool) {
 	return "", false
 }
 
+// sameFolder reports whether two paths name the same folder.
 func sameFolder(a, b string) bool {
 	one, err1 := os.Stat(a)
 	two, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
 
-// folderScanner walks a folder and applies its ignore files.
+// folderScanner lists the entries of a folder, without those that its ignore files exclude.
 type folderScanner struct {
 	ctx     context.Context
 	root    *os.Root
@@ -99,8 +103,8 @@ type folderScanner struct {
 	bytes   int64
 }
 
-// scanFolder lists the entries of a folder that are not ignored, sorted by path, without digests of their content. It
-// returns an error that names the first entry that cannot be uploaded.
+// scanFolder returns the entries of a folder that its ignore files do not exclude, sorted by path and without digests.
+// It returns an error for an entry that cannot be uploaded.
 func scanFolder(ctx context.Context, root *os.Root, limits folderLimits) ([]folderEntry, error) {
 	tree, err := ignore.ReadTree(root.FS())
 	if err != nil {
@@ -114,6 +118,7 @@ func scanFolder(ctx context.Context, root *os.Root, limits folderLimits) ([]fold
 	return s.entries, nil
 }
 
+// listFolder adds the entries of a folder that are not ignored.
 func (s *folderScanner) listFolder(dir string, tree ignore.Tree) error {
 	list, err := fs.ReadDir(s.root.FS(), dirOrRoot(dir))
 	if err != nil {
@@ -144,7 +149,8 @@ func (s *folderScanner) listFolder(dir string, tree ignore.Tree) error {
 	return nil
 }
 
-// listSubfolder lists a folder below the root with the rules of its parents and its own.
+// listSubfolder adds the entries of a folder below the root, to which the ignore rules of its parents and its own
+// apply.
 func (s *folderScanner) listSubfolder(p string, above ignore.Tree) error {
 	sub, err := fs.Sub(s.root.FS(), p)
 	if err != nil {
@@ -160,6 +166,7 @@ func (s *folderScanner) listSubfolder(p string, above ignore.Tree) error {
 	return s.listFolder(p, tree)
 }
 
+// dirOrRoot returns dir, or "." if dir is "".
 func dirOrRoot(dir string) string {
 	if dir == "" {
 		return "."
@@ -174,6 +181,7 @@ const (
 	maxShortNameBytes = 100
 )
 
+// addEntry adds an entry to the list. It returns a usage error if the entry cannot be uploaded or exceeds the limits.
 func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
 		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
@@ -224,7 +232,7 @@ func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	return nil
 }
 
-// specialFileType returns the name of a file type that is not a file, folder or link.
+// specialFileType returns a name for the type of a file that is not a regular file, a folder or a link.
 func specialFileType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
@@ -237,7 +245,7 @@ func specialFileType(mode fs.FileMode) string {
 	return "special file"
 }
 
-// unreadableError returns the error for a path of the folder that cannot be read.
+// unreadableError returns the error for a path in the folder that could not be read because of err.
 func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", dirOrRoot(p), ignore.SpoolFile)
@@ -245,8 +253,8 @@ func unreadableError(p string, err error) error {
 	return usageError("workspace: %q: %v", dirOrRoot(p), err)
 }
 
-// staysInside reports whether a link leads into its own folder, whatever links are on the way: a ".." after a name
-// counts as outside.
+// staysInside reports whether the target of a link at path p stays inside the folder, wherever other links lead. A ".."
+// after a name counts as outside.
 func staysInside(p, target string) bool {
 	if target == "" || path.IsAbs(target) || strings.ContainsFunc(target, unicode.IsControl) {
 		return false
@@ -266,7 +274,7 @@ func staysInside(p, target string) bool {
 	return true
 }
 
-// totalBytes returns the size of all files in bytes.
+// totalBytes returns the total size of all files in the list.
 func totalBytes(list []folderEntry) (n int64) {
 	for _, e := range list {
 		n += e.Size
@@ -274,11 +282,11 @@ func totalBytes(list []folderEntry) (n int64) {
 	return n
 }
 
-// errFileChanged is returned for a file that changed since the folder was listed.
+// errFileChanged is returned for a file that has changed since the folder was listed.
 var errFileChanged = errors.New("changed while it was read: try again when no program writes to the folder")
 
-// packFolder writes the entries of a folder as a tar and sets the digests of their content. It calls moved with the
-// number of bytes as it writes them.
+// packFolder writes the entries of a folder to a tar archive, and sets the digests of their content. It calls moved
+// with the number of bytes after each write.
 func packFolder(ctx context.Context, root *os.Root, list []folderEntry, to io.Writer, moved func(n int64)) error {
 	w := tar.NewWriter(to)
 	for i := range list {
@@ -294,6 +302,7 @@ func packFolder(ctx context.Context, root *os.Root, list []folderEntry, to io.Wr
 	return w.Close()
 }
 
+// packEntry writes one entry to a tar archive, and sets the digest of its content.
 func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)) error {
 	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
 	switch e.Kind {
@@ -328,7 +337,7 @@ func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)
 	return nil
 }
 
-// openRegular opens a regular file. It does not block on a named pipe.
+// openRegular opens a regular file. It returns an error for other files, and does not block on a named pipe.
 func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -344,7 +353,7 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// writeCounter is a writer that reports the number of written bytes.
+// writeCounter is an io.Writer that calls itself with the number of bytes of each write.
 type writeCounter func(n int64)
 
 func (c writeCounter) Write(p []byte) (int, error) {

@@ -19,7 +19,7 @@ type forkCommand struct {
 	Metadata string  `placeholder:"JSON" help:"Metadata of the new session; by default the session's."`
 }
 
-// Run creates a session that continues after an event of another session, and prints its id.
+// Run creates a session that continues from an event of another session, and prints the new session's id.
 func (c *forkCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (c *forkCommand) Run(a *app) error {
 	})
 }
 
-// describeForkOrigin describes the start of a fork.
+// describeForkOrigin returns a text that states from which session and event a fork continues.
 func describeForkOrigin(p *spoolv1.ParentSession) string {
 	s := fmt.Sprintf("%s at event %d", p.GetSessionId(), p.GetEffective())
 	if p.GetEffective() != p.GetAsked() {

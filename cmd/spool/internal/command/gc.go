@@ -22,10 +22,10 @@ type gcCommand struct {
 	Snapshots int           `default:"${janitor_Snapshots}" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
 }
 
-// janitorTimeout is the time that gc waits for the installation's janitor to finish its current pass.
+// janitorTimeout is the time for which "spool gc" waits while the installation's own janitor performs a pass.
 const janitorTimeout = time.Minute
 
-// Run performs one pass of the janitor.
+// Run performs one pass of the janitor, which erases the content of deleted sessions.
 func (c *gcCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
@@ -60,7 +60,8 @@ func (c *gcCommand) Run(a *app) (err error) {
 	return nil
 }
 
-// runPass waits while the installation's own janitor performs a pass.
+// runPass performs one pass of the janitor j. If the installation's own janitor performs a pass, runPass waits for its
+// end first.
 func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
 	late := time.After(janitorTimeout)
 	for {
@@ -78,6 +79,7 @@ func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.Re
 	}
 }
 
+// printReport prints what a pass of the janitor erased or would erase.
 func (c *gcCommand) printReport(a *app, r janitor.Report) error {
 	if c.JSON {
 		for _, i := range r.Items {

@@ -25,7 +25,7 @@ type headsPublicKeyCommand struct {
 	KeyFile string `name:"heads-key-file" env:"SPOOL_HEADS_KEY_FILE" placeholder:"FILE" help:"File of the private key, such as heads.key in the data folder."`
 }
 
-// Run prints the public key.
+// Run prints the public key that verifies the signed heads of the log.
 func (c *headsPublicKeyCommand) Run(a *app) error {
 	text := c.Key
 	switch {
@@ -46,7 +46,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	return err
 }
 
-// readSignedHeads returns the signed heads of the installation, or nil without public keys.
+// readSignedHeads returns the signed heads of the log, or nil if the command has no public key.
 func (c *verifyCommand) readSignedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
 	var keys []heads.PublicKey
 	for _, file := range c.PublicKey {
@@ -71,7 +71,7 @@ func (c *verifyCommand) readSignedHeads(ctx context.Context, inst Installation) 
 	return chains, err
 }
 
-// readPublicKeys reads a file with at least one public key.
+// readPublicKeys reads a file that contains at least one public key.
 func readPublicKeys(file string) ([]heads.PublicKey, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -91,7 +91,7 @@ func readPublicKeys(file string) ([]heads.PublicKey, error) {
 	return keys, nil
 }
 
-// signedShard describes how far the signed heads of a shard reach.
+// signedShard states up to which commit the signed heads of a shard cover the log.
 type signedShard struct {
 	Shard     int       `json:"shard"`
 	Position  string    `json:"position"`      // up to which they list every change
@@ -100,6 +100,7 @@ type signedShard struct {
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
 
+// describeSignedShards returns for each shard how far its signed heads reach.
 func describeSignedShards(chains []*heads.Chain) []signedShard {
 	var list []signedShard
 	for _, c := range chains {
@@ -110,6 +111,7 @@ func describeSignedShards(chains []*heads.Chain) []signedShard {
 	return list
 }
 
+// printSignedShards prints for each shard how far its signed heads reach.
 func printSignedShards(w io.Writer, chains []*heads.Chain) error {
 	for i, p := range describeSignedShards(chains) {
 		_, _, last := chains[i].Last()

@@ -16,10 +16,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// natsDialTimeout is the maximum wait for a connection to NATS.
+// natsDialTimeout is the maximum time for connecting to NATS.
 const natsDialTimeout = 5 * time.Second
 
-// installationFlags holds the flags of commands that work directly on the log.
+// installationFlags are the flags of commands that read and write the log and the database directly, without a gateway.
 type installationFlags struct {
 	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation; by default that of the stack on the data folder, or the data folder itself if no stack runs."`
 	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may read the log, such as admin."`
@@ -30,8 +30,8 @@ type installationFlags struct {
 	JSON         bool   `help:"Print one JSON object per line."`
 }
 
-// openInstallation opens the installation's log and its database. If database is not empty, it is the URL of the database to open
-// instead.
+// openInstallation opens the log and the database of the installation that the flags name. If database is not empty, it
+// is the URL of the database to open instead.
 func (i installationFlags) openInstallation(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
 		secure, err := bus.TLSOptions(i.NATSCA)
@@ -61,6 +61,7 @@ func (i installationFlags) openInstallation(ctx context.Context, a *app, databas
 	return opened, err
 }
 
+// dialInstallation connects to the NATS server at url, and opens the log on it and the database.
 func (i installationFlags) dialInstallation(ctx context.Context, url, database, logKeys string, secure ...nats.Option) (Installation, error) {
 	// Commands that write to the log from here do the work of the janitor.
 	keys, err := eventlog.ParseKeys(logKeys, topology.UserJanitor)

@@ -26,7 +26,7 @@ type keysCreateCommand struct {
 	Expires string   `placeholder:"E" help:"Expiry of the key: a duration such as 720h, or a time in RFC 3339; by default the expiry of the caller's key."`
 }
 
-// Run creates a key. Standard output receives only the key.
+// Run creates an API key. It prints only the key on standard output.
 func (c *keysCreateCommand) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (c *keysCreateCommand) Run(a *app) error {
 
 type keysLsCommand struct{ tenantFlags }
 
-// checkTenant returns a usage error if a flag is neither a valid tenant nor empty.
+// checkTenant returns a usage error if tenant is neither empty nor a valid tenant.
 func checkTenant(tenant string) error {
 	if tenant == "" {
 		return nil
@@ -77,7 +77,7 @@ type keysRevokeCommand struct {
 	Keys []string `arg:"" name:"key" help:"Ids of the keys."`
 }
 
-// Run revokes API keys, and the keys that descend from them.
+// Run revokes API keys, and the keys that were created with them.
 func (c *keysRevokeCommand) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err

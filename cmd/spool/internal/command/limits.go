@@ -30,7 +30,8 @@ type limitsSetCommand struct {
 	StorageBytes      uint64  `placeholder:"N" help:"Bytes that the tenant's sessions, their files and snapshots, and skills may occupy."`
 }
 
-// Run replaces all limits of the tenant's own by those of the flags. For a limit without a flag, the server's setting applies.
+// Run replaces all limits that were set for the tenant by those of the flags. For a limit without a flag, the server's
+// setting applies.
 func (c *limitsSetCommand) Run(a *app) error {
 	l := &spoolv1.TenantLimits{
 		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
@@ -46,7 +47,7 @@ func (c *limitsSetCommand) Run(a *app) error {
 
 type limitsLsCommand struct{ tenantFlags }
 
-// Run prints the tenant's own limits, and the usage where the server counts it.
+// Run prints the limits that were set for the tenant, and the usage that the server counts.
 func (c *limitsLsCommand) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Limits.GetLimits, &spoolv1.GetLimitsRequest{Tenant: c.Tenant})
@@ -60,8 +61,8 @@ func (c *limitsLsCommand) Run(a *app) error {
 	})
 }
 
-// limitTable returns a header and one row per limit. A limit of 0 means the server's setting. Limits without a counter
-// on the server have no usage.
+// limitTable returns a header and a row of columns for each limit. A limit of 0 means that the server's setting
+// applies. Limits that the server does not count have no usage.
 func limitTable(own, used *spoolv1.TenantLimits) [][]any {
 	limit := func(v float64) string {
 		if v == 0 {
@@ -86,7 +87,7 @@ func limitTable(own, used *spoolv1.TenantLimits) [][]any {
 
 type limitsRmCommand struct{ tenantFlags }
 
-// Run removes all limits of the tenant's own, so that the server's settings apply.
+// Run removes all limits that were set for the tenant, so that the server's settings apply.
 func (c *limitsRmCommand) Run(a *app) error {
 	return c.changeAndPrint(a, "removed", func(ctx context.Context, cl *client.Client) (any, error) {
 		return client.Call(ctx, cl.Limits.RemoveLimits, &spoolv1.RemoveLimitsRequest{Tenant: c.Tenant})

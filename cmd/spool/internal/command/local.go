@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// Local provides access to Spool on this machine.
+// Local finds, starts and opens installations of Spool on this machine.
 type Local interface {
 	// DefaultDir returns the user's data folder.
 	DefaultDir() (string, error)
@@ -24,10 +24,10 @@ type Local interface {
 	Open(ctx context.Context, o StackOptions) (Installation, error)
 }
 
-// ErrDataFolderLocked is returned if another process has locked the data folder.
+// ErrDataFolderLocked is returned if another process uses the data folder.
 var ErrDataFolderLocked = errors.New("another Spool runs on this data folder")
 
-// StackConnection describes how to reach a running stack.
+// StackConnection describes how to reach a stack that runs on this machine.
 type StackConnection struct {
 	PID         int
 	URL         string
@@ -36,7 +36,7 @@ type StackConnection struct {
 	LogKeys     string
 }
 
-// StackOptions configure a stack. DataDir is required.
+// StackOptions are the options with which a stack is started. DataDir is required.
 type StackOptions struct {
 	DataDir     string
 	DatabaseURL string        // empty means a private Postgres
@@ -55,7 +55,7 @@ type StackOptions struct {
 	Logger      *slog.Logger
 }
 
-// Stack is a set of all services in this process.
+// Stack is a running set of all services of Spool in this process.
 type Stack interface {
 	URL() string
 	// Done returns a channel that is closed when the stack has ended, by Close or by itself. Err then returns the
@@ -65,7 +65,7 @@ type Stack interface {
 	Close() error
 }
 
-// Installation gives access to the log and the database of a stack, wherever it runs.
+// Installation is an open connection to the log and the database of an installation, on this machine or on others.
 type Installation struct {
 	Log         eventlog.Log
 	NATS        *nats.Conn

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/term"
 )
 
-// ProcessIO returns the IO of this process.
+// ProcessIO returns the IO with the standard streams, the terminal and the signals of this process.
 func ProcessIO(local Local) IO {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -35,8 +35,8 @@ func ProcessIO(local Local) IO {
 	return env
 }
 
-// enterRawMode puts the terminal into raw mode. Until it is restored, every signal that ends a process goes to signals, so
-// that the program can restore the terminal before it ends.
+// enterRawMode puts the terminal into raw mode until restore is called. Until then every signal that would end the
+// process is sent to signals, so that the program can restore the terminal before it ends.
 func enterRawMode(signals chan<- os.Signal) (restore func() error, err error) {
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGQUIT)
 	fd := int(os.Stdin.Fd())
@@ -51,7 +51,7 @@ func enterRawMode(signals chan<- os.Signal) (restore func() error, err error) {
 	}, nil
 }
 
-// editText opens a text in an editor, whose command may have arguments.
+// editText opens text in the user's editor and returns the edited text. command is the editor with its arguments.
 func editText(ctx context.Context, command string, text []byte) (changed []byte, err error) {
 	folder, err := os.MkdirTemp("", "spool")
 	if err != nil {
@@ -72,7 +72,7 @@ func editText(ctx context.Context, command string, text []byte) (changed []byte,
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// terminalWidth returns the terminal's width in columns, or 80 if it is unknown.
+// terminalWidth returns the width of the terminal in columns, or 80 if it is unknown.
 func terminalWidth() int {
 	if n, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && n > 0 {
 		return n

@@ -30,10 +30,11 @@ type permissionsExplainCommand struct {
 	ExecutionPermissions string `placeholder:"FILE" help:"Permissions of a message in YAML or JSON, with rules that come before the agent's."`
 }
 
-// maxPermissionsBytes is the maximum size of the file of --execution-permissions in bytes.
+// maxPermissionsBytes is the maximum size of the file that --execution-permissions names.
 const maxPermissionsBytes = 1 << 20
 
-// Run prints the decision. It evaluates the permissions on this machine.
+// Run prints what the permissions of an agent decide about a tool call, and which rule decides. It evaluates the
+// permissions on this machine.
 func (c *permissionsExplainCommand) Run(a *app) error {
 	if c.Agent == "" && c.File == "" {
 		return usageError("agent: name an agent with --agent, or a file with --file")
@@ -69,7 +70,7 @@ func (c *permissionsExplainCommand) Run(a *app) error {
 	})
 }
 
-// readExecutionPermissions returns the permissions of the message.
+// readExecutionPermissions returns the permissions of the message, from the flags.
 func (c *permissionsExplainCommand) readExecutionPermissions() (p events.ExecutionPermissions, err error) {
 	if c.ExecutionPermissions == "" {
 		return p, nil
@@ -103,14 +104,15 @@ func (c *permissionsExplainCommand) readExecutionPermissions() (p events.Executi
 	return p, nil
 }
 
-// decodeKnownFields decodes JSON and returns an error for fields that are not known.
+// decodeKnownFields decodes JSON and returns an error for fields that into does not have.
 func decodeKnownFields(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(into)
 }
 
-// readAgentFile returns the agent that the file contains. ref names it if there are several; its version is ignored.
+// readAgentFile returns the spec of an agent in the command's file. If the file defines several agents, ref selects
+// one; the version of ref is ignored.
 func (c *permissionsExplainCommand) readAgentFile(a *app, ref events.Reference) (events.AgentSpec, error) {
 	docs, err := (&applyCommand{File: c.File}).readDefinitions(a)
 	if err != nil {
@@ -130,8 +132,8 @@ func (c *permissionsExplainCommand) readAgentFile(a *app, ref events.Reference) 
 	return events.AgentSpec{}, usageError("file: the file has no agent")
 }
 
-// decodeAgentSpec decodes the spec of an agent. Permissions from a newer server may have fields that this version does not know and
-// that would change the decision.
+// decodeAgentSpec decodes the spec of an agent. It returns an error if the permissions have fields that this version of
+// spool does not know, because they could change the decision.
 func decodeAgentSpec(data []byte) (events.AgentSpec, error) {
 	var spec events.AgentSpec
 	var parts struct{ Permissions json.RawMessage }
@@ -147,7 +149,7 @@ func decodeAgentSpec(data []byte) (events.AgentSpec, error) {
 	return spec, nil
 }
 
-// printDecision prints what the permissions decide about the call.
+// printDecision evaluates the permissions for the tool call and prints the decision.
 func (c *permissionsExplainCommand) printDecision(a *app, spec events.AgentSpec, execution events.ExecutionPermissions) error {
 	call, err := permission.ParseCall(c.Call, spec)
 	if err != nil {

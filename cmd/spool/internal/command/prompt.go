@@ -17,11 +17,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ignoredKeysTime is the time for which keys are ignored after a prompt went away by itself: they were typed for that prompt, not for the next.
+// ignoredKeysTime is the time for which typed keys are ignored after a prompt has been removed because its request was
+// decided elsewhere. The user typed these keys for that prompt, not for the next one.
 const ignoredKeysTime = 500 * time.Millisecond
 
-// approvalPrompter asks the user to decide approval requests, one after the other, below the output of a session. Only a line that the user types
-// for a request decides it: keys that were typed earlier, a closed input and Ctrl-C decide nothing.
+// approvalPrompter asks the user to decide approval requests, one after the other, below the output of a session. Only
+// a line that the user types for a request decides it: keys that were typed earlier, a closed input and Ctrl-C decide
+// nothing.
 type approvalPrompter struct {
 	app       *app
 	renderer  *terminal.Renderer
@@ -40,7 +42,7 @@ type approvalPrompter struct {
 	restore func() error // ends the raw mode; nil without it
 }
 
-// openApproval is a request that waits for a decision.
+// openApproval is an approval request that waits for a decision.
 type openApproval struct {
 	events.ApprovalRequested
 	execution string
@@ -52,14 +54,14 @@ var (
 	errNoDecision  = errors.New("the user makes no decision")
 )
 
-// canPrompt reports whether requests can be decided on the terminal.
+// canPrompt reports whether the user can decide approval requests on the terminal.
 func (a *app) canPrompt() bool { return a.InTTY && a.OutTTY && a.Raw != nil }
 
 func newApprovalPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *approvalPrompter {
 	return &approvalPrompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
 }
 
-// updateQueue adds and removes requests.
+// updateQueue adds a request to the queue, or removes requests that are decided or over, as the event e states.
 func (p *approvalPrompter) updateQueue(e events.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,11 +86,12 @@ func (p *approvalPrompter) updateQueue(e events.Event) {
 	}
 }
 
+// removeRequests removes the requests from the queue for which which returns true. The caller must hold mu.
 func (p *approvalPrompter) removeRequests(which func(openApproval) bool) {
 	p.queue = slices.DeleteFunc(p.queue, which)
 }
 
-// firstRequest returns the first request of the queue, or nil.
+// firstRequest returns the first request in the queue, or nil if the queue is empty.
 func (p *approvalPrompter) firstRequest() *openApproval {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +102,7 @@ func (p *approvalPrompter) firstRequest() *openApproval {
 	return &o
 }
 
-// run asks about the requests of the queue until ctx or the input ends.
+// run asks the user about the requests in the queue until ctx or the input ends.
 func (p *approvalPrompter) run(ctx context.Context) {
 	for ctx.Err() == nil && !p.closed {
 		o := p.firstRequest()
@@ -119,13 +122,14 @@ func (p *approvalPrompter) run(ctx context.Context) {
 	}
 }
 
-// isOpen reports whether a request waits for a decision. The events of a past request arrive one by one.
+// isOpen asks the server whether an approval request still waits for a decision. When a past session is shown, the
+// event of a decided request arrives before the event of its decision.
 func (p *approvalPrompter) isOpen(ctx context.Context, id string) bool {
 	x, err := p.client().Approvals.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: id})
 	return ctx.Err() == nil && (err != nil || x.Status == "pending")
 }
 
-// promptForDecision shows a prompt until the request is decided or not open any more, or the user makes no decision.
+// promptForDecision shows prompts until the request is decided or no longer open, or the user declines to decide.
 func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval) {
 	if err := p.beginKeys(); err != nil {
 		p.renderer.Note("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
@@ -162,7 +166,7 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 	}
 }
 
-// askDecision returns the decision that the user makes.
+// askDecision asks the user about an approval request, and returns the decision to send.
 func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	switch o.Kind {
 	case events.ApprovalQuestion:
@@ -204,13 +208,13 @@ func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*sp
 	}
 }
 
-// askRejection asks for the comment of a rejection.
+// askRejection asks the user for a comment, and returns the decision that rejects the call.
 func (p *approvalPrompter) askRejection(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	comment, err := p.readLine(ctx, o.ApprovalID, "what to tell the agent (empty for nothing):", "", false)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: strings.TrimSpace(comment)}, err
 }
 
-// askQuestions returns the answers to the questions of a request.
+// askQuestions asks the user the questions of an approval request, and returns the decision with the answers.
 func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	answers := map[string][]string{}
 	for i := 0; i < len(o.Questions); {
@@ -235,7 +239,7 @@ func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*s
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Answers: text}, err
 }
 
-// askContent returns the answer to an MCP server.
+// askContent asks the user for the content that an MCP server has requested, and returns the decision with it.
 func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	for {
 		line, other, err := p.askAnswer(ctx, o, "answer (a JSON object", false)
@@ -249,7 +253,8 @@ func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spo
 	}
 }
 
-// askAnswer returns a line with an answer, or the decision to give none. label has an open parenthesis.
+// askAnswer returns a line that the user types as an answer, or, in other, the decision to give no answer. The label
+// has an open parenthesis, to which askAnswer adds the keys.
 func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
 	for {
 		line, err := p.readLine(ctx, o.ApprovalID, label+", /skip, /no or ?):", "", secret)
@@ -271,7 +276,8 @@ func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label 
 	}
 }
 
-// askEditedArguments lets the user change the arguments of a call, and asks for a confirmation. It returns nil for no decision.
+// askEditedArguments lets the user edit the arguments of a call and confirm them, and returns the decision. It returns
+// nil if the user confirms nothing.
 func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	changed, err := p.readEditedArguments(ctx, o)
 	if err != nil {
@@ -293,7 +299,8 @@ func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApprova
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove, Arguments: &spoolv1.Json{Text: string(changed)}}, nil
 }
 
-// readEditedArguments returns the arguments of a call as the user has edited them: in an editor if there is one, else as a line.
+// readEditedArguments returns the arguments of a call as the user has edited them, in the user's editor or else on one
+// line.
 func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApproval) ([]byte, error) {
 	var text bytes.Buffer
 	if p.app.Edit == nil {
@@ -315,7 +322,7 @@ func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApprov
 	return bytes.TrimSpace(changed), errors.Join(err, p.beginKeys())
 }
 
-// beginKeys puts the terminal into raw mode, in which keys are read one by one. It drops what was typed before.
+// beginKeys puts the terminal into raw mode, in which single keys are read, and drops what was typed before.
 func (p *approvalPrompter) beginKeys() (err error) {
 	if p.restore, err = p.app.Raw(); err != nil || p.app.DropInput == nil {
 		return err
@@ -323,7 +330,7 @@ func (p *approvalPrompter) beginKeys() (err error) {
 	return p.app.DropInput()
 }
 
-// endKeys restores the terminal, if it is in raw mode.
+// endKeys restores the terminal if it is in raw mode.
 func (p *approvalPrompter) endKeys() error {
 	if p.restore == nil {
 		return nil
@@ -333,13 +340,13 @@ func (p *approvalPrompter) endKeys() error {
 	return restore()
 }
 
-// isJSONObject reports whether a text is a JSON object.
+// isJSONObject reports whether b is a JSON object.
 func isJSONObject(b []byte) bool {
 	var o map[string]json.RawMessage
 	return json.Unmarshal(b, &o) == nil && o != nil
 }
 
-// sameJSON reports whether two JSON texts differ in spaces only.
+// sameJSON reports whether two JSON texts are equal except for white space.
 func sameJSON(a, b []byte) bool {
 	var x, y bytes.Buffer
 	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
@@ -354,8 +361,8 @@ const (
 	keyEscape     = 0x1b
 )
 
-// readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is not open any more,
-// errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx.
+// readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is no
+// longer open, errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx when ctx ends.
 func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
 	line := []byte(text)
 	for {
@@ -390,8 +397,9 @@ func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string,
 	}
 }
 
-// startReading begins to read keys, unless a read is pending. Nothing is read between prompts, so that an editor, and the shell after this program,
-// get what is typed for them. The goroutine ends with the read, or with the process.
+// startReading starts a goroutine that reads keys once, unless one is already reading. Between prompts nothing is read,
+// so that an editor, and the shell after this program, receive what is typed for them. The goroutine ends with the
+// read, or with the process.
 func (p *approvalPrompter) startReading() {
 	if p.reading || p.closed {
 		return
@@ -408,7 +416,8 @@ func (p *approvalPrompter) startReading() {
 	}()
 }
 
-// applyKeys applies keys to a line. done reports that the line is complete; keys after its end are dropped.
+// applyKeys applies typed keys to a line and returns the new line. done reports whether the line is complete; keys
+// after its end are dropped.
 func (p *approvalPrompter) applyKeys(line, keys []byte) (_ []byte, done bool, err error) {
 	for _, key := range keys {
 		switch {

@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	// provisionShards is the number of shards, each a stream, of a log that "spool provision" installs for services that
-	// run separately. "spool up" runs all of them in one process and has fewer.
+	// provisionShards is the number of shards of the log that "spool provision" creates, for services that run in
+	// separate processes. "spool up" runs all services in one process and uses fewer.
 	provisionShards = 4
-	// provisionTimeout is the time limit of the work after NATS has responded.
+	// provisionTimeout is the time limit for creating the streams after NATS has responded.
 	provisionTimeout = time.Minute
-	// connectRetryPause is the pause between two tries to reach NATS.
+	// connectRetryPause is the pause between two attempts to connect to NATS.
 	connectRetryPause = 250 * time.Millisecond
 )
 
@@ -43,7 +43,7 @@ type provisionCommand struct {
 	JSON bool          `help:"Print one JSON object."`
 }
 
-// Run creates or updates the streams and buckets.
+// Run creates or updates the streams and buckets of an installation on NATS.
 func (c *provisionCommand) Run(a *app) error {
 	if err := c.checkFlags(); err != nil {
 		return err
@@ -68,6 +68,7 @@ func (c *provisionCommand) Run(a *app) error {
 	return err
 }
 
+// checkFlags returns a usage error if flags of the command are invalid.
 func (c *provisionCommand) checkFlags() error {
 	switch {
 	case c.LogKeysLost && c.LogKeys == "":
@@ -86,11 +87,12 @@ func (c *provisionCommand) checkFlags() error {
 	return c.checkTextAge()
 }
 
-// textAgeFlag is the flag of commands that install the streams of NATS.
+// textAgeFlag is the flag that sets how long NATS keeps the deltas of text.
 type textAgeFlag struct {
 	TextAge time.Duration `default:"24h" env:"SPOOL_TEXT_AGE" help:"How long text in flight is stored, at least a minute. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
 }
 
+// checkTextAge returns a usage error if the flag is invalid.
 func (f textAgeFlag) checkTextAge() error {
 	if f.TextAge < topology.MinDeltasAge {
 		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasAge)
@@ -98,7 +100,8 @@ func (f textAgeFlag) checkTextAge() error {
 	return nil
 }
 
-// connectNATS waits for NATS. It does not wait if NATS rejects the user.
+// connectNATS connects to NATS, and retries until NATS responds. It returns an error at once if NATS rejects the
+// credentials.
 func (c *provisionCommand) connectNATS(ctx context.Context) (*nats.Conn, error) {
 	options := append(bus.ConnOptions(slog.New(slog.DiscardHandler)), nats.Name("spool-provision"), nats.Timeout(natsDialTimeout))
 	if c.NATSUser != "" {
@@ -129,7 +132,7 @@ func (c *provisionCommand) connectNATS(ctx context.Context) (*nats.Conn, error) 
 	}
 }
 
-// provisionLog creates or updates everything and returns the layout of the log.
+// provisionLog creates or updates all streams and buckets, and returns the layout of the log.
 func (c *provisionCommand) provisionLog(ctx context.Context, nc *nats.Conn) (layout topology.Layout, err error) {
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -16,7 +16,7 @@ type provisionDatabaseCommand struct {
 	JSON              bool   `help:"Print one JSON object."`
 }
 
-// Run creates or updates the services' roles in Postgres.
+// Run creates or updates the Postgres roles of the services.
 func (c *provisionDatabaseCommand) Run(a *app) error {
 	cfg, err := pgx.ParseConfig(c.AdminURL)
 	if err != nil {

@@ -20,7 +20,7 @@ type filesPullCommand struct {
 	Force  bool   `help:"With --yes or after your confirmation: also apply the session's side of conflicts, which overwrites local changes."`
 }
 
-// Run copies the changes of a session's workspace back into a local folder.
+// Run copies the changes in a session's workspace into a local folder.
 func (c *filesPullCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
 		s, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session})
@@ -35,7 +35,7 @@ func (c *filesPullCommand) Run(a *app) error {
 	})
 }
 
-// pullRun is one run of spool files pull. It compares three versions of each path: the uploaded one, the session's
+// pullRun is one run of "spool files pull". For each path it compares three versions: the uploaded one, the session's
 // and the local one.
 type pullRun struct {
 	app    *app
@@ -51,6 +51,7 @@ type pullRun struct {
 	changes    []*pathChange
 }
 
+// run compares the workspace of the session with the local folder, asks the user, and applies the changes.
 func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	if err := p.readUploadRecord(); err != nil {
 		return err
@@ -78,7 +79,7 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	return p.confirmAndApply(ctx)
 }
 
-// finishUnchanged ends a pull without changes.
+// finishUnchanged prints that the session has changed nothing, and stores the upload record.
 func (p *pullRun) finishUnchanged() error {
 	if !p.cmd.JSON {
 		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.Line(p.folder))
@@ -86,7 +87,7 @@ func (p *pullRun) finishUnchanged() error {
 	return p.saveRecord()
 }
 
-// confirmAndApply shows the changes, asks which of them to apply, and applies them.
+// confirmAndApply prints the changes, asks the user which of them to apply, and applies them.
 func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	if !p.cmd.JSON {
 		p.printChanges()
@@ -110,7 +111,7 @@ func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	return errors.Join(failed, p.saveRecord(), p.conflictError())
 }
 
-// confirmChanges reports whether changes are to be applied. It marks the changes that the user declines.
+// confirmChanges asks the user and reports whether changes are to be applied. It marks changes that the user declines.
 func (p *pullRun) confirmChanges(ctx context.Context) (bool, error) {
 	if p.cmd.DryRun {
 		return false, nil
@@ -131,7 +132,7 @@ func (p *pullRun) confirmChanges(ctx context.Context) (bool, error) {
 	return isYes(answer), nil
 }
 
-// askForEachChange asks for each change that would be applied, and reports whether any is accepted.
+// askForEachChange asks the user about each change that would be applied, and reports whether the user accepted any.
 func (p *pullRun) askForEachChange(ctx context.Context) (wanted bool, err error) {
 	for _, c := range p.changes {
 		if !c.isApplicable() || c.Conflict && !p.cmd.Force {
@@ -147,8 +148,8 @@ func (p *pullRun) askForEachChange(ctx context.Context) (wanted bool, err error)
 	return wanted, nil
 }
 
-// saveRecord stores the state with which the next pull compares. A pull into a folder other than the recorded one
-// does not change the record.
+// saveRecord stores the state with which the next pull compares. A pull into another folder than the recorded one does
+// not change the record.
 func (p *pullRun) saveRecord() error {
 	if p.cmd.DryRun || !sameFolder(p.folder, p.record.Folder) {
 		return nil
@@ -156,7 +157,7 @@ func (p *pullRun) saveRecord() error {
 	return p.record.save(p.recordFile)
 }
 
-// conflictError returns an error if changes were not applied although the user did not decline them.
+// conflictError returns an error if changes were not applied for another reason than that the user declined them.
 func (p *pullRun) conflictError() error {
 	n := 0
 	for _, c := range p.changes {

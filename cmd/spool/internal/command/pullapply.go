@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// applyChanges applies the changes that the user did not decline: first deletions, deepest paths first, then the others. A
-// failed change does not stop the others.
+// applyChanges applies the changes that the user has not declined: first deletions, deepest paths first, and then all
+// others. It continues after a change that fails.
 func (p *pullRun) applyChanges() error {
 	var failed error
 	ordered := slices.Clone(p.changes)
@@ -48,7 +48,7 @@ func (p *pullRun) applyChanges() error {
 	return failed
 }
 
-// applyError adds the remedy to the error of a change that could not be applied.
+// applyError adds a remedy to the error of a change that could not be applied.
 func applyError(name string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%s: no permission to write to the folder %s: change its mode and pull again", name, path.Dir(name))
@@ -56,10 +56,10 @@ func applyError(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// errLocalChange is returned for a path that changed locally after the comparison.
+// errLocalChange is returned for a path that has changed locally since the comparison.
 var errLocalChange = errors.New("changed locally meanwhile: pull again")
 
-// applyChange applies a change if the local version is still the compared one.
+// applyChange applies one change, unless the local entry has changed since the comparison.
 func (p *pullRun) applyChange(c *pathChange) error {
 	now, err := statEntry(p.root, c.Path)
 	if err != nil {
@@ -115,7 +115,7 @@ func (p *pullRun) replaceEntry(c *pathChange) error {
 	return err
 }
 
-// copyStaged copies the session's content of a file to a new local file.
+// copyStaged copies the staged content of a file to a new file in the local folder.
 func (p *pullRun) copyStaged(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 	changeKindRefused  = "refused" // an entry that is never written locally
 )
 
-// pathChange is the change of one path that a pull would apply.
+// pathChange is the change of one path that a pull applies to the local folder.
 type pathChange struct {
 	Path     string `json:"path"`
 	Change   string `json:"change"`
@@ -41,11 +41,11 @@ type pathChange struct {
 	declined      bool   // by the user
 }
 
-// isApplicable reports whether a pull can apply the change at all.
+// isApplicable reports whether a pull may apply the change. A refused change is never applied.
 func (c *pathChange) isApplicable() bool { return c.Change != changeKindRefused }
 
-// findChanges fills in the changes: what the session changed since the upload, and whether the local folder changed it
-// too.
+// findChanges sets p.changes to the paths that the session has changed since the upload. A path that has changed in the
+// local folder too is a conflict.
 func (p *pullRun) findChanges(ctx context.Context) error {
 	tree, err := ignore.ReadTree(p.root.FS())
 	if err != nil {
@@ -97,13 +97,13 @@ func (p *pullRun) findChanges(ctx context.Context) error {
 	return nil
 }
 
-// ignoreRules are the ignore rules of the local folder. A pull adds no path that they match.
+// ignoreRules are the ignore rules of the local folder. A pull adds no path that the rules match.
 type ignoreRules struct {
 	root *os.Root
 	tree ignore.Tree
 }
 
-// ignores reports whether a path, or a folder that it lies in, is ignored.
+// ignores reports whether the rules match a path or one of the folders above it.
 func (r ignoreRules) ignores(p string, isDir bool) bool {
 	tree := r.tree
 	for i := range len(p) {
@@ -123,7 +123,7 @@ func (r ignoreRules) ignores(p string, isDir bool) bool {
 	return tree.Ignores(p, isDir)
 }
 
-// isUnchanged reports whether two entries are the same to a pull: of folders only their presence counts.
+// isUnchanged reports whether two entries are equal for a pull. Of two folders only the path matters.
 func isUnchanged(a, b *folderEntry) bool {
 	if a != nil && b != nil && a.Kind == kindDir && b.Kind == kindDir {
 		return true
@@ -131,7 +131,8 @@ func isUnchanged(a, b *folderEntry) bool {
 	return a.equals(b)
 }
 
-// refusalReason returns the reason why an entry is never written into the local folder; "" if there is none.
+// refusalReason returns why an entry of the session must not be written into the local folder, or "" if it may be
+// written.
 func refusalReason(name string, remote *folderEntry) string {
 	switch {
 	case remote == nil:
@@ -146,7 +147,8 @@ func refusalReason(name string, remote *folderEntry) string {
 	return ""
 }
 
-// classifyChange returns the change of one path, whose session side differs from what was uploaded.
+// classifyChange returns the change of a path that the session has changed since the upload. It marks a conflict if the
+// local entry has changed too.
 func classifyChange(name string, base, local, remote *folderEntry, staged string) *pathChange {
 	c := &pathChange{Path: name, local: local, remote: remote, staged: staged, Change: changeKindModified}
 	switch {
@@ -174,7 +176,7 @@ func classifyChange(name string, base, local, remote *folderEntry, staged string
 	return c
 }
 
-// statEntry returns the entry at a path of the local folder; nil if there is none.
+// statEntry returns the entry at a path of the local folder, or nil if there is none.
 func statEntry(root *os.Root, name string) (*folderEntry, error) {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
@@ -207,7 +209,7 @@ func statEntry(root *os.Root, name string) (*folderEntry, error) {
 	return e, nil
 }
 
-// recordEntry records the session's version of a path, with which the next pull compares.
+// recordEntry stores the session's version of a path in the upload record, with which the next pull compares.
 func (p *pullRun) recordEntry(name string, remote *folderEntry) {
 	if remote == nil {
 		delete(p.record.Entries, name)

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// readUploadRecord reads the record of the upload and determines the local folder.
+// readUploadRecord reads the record of the upload, and sets the local folder.
 func (p *pullRun) readUploadRecord() (err error) {
 	if p.recordFile, err = uploadRecordPath(p.app, p.cmd.Data, p.cmd.Session); err != nil {
 		return err
@@ -52,11 +52,11 @@ func (p *pullRun) readUploadRecord() (err error) {
 	return nil
 }
 
-// snapshotTimeout is the maximum wait for a new snapshot.
+// snapshotTimeout is the maximum time to wait for a new snapshot of the session.
 const snapshotTimeout = 2 * time.Minute
 
-// requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest
-// state.
+// requestSnapshot requests a snapshot of the session and waits for it. It does nothing if the session has no sandbox,
+// because the last snapshot is then the newest state.
 func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error {
 	if s.GetCurrentSandbox().GetState() != "ready" {
 		return nil
@@ -92,17 +92,17 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error
 	return context.Cause(ctx)
 }
 
-// remoteEntry is an entry of the session's workspace. staged is a local file with its content, or "" if the content
-// equals the uploaded one.
+// remoteEntry is an entry in the session's workspace. staged is the local file with the entry's content, or "" if the
+// content equals the uploaded one.
 type remoteEntry struct {
 	folderEntry
 	staged string
 }
 
-// pullLimits limit what a session can write to this machine.
+// pullLimits are the limits on what a pull downloads to this machine.
 var pullLimits = folderLimits{entries: 200_000, bytes: 4 << 30}
 
-// downloadWorkspace reads the session's workspace and stages the content that differs from the upload.
+// downloadWorkspace downloads the session's workspace, and stages the content that differs from the uploaded content.
 func (p *pullRun) downloadWorkspace(ctx context.Context) error {
 	r, err := p.client.GetTar(ctx, p.cmd.Session, "", client.WorkspaceVersion{})
 	if err != nil {
@@ -144,7 +144,7 @@ func (p *pullRun) downloadWorkspace(ctx context.Context) error {
 	}
 }
 
-// stageFile writes a file's content into the staging folder, unless it equals the upload.
+// stageFile writes the content of a file into the staging folder, unless the content equals the uploaded one.
 func (p *pullRun) stageFile(e *remoteEntry, content io.Reader, n int) error {
 	e.staged = filepath.Join(p.staging, fmt.Sprint(n))
 	f, err := os.OpenFile(e.staged, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)

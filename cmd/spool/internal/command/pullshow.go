@@ -16,13 +16,14 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// changeLetters are the letters that git uses for changes.
+// changeLetters are the letters that "spool files pull" prints before changed paths: those of git, and R for a change
+// that is refused.
 var changeLetters = map[string]string{changeKindAdded: "A", changeKindModified: "M", changeKindDeleted: "D", changeKindRefused: "R"}
 
-// maxDiffBytes is the maximum size in bytes of text files whose difference is shown.
+// maxDiffBytes is the maximum size of a text file whose differences are printed.
 const maxDiffBytes = 256 << 10
 
-// printChanges prints the list of changes, and the differences of text files.
+// printChanges prints the list of changes, and the differences in text files.
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
 		line := changeLetters[c.Change] + " " + terminal.Line(c.Path)
@@ -50,7 +51,7 @@ func (p *pullRun) printChanges() {
 	}
 }
 
-// unifiedDiff returns a unified diff of a text file that is changed; "" for others.
+// unifiedDiff returns a unified diff of a changed text file, or "" for other changes.
 func (p *pullRun) unifiedDiff(c *pathChange) string {
 	if c.Change != changeKindModified || c.local == nil || c.local.Kind != kindFile || c.Kind != kindFile || c.staged == "" ||
 		c.local.Size > maxDiffBytes || c.Size > maxDiffBytes {
@@ -71,7 +72,8 @@ func (p *pullRun) unifiedDiff(c *pathChange) string {
 	return udiff.Unified(quoteDiffName("a/"+c.Path), quoteDiffName("b/"+c.Path), string(here), string(there))
 }
 
-// quoteDiffName returns the name of a file for a unified diff: in quotes if the name could be mistaken for lines of the diff.
+// quoteDiffName returns the name of a file for the header of a unified diff. A name that could be mistaken for a line
+// of the diff is quoted.
 func quoteDiffName(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)
@@ -79,4 +81,5 @@ func quoteDiffName(name string) string {
 	return name
 }
 
+// isText reports whether b is text: valid UTF-8 without zero bytes.
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }

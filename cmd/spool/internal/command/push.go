@@ -30,7 +30,7 @@ type skillsPushCommand struct {
 	DryRun bool     `help:"Only validate, locally and on the server."`
 }
 
-// Run packs, validates and pushes a skill.
+// Run packs a skill as a ZIP, validates it and uploads it to the server.
 func (c *skillsPushCommand) Run(a *app) error {
 	for _, t := range c.Tag {
 		if !events.IsTag(t) {
@@ -54,7 +54,7 @@ func (c *skillsPushCommand) Run(a *app) error {
 	return err
 }
 
-// validateAndPush validates a ZIP locally before the server does, which reports the same errors earlier.
+// validateAndPush validates a ZIP locally, so that errors are reported before the upload, and uploads it.
 func (c *skillsPushCommand) validateAndPush(ctx context.Context, a *app, ref events.Reference, zip *os.File) error {
 	info, err := zip.Stat()
 	if err != nil {
@@ -90,7 +90,7 @@ func (c *skillsPushCommand) validateAndPush(ctx context.Context, a *app, ref eve
 	return err
 }
 
-// openZIP opens the ZIP to push.
+// openZIP returns the ZIP to push: the named file, or a new ZIP of the named folder or git repository.
 func (c *skillsPushCommand) openZIP(ctx context.Context) (*os.File, error) {
 	info, err := os.Stat(c.From)
 	switch {
@@ -109,17 +109,17 @@ func (c *skillsPushCommand) openZIP(ctx context.Context) (*os.File, error) {
 	return c.cloneAndPack(ctx)
 }
 
-// isGitURL reports whether from is a git URL, and not a path that does not exist.
+// isGitURL reports whether from has the form of the URL of a git repository, and not of a path.
 func isGitURL(from string) bool {
 	url, _, _ := strings.Cut(from, "#")
 	host, _, scp := strings.Cut(url, ":")
 	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
 }
 
-// gitSource is a git repository, and a version and folder in it.
+// gitSource names a git repository, a version of it, and a folder in it.
 type gitSource struct{ url, ref, folder string }
 
-// parseGitSource parses URL[#[REF][:FOLDER]] and URL.git:FOLDER.
+// parseGitSource parses a source of the form URL[#[REF][:FOLDER]] or URL.git:FOLDER.
 func parseGitSource(from string) (gitSource, error) {
 	url, rest, _ := strings.Cut(from, "#")
 	s := gitSource{url: url}
@@ -139,7 +139,8 @@ func parseGitSource(from string) (gitSource, error) {
 	return s, nil
 }
 
-// cloneAndPack packs a version of a repository, fetched with the local git and without its history.
+// cloneAndPack fetches a version of a git repository with the local git, without its history, and packs the skill in it
+// as a ZIP.
 func (c *skillsPushCommand) cloneAndPack(ctx context.Context) (_ *os.File, err error) {
 	s, err := parseGitSource(c.From)
 	if err != nil {
@@ -175,7 +176,7 @@ func (c *skillsPushCommand) cloneAndPack(ctx context.Context) (_ *os.File, err e
 	return c.packFolder(folder)
 }
 
-// runGit runs a git command in a folder, without password prompts.
+// runGit runs a git command in a folder. git cannot ask for a password.
 func runGit(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // the arguments were checked
 	cmd.Dir = dir
@@ -193,7 +194,7 @@ func runGit(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// packFolder returns the ZIP of a folder in an unnamed file.
+// packFolder packs a folder as a ZIP in an unlinked temporary file, and returns the file.
 func (c *skillsPushCommand) packFolder(dir string) (*os.File, error) {
 	f, err := newUnlinkedFile()
 	if err != nil {

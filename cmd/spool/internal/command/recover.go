@@ -17,7 +17,8 @@ type executionsRecoverCommand struct {
 	Execution string `arg:"" help:"The id of the failed execution."`
 }
 
-// Run continues a failed execution in a new one, and shows the new one until its end. With c.Detach it only prints the ids.
+// Run continues a failed execution in a new execution, and shows the new one until its end. With c.Detach it only
+// prints the ids.
 func (c *executionsRecoverCommand) Run(a *app) error {
 	if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
 		return err
@@ -45,7 +46,7 @@ func (c *executionsRecoverCommand) Run(a *app) error {
 	})
 }
 
-// sessionTip returns the seq of the last event of the failed execution's session.
+// sessionTip returns the seq of the last event in the session of the failed execution.
 func (c *executionsRecoverCommand) sessionTip(ctx context.Context, cl *client.Client) (uint32, error) {
 	x, err := cl.Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
 	if err != nil {
@@ -55,7 +56,7 @@ func (c *executionsRecoverCommand) sessionTip(ctx context.Context, cl *client.Cl
 	return s.GetTip(), err
 }
 
-// followExecution shows the new execution until its end.
+// followExecution shows the new execution, whose events follow seq tip, until its end.
 func (c *executionsRecoverCommand) followExecution(ctx context.Context, a *app, cl *client.Client, accepted *spoolv1.RecoverExecutionResponse, tip uint32) (err error) {
 	w := &sessionWatcher{app: a, client: cl, session: accepted.SessionId, only: accepted.ExecutionId, json: c.JSON}
 	closeRenderer := w.startRenderer(ctx)

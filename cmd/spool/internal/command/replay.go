@@ -25,7 +25,7 @@ type replayCommand struct {
 	Execution string  `placeholder:"ID" help:"Replay only this execution."`
 }
 
-// Run prints the events of a session with the pauses that they had live, divided by the speed.
+// Run shows the events of a session again, with their original pauses divided by the speed.
 func (c *replayCommand) Run(a *app) error {
 	speed, err := c.checkFlags()
 	if err != nil {
@@ -46,6 +46,7 @@ func (c *replayCommand) Run(a *app) error {
 	})
 }
 
+// checkFlags returns the speed of the replay, or a usage error if flags are invalid.
 func (c *replayCommand) checkFlags() (pace.Speed, error) {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return 0, err
@@ -68,10 +69,10 @@ func (c *replayCommand) checkFlags() (pace.Speed, error) {
 	return speed, nil
 }
 
-// errQuit is the cause of a replay that the user ended.
+// errQuit is the cause of a replay that the user has ended with a key.
 var errQuit = errors.New("quit")
 
-// replayPlayer replays one session. Only now may be called by other goroutines.
+// replayPlayer shows the replay of one session. Only replayTime may be called from other goroutines.
 type replayPlayer struct {
 	app      *app
 	only     string // the only execution to show; "" for all
@@ -93,6 +94,7 @@ type replayPlayer struct {
 	at time.Time // recorded time of the last shown event
 }
 
+// play shows the events of a session from the seq from up to the seq to.
 func (p *replayPlayer) play(ctx context.Context, cl *client.Client, session string, from uint32, to *uint32) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -114,7 +116,8 @@ func (p *replayPlayer) play(ctx context.Context, cl *client.Client, session stri
 	return errors.Join(err, done())
 }
 
-// startRenderer creates the renderer, and reads keys if both input and output are terminals. done restores the terminal.
+// startRenderer creates the renderer. If input and output are terminals, it also puts the terminal into raw mode and
+// reads keys. done closes the renderer and restores the terminal.
 func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelCauseFunc) (done func() error, err error) {
 	if p.json {
 		return func() error { return nil }, nil
@@ -141,10 +144,11 @@ func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelC
 	}, nil
 }
 
-// crlfWriter writes to a raw terminal, which needs explicit carriage returns.
+// crlfWriter is a writer to a terminal in raw mode. It writes a carriage return before each line feed, which such a
+// terminal needs.
 type crlfWriter struct{ io.Writer }
 
-// Write writes all of b, and inserts a carriage return before each line feed that has none.
+// Write writes b, with a carriage return before each line feed that has none.
 func (w crlfWriter) Write(b []byte) (int, error) {
 	text := bytes.ReplaceAll(bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
 	if _, err := w.Writer.Write(text); err != nil {
@@ -153,7 +157,7 @@ func (w crlfWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// replayTime returns the time in the replay, for the renderer.
+// replayTime returns the recorded time of the last shown event, as the clock of the renderer.
 func (p *replayPlayer) replayTime() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,11 +175,11 @@ const (
 	keyCtrlC     = 0x03 // Ctrl-C, which is not a signal in raw mode
 )
 
-// maxTypedKeys is the number of keys that wait while the replay reads from the server. Further keys are dropped, so
-// that q and Ctrl-C are always read.
+// maxTypedKeys is the number of typed keys that are kept while the replay waits for the server. Further keys are
+// dropped, so that the reader does not block before a q or Ctrl-C.
 const maxTypedKeys = 64
 
-// readKeys returns the typed keys. Its goroutine ends with the input or with the process.
+// readKeys returns a channel with the keys that the user types. Its goroutine ends with the input or with the process.
 func (p *replayPlayer) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	keys := make(chan byte, maxTypedKeys)
 	go func() {
@@ -200,7 +204,7 @@ func (p *replayPlayer) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	return keys
 }
 
-// showWhenDue shows one item from the server when it is due.
+// showWhenDue waits until an item from the server is due, and shows it.
 func (p *replayPlayer) showWhenDue(ctx context.Context, one client.ReplayItem) error {
 	switch {
 	case one.Started != nil:
@@ -222,7 +226,7 @@ func (p *replayPlayer) showWhenDue(ctx context.Context, one client.ReplayItem) e
 	return p.showItem(one, e)
 }
 
-// waitUntilDue blocks until an event with the given recorded time is due, and handles keys meanwhile.
+// waitUntilDue blocks until an event with the recorded time at is due. Meanwhile it handles keys.
 func (p *replayPlayer) waitUntilDue(ctx context.Context, at time.Time) error {
 	due, gap := p.pacer.Step(at, time.Now())
 	p.due = due
@@ -251,14 +255,14 @@ func (p *replayPlayer) waitUntilDue(ctx context.Context, at time.Time) error {
 	return context.Cause(ctx)
 }
 
-// printGap prints that a gap was shortened.
+// printGap prints that a long time without events was shortened.
 func (p *replayPlayer) printGap(gap pace.Gap) {
 	if gap.LeftOut > 0 {
 		p.printNote(fmt.Sprintf("no events for %s, of which %s are skipped", formatDuration(gap.Original), formatDuration(gap.LeftOut)))
 	}
 }
 
-// formatDuration formats a duration for people.
+// formatDuration formats a duration for people, with few digits.
 func formatDuration(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
@@ -269,7 +273,7 @@ func formatDuration(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// handleKey handles a key. ok is false if no more keys can come.
+// handleKey handles a key that the user has typed. ok is false when no more keys can come.
 func (p *replayPlayer) handleKey(key byte, ok bool) {
 	switch {
 	case !ok:
@@ -290,7 +294,7 @@ func (p *replayPlayer) handleKey(key byte, ok bool) {
 	p.showStatus()
 }
 
-// resume continues after a pause.
+// resume ends a pause, and shifts the times at which the next events are due.
 func (p *replayPlayer) resume() {
 	if p.paused.IsZero() {
 		return
@@ -328,7 +332,7 @@ func (p *replayPlayer) showItem(one client.ReplayItem, e events.Event) error {
 	return nil
 }
 
-// isJumpTarget reports whether an event is the target of a jump.
+// isJumpTarget reports whether the replay has reached the event to which the user has jumped.
 func (p *replayPlayer) isJumpTarget(e events.Event) bool {
 	call := p.completesToolInput(e)
 	switch p.target {
@@ -345,7 +349,7 @@ func (p *replayPlayer) isJumpTarget(e events.Event) bool {
 	return false
 }
 
-// completesToolInput reports whether an event completes the input of a tool call, which is when the call is shown.
+// completesToolInput reports whether an event completes the input of a tool call. At that event the call is shown.
 func (p *replayPlayer) completesToolInput(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -365,14 +369,14 @@ func (p *replayPlayer) completesToolInput(e events.Event) bool {
 	return false
 }
 
-// takeIncompleteCall reports whether a block is a tool call with incomplete input, and forgets it.
+// takeIncompleteCall reports whether a block is a tool call whose input was incomplete, and removes it from p.calls.
 func (p *replayPlayer) takeIncompleteCall(block string) bool {
 	waits := p.calls[block]
 	delete(p.calls, block)
 	return waits
 }
 
-// isFailure reports whether an event records a failure.
+// isFailure reports whether an event records an error or a failure.
 func isFailure(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.Error, events.ExecutionFailed, events.AttemptFailed, events.SandboxFailed:
@@ -385,11 +389,12 @@ func isFailure(e events.Event) bool {
 	return false
 }
 
+// isFailedBlock reports whether a block is an error, or a tool result that is one.
 func isFailedBlock(b events.Block) bool {
 	return b.Kind == events.KindError || b.Status == events.StatusError || b.IsError
 }
 
-// showStatus shows the position of the replay.
+// showStatus shows the position, time and speed of the replay in the status line.
 func (p *replayPlayer) showStatus() {
 	if p.renderer == nil {
 		return
@@ -405,7 +410,8 @@ func (p *replayPlayer) showStatus() {
 	p.renderer.State(text)
 }
 
-// printNote prints a message of the replay itself: within the shown session on a terminal, otherwise on standard error.
+// printNote prints a message about the replay: on a terminal between the blocks of the session, otherwise on standard
+// error.
 func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
 		p.renderer.Note(text)

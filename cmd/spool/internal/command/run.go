@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxQueryBytes is the maximum size of a query in bytes.
+// maxQueryBytes is the maximum size of a query.
 const maxQueryBytes = 1 << 20
 
 type runCommand struct {
@@ -42,8 +42,8 @@ type runCommand struct {
 	Query         string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
-// Run sends a query to a new or an existing session, and prints the output of its execution until the execution has ended. With c.Detach it only
-// prints the ids, and with c.Wait only the ended execution.
+// Run sends a query to a new or an existing session, and prints the output of the execution until its end. With
+// c.Detach it only prints the ids. With c.Wait it prints nothing but the execution after its end.
 func (c *runCommand) Run(a *app) error {
 	query, err := c.readQuery(a)
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *runCommand) Run(a *app) error {
 	return r.run()
 }
 
-// sessionOptions returns the options of the new session, or nil if none is set.
+// sessionOptions returns the options for a new session, or nil if no flag sets one.
 func (c *runCommand) sessionOptions() (*spoolv1.SessionOptions, error) {
 	command, err := splitWords(c.Command)
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *runCommand) sessionOptions() (*spoolv1.SessionOptions, error) {
 	return &spoolv1.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
-// readQuery returns the text of the query.
+// readQuery returns the text of the query, from the arguments or from standard input.
 func (c *runCommand) readQuery(a *app) (string, error) {
 	q := c.Query
 	if q == "" || q == "-" {

@@ -11,8 +11,8 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-// handleSignals turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
-// third ends this program without waiting. A termination signal requests a cancellation at once.
+// handleSignals turns signals into requests to the server. The first interrupt requests an interrupt of the turn, the
+// second a cancellation, and the third ends this program. A termination signal requests a cancellation at once.
 func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
 	var accepted *spoolv1.StartExecutionResponse
 	asked := 0
@@ -44,8 +44,8 @@ func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCause
 	}
 }
 
-// sendControl asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
-// running one.
+// sendControl asks the server to interrupt or cancel the execution, after the user has asked for the given number of
+// times. It cancels a queued execution, because an interrupt would stop the running one.
 func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
@@ -62,6 +62,8 @@ func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecu
 	}
 }
 
+// printNote prints a message of the program: on a terminal between the blocks of the session, otherwise on standard
+// error.
 func (r *queryRun) printNote(text string) {
 	if r.watcher.renderer != nil && r.app.OutTTY {
 		r.watcher.renderer.Note(text)
@@ -70,7 +72,8 @@ func (r *queryRun) printNote(text string) {
 	fmt.Fprintln(r.app.Err, "spool: "+text)
 }
 
-// closeStack stops the stack of this run after the queries of other runs that joined it have ended.
+// closeStack stops the stack that this run has started. It first waits for the queries of other runs that use the
+// stack.
 func (r *queryRun) closeStack() error {
 	if r.client.Load() != nil && r.app.ctx.Err() == nil {
 		r.waitForQueries()
@@ -78,7 +81,7 @@ func (r *queryRun) closeStack() error {
 	return r.stack.Close()
 }
 
-// waitForQueries returns when no query is running, or at a signal.
+// waitForQueries blocks until no query runs on the server, or until a signal arrives.
 func (r *queryRun) waitForQueries() {
 	ctx, cancel := r.app.interruptibleContext()
 	defer cancel()
@@ -103,7 +106,7 @@ func (r *queryRun) waitForQueries() {
 	}
 }
 
-// countQueries returns the number of queries that have not ended on the server.
+// countQueries returns the number of executions on the server that have not ended.
 func (r *queryRun) countQueries(ctx context.Context) (n int, err error) {
 	for _, phase := range []string{"queued", "starting", "running", "waiting_for_approval"} {
 		for _, err := range client.List[*spoolv1.Execution](ctx, r.client.Load().Executions.ListExecutions, &spoolv1.ListExecutionsRequest{Phase: phase}) {

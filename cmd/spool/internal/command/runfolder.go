@@ -20,15 +20,15 @@ import (
 	"github.com/spoolhq/spool/pkg/hostpath"
 )
 
-// folderFlags name the local folder in which a new session works.
+// folderFlags are the flags that name the local folder in which a new session works.
 type folderFlags struct {
 	Workspace string `placeholder:"DIR" help:"A local folder in which the new session works, . for the current one. With local sandboxes the agent works in the folder itself, without isolation; otherwise it works on a copy, and spool files pull copies the changes back."`
 	Copy      bool   `help:"With --workspace: work on a copy even with local sandboxes."`
 	Yes       bool   `short:"y" help:"With --workspace: accept the root of the file system or your home folder without a question."`
 }
 
-// resolveFolder returns the folder's absolute path, or "" for none. It asks for confirmation if the folder is unlikely to
-// be meant.
+// resolveFolder returns the absolute path of the folder that the flags name, or "" if they name none. It asks the user
+// for confirmation if the folder is the root of the file system or the user's home.
 func (f folderFlags) resolveFolder(a *app, session string) (string, error) {
 	switch {
 	case f.Workspace == "" && f.Copy:
@@ -63,8 +63,8 @@ func (f folderFlags) resolveFolder(a *app, session string) (string, error) {
 	return "", usageError("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
 }
 
-// createSession creates the session that works in a folder, in place or on a copy. It tells the user which before the
-// query is posted.
+// createSession creates the session that works in a local folder or on a copy of it, and tells the user which of the
+// two.
 func (r *queryRun) createSession(ctx context.Context) (session string, err error) {
 	if !r.cmd.Copy && r.cmd.Sandbox != "docker" {
 		session, err = r.createInPlace(ctx)
@@ -80,6 +80,7 @@ func (r *queryRun) createSession(ctx context.Context) (session string, err error
 	return r.createCopy(ctx)
 }
 
+// createInPlace creates a session that works in the folder itself.
 func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 	identity, err := hostpath.Identity(r.folder)
 	if err != nil {
@@ -100,10 +101,10 @@ func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 	return made.SessionId, nil
 }
 
-// maxSearchedSessions is the maximum number of sessions that are searched for others in the same folder.
+// maxSearchedSessions is the maximum number of sessions among which warnOfSharedFolder searches.
 const maxSearchedSessions = 200
 
-// warnOfSharedFolder prints which sessions work in the same folder, or in one above or below it.
+// warnOfSharedFolder prints which other sessions work in the same folder, in a folder above it or in one below it.
 func (r *queryRun) warnOfSharedFolder(ctx context.Context, own string) {
 	seen := 0
 	for s, err := range client.List[*spoolv1.Session](ctx, r.client.Load().Sessions.ListSessions, &spoolv1.ListSessionsRequest{Status: "open"}) {
@@ -123,7 +124,7 @@ func (r *queryRun) warnOfSharedFolder(ctx context.Context, own string) {
 	}
 }
 
-// foldersOverlap reports whether one folder is, or contains, the other.
+// foldersOverlap reports whether two folders are the same or one contains the other.
 func foldersOverlap(a, b string) bool {
 	if real, err := filepath.EvalSymlinks(b); err == nil {
 		b = real
@@ -135,8 +136,7 @@ func foldersOverlap(a, b string) bool {
 	return in(a, b) || in(b, a)
 }
 
-// createCopy creates a session and uploads the folder into its workspace. It deletes the session again if the
-// upload fails.
+// createCopy creates a session and uploads the folder into its workspace. If the upload fails, it deletes the session.
 func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	root, err := os.OpenRoot(r.folder)
 	if err != nil {
@@ -161,7 +161,8 @@ func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	return made.SessionId, nil
 }
 
-// deleteUnusedSession deletes a session in which nothing has run, because of err, and returns err.
+// deleteUnusedSession deletes a session in which nothing has run, because starting the query failed with err. It
+// returns err.
 func (r *queryRun) deleteUnusedSession(ctx context.Context, session string, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -171,6 +172,7 @@ func (r *queryRun) deleteUnusedSession(ctx context.Context, session string, err 
 	return err
 }
 
+// countFiles returns the number of entries that are not folders.
 func countFiles(list []folderEntry) (n int) {
 	for _, e := range list {
 		if e.Kind != kindDir {
@@ -180,7 +182,7 @@ func countFiles(list []folderEntry) (n int) {
 	return n
 }
 
-// uploadFolder sends the folder as a tar and shows its progress.
+// uploadFolder uploads the folder as a tar archive and shows the progress.
 func (r *queryRun) uploadFolder(ctx context.Context, root *os.Root, session string, list []folderEntry) error {
 	if len(list) == 0 {
 		return nil
@@ -210,7 +212,7 @@ type uploadProgress struct {
 	shown time.Time // time of the last update
 }
 
-// progressInterval is the interval between updates of the progress.
+// progressInterval is the time between updates of the shown progress.
 const progressInterval = 200 * time.Millisecond
 
 func (r *queryRun) newUploadProgress(total int64) *uploadProgress {
@@ -224,7 +226,7 @@ func (r *queryRun) newUploadProgress(total int64) *uploadProgress {
 	return p
 }
 
-// addBytes must not be called concurrently.
+// addBytes adds n uploaded bytes to the progress. It must not be called concurrently.
 func (p *uploadProgress) addBytes(n int64) {
 	p.done += n
 	if now := time.Now(); now.Sub(p.shown) >= progressInterval {
@@ -233,16 +235,17 @@ func (p *uploadProgress) addBytes(n int64) {
 	}
 }
 
+// hide removes the progress from the terminal.
 func (p *uploadProgress) hide() { p.show("") }
 
-// uploadRecord records the content of an uploaded folder, with which a pull compares.
+// uploadRecord records the content of an uploaded folder. "spool files pull" compares with it.
 type uploadRecord struct {
 	Session string                 `json:"session"`
 	Folder  string                 `json:"folder"` // absolute
 	Entries map[string]folderEntry `json:"entries"`
 }
 
-// uploadRecordPath returns the path of the record of an upload.
+// uploadRecordPath returns the path of the file with the upload record of a session.
 func uploadRecordPath(a *app, data, session string) (string, error) {
 	if err := checkID("session", events.KindSession, session); err != nil {
 		return "", err
@@ -254,7 +257,7 @@ func uploadRecordPath(a *app, data, session string) (string, error) {
 	return filepath.Join(dir, "uploads", session+".json"), nil
 }
 
-// saveUploadRecord stores what was uploaded, for spool files pull.
+// saveUploadRecord stores what was uploaded to a session, for "spool files pull".
 func (r *queryRun) saveUploadRecord(session string, list []folderEntry) error {
 	u := uploadRecord{Session: session, Folder: r.folder, Entries: make(map[string]folderEntry, len(list))}
 	for _, e := range list {
@@ -267,7 +270,7 @@ func (r *queryRun) saveUploadRecord(session string, list []folderEntry) error {
 	return u.save(file)
 }
 
-// save replaces the file atomically.
+// save writes the record to a file, which it replaces atomically.
 func (u uploadRecord) save(file string) error {
 	raw, err := json.Marshal(u)
 	if err != nil {

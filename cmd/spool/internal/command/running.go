@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// queryRun is one execution of spool run.
+// queryRun is one run of "spool run", from the start of its server to the end of its execution.
 type queryRun struct {
 	app     *app
 	cmd     *runCommand
@@ -39,6 +39,7 @@ type queryRun struct {
 	dispatched    atomic.Bool    // an executor may have received the query
 }
 
+// run sends the query, shows the execution until its end, and returns the error that sets the exit code.
 func (r *queryRun) run() (err error) {
 	ctx, cancel := context.WithCancelCause(r.app.ctx)
 	defer cancel(nil)
@@ -110,7 +111,8 @@ func (r *queryRun) run() (err error) {
 	return r.resultError(end, accepted)
 }
 
-// resultError returns the exit code for the end of the execution. On a terminal the end was already shown.
+// resultError returns the error that sets the exit code for the end of the execution. It prints how to continue the
+// session.
 func (r *queryRun) resultError(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
 		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
@@ -118,7 +120,8 @@ func (r *queryRun) resultError(end events.Payload, accepted *spoolv1.StartExecut
 	return executionEndError(r.app, r.cmd.JSON, end)
 }
 
-// executionEndError returns the error for the end of an execution, or nil if it has completed. It is silent about a failure that a terminal has shown.
+// executionEndError returns the error for the end of an execution, or nil if the execution has completed. The error has
+// no message if the terminal has already shown the failure.
 func executionEndError(a *app, asJSON bool, end events.Payload) error {
 	switch d := end.(type) {
 	case events.ExecutionFailed:
@@ -132,12 +135,12 @@ func executionEndError(a *app, asJSON bool, end events.Payload) error {
 	return nil
 }
 
-// queryFailedError returns the error for a query that failed.
+// queryFailedError returns the error for a query that has failed.
 func queryFailedError(code, message string) error {
 	return fmt.Errorf("the query failed: %s (%s)", message, code)
 }
 
-// connectServer connects to a server, or starts a stack.
+// connectServer connects to a running server, or starts a stack and connects to it.
 func (r *queryRun) connectServer(ctx context.Context, cancel context.CancelCauseFunc) error {
 	c, err := r.findOrStartServer(ctx, cancel)
 	if err != nil {
@@ -156,6 +159,8 @@ func (r *queryRun) isStackGone(err error) bool {
 	return r.joined && errors.As(err, &gone)
 }
 
+// findOrStartServer returns a client of a running server. If there is none, it starts a stack, which ends with this
+// run.
 func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
 	c, r.joined, err = r.cmd.findServer(ctx, r.app)
 	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
@@ -192,10 +197,10 @@ func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelC
 	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
 }
 
-// errStackEnded is returned if the embedded stack ends before the run.
+// errStackEnded is returned if the stack that this run has started ends before the run.
 var errStackEnded = errors.New("run the command again to continue where it stopped")
 
-// joinStack waits until the stack that another process is starting responds.
+// joinStack waits until the stack that another process is starting responds, and returns a client of it.
 func (r *queryRun) joinStack(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -213,7 +218,7 @@ func (r *queryRun) joinStack(ctx context.Context) (*client.Client, error) {
 	}
 }
 
-// uploadTranscript uploads the transcript with which the new session starts. The file itself is not changed.
+// uploadTranscript uploads the transcript from which the new session continues.
 func (r *queryRun) uploadTranscript(ctx context.Context) error {
 	name := r.cmd.Transcript
 	if name == "" {
@@ -240,7 +245,8 @@ func (r *queryRun) uploadTranscript(ctx context.Context) error {
 	return nil
 }
 
-// postQuery stores the query. Its events follow seq tip.
+// postQuery stores the query on the server, in a new or an existing session. The events of the execution follow seq
+// tip.
 func (r *queryRun) postQuery(ctx context.Context) (accepted *spoolv1.StartExecutionResponse, tip uint32, err error) {
 	c := r.client.Load()
 	switch {
@@ -274,7 +280,7 @@ func (r *queryRun) postQuery(ctx context.Context) (accepted *spoolv1.StartExecut
 	return accepted, tip, err
 }
 
-// postToSession posts the query to a session.
+// postToSession stores the query in the session with the given id.
 func (r *queryRun) postToSession(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
 	response, err := r.client.Load().Sessions.PostMessage(ctx, &spoolv1.PostMessageRequest{
 		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.queryPermissions(),
@@ -282,7 +288,7 @@ func (r *queryRun) postToSession(ctx context.Context, session string) (*spoolv1.
 	return &spoolv1.StartExecutionResponse{SessionId: response.GetSessionId(), ExecutionId: response.GetExecutionId(), Position: response.GetPosition()}, err
 }
 
-// queryPermissions returns the permissions of the query; nil means those of the agent.
+// queryPermissions returns the permissions to send with the query, or nil if only those of the agent apply.
 func (r *queryRun) queryPermissions() *spoolv1.ExecutionPermissions {
 	if r.cmd.Unattended || !r.app.InTTY && !r.cmd.Attended {
 		return &spoolv1.ExecutionPermissions{Unattended: true}
@@ -290,7 +296,7 @@ func (r *queryRun) queryPermissions() *spoolv1.ExecutionPermissions {
 	return nil
 }
 
-// newSessionRequest returns the request for a new session.
+// newSessionRequest returns the request that creates a session as the flags describe.
 func (r *queryRun) newSessionRequest() *spoolv1.CreateSessionRequest {
 	return &spoolv1.CreateSessionRequest{
 		Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
@@ -298,7 +304,7 @@ func (r *queryRun) newSessionRequest() *spoolv1.CreateSessionRequest {
 	}
 }
 
-// printIDs prints the ids.
+// printIDs prints the ids of the session and of the execution.
 func (r *queryRun) printIDs(accepted *spoolv1.StartExecutionResponse) error {
 	if r.cmd.JSON {
 		return r.app.printJSON(json.RawMessage(wirejson.Marshal(accepted)))

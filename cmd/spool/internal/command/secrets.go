@@ -24,7 +24,8 @@ type secretsKeygenCommand struct {
 	JSON      bool   `help:"Print one JSON object."`
 }
 
-// Run creates a key pair for secrets, or keeps the one in the file, and prints it or writes its public key to a file.
+// Run creates a key pair that encrypts secrets, or keeps the one in the file. It prints the public key or writes it to
+// a file.
 func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.Key == "" {
 		if c.Recipient != "" {
@@ -79,7 +80,7 @@ type secretsRotateCommand struct {
 	Key string `required:"" type:"existingfile" placeholder:"FILE" help:"File of private keys, one per line: the new key first, then the keys of the existing secrets."`
 }
 
-// Run encrypts every secret again. It may be repeated.
+// Run encrypts every stored secret again, to the new key. It may be repeated.
 func (c *secretsRotateCommand) Run(a *app) (err error) {
 	text, err := os.ReadFile(c.Key)
 	if err != nil {
@@ -115,6 +116,8 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	return err
 }
 
+// reencryptSecrets decrypts every stored secret with keys, encrypts it to recipients, and returns the number of
+// secrets.
 func reencryptSecrets(ctx context.Context, js jetstream.JetStream, keys []age.Identity, recipients []age.Recipient) (n int, err error) {
 	kv, err := secret.Bucket(ctx, js)
 	if err != nil {

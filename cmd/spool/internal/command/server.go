@@ -12,20 +12,20 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// defaultURL returns the default address of `spool up`.
+// defaultURL returns the URL at which `spool up` serves by default.
 func defaultURL() string {
 	var cfg gateway.Config
 	settings.Default(&cfg)
 	return "http://" + cfg.Listen
 }
 
-// probeTimeout is the time limit of the check whether a server responds on this machine.
+// probeTimeout is the time limit of the request that checks whether a server responds on this machine.
 const probeTimeout = 3 * time.Second
 
 // stackGoneTimeout is the time after which a local stack that does not respond counts as ended.
 const stackGoneTimeout = 3 * time.Second
 
-// serverFlags holds the flags of commands that talk to a server.
+// serverFlags are the flags of commands that send requests to a server.
 type serverFlags struct {
 	URL  string `env:"SPOOL_URL" placeholder:"http://${gateway_Listen}" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
 	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that requires one."`
@@ -34,14 +34,14 @@ type serverFlags struct {
 	JSON bool   `help:"Print one JSON object per line."`
 }
 
-// connect returns a client of the server.
+// connect returns a client of the server that the flags name, or of a server that runs on this machine.
 func (s serverFlags) connect(ctx context.Context, a *app) (*client.Client, error) {
 	c, _, err := s.findServer(ctx, a)
 	return c, err
 }
 
-// withClient calls do with a client and a context that ends at the first signal. If the signal ended do, withClient
-// returns errInterrupted.
+// withClient calls do with a client, and with a context that ends at the first signal. If do fails after a signal,
+// withClient returns errInterrupted.
 func (s serverFlags) withClient(a *app, do func(context.Context, *client.Client) error) error {
 	ctx, cancel := a.interruptibleContext()
 	defer cancel()
@@ -57,7 +57,8 @@ func (s serverFlags) withClient(a *app, do func(context.Context, *client.Client)
 	return err
 }
 
-// changeAndPrint calls a method that changes something, and prints done on standard error, or the response with --json.
+// changeAndPrint calls do, which changes something on the server. It then prints the text done on standard error, or
+// the response with --json.
 func (s serverFlags) changeAndPrint(a *app, done string, do func(context.Context, *client.Client) (any, error)) error {
 	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		response, err := do(ctx, cl)
@@ -72,15 +73,15 @@ func (s serverFlags) changeAndPrint(a *app, done string, do func(context.Context
 	})
 }
 
-// tenantFlags holds the flags of commands about a tenant.
+// tenantFlags are the flags of commands about a tenant.
 type tenantFlags struct {
 	serverFlags
 	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
-// findServer returns a client of the server. local reports whether the server is a stack on the data folder, which may end
-// with the run that started it. findServer does not probe a server that the user names; the command's own request will
-// fail if it does not respond.
+// findServer returns a client of the server that the flags name, or of a server that responds on this machine. local
+// reports whether the server is a stack on the data folder, which may end with the run that has started it. It does not
+// check whether a server that the flags name responds.
 func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, local bool, err error) {
 	if s.URL != "" {
 		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
@@ -132,7 +133,7 @@ func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, 
 	return nil, false, first
 }
 
-// findRunningStack returns the stack that runs on the data folder.
+// findRunningStack returns how to reach the stack that runs on the data folder, if there is one.
 func (s serverFlags) findRunningStack(a *app) (StackConnection, bool, error) {
 	dir, err := dataDir(a, s.Data)
 	if err != nil {
@@ -141,7 +142,7 @@ func (s serverFlags) findRunningStack(a *app) (StackConnection, bool, error) {
 	return a.Local.Find(dir)
 }
 
-// dataDir returns the data folder of a flag, or the default.
+// dataDir returns the value of the flag with the data folder, or the default data folder if the flag is "".
 func dataDir(a *app, flag string) (string, error) {
 	if flag != "" {
 		return flag, nil
@@ -149,7 +150,8 @@ func dataDir(a *app, flag string) (string, error) {
 	return a.Local.DefaultDir()
 }
 
-// checkID returns an error if id cannot be an id of the kind, before a server is asked.
+// checkID returns a usage error if id cannot be the id of an object of the kind. field is the argument, for the
+// message.
 func checkID(field string, kind events.Kind, id string) error {
 	if err := events.CheckID(field, kind, id); err != nil {
 		return &exitError{ExitUsage, err}

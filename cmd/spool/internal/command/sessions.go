@@ -30,7 +30,7 @@ type sessionsLsCommand struct {
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
-// filterFlags filter and sort a list of sessions or executions. The server validates them.
+// filterFlags are flags that filter and sort a list of sessions or executions. The server validates their values.
 type filterFlags struct {
 	Agent         string `placeholder:"REF" help:"Only with this agent, in any version or in the version of the given digest."`
 	Architecture  string `placeholder:"NAME" help:"Only with this architecture."`
@@ -44,7 +44,7 @@ type filterFlags struct {
 	Order         string `enum:",asc,desc" default:"" help:"desc (newest first, the default) or asc."`
 }
 
-// splitMetadata returns the key and the value of --metadata. The value is nil if the flag has none.
+// splitMetadata returns the key and the value in the flag --metadata. The value is nil if the flag has only a key.
 func (f filterFlags) splitMetadata() (key string, value *string) {
 	key, v, given := strings.Cut(f.Metadata, "=")
 	if given {
@@ -53,7 +53,7 @@ func (f filterFlags) splitMetadata() (key string, value *string) {
 	return key, value
 }
 
-// sessionsRequest returns a request for a list of sessions.
+// sessionsRequest returns the request for a list of sessions that the flags describe.
 func (f filterFlags) sessionsRequest(status, parent string) *spoolv1.ListSessionsRequest {
 	key, value := f.splitMetadata()
 	return &spoolv1.ListSessionsRequest{
@@ -62,7 +62,7 @@ func (f filterFlags) sessionsRequest(status, parent string) *spoolv1.ListSession
 	}
 }
 
-// executionsRequest returns a request for a list of executions.
+// executionsRequest returns the request for a list of executions that the flags describe.
 func (f filterFlags) executionsRequest(phase string) *spoolv1.ListExecutionsRequest {
 	key, value := f.splitMetadata()
 	return &spoolv1.ListExecutionsRequest{
@@ -77,7 +77,7 @@ func (f filterFlags) isSet() bool { return f != filterFlags{} }
 // maxTitleColumns is the maximum width of a title in a list.
 const maxTitleColumns = 41
 
-// titleExcerpt returns the part of s that fits into a line of a list.
+// titleExcerpt returns the part of a title that fits into a list.
 func titleExcerpt(s string) string { return terminal.Fit(terminal.Line(s), maxTitleColumns) }
 
 // Run lists sessions.
@@ -143,10 +143,10 @@ func (c *sessionsShowCommand) printSession(ctx context.Context, a *app, cl *clie
 	return printForks(a, s, client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, &spoolv1.ListSessionsRequest{Parent: s.SessionId}))
 }
 
-// maxShownForks is the maximum number of forks that are shown with a session.
+// maxShownForks is the maximum number of forks that "spool sessions show" prints.
 const maxShownForks = 20
 
-// printForks shows the newest forks of a session.
+// printForks prints a table of the newest forks of a session.
 func printForks(a *app, s *spoolv1.Session, forks iter.Seq2[client.APIObject[*spoolv1.Session], error]) error {
 	if s.Forks > maxShownForks {
 		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxShownForks, s.Forks, s.SessionId)
@@ -171,6 +171,8 @@ func printForks(a *app, s *spoolv1.Session, forks iter.Seq2[client.APIObject[*sp
 	return table.Flush()
 }
 
+// describeParent returns a text that states from which session and event a fork continues, or "" if the session is no
+// fork.
 func describeParent(s *spoolv1.Session) string {
 	if s.Parent == nil {
 		return ""
@@ -178,7 +180,7 @@ func describeParent(s *spoolv1.Session) string {
 	return describeForkOrigin(s.Parent)
 }
 
-// formatSandboxTime returns the running time of metered sandboxes, or "" if there is none.
+// formatSandboxTime returns the time for which metered sandboxes have run, with its cost, or "" if there is none.
 func formatSandboxTime(ms, usd float64) string {
 	if ms == 0 {
 		return ""
@@ -226,7 +228,8 @@ func (c *sessionsTerminateCommand) Run(a *app) error {
 	})
 }
 
-// describeSandbox describes the present sandbox, or the last one; "" if there was none.
+// describeSandbox returns a text about the session's current sandbox, or about the last one. It returns "" if there was
+// none.
 func describeSandbox(s *spoolv1.Session) string {
 	sandbox := s.GetCurrentSandbox()
 	if sandbox == nil {
@@ -245,7 +248,7 @@ func describeSandbox(s *spoolv1.Session) string {
 	return text
 }
 
-// describeSnapshot describes the last snapshot; "" if there is none.
+// describeSnapshot returns a text about the last snapshot of the session, or "" if there is none.
 func describeSnapshot(s *spoolv1.Session) string {
 	if s.GetSnapshot() == "" {
 		return ""
@@ -253,7 +256,7 @@ func describeSnapshot(s *spoolv1.Session) string {
 	return fmt.Sprintf("%s, %d files, %s", formatTime(s.SnapshotAt), s.WorkspaceFiles, formatSize(int64(s.WorkspaceBytes)))
 }
 
-// describeSession describes the status of a session and of its executions.
+// describeSession returns a text about the status of a session and its executions.
 func describeSession(s *spoolv1.Session) string {
 	switch {
 	case s.GetActiveExecutionId() != "" && s.Queued > 0:

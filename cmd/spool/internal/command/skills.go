@@ -27,13 +27,14 @@ type skillsCommand struct {
 	Rm   skillsRmCommand   `cmd:"" help:"Remove skills, or versions of them: new executions cannot use them, running executions continue."`
 }
 
-// skillFlags holds the flags of server, and a reference.
+// skillFlags holds the flags of commands that send requests to a server, and the argument with the reference of a
+// skill.
 type skillFlags struct {
 	serverFlags
 	Ref string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
 }
 
-// withClientAndSkill parses the reference and calls do with a client.
+// withClientAndSkill parses the reference of the skill, and calls do with a client and the reference.
 func (c skillFlags) withClientAndSkill(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
 	ref, err := parseReference("ref", c.Ref)
 	if err != nil {
@@ -84,7 +85,7 @@ func (c *skillsShowCommand) Run(a *app) error {
 	})
 }
 
-// getSkill returns the version that a reference names.
+// getSkill returns the version of a skill that a reference names.
 func getSkill(ctx context.Context, cl *client.Client, ref events.Reference) (client.APIObject[*spoolv1.Skill], error) {
 	return client.Call(ctx, cl.Skills.GetSkill, &spoolv1.GetSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 }
@@ -94,7 +95,7 @@ type skillsTagCommand struct {
 	Tag string `arg:"" help:"The tag: a-z, 0-9, dots, hyphens and underscores."`
 }
 
-// Run makes a tag name the given version of the skill. A tag that names another version is moved.
+// Run sets a tag on a version of a skill. If another version has the tag, that version loses it.
 func (c *skillsTagCommand) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
 		return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
@@ -118,7 +119,8 @@ type skillsRmCommand struct {
 	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug[@digest]; without a digest, all versions are removed."`
 }
 
-// Run removes skills. It checks all references before the first removal, and continues after a failure.
+// Run hides skills, so that new sessions cannot use them. It checks all references before the first removal, and
+// continues after a failure.
 func (c *skillsRmCommand) Run(a *app) error {
 	var refs []events.Reference
 	for _, s := range c.Refs {
@@ -138,7 +140,7 @@ type skillsPullCommand struct {
 	Output string `short:"o" placeholder:"DIR" help:"A new folder for the files; by default a folder with the skill's name in the current one."`
 }
 
-// Run downloads all files of a skill, or none.
+// Run downloads the files of a skill into a folder. After an error no file is left.
 func (c *skillsPullCommand) Run(a *app) error {
 	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		to := c.Output
@@ -169,7 +171,7 @@ func (c *skillsPullCommand) Run(a *app) error {
 	})
 }
 
-// downloadSkill downloads a version into a folder that does not exist yet.
+// downloadSkill downloads a version of a skill into a folder that must not exist.
 func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference, to string) (err error) {
 	zip, err := newUnlinkedFile()
 	if err != nil {
@@ -202,7 +204,7 @@ func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference,
 	return nil
 }
 
-// makeWritable makes the downloaded files writable for their owner.
+// makeWritable makes the files below dir writable for their owner.
 func makeWritable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -216,7 +218,7 @@ func makeWritable(dir string) error {
 	})
 }
 
-// newUnlinkedFile returns an unlinked temporary file.
+// newUnlinkedFile returns an open temporary file that has no name any more.
 func newUnlinkedFile() (*os.File, error) {
 	f, err := os.CreateTemp("", "spool-*.zip")
 	if err != nil {

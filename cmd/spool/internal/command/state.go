@@ -16,7 +16,7 @@ type stateCommand struct {
 	At *uint32 `placeholder:"N" help:"Seq of the event; by default the last one."`
 }
 
-// Run prints the state of a session as it was after an event.
+// Run prints the state that a session had after an event.
 func (c *stateCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.GetState(ctx, c.Session, c.At)
@@ -30,6 +30,7 @@ func (c *stateCommand) Run(a *app) error {
 	})
 }
 
+// printState prints the state of a session.
 func printState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
@@ -78,7 +79,7 @@ func printState(a *app, s *spoolv1.SessionState) error {
 	return nil
 }
 
-// printBlockSummary prints a summary of a block after a mark.
+// printBlockSummary prints a one-line summary of a block after a mark.
 func printBlockSummary(a *app, mark string, block *spoolv1.Block) error {
 	b, err := client.ConvertStored[events.Block](block)
 	if err != nil {
@@ -88,9 +89,10 @@ func printBlockSummary(a *app, mark string, block *spoolv1.Block) error {
 	return err
 }
 
-// shortenSummary shortens text to fit into a line of a list.
+// shortenSummary shortens a text so that it fits into a line of a list.
 func shortenSummary(s string) string { return terminal.Fit(terminal.Line(s), maxSummaryColumns) }
 
+// formatUsageTotal formats the tokens and the cost of a session.
 func formatUsageTotal(t *spoolv1.UsageTotal) string {
 	text := fmt.Sprintf("%.0f tokens in, %.0f out, $%.4f", t.GetInputTokens()+t.GetCacheReadTokens()+t.GetCacheWriteTokens(), t.GetOutputTokens(), t.GetCostUsd())
 	if t.GetRequests() > 0 {

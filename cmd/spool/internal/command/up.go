@@ -27,7 +27,7 @@ type upCommand struct {
 	LogLevel   slog.Level `default:"warn" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// Run serves until it receives a signal to stop, which is not an error.
+// Run runs all services until a signal to stop arrives, which is not an error.
 func (c *upCommand) Run(a *app) (err error) {
 	for _, l := range []struct{ flag, value string }{{"listen", c.Listen}, {"grpc-listen", c.GRPCListen}} {
 		if _, _, err := net.SplitHostPort(l.value); err != nil {

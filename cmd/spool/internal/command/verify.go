@@ -20,7 +20,7 @@ type verifyCommand struct {
 	Accept []string `placeholder:"POSITION" help:"Position of a known problem, as printed by an earlier run; may be repeated. The problem is shown but does not fail the command."`
 }
 
-// Run verifies the log. A log with problems is an error.
+// Run verifies the log and prints a report. It returns an error if the log has problems.
 func (c *verifyCommand) Run(a *app) (err error) {
 	var scope eventlog.Scope
 	if c.Session != "" {
@@ -65,7 +65,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 	return nil
 }
 
-// problemError returns the error for a log with problems that are not accepted.
+// problemError returns the error for a log with problems that the user has not accepted.
 func problemError(r eventlog.Report) error {
 	n := 0
 	for _, p := range r.Problems {
@@ -82,7 +82,7 @@ func problemError(r eventlog.Report) error {
 	return fmt.Errorf("the log is broken at %w", r.Problem)
 }
 
-// contextCause returns why a context ended, or err if it has not ended.
+// contextCause returns the cause with which ctx has ended, or err if ctx has not ended.
 func contextCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -90,7 +90,7 @@ func contextCause(ctx context.Context, err error) error {
 	return err
 }
 
-// reportJSON is the report in its JSON form, which fits on one line.
+// reportJSON is the JSON form of the report on the log.
 type reportJSON struct {
 	OK       bool          `json:"ok"`
 	Sessions int           `json:"sessions"`
@@ -103,6 +103,7 @@ type reportJSON struct {
 	Proved   []signedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
+// openQuery is the JSON form of a query that has not ended.
 type openQuery struct {
 	Tenant      string `json:"tenant"`
 	SessionID   string `json:"sessionId"`
@@ -111,6 +112,7 @@ type openQuery struct {
 	Deleted     bool   `json:"deleted"`
 }
 
+// problemJSON is the JSON form of a problem of the log.
 type problemJSON struct {
 	Position string `json:"position"`
 	Subject  string `json:"subject"`
@@ -123,6 +125,7 @@ func newProblemJSON(p eventlog.Problem) problemJSON {
 	return problemJSON{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
+// printReport prints the report on the log, and how far its signed heads reach.
 func (c *verifyCommand) printReport(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
 		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}

@@ -31,11 +31,11 @@ type sessionWatcher struct {
 	position     string             // position of that event; "" if there is none
 }
 
-// errSessionEnded is returned for a session that has no further events.
+// errSessionEnded is returned when a session will have no further events.
 var errSessionEnded = errors.New("the session has ended")
 
-// followToEnd follows the session from a cursor until the end of the execution, which it returns. If it shows the whole
-// session, it follows until the session ends and returns nil.
+// followToEnd follows the session from the cursor after until the end of the execution w.only, and returns the data of
+// the event that ended it. If w.only is "", it follows until the session ends and returns nil.
 func (w *sessionWatcher) followToEnd(ctx context.Context, after uint32) (events.Payload, error) {
 	if w.open == nil {
 		w.open = map[string]bool{}
@@ -58,6 +58,8 @@ func (w *sessionWatcher) followToEnd(ctx context.Context, after uint32) (events.
 	return nil, context.Cause(ctx)
 }
 
+// handleItem handles one item of the followed session. It returns the data of the event that ended the execution, if
+// the item is that event.
 func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error) {
 	switch {
 	case m.Event != nil:
@@ -81,7 +83,8 @@ func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error)
 	return nil, nil
 }
 
-// showConnectionState shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
+// showConnectionState shows the state of the connection: text state in the status line of a terminal, otherwise text
+// line once on standard error.
 func (w *sessionWatcher) showConnectionState(state, line string) {
 	if w.renderer != nil {
 		w.renderer.State(state)
@@ -91,6 +94,8 @@ func (w *sessionWatcher) showConnectionState(state, line string) {
 	}
 }
 
+// handleEvent shows an event. It returns the event's data if the event ended the execution w.only, and errSessionEnded
+// after the last event of the session.
 func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
 		w.cursor, w.position = wire.Seq, wire.Position
@@ -139,6 +144,7 @@ func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (eve
 	return nil, nil
 }
 
+// showDelta shows the text of a delta.
 func (w *sessionWatcher) showDelta(wire events.Wire) error {
 	if w.renderer == nil {
 		return nil
@@ -152,8 +158,8 @@ func (w *sessionWatcher) showDelta(wire events.Wire) error {
 	return nil
 }
 
-// handleSnapshot continues from a snapshot, and tells the user that events were skipped. If the end of the execution was
-// among them, snapshot requests it.
+// handleSnapshot shows the blocks of a snapshot, and tells the user that events were skipped. If the execution has
+// ended meanwhile, handleSnapshot asks the server for its end and returns it.
 func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payload, error) {
 	w.cursor = s.Seq
 	why := "the server continued from a snapshot"
@@ -197,8 +203,8 @@ func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payloa
 	return nil, nil
 }
 
-// startPrompts lets the user decide approval requests on the terminal, if there is one, until done is called. cl returns the present client.
-// interrupt is called when the user types Ctrl-C at a prompt.
+// startPrompts lets the user decide approval requests on the terminal, if there is one, until done is called. cl
+// returns the current client. interrupt is called when the user types Ctrl-C at a prompt.
 func (w *sessionWatcher) startPrompts(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
 	if w.renderer == nil || !w.app.canPrompt() {
 		return func() {}
@@ -213,7 +219,7 @@ func (w *sessionWatcher) startPrompts(ctx context.Context, cl func() *client.Cli
 	}
 }
 
-// startRenderer creates the renderer and runs its spinner until done is called.
+// startRenderer creates the renderer, and updates its spinner until done is called.
 func (w *sessionWatcher) startRenderer(ctx context.Context) (done func() error) {
 	if w.json {
 		return func() error { return nil }

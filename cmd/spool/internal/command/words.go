@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// splitWords splits a command line as a shell without expansions does: at spaces outside of quotes. A backslash escapes
-// the next character.
+// splitWords splits a command line into words as a shell without expansions does: at white space outside of quotes. A
+// backslash escapes the next character.
 func splitWords(line string) ([]string, error) {
 	var out []string
 	var word strings.Builder

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/stack"
 )
 
-// Machine finds and starts stacks on the machine on which the program spool runs.
+// Machine implements command.Local: it finds and starts stacks on this machine.
 type Machine struct{}
 
 // DefaultDir returns the user's data folder.
@@ -75,7 +75,8 @@ type loggedStack struct {
 // Close stops the stack and then closes its log file.
 func (r *loggedStack) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
 
-// wrapLockError adds ErrBusy to the error of a folder that another process has locked.
+// wrapLockError adds command.ErrDataFolderLocked to an error that means that another process has locked the data
+// folder.
 func wrapLockError(err error) error {
 	if errors.Is(err, stack.ErrRunning) {
 		return command.ErrDataFolderLocked
@@ -83,7 +84,8 @@ func wrapLockError(err error) error {
 	return err
 }
 
-// stackConfig returns the configuration of the stack: the services' settings from the environment, and the options.
+// stackConfig returns the configuration of a stack: the services' settings from environment variables, overridden by
+// the options.
 func stackConfig(o command.StackOptions) (stack.Config, error) {
 	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, TextAge: o.TextAge, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
 	if c.DatabaseURL == "" {
@@ -122,13 +124,14 @@ func stackConfig(o command.StackOptions) (stack.Config, error) {
 	return c, nil
 }
 
-// isLoopback reports whether an address can be reached only from this machine.
+// isLoopback reports whether a host can be reached only from this machine.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// parseEnvironment fills in a service's settings as its own program does.
+// parseEnvironment sets the settings of a service from environment variables and arguments, as the service's own
+// program does.
 func parseEnvironment(into any, args []string) error {
 	parser, err := kong.New(into, kong.Exit(func(int) {}))
 	if err != nil {
@@ -138,7 +141,8 @@ func parseEnvironment(into any, args []string) error {
 	return err
 }
 
-// openLogFile opens the log of a stack without a terminal: spool.log in its data folder.
+// openLogFile opens the file spool.log in the data folder. It returns a logger that writes to the file, and a function
+// that closes the file.
 func openLogFile(dir string) (*slog.Logger, func() error, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data: cannot create %s (%w): choose another folder with --data, or make this one writable", dir, err)
