@@ -125,7 +125,7 @@ func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.C
 	if applied.Same {
 		done = "unchanged"
 	}
-	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.Line(ref.String()))
+	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.SafeLine(ref.String()))
 	return err
 }
 
@@ -174,7 +174,7 @@ func (a *app) printErrors(err error, outcome string) error {
 		return err
 	}
 	for _, e := range list {
-		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
+		fmt.Fprintln(a.Err, terminal.SafeLine(e.Error()))
 	}
 	if len(list) == 1 {
 		return usageError("%s: the file has an error", outcome)

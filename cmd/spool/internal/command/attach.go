@@ -31,7 +31,7 @@ func (c *attachCommand) followSession(ctx context.Context, a *app, cl *client.Cl
 	closeRenderer := w.startRenderer(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
 	if w.renderer != nil {
-		w.renderer.Hint("Ctrl-C detaches; the agent continues")
+		w.renderer.SetHint("Ctrl-C detaches; the agent continues")
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

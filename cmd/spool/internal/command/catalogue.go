@@ -188,7 +188,7 @@ func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill 
 		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
+		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.SafeLine(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
 		return definition.Write(a.Out, d)

@@ -161,7 +161,7 @@ func Run(ctx context.Context, args []string, env IO) int {
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			fmt.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(truncate.Text(arg, 64)))
+			fmt.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.SafeLine(truncate.Text(arg, 64)))
 			return ExitUsage
 		}
 	}
@@ -178,7 +178,7 @@ func Run(ctx context.Context, args []string, env IO) int {
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Command() != "" {
 			hint = "spool " + firstWord(wrong.Context.Command()) + " --help"
 		}
-		fmt.Fprintf(env.Err, "spool: %s; see `%s`\n", terminal.Line(err.Error()), hint)
+		fmt.Fprintf(env.Err, "spool: %s; see `%s`\n", terminal.SafeLine(err.Error()), hint)
 		return ExitUsage
 	}
 	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
@@ -200,7 +200,7 @@ func (w IO) reportError(err error) int {
 		code = ExitUsage
 	}
 	if shown != nil {
-		text := "spool: " + terminal.Line(shown.Error())
+		text := "spool: " + terminal.SafeLine(shown.Error())
 		if w.OutTTY && w.Color {
 			text = "\x1b[31m" + text + "\x1b[0m"
 		}

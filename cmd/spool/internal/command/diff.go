@@ -93,7 +93,7 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		return c.differenceError(doc.Value.Equal)
 	}
 	d := doc.Value
-	fmt.Fprintln(a.Out, terminal.Line(d.Summary))
+	fmt.Fprintln(a.Out, terminal.SafeLine(d.Summary))
 	if !d.Equal {
 		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
 	}
@@ -108,7 +108,7 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.Line(string(e.Type)), summarizeEvent(e))
+		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.SafeLine(string(e.Type)), summarizeEvent(e))
 	}
 	return c.differenceError(d.Equal)
 }
@@ -121,7 +121,7 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 		if was == "" {
 			was = "none"
 		}
-		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.Line(s.Id), terminal.Line(was), terminal.Line(s.To))
+		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.SafeLine(s.Id), terminal.SafeLine(was), terminal.SafeLine(s.To))
 	}
 	fmt.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
 	for _, b := range d.Blocks {
@@ -136,7 +136,7 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 	if n := int(d.BlockCount) - len(d.Blocks); n > 0 {
 		fmt.Fprintf(a.Out, "and %d more\n", n)
 	}
-	fmt.Fprintf(a.Out, "\n%s\n", terminal.Line(d.Files.GetSummary()))
+	fmt.Fprintf(a.Out, "\n%s\n", terminal.SafeLine(d.Files.GetSummary()))
 	for _, f := range d.Files.GetFiles() {
 		printFileDiff(a, f)
 	}
@@ -153,11 +153,11 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	if f.GetText() != "" {
 		for _, line := range strings.Split(strings.TrimSuffix(f.GetText(), "\n"), "\n") {
-			fmt.Fprintln(a.Out, terminal.Safe(line))
+			fmt.Fprintln(a.Out, terminal.SafeText(line))
 		}
 		return
 	}
-	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.Line(f.Path), terminal.Line(f.GetOmitted()), describeFileVersion(f.From), describeFileVersion(f.To))
+	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.SafeLine(f.Path), terminal.SafeLine(f.GetOmitted()), describeFileVersion(f.From), describeFileVersion(f.To))
 }
 
 // describeFileVersion returns a short text for a version of a file.
@@ -167,10 +167,10 @@ func describeFileVersion(v *spoolv1.FileVersion) string {
 	}
 	text := fmt.Sprintf("%s, mode %o", formatSize(int64(v.Size)), v.Mode)
 	if v.Kind == "symlink" {
-		text = "a link to " + terminal.Line(v.GetTarget())
+		text = "a link to " + terminal.SafeLine(v.GetTarget())
 	}
 	if v.GetSha256() != "" {
-		text += ", SHA-256 " + terminal.Line(v.GetSha256())
+		text += ", SHA-256 " + terminal.SafeLine(v.GetSha256())
 	}
 	return text
 }

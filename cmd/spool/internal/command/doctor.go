@@ -172,9 +172,9 @@ func (c *doctorCommand) printFinding(a *app, f finding) error {
 	if c.JSON {
 		return a.printJSON(f)
 	}
-	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
+	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.SafeLine(f.Detail))
 	if err == nil && f.Remedy != "" {
-		_, err = fmt.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", terminal.Line(f.Remedy))
+		_, err = fmt.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", terminal.SafeLine(f.Remedy))
 	}
 	return err
 }

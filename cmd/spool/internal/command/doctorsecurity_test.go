@@ -55,7 +55,7 @@ func highEnough(t *testing.T) string {
 	return dir
 }
 
-// securityOf returns an examination of an installation whose server responds to every request with a status.
+// securityOf returns the security checks of an installation whose server responds to every request with a status.
 func securityOf(t *testing.T, status int) *securityChecks {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))

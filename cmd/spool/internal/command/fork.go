@@ -54,7 +54,7 @@ func (c *forkCommand) Run(a *app) error {
 func describeForkOrigin(p *spoolv1.ParentSession) string {
 	s := fmt.Sprintf("%s at event %d", p.GetSessionId(), p.GetEffective())
 	if p.GetEffective() != p.GetAsked() {
-		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.Line(p.GetReason()))
+		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.SafeLine(p.GetReason()))
 	}
 	switch {
 	case p.GetSnapshot() == "":

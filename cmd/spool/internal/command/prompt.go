@@ -132,20 +132,20 @@ func (p *approvalPrompter) isOpen(ctx context.Context, id string) bool {
 // promptForDecision shows prompts until the request is decided or no longer open, or the user declines to decide.
 func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval) {
 	if err := p.beginKeys(); err != nil {
-		p.renderer.Note("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
+		p.renderer.ShowNote("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
 		p.closed = true
 		return
 	}
 	defer func() {
-		p.renderer.Prompt("", "")
+		p.renderer.ShowPrompt("", "")
 		if err := p.endKeys(); err != nil {
-			p.renderer.Note("restore the terminal: " + err.Error())
+			p.renderer.ShowNote("restore the terminal: " + err.Error())
 		}
 	}()
 	for {
 		r, err := p.askDecision(ctx, o)
 		if err == nil {
-			p.renderer.Prompt("", "")
+			p.renderer.ShowPrompt("", "")
 			r.ApprovalId = o.ApprovalID
 			_, err = p.client().Approvals.DecideApproval(ctx, r)
 		}
@@ -156,13 +156,13 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 			p.settled = time.Now().Add(ignoredKeysTime)
 			return
 		case errors.Is(err, errNoDecision):
-			p.renderer.Note("the request stays open; decide it with spool approvals, " + o.ApprovalID)
+			p.renderer.ShowNote("the request stays open; decide it with spool approvals, " + o.ApprovalID)
 			return
 		case client.IsCode(err, "APPROVAL_DECIDED", "APPROVAL_NOT_OPEN", "APPROVAL_NOT_FOUND"):
-			p.renderer.Note(err.Error())
+			p.renderer.ShowNote(err.Error())
 			return
 		}
-		p.renderer.Note("nothing was decided: " + err.Error())
+		p.renderer.ShowNote("nothing was decided: " + err.Error())
 	}
 }
 
@@ -176,7 +176,7 @@ func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*sp
 	}
 	label := "[y]es, [n]o, "
 	if o.Class != "" {
-		label += "[a]ll " + terminal.Line(o.Class) + ", "
+		label += "[a]ll " + terminal.SafeLine(o.Class) + ", "
 	}
 	label += "[s]kip, "
 	canEdit := o.Editable && len(o.Input) > 0 && o.Kind == events.ApprovalTool
@@ -203,7 +203,7 @@ func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*sp
 				return r, err
 			}
 		case answer == "?":
-			p.renderer.Approval(o.ApprovalRequested)
+			p.renderer.WriteApproval(o.ApprovalRequested)
 		}
 	}
 }
@@ -219,9 +219,9 @@ func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*s
 	answers := map[string][]string{}
 	for i := 0; i < len(o.Questions); {
 		q := o.Questions[i]
-		label := terminal.Line(q.Question) + " (text"
+		label := terminal.SafeLine(q.Question) + " (text"
 		if len(q.Options) > 0 {
-			label = terminal.Line(q.Question) + " (number or text"
+			label = terminal.SafeLine(q.Question) + " (number or text"
 		}
 		line, other, err := p.askAnswer(ctx, o, label, q.Secret)
 		if other != nil || err != nil {
@@ -229,7 +229,7 @@ func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*s
 		}
 		answer, err := parseAnswer(q, line)
 		if err != nil {
-			p.renderer.Note(err.Error())
+			p.renderer.ShowNote(err.Error())
 			continue
 		}
 		answers[q.ID] = answer
@@ -249,7 +249,7 @@ func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spo
 		if isJSONObject([]byte(line)) {
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Content: &spoolv1.Json{Text: line}}, nil
 		}
-		p.renderer.Note("the answer is not a JSON object")
+		p.renderer.ShowNote("the answer is not a JSON object")
 	}
 }
 
@@ -264,7 +264,7 @@ func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label 
 		switch strings.TrimSpace(line) {
 		case "":
 		case "?":
-			p.renderer.Approval(o.ApprovalRequested)
+			p.renderer.WriteApproval(o.ApprovalRequested)
 		case "/skip":
 			return "", &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case "/no":
@@ -285,13 +285,13 @@ func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApprova
 	}
 	switch {
 	case !isJSONObject(changed):
-		p.renderer.Note("the arguments are not a JSON object, so that nothing was changed")
+		p.renderer.ShowNote("the arguments are not a JSON object, so that nothing was changed")
 		return nil, nil
 	case sameJSON(changed, o.Input):
-		p.renderer.Note("the arguments are not changed")
+		p.renderer.ShowNote("the arguments are not changed")
 		return nil, nil
 	}
-	p.renderer.Lines("changed arguments", changed)
+	p.renderer.WriteSection("changed arguments", changed)
 	answer, err := p.readLine(ctx, o.ApprovalID, "approve with these arguments? [y/n]:", "", false)
 	if err != nil || !isYes(strings.ToLower(strings.TrimSpace(answer))) {
 		return nil, err
@@ -370,7 +370,7 @@ func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string,
 		if secret {
 			shown = strings.Repeat("*", utf8.RuneCount(line))
 		}
-		p.renderer.Prompt(label, shown)
+		p.renderer.ShowPrompt(label, shown)
 		p.startReading()
 		select {
 		case <-ctx.Done():

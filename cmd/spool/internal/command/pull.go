@@ -82,7 +82,7 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 // finishUnchanged prints that the session has changed nothing, and stores the upload record.
 func (p *pullRun) finishUnchanged() error {
 	if !p.cmd.JSON {
-		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.Line(p.folder))
+		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.SafeLine(p.folder))
 	}
 	return p.saveRecord()
 }
@@ -122,7 +122,7 @@ func (p *pullRun) confirmChanges(ctx context.Context) (bool, error) {
 	if !p.app.InTTY {
 		return false, usageError("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
 	}
-	answer, err := p.app.askUser(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
+	answer, err := p.app.askUser(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.SafeLine(p.folder)))
 	switch {
 	case err != nil:
 		return false, err
@@ -138,7 +138,7 @@ func (p *pullRun) askForEachChange(ctx context.Context) (wanted bool, err error)
 		if !c.isApplicable() || c.Conflict && !p.cmd.Force {
 			continue
 		}
-		answer, err := p.app.askUser(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.Line(c.Path)))
+		answer, err := p.app.askUser(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.SafeLine(c.Path)))
 		if err != nil {
 			return false, err
 		}

@@ -42,7 +42,7 @@ func (p *pullRun) applyChanges() error {
 		c.Applied = true
 		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
-			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.Line(c.Path))
+			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.SafeLine(c.Path))
 		}
 	}
 	return failed

@@ -26,7 +26,7 @@ const maxDiffBytes = 256 << 10
 // printChanges prints the list of changes, and the differences in text files.
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
-		line := changeLetters[c.Change] + " " + terminal.Line(c.Path)
+		line := changeLetters[c.Change] + " " + terminal.SafeLine(c.Path)
 		if c.Kind == kindDir {
 			line += "/"
 		}
@@ -44,7 +44,7 @@ func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
 		if text := p.unifiedDiff(c); text != "" {
 			if p.app.OutTTY {
-				text = terminal.Safe(text)
+				text = terminal.SafeText(text)
 			}
 			fmt.Fprintf(p.app.Out, "\n%s", text)
 		}

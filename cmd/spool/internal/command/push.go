@@ -86,7 +86,7 @@ func (c *skillsPushCommand) validateAndPush(ctx context.Context, a *app, ref eve
 	case doc.Value.Same:
 		done = "already pushed:"
 	}
-	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(client.Reference(doc.Value.Ref).String()), found.Files, formatSize(info.Size()))
+	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.SafeLine(client.Reference(doc.Value.Ref).String()), found.Files, formatSize(info.Size()))
 	return err
 }
 
@@ -189,7 +189,7 @@ func runGit(ctx context.Context, dir string, args ...string) error {
 		return errors.New("git: not found on the PATH: install it, or push a folder")
 	}
 	if err != nil {
-		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(stderr.String())))
+		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.SafeLine(strings.TrimSpace(stderr.String())))
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (c *executionsRecoverCommand) followExecution(ctx context.Context, a *app, 
 	closeRenderer := w.startRenderer(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
 	if w.renderer != nil {
-		w.renderer.Hint("Ctrl-C detaches; the agent continues")
+		w.renderer.SetHint("Ctrl-C detaches; the agent continues")
 	}
 	end, err := w.followToEnd(ctx, tip)
 	if err := errors.Join(err, closeRenderer()); err != nil {

@@ -132,11 +132,11 @@ func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelC
 	}
 	p.renderer = p.app.newRendererFor(out, p.replayTime)
 	if p.keys != nil {
-		p.renderer.Hint("space . n e t q")
+		p.renderer.SetHint("space . n e t q")
 	}
 	spin, stop := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { p.renderer.Spin(spin) })
+	spinning.Go(func() { p.renderer.RunSpinner(spin) })
 	return func() error {
 		stop()
 		spinning.Wait()
@@ -407,15 +407,15 @@ func (p *replayPlayer) showStatus() {
 	if !p.paused.IsZero() {
 		text += " · paused"
 	}
-	p.renderer.State(text)
+	p.renderer.SetState(text)
 }
 
 // printNote prints a message about the replay: on a terminal between the blocks of the session, otherwise on standard
 // error.
 func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
-		p.renderer.Note(text)
+		p.renderer.ShowNote(text)
 	} else {
-		fmt.Fprintln(p.app.Err, "spool: "+terminal.Line(text))
+		fmt.Fprintln(p.app.Err, "spool: "+terminal.SafeLine(text))
 	}
 }

@@ -66,7 +66,7 @@ func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecu
 // error.
 func (r *queryRun) printNote(text string) {
 	if r.watcher.renderer != nil && r.app.OutTTY {
-		r.watcher.renderer.Note(text)
+		r.watcher.renderer.ShowNote(text)
 		return
 	}
 	fmt.Fprintln(r.app.Err, "spool: "+text)

@@ -52,7 +52,7 @@ func (f folderFlags) resolveFolder(a *app, session string) (string, error) {
 	if a.InTTY {
 		ctx, cancel := a.interruptibleContext()
 		defer cancel()
-		answer, err := a.askUser(ctx, fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Continue? [y/N]", terminal.Line(dir), what))
+		answer, err := a.askUser(ctx, fmt.Sprintf("spool: %s is %s, and the agent may change and delete what is in it. Continue? [y/N]", terminal.SafeLine(dir), what))
 		if err != nil {
 			return "", err
 		}
@@ -96,7 +96,7 @@ func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 	if len(r.files) > 0 {
 		return "", r.deleteUnusedSession(ctx, made.SessionId, usageError("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
 	}
-	r.printNote(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.Line(r.folder)))
+	r.printNote(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.SafeLine(r.folder)))
 	r.warnOfSharedFolder(ctx, made.SessionId)
 	return made.SessionId, nil
 }
@@ -109,7 +109,7 @@ func (r *queryRun) warnOfSharedFolder(ctx context.Context, own string) {
 	seen := 0
 	for s, err := range client.List[*spoolv1.Session](ctx, r.client.Load().Sessions.ListSessions, &spoolv1.ListSessionsRequest{Status: "open"}) {
 		if err != nil {
-			r.printNote("cannot determine whether other sessions work in this folder: " + terminal.Line(err.Error()))
+			r.printNote("cannot determine whether other sessions work in this folder: " + terminal.SafeLine(err.Error()))
 			return
 		}
 		if seen++; seen > maxSearchedSessions {
@@ -120,7 +120,7 @@ func (r *queryRun) warnOfSharedFolder(ctx context.Context, own string) {
 		if v.SessionId == own || folder == "" || !foldersOverlap(folder, r.folder) || unused {
 			continue
 		}
-		r.printNote(fmt.Sprintf("session %s also works in %s: the sessions can overwrite each other's changes", v.SessionId, terminal.Line(folder)))
+		r.printNote(fmt.Sprintf("session %s also works in %s: the sessions can overwrite each other's changes", v.SessionId, terminal.SafeLine(folder)))
 	}
 }
 
@@ -157,7 +157,7 @@ func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", r.deleteUnusedSession(ctx, made.SessionId, err)
 	}
-	r.printNote(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), countFiles(list), formatSize(totalBytes(list)), made.SessionId))
+	r.printNote(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.SafeLine(r.folder), countFiles(list), formatSize(totalBytes(list)), made.SessionId))
 	return made.SessionId, nil
 }
 
@@ -219,7 +219,7 @@ func (r *queryRun) newUploadProgress(total int64) *uploadProgress {
 	p := &uploadProgress{total: total, show: func(string) {}}
 	switch {
 	case r.watcher.renderer != nil && r.app.OutTTY:
-		p.show = r.watcher.renderer.State
+		p.show = r.watcher.renderer.SetState
 	case r.app.ErrTTY:
 		p.show = func(text string) { fmt.Fprintf(r.app.Err, "\r\x1b[K%s", text) }
 	}

@@ -85,7 +85,7 @@ func (r *queryRun) run() (err error) {
 	r.watcher.session, r.watcher.only = accepted.SessionId, accepted.ExecutionId
 	r.watcher.onDispatched = func() { r.dispatched.Store(true) }
 	if r.watcher.renderer != nil {
-		r.watcher.renderer.Hint("Ctrl-C stops the turn")
+		r.watcher.renderer.SetHint("Ctrl-C stops the turn")
 	}
 	stopPrompts := r.watcher.startPrompts(ctx, r.client.Load, func() { r.typed <- os.Interrupt })
 	defer stopPrompts()
@@ -177,8 +177,8 @@ func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelC
 		return nil, err
 	}
 	if r.watcher.renderer != nil {
-		r.watcher.renderer.State("starting Spool on " + dir)
-		defer r.watcher.renderer.State("")
+		r.watcher.renderer.SetState("starting Spool on " + dir)
+		defer r.watcher.renderer.SetState("")
 	}
 	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
 	if errors.Is(err, ErrDataFolderLocked) { // another run was faster: join its stack
@@ -241,7 +241,7 @@ func (r *queryRun) uploadTranscript(ctx context.Context) error {
 		return err
 	}
 	r.transcript = doc.Value.Transcript
-	r.printNote(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
+	r.printNote(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.SafeLine(doc.Value.Architecture), doc.Value.Messages))
 	return nil
 }
 

@@ -78,7 +78,7 @@ func (f filterFlags) isSet() bool { return f != filterFlags{} }
 const maxTitleColumns = 41
 
 // titleExcerpt returns the part of a title that fits into a list.
-func titleExcerpt(s string) string { return terminal.Fit(terminal.Line(s), maxTitleColumns) }
+func titleExcerpt(s string) string { return terminal.FitLine(terminal.SafeLine(s), maxTitleColumns) }
 
 // Run lists sessions.
 func (c *sessionsLsCommand) Run(a *app) error {

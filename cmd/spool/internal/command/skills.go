@@ -75,10 +75,10 @@ func (c *skillsShowCommand) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		s := doc.Value
-		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(client.Reference(s.Ref).String()), s.Files, formatSize(int64(s.UnpackedBytes)), terminal.Line(strings.Join(s.Tags, " ")))
+		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.SafeLine(client.Reference(s.Ref).String()), s.Files, formatSize(int64(s.UnpackedBytes)), terminal.SafeLine(strings.Join(s.Tags, " ")))
 		text := s.GetDocument()
 		if a.OutTTY {
-			text = terminal.Safe(text)
+			text = terminal.SafeText(text)
 		}
 		_, err = io.WriteString(a.Out, text)
 		return err
@@ -109,7 +109,7 @@ func (c *skillsTagCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(client.Reference(doc.Value.Ref).String()))
+		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.SafeLine(client.Reference(doc.Value.Ref).String()))
 		return err
 	})
 }

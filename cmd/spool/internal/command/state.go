@@ -58,7 +58,7 @@ func printState(a *app, s *spoolv1.SessionState) error {
 		return err
 	}
 	for _, f := range s.Files.GetChanges() {
-		if _, err := fmt.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, terminal.Line(f.Type), terminal.Line(f.Path), formatSize(int64(f.Size))); err != nil {
+		if _, err := fmt.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, terminal.SafeLine(f.Type), terminal.SafeLine(f.Path), formatSize(int64(f.Size))); err != nil {
 			return err
 		}
 	}
@@ -85,12 +85,14 @@ func printBlockSummary(a *app, mark string, block *spoolv1.Block) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), shortenSummary(summarizeBlock(b)))
+	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.SafeLine(string(b.Status)), shortenSummary(summarizeBlock(b)))
 	return err
 }
 
 // shortenSummary shortens a text so that it fits into a line of a list.
-func shortenSummary(s string) string { return terminal.Fit(terminal.Line(s), maxSummaryColumns) }
+func shortenSummary(s string) string {
+	return terminal.FitLine(terminal.SafeLine(s), maxSummaryColumns)
+}
 
 // formatUsageTotal formats the tokens and the cost of a session.
 func formatUsageTotal(t *spoolv1.UsageTotal) string {

@@ -52,7 +52,7 @@ func writeRow(w *tabwriter.Writer, row []any) {
 		if i > 0 {
 			fmt.Fprint(w, "\t")
 		}
-		text := terminal.Line(fmt.Sprint(c))
+		text := terminal.SafeLine(fmt.Sprint(c))
 		if text == "" {
 			text = "-"
 		}

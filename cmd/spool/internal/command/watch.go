@@ -68,7 +68,7 @@ func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error)
 		w.showConnectionState("", "")
 		w.lost = false
 	case m.Lost != nil:
-		why := terminal.Line(m.Lost.Error())
+		why := terminal.SafeLine(m.Lost.Error())
 		w.showConnectionState("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
 		w.lost = true
 	case m.Lag != nil:
@@ -87,7 +87,7 @@ func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error)
 // line once on standard error.
 func (w *sessionWatcher) showConnectionState(state, line string) {
 	if w.renderer != nil {
-		w.renderer.State(state)
+		w.renderer.SetState(state)
 	}
 	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
 		fmt.Fprintln(w.app.Err, "spool: "+line)
@@ -116,7 +116,7 @@ func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (eve
 	}
 	e := wire.Event()
 	if w.renderer != nil {
-		w.renderer.Event(e)
+		w.renderer.ShowEvent(e)
 	}
 	if w.prompts != nil {
 		w.prompts.updateQueue(e)
@@ -154,7 +154,7 @@ func (w *sessionWatcher) showDelta(wire events.Wire) error {
 		return fmt.Errorf("decode delta: %w", err)
 	}
 	d.ExecutionID, d.ConversationID = wire.ExecutionID, wire.ConversationID
-	w.renderer.Delta(d)
+	w.renderer.ShowDelta(d)
 	return nil
 }
 
@@ -168,9 +168,9 @@ func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payloa
 	}
 	notice := fmt.Sprintf("%s; continuing after event %d", why, s.Seq)
 	if w.renderer != nil && w.app.OutTTY {
-		w.renderer.Note(notice)
+		w.renderer.ShowNote(notice)
 	} else {
-		fmt.Fprintln(w.app.Err, "spool: "+terminal.Line(notice))
+		fmt.Fprintln(w.app.Err, "spool: "+terminal.SafeLine(notice))
 	}
 	if w.renderer != nil {
 		var list []events.Block
@@ -179,7 +179,7 @@ func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payloa
 				list = append(list, b)
 			}
 		}
-		w.renderer.Snapshot(list)
+		w.renderer.ShowSnapshot(list)
 	}
 	if w.only == "" {
 		return nil, nil
@@ -227,7 +227,7 @@ func (w *sessionWatcher) startRenderer(ctx context.Context) (done func() error) 
 	w.renderer = w.app.newRenderer()
 	ctx, cancel := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { w.renderer.Spin(ctx) })
+	spinning.Go(func() { w.renderer.RunSpinner(ctx) })
 	return sync.OnceValue(func() error {
 		cancel()
 		spinning.Wait()

@@ -25,7 +25,7 @@ func (Machine) DefaultDir() (string, error) { return stack.DefaultDataDir() }
 // Find returns how to reach the stack that runs on a data folder. ok is false if none runs, or if it is still
 // starting.
 func (Machine) Find(dir string) (c command.StackConnection, ok bool, err error) {
-	found, err := stack.Find(dir)
+	found, err := stack.FindRunning(dir)
 	if errors.Is(err, stack.ErrNotRunning) && !errors.Is(err, os.ErrPermission) {
 		return c, false, nil
 	}
@@ -59,7 +59,7 @@ func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Instal
 	if _, err := os.Stat(o.DataDir); errors.Is(err, os.ErrNotExist) {
 		return command.Installation{}, fmt.Errorf("data: folder %s does not exist: name the installation's folder with --data, or its --nats-url", o.DataDir)
 	}
-	base, err := stack.Open(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
+	base, err := stack.OpenStorage(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
 	if err != nil {
 		return command.Installation{}, wrapLockError(err)
 	}
