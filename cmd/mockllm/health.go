@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// checkListening returns nil if a server listens on addr. It sends no request, because the server records requests for tests.
+// checkListening returns nil if a server listens on addr. It sends no request, because the server records requests for
+// tests.
 func checkListening(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

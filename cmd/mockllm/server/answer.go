@@ -30,7 +30,7 @@ type apiDialect interface {
 // answerHandler returns the HTTP handler that answers the model requests of one API.
 func (s *Server) answerHandler(d apiDialect) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		rec := s.records.add(r, s.config.Now())
+		rec := s.records.addRequest(r, s.config.Now())
 		outcome := "complete"
 		defer func() { rec.setOutcome(outcome) }()
 		c, f := s.readRequest(w, r, d, rec)
@@ -44,7 +44,7 @@ func (s *Server) answerHandler(d apiDialect) http.HandlerFunc {
 			return
 		}
 		rec.setRule(p.rule)
-		p, ok := s.playLeadingDelays(r.Context(), p)
+		p, ok := s.waitLeadingDelays(r.Context(), p)
 		switch {
 		case !ok:
 			outcome = "interrupted"
@@ -85,10 +85,10 @@ func (s *Server) readRequest(w http.ResponseWriter, r *http.Request, d apiDialec
 	return c, nil
 }
 
-// playLeadingDelays waits for the delays at the start of a plan, before the server sends anything, so that an error
+// waitLeadingDelays waits for the delays at the start of a plan, before the server sends anything, so that an error
 // after them can still be the HTTP status. It returns the plan without these delays, and false if the client has closed
 // the connection.
-func (s *Server) playLeadingDelays(ctx context.Context, p answerPlan) (answerPlan, bool) {
+func (s *Server) waitLeadingDelays(ctx context.Context, p answerPlan) (answerPlan, bool) {
 	for len(p.parts) > 0 && p.parts[0].kind == stepDelay {
 		if sleep(ctx, p.parts[0].delay) != nil {
 			return p, false
@@ -162,7 +162,7 @@ func (s *Server) sendError(w http.ResponseWriter, d apiDialect, f *apiError) str
 
 // writeJSON answers a request with a status and a value that is encoded as JSON.
 func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) {
-	body, err := marshal(v)
+	body, err := marshalUnescaped(v)
 	if err != nil {
 		s.log.Error("mockllm: encode answer", "error", err)
 		status, body = http.StatusInternalServerError, []byte(`{"error":{"message":"mockllm: encode answer"}}`)
@@ -177,7 +177,7 @@ func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) {
 // handleCountTokens serves Anthropic's endpoint that counts the tokens of a request.
 func (s *Server) handleCountTokens(w http.ResponseWriter, r *http.Request) {
 	d := anthropicDialect{counting: true}
-	rec := s.records.add(r, s.config.Now())
+	rec := s.records.addRequest(r, s.config.Now())
 	c, f := s.readRequest(w, r, d, rec)
 	if f != nil {
 		rec.setOutcome(s.sendError(w, d, f))
@@ -198,30 +198,30 @@ func (s *Server) modelNames() []string {
 	return defaultModels
 }
 
-// modelObject returns the description of a model in a format that clients of both Anthropic and OpenAI can read.
-func modelObject(id string) orderedObject {
+// newModelObject returns the description of a model in a format that clients of both Anthropic and OpenAI can read.
+func newModelObject(id string) orderedObject {
 	return orderedObject{"id", id, "type", "model", "object", "model", "display_name", id,
 		"created_at", time.Unix(0, 0).UTC().Format(time.RFC3339), "created", 0, "owned_by", "mockllm"}
 }
 
 func (s *Server) handleListModels(w http.ResponseWriter, r *http.Request) {
-	s.records.add(r, s.config.Now()).setOutcome("complete")
+	s.records.addRequest(r, s.config.Now()).setOutcome("complete")
 	all := s.modelNames()
 	data := make([]orderedObject, len(all))
 	for i, id := range all {
-		data[i] = modelObject(id)
+		data[i] = newModelObject(id)
 	}
 	s.writeJSON(w, http.StatusOK, orderedObject{"object", "list", "data", data, "has_more", false, "first_id", all[0], "last_id", all[len(all)-1]})
 }
 
 func (s *Server) handleGetModel(w http.ResponseWriter, r *http.Request) {
-	rec := s.records.add(r, s.config.Now())
+	rec := s.records.addRequest(r, s.config.Now())
 	id := r.PathValue("id")
 	if len(s.script.models) > 0 && !slices.Contains(s.script.models, id) {
 		rec.setOutcome(s.sendError(w, guessDialect(r), &apiError{status: http.StatusNotFound, message: "model: " + id}))
 		return
 	}
-	s.writeJSON(w, http.StatusOK, modelObject(id))
+	s.writeJSON(w, http.StatusOK, newModelObject(id))
 	rec.setOutcome("complete")
 }
 

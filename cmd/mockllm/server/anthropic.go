@@ -81,7 +81,7 @@ func (anthropicDialect) addMessage(c *Conversation, role string, content json.Ra
 		case b.Type == "text" && role == "user":
 			err = c.addUser(b.Text)
 		case b.Type == "text":
-			c.addEntry(assistantText, b.Text)
+			c.addEntry(entryAssistantText, b.Text)
 		case b.Type == "tool_use":
 			c.addToolCall(b.ID, b.Name, string(b.Input))
 		case b.Type == "tool_result":
@@ -107,7 +107,7 @@ func (anthropicDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e an
 		switch b.kind {
 		case stepThinking:
 			content = append(content, orderedObject{"type", "thinking", "thinking", b.text, "signature", thinkingSignature(b)})
-		case stepTools:
+		case stepToolCalls:
 			content = append(content, orderedObject{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", json.RawMessage(b.text)})
 		default:
 			content = append(content, orderedObject{"type", "text", "text", b.text})
@@ -139,7 +139,7 @@ var anthropicErrorTypes = map[int]string{
 
 // anthropicStopReason converts a stop reason of a script to the value that Anthropic's API has for it.
 func anthropicStopReason(stop string) string {
-	return map[string]string{stopEnd: "end_turn", stopLength: "max_tokens", stopRefusal: "refusal", stopTools: "tool_use"}[stop]
+	return map[string]string{stopReasonEnd: "end_turn", stopReasonLength: "max_tokens", stopReasonRefusal: "refusal", stopReasonTools: "tool_use"}[stop]
 }
 
 func anthropicUsage(input, output int) orderedObject {
@@ -184,7 +184,7 @@ func (s *anthropicStream) openBlock(b contentBlock) error {
 	switch b.kind {
 	case stepThinking:
 		content = orderedObject{"type", "thinking", "thinking", "", "signature", ""}
-	case stepTools:
+	case stepToolCalls:
 		content = orderedObject{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", orderedObject{}}
 	default:
 		content = orderedObject{"type", "text", "text", ""}
@@ -200,7 +200,7 @@ func (s *anthropicStream) writeText(text string) error {
 	switch s.now.kind {
 	case stepThinking:
 		return s.sendDelta(orderedObject{"type", "thinking_delta", "thinking", text})
-	case stepTools:
+	case stepToolCalls:
 		return s.sendDelta(orderedObject{"type", "input_json_delta", "partial_json", text})
 	default:
 		return s.sendDelta(orderedObject{"type", "text_delta", "text", text})

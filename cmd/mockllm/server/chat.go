@@ -27,7 +27,7 @@ func (chatDialect) parseRequest(body []byte) (*Conversation, error) {
 	}
 	c := &Conversation{API: Chat, Model: req.Model, Stream: req.Stream, Usage: req.StreamOptions.IncludeUsage}
 	for i, m := range req.Messages {
-		if err := m.addTo(c); err != nil {
+		if err := m.addToConversation(c); err != nil {
 			return nil, fmt.Errorf("messages[%d]: %w", i, err)
 		}
 	}
@@ -53,8 +53,8 @@ type chatMessage struct {
 	} `json:"tool_calls"`
 }
 
-// addTo adds the message, its tool calls included, to the conversation.
-func (m chatMessage) addTo(c *Conversation) error {
+// addToConversation adds the message, its tool calls included, to the conversation.
+func (m chatMessage) addToConversation(c *Conversation) error {
 	all, err := textParts(m.Content)
 	if err != nil {
 		return fmt.Errorf("content: %w", err)
@@ -72,7 +72,7 @@ func (m chatMessage) addTo(c *Conversation) error {
 		}
 	case "assistant":
 		for _, text := range all {
-			c.addEntry(assistantText, text)
+			c.addEntry(entryAssistantText, text)
 		}
 		for _, call := range m.ToolCalls {
 			c.addToolCall(call.ID, call.Function.Name, call.Function.Arguments)
@@ -100,7 +100,7 @@ func (chatDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e answerE
 		switch b.kind {
 		case stepThinking:
 			thinking += b.text
-		case stepTools:
+		case stepToolCalls:
 			calls = append(calls, orderedObject{"id", "call_" + b.id, "type", "function", "function", orderedObject{"name", b.name, "arguments", b.text}})
 		default:
 			text += b.text
@@ -148,7 +148,7 @@ var openaiErrorTypes = map[int]string{
 
 // chatFinishReason converts a stop reason of a script to the finish_reason of Chat Completions.
 func chatFinishReason(stop string) string {
-	return map[string]string{stopEnd: "stop", stopLength: "length", stopRefusal: "content_filter", stopTools: "tool_calls"}[stop]
+	return map[string]string{stopReasonEnd: "stop", stopReasonLength: "length", stopReasonRefusal: "content_filter", stopReasonTools: "tool_calls"}[stop]
 }
 
 func chatUsage(input, output int) orderedObject {
@@ -186,7 +186,7 @@ func (s *chatStream) sendDelta(d orderedObject) error {
 
 func (s *chatStream) openBlock(b contentBlock) error {
 	s.now = b
-	if b.kind != stepTools {
+	if b.kind != stepToolCalls {
 		return nil
 	}
 	s.tool++
@@ -198,7 +198,7 @@ func (s *chatStream) writeText(text string) error {
 	switch s.now.kind {
 	case stepThinking:
 		return s.sendDelta(orderedObject{"reasoning_content", text})
-	case stepTools:
+	case stepToolCalls:
 		return s.sendDelta(orderedObject{"tool_calls", []orderedObject{{"index", s.tool, "function", orderedObject{"arguments", text}}}})
 	default:
 		return s.sendDelta(orderedObject{"content", text})

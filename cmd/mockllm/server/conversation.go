@@ -35,22 +35,23 @@ type Conversation struct {
 	namespaces  map[string]bool // Responses: of tools that are called by namespace and name
 	inputBytes  int             // texts, tool calls, results and tool definitions
 	calls       []string        // ids of tool calls without a result yet
-	entries     []entry
+	entries     []conversationEntry
 }
 
-// entryKind states the author and the type of an entry of a conversation.
-type entryKind int
+// conversationEntryKind states the author and the type of an entry of a conversation.
+type conversationEntryKind int
 
 const (
-	userText entryKind = iota
-	assistantText
-	toolCall
-	toolResult
+	entryUserText conversationEntryKind = iota
+	entryAssistantText
+	entryToolCall
+	entryToolResult
 )
 
-// entry is one part of a conversation: a text of the user or of the assistant, a tool call, or a tool result.
-type entry struct {
-	kind entryKind
+// conversationEntry is one part of a conversation: a text of the user or of the assistant, a tool call, or a tool
+// result.
+type conversationEntry struct {
+	kind conversationEntryKind
 	text string
 }
 
@@ -69,9 +70,9 @@ var cliSectionPattern = regexp.MustCompile(`(?s)<system-reminder>.*?</system-rem
 var interruptionMarkers = []string{"[Request interrupted by user", "<turn_aborted>"}
 
 // addEntry appends an entry to the conversation and adds its length to the counted input bytes.
-func (c *Conversation) addEntry(kind entryKind, text string) {
+func (c *Conversation) addEntry(kind conversationEntryKind, text string) {
 	c.inputBytes += len(text)
-	c.entries = append(c.entries, entry{kind, text})
+	c.entries = append(c.entries, conversationEntry{kind, text})
 }
 
 // addSystem appends a system or developer message to the system text of the conversation.
@@ -93,7 +94,7 @@ func (c *Conversation) turns() []userTurn {
 	open := false // another user text would join the last turn
 	for _, e := range c.entries {
 		switch e.kind {
-		case userText:
+		case entryUserText:
 			text := strings.TrimSpace(cliSectionPattern.ReplaceAllString(e.text, ""))
 			if text == "" {
 				continue
@@ -108,13 +109,13 @@ func (c *Conversation) turns() []userTurn {
 			}
 			last := &all[len(all)-1]
 			last.texts = append(last.texts, text)
-		case toolResult:
+		case entryToolResult:
 			open = false
 			if len(all) > 0 {
 				last := &all[len(all)-1]
 				last.results = append(last.results, e.text)
 			}
-		case assistantText, toolCall:
+		case entryAssistantText, entryToolCall:
 			open = false
 		}
 	}
@@ -149,9 +150,9 @@ func (c *Conversation) contentHash() string {
 
 // stableID returns an id of the conversation that stays the same while messages are appended.
 func (c *Conversation) stableID() string {
-	var first []entry
+	var first []conversationEntry
 	for _, e := range c.entries {
-		if e.kind != userText {
+		if e.kind != entryUserText {
 			break
 		}
 		first = append(first, e)
@@ -160,7 +161,7 @@ func (c *Conversation) stableID() string {
 }
 
 // hashEntries returns a hash of an API, a model and the entries of a conversation.
-func hashEntries(api, model string, entries []entry) string {
+func hashEntries(api, model string, entries []conversationEntry) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\x00%s\x00", api, model)
 	for _, e := range entries {
@@ -178,13 +179,13 @@ func (c *Conversation) addUser(text string) error {
 	if err := c.checkToolCallsAnswered(); err != nil {
 		return err
 	}
-	c.addEntry(userText, text)
+	c.addEntry(entryUserText, text)
 	return nil
 }
 
 // addToolCall appends a tool call of the assistant. The conversation is invalid until its result follows.
 func (c *Conversation) addToolCall(id, name, input string) {
-	c.addEntry(toolCall, name+" "+input)
+	c.addEntry(entryToolCall, name+" "+input)
 	c.calls = append(c.calls, id)
 }
 
@@ -195,7 +196,7 @@ func (c *Conversation) addToolResult(id, text string) error {
 		return fmt.Errorf("a tool result answers %q, which is not an open tool call", id)
 	}
 	c.calls = slices.Delete(c.calls, i, i+1)
-	c.addEntry(toolResult, text)
+	c.addEntry(entryToolResult, text)
 	return nil
 }
 

@@ -15,10 +15,10 @@ import (
 )
 
 //go:embed default.yaml
-var defaultScript []byte
+var defaultScriptYAML []byte
 
 // DefaultScript returns the built-in script, which the server uses if the user names no file.
-func DefaultScript() (*Script, error) { return ParseScript("default.yaml", defaultScript) }
+func DefaultScript() (*Script, error) { return ParseScript("default.yaml", defaultScriptYAML) }
 
 // LoadScript reads and validates the script in the file at path.
 func LoadScript(path string) (*Script, error) {

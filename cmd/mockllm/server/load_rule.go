@@ -80,10 +80,10 @@ func (l *scriptLoader) splitReplies(n *yaml.Node, path string, steps []scriptSte
 		}
 		last.steps = append(last.steps, s)
 		switch s.kind {
-		case stepTools:
+		case stepToolCalls:
 			last.calls = len(s.calls)
 			all = append(all, ruleReply{})
-		case stepError, stepBreak, stepEndless, stepStop:
+		case stepError, stepCutConnection, stepEndlessText, stepStopReason:
 			ended = true
 		case stepText, stepThinking, stepDelay:
 		}
@@ -99,10 +99,10 @@ func (l *scriptLoader) readConditions(n *yaml.Node, path string, m *ruleConditio
 	var turns struct{ min, max int }
 	var stream bool
 	seen := l.readObject(n, path, map[string]fieldReader{
-		"user":        l.textMatchInto(&m.user),
-		"tool_result": l.textMatchInto(&m.toolResult),
-		"system":      l.textMatchInto(&m.system),
-		"model":       l.textMatchInto(&m.model),
+		"user":        l.textConditionInto(&m.user),
+		"tool_result": l.textConditionInto(&m.toolResult),
+		"system":      l.textConditionInto(&m.system),
+		"model":       l.textConditionInto(&m.model),
 		"api": func(n *yaml.Node, path string) {
 			var api string
 			one := l.oneOfInto(&api, string(Anthropic), string(Responses), string(Chat))
@@ -137,9 +137,9 @@ func (l *scriptLoader) readConditions(n *yaml.Node, path string, m *ruleConditio
 	}
 }
 
-// textMatchInto returns a reader of a condition on a text, which it stores in to. A plain string is a condition that a
-// text meets if it contains the string, ignoring case.
-func (l *scriptLoader) textMatchInto(to **textCondition) fieldReader {
+// textConditionInto returns a reader of a condition on a text, which it stores in to. A plain string is a condition
+// that a text meets if it contains the string, ignoring case.
+func (l *scriptLoader) textConditionInto(to **textCondition) fieldReader {
 	return func(n *yaml.Node, path string) {
 		m := &textCondition{}
 		*to = m

@@ -17,9 +17,9 @@ func (l *scriptLoader) readStep(n *yaml.Node, path string, inherited textPacing)
 	seen := l.readObject(n, path, map[string]fieldReader{
 		"text":     is(stepText, l.pacedTextInto(&s, "text")),
 		"thinking": is(stepThinking, l.pacedTextInto(&s, "text")),
-		"endless":  is(stepEndless, l.pacedTextInto(&s, "text")),
-		"tool":     is(stepTools, one),
-		"tools": is(stepTools, func(n *yaml.Node, path string) {
+		"endless":  is(stepEndlessText, l.pacedTextInto(&s, "text")),
+		"tool":     is(stepToolCalls, one),
+		"tools": is(stepToolCalls, func(n *yaml.Node, path string) {
 			l.readList(n, path, one)
 			if len(s.calls) == 0 {
 				l.addError(n, path, "must hold at least one call")
@@ -27,12 +27,12 @@ func (l *scriptLoader) readStep(n *yaml.Node, path string, inherited textPacing)
 		}),
 		"delay": is(stepDelay, l.durationInto(&s.delay)),
 		"error": is(stepError, func(n *yaml.Node, path string) { l.readErrorStep(n, path, &s) }),
-		"break": is(stepBreak, func(n *yaml.Node, path string) {
+		"break": is(stepCutConnection, func(n *yaml.Node, path string) {
 			if n.Value != "true" {
 				l.addError(n, path, "must be true")
 			}
 		}),
-		"stop": is(stepStop, l.oneOfInto(&s.stop, stopEnd, stopLength, stopRefusal)),
+		"stop": is(stepStopReason, l.oneOfInto(&s.stop, stopReasonEnd, stopReasonLength, stopReasonRefusal)),
 	})
 	if seen != nil && len(seen) != 1 {
 		l.addError(n, path, "must hold exactly one field, and holds %d", len(seen))

@@ -10,10 +10,10 @@ import (
 
 // The reasons for the end of an answer, as scripts spell them; each dialect has its own words.
 const (
-	stopEnd     = "end"
-	stopLength  = "length"
-	stopRefusal = "refusal"
-	stopTools   = "tools" // never scripted: it follows from tool calls
+	stopReasonEnd     = "end"
+	stopReasonLength  = "length"
+	stopReasonRefusal = "refusal"
+	stopReasonTools   = "tools" // never scripted: it follows from tool calls
 )
 
 // answerPlan is the answer to one request as the script defines it, with all templates executed.
@@ -25,7 +25,7 @@ type answerPlan struct {
 
 // planPart is one part of the plan of an answer: a text, a tool call, a delay, an error or a cut connection.
 type planPart struct {
-	kind   scriptStepKind // stepTools stands for one call here
+	kind   scriptStepKind // stepToolCalls stands for one call here
 	text   string
 	pacing textPacing
 	name   string // of the tool
@@ -103,7 +103,7 @@ func (m *ruleConditions) areMet(v *templateView, text string) ([]string, bool) {
 	case m.user == nil:
 		return nil, true
 	}
-	return m.user.find(text)
+	return m.user.matchText(text)
 }
 
 // meetsCondition reports whether a text meets a condition. Every text meets a nil condition.
@@ -111,7 +111,7 @@ func meetsCondition(m *textCondition, text string) bool {
 	if m == nil {
 		return true
 	}
-	_, ok := m.find(text)
+	_, ok := m.matchText(text)
 	return ok
 }
 
@@ -121,7 +121,7 @@ func containsFold(text, part string) bool {
 
 // fillReply executes the templates of a reply and returns the plan of the answer.
 func (r *scriptRule) fillReply(answer ruleReply, v *templateView) (answerPlan, error) {
-	p := answerPlan{rule: r.name, stop: stopEnd}
+	p := answerPlan{rule: r.name, stop: stopReasonEnd}
 	for _, s := range answer.steps {
 		if err := p.addStep(s, v); err != nil {
 			return answerPlan{}, fmt.Errorf("rule %q, line %d of the script: %w", r.name, s.line, err)
@@ -135,14 +135,14 @@ func (p *answerPlan) addStep(s scriptStep, v *templateView) error {
 	out := planPart{kind: s.kind, pacing: s.pacing, delay: s.delay}
 	var err error
 	switch s.kind {
-	case stepText, stepThinking, stepEndless:
+	case stepText, stepThinking, stepEndlessText:
 		out.text, err = v.execute(s.text)
 		if out.text == "" {
 			return err // the text of the template is empty
 		}
 		p.parts = append(p.parts, out)
-	case stepTools:
-		p.stop = stopTools
+	case stepToolCalls:
+		p.stop = stopReasonTools
 		for _, call := range s.calls {
 			c, callErr := fillToolCall(call, s.pacing, v)
 			if callErr != nil {
@@ -154,9 +154,9 @@ func (p *answerPlan) addStep(s scriptStep, v *templateView) error {
 		out.fault = &apiError{status: s.fault.status, kind: s.fault.kind, retryAfter: s.fault.retryAfter}
 		out.fault.message, err = v.execute(s.text)
 		p.parts = append(p.parts, out)
-	case stepStop:
+	case stepStopReason:
 		p.stop = s.stop
-	case stepDelay, stepBreak:
+	case stepDelay, stepCutConnection:
 		p.parts = append(p.parts, out)
 	}
 	return err
@@ -165,7 +165,7 @@ func (p *answerPlan) addStep(s scriptStep, v *templateView) error {
 // fillToolCall executes the templates of a tool call and returns the part of the plan. It returns an error for a call
 // with free text unless the request declares a tool that takes free text.
 func fillToolCall(call toolCallSpec, pace textPacing, v *templateView) (planPart, error) {
-	out := planPart{kind: stepTools, pacing: pace}
+	out := planPart{kind: stepToolCalls, pacing: pace}
 	out.namespace, out.name = v.conversation.splitToolName(call.name)
 	if free, ok := call.input.(*template.Template); ok {
 		if !v.conversation.customTools[call.name] {
@@ -180,7 +180,7 @@ func fillToolCall(call toolCallSpec, pace textPacing, v *templateView) (planPart
 	if err != nil {
 		return out, fmt.Errorf("input of %s: %w", call.name, err)
 	}
-	input, err := marshal(filled)
+	input, err := marshalUnescaped(filled)
 	if err != nil {
 		return out, fmt.Errorf("input of %s: %w", call.name, err)
 	}

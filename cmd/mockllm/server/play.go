@@ -18,7 +18,7 @@ type answerHeader struct {
 
 // contentBlock is one content block of an answer: a text, a thinking text, or a tool call.
 type contentBlock struct {
-	kind      scriptStepKind // stepText, stepThinking or stepTools
+	kind      scriptStepKind // stepText, stepThinking or stepToolCalls
 	id        string         // without a dialect's prefix
 	name      string         // of the tool
 	namespace string         // of the tool, "" for none
@@ -59,24 +59,24 @@ func sendPlan(ctx context.Context, p answerPlan, id string, out answerSink) erro
 			if err := sleep(ctx, part.delay); err != nil {
 				return err
 			}
-		case stepBreak:
+		case stepCutConnection:
 			return errScriptedBreak
 		case stepError:
 			return out.endAnswer(answerEnd{fault: part.fault, output: estimateTokens(written)})
-		case stepText, stepThinking, stepTools, stepEndless:
+		case stepText, stepThinking, stepToolCalls, stepEndlessText:
 			b := contentBlock{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom, namespace: part.namespace}
 			blocks++
 			if err := sendBlock(ctx, part, b, out); err != nil {
 				return err
 			}
 			// An answer that breaks off ends in the middle of a block.
-			if i+1 == len(p.parts) || p.parts[i+1].kind != stepBreak && p.parts[i+1].kind != stepError {
+			if i+1 == len(p.parts) || p.parts[i+1].kind != stepCutConnection && p.parts[i+1].kind != stepError {
 				if err := out.closeBlock(); err != nil {
 					return err
 				}
 			}
 			written += len(part.name) + len(part.text)
-		case stepStop:
+		case stepStopReason:
 		}
 	}
 	return out.endAnswer(answerEnd{stop: p.stop, output: estimateTokens(written)})
@@ -84,7 +84,7 @@ func sendPlan(ctx context.Context, p answerPlan, id string, out answerSink) erro
 
 // sendBlock writes one content block to out, with the pauses between the pieces of its text.
 func sendBlock(ctx context.Context, p planPart, b contentBlock, out answerSink) error {
-	endless := p.kind == stepEndless
+	endless := p.kind == stepEndlessText
 	if endless {
 		b.kind = stepText
 	}

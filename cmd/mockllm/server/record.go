@@ -38,8 +38,8 @@ type requestRecord struct {
 	req *RecordedRequest
 }
 
-// add appends a request whose outcome is open to the log. Keys in the request's headers are redacted.
-func (rs *requestLog) add(r *http.Request, now time.Time) *requestRecord {
+// addRequest appends a request whose outcome is open to the log. Keys in the request's headers are redacted.
+func (rs *requestLog) addRequest(r *http.Request, now time.Time) *requestRecord {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	rs.count++
@@ -65,8 +65,8 @@ func (rs *requestLog) dropOldest() {
 	}
 }
 
-// update calls f with the recorded request while it holds the lock of the log.
-func (r *requestRecord) update(f func(*RecordedRequest)) {
+// updateRequest calls f with the recorded request while it holds the lock of the log.
+func (r *requestRecord) updateRequest(f func(*RecordedRequest)) {
 	r.in.mu.Lock()
 	defer r.in.mu.Unlock()
 	f(r.req)
@@ -74,7 +74,7 @@ func (r *requestRecord) update(f func(*RecordedRequest)) {
 
 // setBody stores the body of the request if it is valid JSON.
 func (r *requestRecord) setBody(b []byte) {
-	r.update(func(req *RecordedRequest) {
+	r.updateRequest(func(req *RecordedRequest) {
 		if !json.Valid(b) {
 			return
 		}
@@ -85,16 +85,16 @@ func (r *requestRecord) setBody(b []byte) {
 }
 
 func (r *requestRecord) setConversation(c *Conversation) {
-	r.update(func(req *RecordedRequest) { req.API, req.Model, req.Stream = c.API, c.Model, c.Stream })
+	r.updateRequest(func(req *RecordedRequest) { req.API, req.Model, req.Stream = c.API, c.Model, c.Stream })
 }
 
 func (r *requestRecord) setRule(name string) {
-	r.update(func(req *RecordedRequest) { req.Rule = name })
+	r.updateRequest(func(req *RecordedRequest) { req.Rule = name })
 }
 
 // setOutcome records how the server answered the request.
 func (r *requestRecord) setOutcome(outcome string) {
-	r.update(func(req *RecordedRequest) { req.Outcome = outcome })
+	r.updateRequest(func(req *RecordedRequest) { req.Outcome = outcome })
 }
 
 // Requests returns the newest requests, oldest first. Keys are redacted.

@@ -47,12 +47,12 @@ func (responsesDialect) parseRequest(body []byte) (*Conversation, error) {
 	var items []responsesItem
 	var text string
 	if json.Unmarshal(req.Input, &text) == nil {
-		c.addEntry(userText, text)
+		c.addEntry(entryUserText, text)
 	} else if err := json.Unmarshal(req.Input, &items); err != nil {
 		return nil, fmt.Errorf("input: %w", err)
 	}
 	for i, item := range items {
-		if err := item.addTo(c); err != nil {
+		if err := item.addToConversation(c); err != nil {
 			return nil, fmt.Errorf("input[%d]: %w", i, err)
 		}
 	}
@@ -64,9 +64,9 @@ func (responsesDialect) parseRequest(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// addTo adds the item to the conversation. Items of types without content that a script can match, such as reasoning,
-// are ignored.
-func (i responsesItem) addTo(c *Conversation) error {
+// addToConversation adds the item to the conversation. Items of types without content that a script can match, such as
+// reasoning, are ignored.
+func (i responsesItem) addToConversation(c *Conversation) error {
 	switch i.Type {
 	case "", "message":
 		return i.addMessage(c)
@@ -140,7 +140,7 @@ func (i responsesItem) addMessage(c *Conversation) error {
 				return err
 			}
 		case "assistant":
-			c.addEntry(assistantText, text)
+			c.addEntry(entryAssistantText, text)
 		default:
 			return fmt.Errorf("role: must be system, developer, user or assistant, not %q", i.Role)
 		}
@@ -157,7 +157,7 @@ func (responsesDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e an
 	for _, b := range blocks {
 		output = append(output, responsesOutputItem(b, b.text, "completed"))
 	}
-	return responsesObject(h, output, &e)
+	return newResponseObject(h, output, &e)
 }
 
 func (responsesDialect) errorBody(f *apiError) any { return openaiErrorBody(f) }
@@ -172,10 +172,10 @@ func responsesOutputItem(b contentBlock, text, status string) orderedObject {
 			summary = append(summary, orderedObject{"type", "summary_text", "text", text})
 		}
 		return orderedObject{"id", "rs_" + b.id, "type", "reasoning", "summary", summary}
-	case b.kind == stepTools && b.custom:
+	case b.kind == stepToolCalls && b.custom:
 		return b.addNamespace(orderedObject{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
 			"call_id", "call_" + b.id, "name", b.name, "input", text})
-	case b.kind == stepTools:
+	case b.kind == stepToolCalls:
 		return b.addNamespace(orderedObject{"id", "fc_" + b.id, "type", "function_call", "status", status,
 			"call_id", "call_" + b.id, "name", b.name, "arguments", text})
 	default:
@@ -200,8 +200,8 @@ func responsesTextPart(text string) orderedObject {
 	return orderedObject{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
 }
 
-// responsesObject returns the response object of the Responses API. Its status is in_progress if e is nil.
-func responsesObject(h answerHeader, output []orderedObject, e *answerEnd) orderedObject {
+// newResponseObject returns the response object of the Responses API. Its status is in_progress if e is nil.
+func newResponseObject(h answerHeader, output []orderedObject, e *answerEnd) orderedObject {
 	status := "in_progress"
 	var fail, incomplete, usage any
 	if e != nil {
@@ -212,9 +212,9 @@ func responsesObject(h answerHeader, output []orderedObject, e *answerEnd) order
 		case e.fault != nil:
 			status = "failed"
 			fail = orderedObject{"code", responsesErrorCode(e.fault), "message", e.fault.message}
-		case e.stop == stopLength:
+		case e.stop == stopReasonLength:
 			status, incomplete = "incomplete", orderedObject{"reason", "max_output_tokens"}
-		case e.stop == stopRefusal:
+		case e.stop == stopReasonRefusal:
 			status, incomplete = "incomplete", orderedObject{"reason", "content_filter"}
 		}
 	}
@@ -262,10 +262,10 @@ func (s *responsesStream) sendFirstEvents() error {
 		return nil
 	}
 	s.begun = true
-	if err := s.sendEvent("response.created", "response", responsesObject(s.header, []orderedObject{}, nil)); err != nil {
+	if err := s.sendEvent("response.created", "response", newResponseObject(s.header, []orderedObject{}, nil)); err != nil {
 		return err
 	}
-	return s.sendEvent("response.in_progress", "response", responsesObject(s.header, []orderedObject{}, nil))
+	return s.sendEvent("response.in_progress", "response", newResponseObject(s.header, []orderedObject{}, nil))
 }
 
 // sendItemEvent sends a server-sent event about the output item that is being written.
@@ -287,7 +287,7 @@ func (s *responsesStream) openBlock(b contentBlock) error {
 	switch b.kind {
 	case stepThinking:
 		return s.sendItemEvent("response.reasoning_summary_part.added", "summary_index", 0, "part", orderedObject{"type", "summary_text", "text", ""})
-	case stepTools:
+	case stepToolCalls:
 		return nil
 	default:
 		return s.sendItemEvent("response.content_part.added", "content_index", 0, "part", responsesTextPart(""))
@@ -299,9 +299,9 @@ func (s *responsesStream) writeText(text string) error {
 	switch {
 	case s.now.kind == stepThinking:
 		return s.sendItemEvent("response.reasoning_summary_text.delta", "summary_index", 0, "delta", text)
-	case s.now.kind == stepTools && s.now.custom:
+	case s.now.kind == stepToolCalls && s.now.custom:
 		return s.sendItemEvent("response.custom_tool_call_input.delta", "delta", text)
-	case s.now.kind == stepTools:
+	case s.now.kind == stepToolCalls:
 		return s.sendItemEvent("response.function_call_arguments.delta", "delta", text)
 	default:
 		return s.sendItemEvent("response.output_text.delta", "content_index", 0, "delta", text, "logprobs", []any{})
@@ -315,9 +315,9 @@ func (s *responsesStream) closeBlock() error {
 		err = errors.Join(
 			s.sendItemEvent("response.reasoning_summary_text.done", "summary_index", 0, "text", s.text),
 			s.sendItemEvent("response.reasoning_summary_part.done", "summary_index", 0, "part", orderedObject{"type", "summary_text", "text", s.text}))
-	case s.now.kind == stepTools && s.now.custom:
+	case s.now.kind == stepToolCalls && s.now.custom:
 		err = s.sendItemEvent("response.custom_tool_call_input.done", "input", s.text)
-	case s.now.kind == stepTools:
+	case s.now.kind == stepToolCalls:
 		err = s.sendItemEvent("response.function_call_arguments.done", "arguments", s.text)
 	default:
 		err = errors.Join(
@@ -337,8 +337,8 @@ func (s *responsesStream) endAnswer(e answerEnd) error {
 	switch {
 	case e.fault != nil:
 		kind = "response.failed"
-	case e.stop == stopLength || e.stop == stopRefusal:
+	case e.stop == stopReasonLength || e.stop == stopReasonRefusal:
 		kind = "response.incomplete"
 	}
-	return s.sendEvent(kind, "response", responsesObject(s.header, append([]orderedObject{}, s.done...), &e))
+	return s.sendEvent(kind, "response", newResponseObject(s.header, append([]orderedObject{}, s.done...), &e))
 }

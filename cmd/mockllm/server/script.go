@@ -38,8 +38,8 @@ type ruleReply struct {
 	tail bool
 }
 
-// ruleConditions holds the conditions that a request must meet for a rule to apply. A condition that is nil or empty is not
-// checked.
+// ruleConditions holds the conditions that a request must meet for a rule to apply. A condition that is nil or empty is
+// not checked.
 type ruleConditions struct {
 	user       *textCondition
 	toolResult *textCondition
@@ -59,9 +59,9 @@ type textCondition struct {
 	regex    *regexp.Regexp
 }
 
-// find reports whether the text meets the condition, and returns the submatches of its regular expression; captures[0]
-// is the whole match.
-func (m *textCondition) find(text string) ([]string, bool) {
+// matchText reports whether the text meets the condition, and returns the submatches of its regular expression;
+// captures[0] is the whole match.
+func (m *textCondition) matchText(text string) ([]string, bool) {
 	if m.regex == nil {
 		return []string{m.contains}, containsFold(text, m.contains)
 	}
@@ -75,12 +75,12 @@ type scriptStepKind int
 const (
 	stepText scriptStepKind = iota
 	stepThinking
-	stepTools
+	stepToolCalls
 	stepDelay
 	stepError
-	stepBreak
-	stepEndless
-	stepStop
+	stepCutConnection
+	stepEndlessText
+	stepStopReason
 )
 
 // scriptStep is one step of a rule, before its templates are executed. kind determines which of the other fields are

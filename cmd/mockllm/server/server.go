@@ -137,11 +137,11 @@ func (s *Server) registerRoutes() {
 	s.mux.HandleFunc("GET /v1/models/{id...}", s.handleGetModel)
 	s.mux.HandleFunc("GET /__requests", s.handleListRequests)
 	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		s.records.add(r, s.config.Now()).setOutcome("complete")
+		s.records.addRequest(r, s.config.Now()).setOutcome("complete")
 		s.writeJSON(w, http.StatusOK, orderedObject{"name", "mockllm"}) // HEAD / asks whether the service is there
 	})
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		rec := s.records.add(r, s.config.Now())
+		rec := s.records.addRequest(r, s.config.Now())
 		rec.setOutcome(s.sendError(w, guessDialect(r), &apiError{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path}))
 	})
 }

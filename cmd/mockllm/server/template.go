@@ -8,8 +8,8 @@ import (
 	"text/template/parse"
 )
 
-// templateView is the data on which the templates of a script are executed. It has functions and no fields, so that a misspelt
-// name is an error when the script is loaded, not during a conversation.
+// templateView is the data on which the templates of a script are executed. It has functions and no fields, so that a
+// misspelt name is an error when the script is loaded, not during a conversation.
 type templateView struct {
 	conversation *Conversation
 	turns        []userTurn
@@ -76,7 +76,7 @@ func (v *templateView) searchContext(pattern string) (string, error) {
 		return found, err
 	}
 	for _, e := range v.conversation.entries {
-		if e.kind != userText {
+		if e.kind != entryUserText {
 			continue
 		}
 		if found, err := firstCapture(pattern, e.text); found != "" || err != nil {
@@ -106,7 +106,7 @@ func firstCapture(pattern, text string) (string, error) {
 
 // toJSON returns the JSON of v; it is the template function json.
 func toJSON(v any) (string, error) {
-	b, err := marshal(v)
+	b, err := marshalUnescaped(v)
 	return string(b), err
 }
 

@@ -21,7 +21,7 @@ func (o orderedObject) MarshalJSON() ([]byte, error) {
 			b.WriteByte(',')
 		}
 		fmt.Fprintf(&b, "%q:", o[i])
-		value, err := marshal(o[i+1])
+		value, err := marshalUnescaped(o[i+1])
 		if err != nil {
 			return nil, err
 		}
@@ -31,9 +31,9 @@ func (o orderedObject) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// marshal encodes v as JSON without escaping <, > and &. The real services do not escape them either, and clients show
-// the input of a tool unchanged.
-func marshal(v any) ([]byte, error) {
+// marshalUnescaped encodes v as JSON without escaping <, > and &. The real services do not escape them either, and
+// clients show the input of a tool unchanged.
+func marshalUnescaped(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
@@ -51,7 +51,7 @@ type sseWriter struct {
 
 // sendJSON sends a server-sent event with data as JSON. An event with an empty name has no event line.
 func (s *sseWriter) sendJSON(name string, data any) error {
-	body, err := marshal(data)
+	body, err := marshalUnescaped(data)
 	if err != nil {
 		return err
 	}

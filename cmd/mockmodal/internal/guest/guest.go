@@ -66,10 +66,10 @@ func serveConnection(conn net.Conn) (lease bool) {
 	case request.Exec != nil:
 		runProcess(conn, reader, *request.Exec)
 	case request.Pack != "":
-		out := bufio.NewWriterSize(DataWriter{conn}, 64<<10)
+		out := bufio.NewWriterSize(DataFrameWriter{conn}, 64<<10)
 		sendDone(conn, errors.Join(packFolder(out, request.Pack), out.Flush()))
 	case request.Unpack != "":
-		sendDone(conn, unpackFolder(&DataReader{R: reader}, request.Unpack))
+		sendDone(conn, unpackFolder(&DataFrameReader{R: reader}, request.Unpack))
 	}
 	return false
 }

@@ -20,7 +20,7 @@ import (
 type guestProcess struct {
 	sending sync.Mutex // serialises frames
 	conn    net.Conn
-	input   chan []byte // holds at most StdinWindow frames; an empty one ends the input
+	input   chan []byte // holds at most MaxUnconfirmedStdin frames; an empty one ends the input
 
 	mu      sync.Mutex
 	command *exec.Cmd
@@ -32,8 +32,8 @@ type guestProcess struct {
 // runProcess runs a process, and returns when the process and its streams have ended and the server has been sent all
 // of their output.
 func runProcess(conn net.Conn, reader *bufio.Reader, spec ExecSpec) {
-	p := &guestProcess{conn: conn, input: make(chan []byte, StdinWindow), outputs: map[FrameKind]*os.File{}}
-	if err := p.launch(spec); err != nil {
+	p := &guestProcess{conn: conn, input: make(chan []byte, MaxUnconfirmedStdin), outputs: map[FrameKind]*os.File{}}
+	if err := p.startCommand(spec); err != nil {
 		p.sendExit(ExitResult{Code: startErrorExitCode(err), Error: err.Error()})
 		return
 	}
@@ -74,8 +74,8 @@ func newExitResult(state *os.ProcessState, err error) ExitResult {
 	return ExitResult{Code: state.ExitCode()}
 }
 
-// launch starts the process, and the goroutines that carry its standard streams.
-func (p *guestProcess) launch(spec ExecSpec) error {
+// startCommand starts the process, and the goroutines that carry its standard streams.
+func (p *guestProcess) startCommand(spec ExecSpec) error {
 	env := append(os.Environ(), spec.Env...)
 	path, err := findExecutable(spec.Args[0], env, spec.Dir)
 	if err != nil {

@@ -76,9 +76,9 @@ const (
 	FrameKill  FrameKind = 'k' // kills the process group
 )
 
-// StdinWindow is the maximum number of FrameStdin frames that the server sends before the guest has confirmed one with
-// FrameStdinRead. It limits how much input a FrameKill has to wait behind.
-const StdinWindow = 8
+// MaxUnconfirmedStdin is the maximum number of FrameStdin frames that the server sends before the guest has confirmed
+// one with FrameStdinRead. It limits how much input a FrameKill has to wait behind.
+const MaxUnconfirmedStdin = 8
 
 // Kinds of frames of requests with Pack or Unpack. FrameDone carries an error, or nothing if the request succeeded.
 const (
@@ -86,11 +86,11 @@ const (
 	FrameDone FrameKind = 'f'
 )
 
-// DataWriter is an io.Writer that sends all written bytes as FrameData frames to W.
-type DataWriter struct{ W io.Writer }
+// DataFrameWriter is an io.Writer that sends all written bytes as FrameData frames to W.
+type DataFrameWriter struct{ W io.Writer }
 
 // Write sends p in FrameData frames.
-func (d DataWriter) Write(p []byte) (int, error) {
+func (d DataFrameWriter) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
 		n := min(len(p)-sent, maxFrameBytes)
 		if err := WriteFrame(d.W, FrameData, p[sent:sent+n]); err != nil {
@@ -101,15 +101,15 @@ func (d DataWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// DataReader is an io.Reader of the content of FrameData frames. It returns io.EOF at an empty FrameData or at a
+// DataFrameReader is an io.Reader of the content of FrameData frames. It returns io.EOF at an empty FrameData or at a
 // FrameDone without an error, and otherwise the error in the FrameDone.
-type DataReader struct {
+type DataFrameReader struct {
 	R    io.Reader
 	rest []byte
 }
 
 // Read implements io.Reader.
-func (d *DataReader) Read(p []byte) (int, error) {
+func (d *DataFrameReader) Read(p []byte) (int, error) {
 	if len(d.rest) == 0 {
 		kind, data, err := ReadFrame(d.R)
 		switch {

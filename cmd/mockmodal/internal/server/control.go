@@ -93,9 +93,9 @@ func replyJSON(w http.ResponseWriter, value any) {
 	_, _ = w.Write(mustMarshal(value)) // a client that is gone needs no answer
 }
 
-// endResults maps the values of the field "how", with which a test ends a sandbox, to the result that clients then
-// receive for the sandbox.
-var endResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
+// controlEndResults maps the values of the field "how", with which a test ends a sandbox, to the result that clients
+// then receive for the sandbox.
+var controlEndResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
 
 // handleEndSandbox ends the running sandbox whose id or name is in the path of the request, as if Modal had ended it in
 // the way that the body names.
@@ -106,9 +106,9 @@ func (s *Server) handleEndSandbox(w http.ResponseWriter, r *http.Request) {
 	if !decodeBody(w, r, &body) {
 		return
 	}
-	result := endResults[body.How]
+	result := controlEndResults[body.How]
 	if result == nil {
-		replyResult(w, fmt.Errorf("how must be one of %q", slices.Sorted(maps.Keys(endResults))))
+		replyResult(w, fmt.Errorf("how must be one of %q", slices.Sorted(maps.Keys(controlEndResults))))
 		return
 	}
 	asked := r.PathValue("sandbox")
@@ -166,7 +166,7 @@ func (s *Server) describeSandboxes() []sandboxDescription {
 	defer s.mu.Unlock()
 	list := []sandboxDescription{}
 	for _, sb := range s.sandboxes {
-		state := sb.state()
+		state := sb.stateName()
 		sb.mu.Lock()
 		d := sb.definition
 		item := sandboxDescription{

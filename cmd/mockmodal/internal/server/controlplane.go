@@ -68,7 +68,7 @@ func (c *controlPlane) EnvironmentGetOrCreate(_ context.Context, r *pb.Environme
 		if !environmentNamePattern.MatchString(r.GetDeploymentName()) {
 			return nil, status.Errorf(codes.InvalidArgument, "Invalid Environment name: '%s'", r.GetDeploymentName())
 		}
-		env, err = &modalEnvironment{id: newID("en"), name: r.GetDeploymentName()}, nil
+		env, err = &modalEnvironment{id: newV1ID("en"), name: r.GetDeploymentName()}, nil
 		c.environments[env.name] = env
 	}
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateReq
 	case found == nil && kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_UNSPECIFIED:
 		return nil, status.Errorf(codes.NotFound, "App '%s' not found", r.GetAppName())
 	case found == nil:
-		found = &modalApp{id: newID("ap"), name: r.GetAppName(), env: env, created: time.Now()}
+		found = &modalApp{id: newV1ID("ap"), name: r.GetAppName(), env: env, created: time.Now()}
 		c.apps[found.id] = found
 	}
 	return pb.AppGetOrCreateResponse_builder{
@@ -165,10 +165,10 @@ func (c *controlPlane) SecretGetOrCreate(_ context.Context, r *pb.SecretGetOrCre
 	}
 	switch kind := r.GetObjectCreationType(); {
 	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_EPHEMERAL:
-		found = &modalSecret{id: newID("st"), env: env, values: r.GetEnvDict()}
+		found = &modalSecret{id: newV1ID("st"), env: env, values: r.GetEnvDict()}
 	case found != nil:
 	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING && isObjectName(r.GetDeploymentName()):
-		found = &modalSecret{id: newID("st"), name: r.GetDeploymentName(), env: env, values: r.GetEnvDict()}
+		found = &modalSecret{id: newV1ID("st"), name: r.GetDeploymentName(), env: env, values: r.GetEnvDict()}
 	default:
 		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", r.GetDeploymentName())
 	}

@@ -75,7 +75,7 @@ func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*dockerEng
 
 // createNetwork creates the Docker network of the sandboxes, and sets e.network and e.gateway.
 func (e *dockerEngine) createNetwork(ctx context.Context) error {
-	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+randomSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.labels()})
+	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+randomSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.ownerLabels()})
 	if err != nil {
 		return fmt.Errorf("create the sandboxes' network: %w", err)
 	}
@@ -92,8 +92,8 @@ func (e *dockerEngine) createNetwork(ctx context.Context) error {
 	return fmt.Errorf("the sandboxes' network has no gateway: %v", state.IPAM.Config)
 }
 
-// labels returns the labels of everything that this server creates on the engine.
-func (e *dockerEngine) labels() map[string]string { return map[string]string{ownerLabel: e.owner} }
+// ownerLabels returns the labels of everything that this server creates on the engine.
+func (e *dockerEngine) ownerLabels() map[string]string { return map[string]string{ownerLabel: e.owner} }
 
 // close removes everything that the server has created on the Docker engine.
 func (e *dockerEngine) close(ctx context.Context) error {
@@ -209,7 +209,7 @@ func (e *dockerEngine) createContainer(ctx context.Context, spec containerSpec, 
 		}
 	}
 	config := &container.Config{
-		Image: spec.image, User: "0:0", Labels: e.labels(), Hostname: "modal",
+		Image: spec.image, User: "0:0", Labels: e.ownerLabels(), Hostname: "modal",
 		Entrypoint: []string{guest.BinaryPath, "guest"}, Cmd: []string{},
 	}
 	made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, "mockmodal-"+strings.ToLower(spec.sandbox))

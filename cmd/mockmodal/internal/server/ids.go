@@ -8,20 +8,21 @@ import (
 	"time"
 )
 
-const base62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+// base62Digits are the characters of ids of Modal's first backend.
+const base62Digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 // randomSuffix returns n random letters and digits.
 func randomSuffix(n int) string {
 	raw := make([]byte, n)
 	_, _ = rand.Read(raw) // never fails
 	for i := range raw {
-		raw[i] = base62[int(raw[i])%len(base62)]
+		raw[i] = base62Digits[int(raw[i])%len(base62Digits)]
 	}
 	return string(raw)
 }
 
-// newID returns an id in the format of Modal's first backend: the prefix and 22 random letters and digits.
-func newID(prefix string) string { return prefix + "-" + randomSuffix(22) }
+// newV1ID returns an id in the format of Modal's first backend: the prefix and 22 random letters and digits.
+func newV1ID(prefix string) string { return prefix + "-" + randomSuffix(22) }
 
 // crockfordBase32 is the base32 encoding of ids of Modal's second backend.
 var crockfordBase32 = base32.NewEncoding("0123456789ABCDEFGHJKMNPQRSTVWXYZ").WithPadding(base32.NoPadding)

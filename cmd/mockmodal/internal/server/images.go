@@ -107,7 +107,7 @@ func (s *Server) findOrBuildImage(r *pb.ImageGetOrCreateRequest) (*modalImage, e
 			return known, nil
 		}
 	}
-	made := &modalImage{id: newID("im"), definition: definition, reference: from, built: make(chan struct{})}
+	made := &modalImage{id: newV1ID("im"), definition: definition, reference: from, built: make(chan struct{})}
 	s.images[made.id] = made
 	go s.buildImage(made)
 	return made, nil
@@ -179,9 +179,9 @@ func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) 
 	return pb.ImageFromIdResponse_builder{ImageId: found.id}.Build(), nil
 }
 
-// publishedKey returns the key in s.published for an environment and the name of an image in it. The caller must hold
-// s.mu.
-func (s *Server) publishedKey(envName, tag string) (string, error) {
+// publishedImageKey returns the key in s.published for an environment and the name of an image in it. The caller must
+// hold s.mu.
+func (s *Server) publishedImageKey(envName, tag string) (string, error) {
 	parts := imageTagPattern.FindStringSubmatch(tag)
 	if parts == nil || strings.HasPrefix(parts[2], "im-") {
 		return "", status.Errorf(codes.InvalidArgument, "Invalid Image name: '%s'", tag)
@@ -204,19 +204,19 @@ func (c *controlPlane) ImagePublish(_ context.Context, r *pb.ImagePublishRequest
 	if err != nil {
 		return nil, err
 	}
-	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	key, err := c.publishedImageKey(r.GetEnvironmentName(), r.GetTag())
 	if err != nil {
 		return nil, err
 	}
 	c.published[key] = found
-	return pb.ImagePublishResponse_builder{ImageId: found.id, RevisionId: newID("ir")}.Build(), nil
+	return pb.ImagePublishResponse_builder{ImageId: found.id, RevisionId: newV1ID("ir")}.Build(), nil
 }
 
 // ImageGetByTag returns the image of a published name.
 func (c *controlPlane) ImageGetByTag(_ context.Context, r *pb.ImageGetByTagRequest) (*pb.ImageGetByTagResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	key, err := c.publishedImageKey(r.GetEnvironmentName(), r.GetTag())
 	if err != nil {
 		return nil, err
 	}

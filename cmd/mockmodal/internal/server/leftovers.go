@@ -15,16 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile is the name of the file in a data folder that a server keeps locked while it runs.
-const lockFile = "lock"
+// lockFileName is the name of the file in a data folder that a server keeps locked while it runs.
+const lockFileName = "lock"
 
-// ownerFile is the name of the file in a folder of sockets that contains the path of the owning server's data folder.
-const ownerFile = "owner"
+// ownerFileName is the name of the file in a folder of sockets that contains the path of the owning server's data
+// folder.
+const ownerFileName = "owner"
 
 // lockDataFolder locks a data folder until the returned file is closed. It returns an error if another server holds the
 // lock.
 func lockDataFolder(data string) (*os.File, error) {
-	file, err := os.OpenFile(filepath.Join(data, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := os.OpenFile(filepath.Join(data, lockFileName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +41,7 @@ func hasRunningServer(data string) bool {
 	if _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	file, err := os.Open(filepath.Join(data, lockFile))
+	file, err := os.Open(filepath.Join(data, lockFileName))
 	if err != nil {
 		return true
 	}
@@ -55,7 +56,7 @@ func createSocketFolder(data string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return folder, os.WriteFile(filepath.Join(folder, ownerFile), []byte(data), 0o600)
+	return folder, os.WriteFile(filepath.Join(folder, ownerFileName), []byte(data), 0o600)
 }
 
 // removeLeftovers removes the Docker objects and folders of servers that were killed: of the last server on this data
@@ -76,8 +77,8 @@ func (e *dockerEngine) removeLeftovers(ctx context.Context) error {
 	return e.removeServerObjects(ctx, e.owner)
 }
 
-// findDataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets
-// on this machine.
+// findDataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of
+// sockets on this machine.
 func (e *dockerEngine) findDataFolders(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
 	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
@@ -103,7 +104,7 @@ func (e *dockerEngine) findDataFolders(ctx context.Context) (map[string]bool, er
 // it.
 func findSocketFolders() map[string]string {
 	found := map[string]string{}
-	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFile)) // the pattern is valid
+	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFileName)) // the pattern is valid
 	for _, file := range files {
 		if owner, err := os.ReadFile(file); err == nil {
 			found[filepath.Dir(file)] = string(owner)
@@ -112,7 +113,8 @@ func findSocketFolders() map[string]string {
 	return found
 }
 
-// removeServerObjects removes the containers, networks, images and folders of sockets of the server with the data folder owner.
+// removeServerObjects removes the containers, networks, images and folders of sockets of the server with the data
+// folder owner.
 func (e *dockerEngine) removeServerObjects(ctx context.Context, owner string) error {
 	mine := filters.NewArgs(filters.Arg("label", ownerLabel+"="+owner))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})

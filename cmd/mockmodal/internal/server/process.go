@@ -40,7 +40,7 @@ func startProcess(ctx context.Context, b *sandboxContainer, spec guest.ExecSpec,
 	}
 	p := &sandboxProcess{
 		conn: conn, stdin: newInputQueue(), stdout: newOutputLog(prefix + ".stdout"), stderr: newOutputLog(prefix + ".stderr"),
-		window: make(chan struct{}, guest.StdinWindow), done: make(chan struct{}), ended: make(chan struct{}),
+		window: make(chan struct{}, guest.MaxUnconfirmedStdin), done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	reader := bufio.NewReaderSize(conn, 64<<10)
 	kind, data, err := guest.ReadFrame(reader)

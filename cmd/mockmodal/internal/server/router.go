@@ -50,7 +50,7 @@ func (r *commandRouter) findTask(ctx context.Context, id string) (*modalSandbox,
 	if err != nil {
 		return nil, err
 	}
-	return sb, sb.workerError()
+	return sb, sb.workerGoneError()
 }
 
 // findProcess returns the process that a client has started under an exec id in the sandbox of a task. It also finds
@@ -125,7 +125,7 @@ func (r *commandRouter) newExecSpec(sb *modalSandbox, request *pb.TaskExecStartR
 		return guest.ExecSpec{}, err
 	}
 	return guest.ExecSpec{
-		Args: request.GetCommandArgs(), Env: append(append([]string{}, sb.env...), env...), Dir: sb.workdir(request.GetWorkdir()),
+		Args: request.GetCommandArgs(), Env: append(append([]string{}, sb.env...), env...), Dir: sb.workingDir(request.GetWorkdir()),
 		DiscardStdout:  request.GetStdoutConfig() == pb.TaskExecStdoutConfig_TASK_EXEC_STDOUT_CONFIG_DEVNULL,
 		DiscardStderr:  request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_DEVNULL,
 		StderrToStdout: request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_STDOUT,
@@ -142,7 +142,7 @@ func (r *commandRouter) startExec(ctx context.Context, sb *modalSandbox, e *rout
 		e.process, err = startProcess(ctx, b, spec, prefix)
 	}
 	if err != nil {
-		if e.err = sb.workerError(); e.err == nil {
+		if e.err = sb.workerGoneError(); e.err == nil {
 			if _, ok := status.FromError(err); !ok {
 				err = status.Errorf(codes.Internal, "Failed to start exec command: %v", err)
 			}
@@ -237,7 +237,7 @@ func (r *commandRouter) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, 
 	if err != nil {
 		return err
 	}
-	return sb.workerError()
+	return sb.workerGoneError()
 }
 
 // TaskExecWait blocks until a process that was started with TaskExecStart has ended.
@@ -251,7 +251,7 @@ func (r *commandRouter) TaskExecWait(ctx context.Context, request *pb.TaskExecWa
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case <-p.done:
 	}
-	if err := sb.workerError(); err != nil {
+	if err := sb.workerGoneError(); err != nil {
 		return nil, err
 	}
 	response := &pb.TaskExecWaitResponse{}
@@ -324,5 +324,5 @@ func (r *commandRouter) SandboxStdioReadV2(request *pb.SandboxStdioReadV2Request
 	if err != nil {
 		return err
 	}
-	return sb.workerError()
+	return sb.workerGoneError()
 }

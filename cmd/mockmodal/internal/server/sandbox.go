@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// modalSandbox is one of Modal's sandboxes, running or ended. Server.mu guards the fields name and tags, and mu guards the
-// fields below it.
+// modalSandbox is one of Modal's sandboxes, running or ended. Server.mu guards the fields name and tags, and mu guards
+// the fields below it.
 type modalSandbox struct {
 	id, task   string
 	v2         bool
@@ -63,8 +63,8 @@ var (
 	}.Build()
 )
 
-// state returns the state of the sandbox for the control API: starting, running or ended.
-func (s *modalSandbox) state() string {
+// stateName returns the state of the sandbox for the control API: starting, running or ended.
+func (s *modalSandbox) stateName() string {
 	switch {
 	case isClosed(s.ended):
 		return "ended"
@@ -85,7 +85,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // isRunning reports whether the sandbox has not ended.
-func (s *modalSandbox) isRunning() bool { return s.state() != "ended" }
+func (s *modalSandbox) isRunning() bool { return s.stateName() != "ended" }
 
 // outcome returns the result with which the sandbox ended, or nil while it runs.
 func (s *modalSandbox) outcome() *pb.GenericResult {
@@ -94,8 +94,8 @@ func (s *modalSandbox) outcome() *pb.GenericResult {
 	return s.result
 }
 
-// handleMetadata returns the data that Modal's SDK stores in its handle of the sandbox.
-func (s *modalSandbox) handleMetadata() *pb.SandboxHandleMetadata {
+// sdkHandleMetadata returns the data that Modal's SDK stores in its handle of the sandbox.
+func (s *modalSandbox) sdkHandleMetadata() *pb.SandboxHandleMetadata {
 	return pb.SandboxHandleMetadata_builder{AppId: s.app.id, Result: s.outcome()}.Build()
 }
 
@@ -126,7 +126,7 @@ func (s *Server) launchSandbox(ctx context.Context, sb *modalSandbox) error {
 		return errors.Join(err, s.engine.discardContainer(context.Background(), b))
 	}
 	if args := sb.definition.GetEntrypointArgs(); len(args) > 0 {
-		p, err := startProcess(ctx, b, guest.ExecSpec{Args: args, Env: sb.env, Dir: sb.workdir("")}, filepath.Join(sb.folder, "entrypoint"))
+		p, err := startProcess(ctx, b, guest.ExecSpec{Args: args, Env: sb.env, Dir: sb.workingDir("")}, filepath.Join(sb.folder, "entrypoint"))
 		if err != nil {
 			return errors.Join(err, s.engine.discardContainer(context.Background(), b))
 		}
@@ -166,7 +166,8 @@ func (s *Server) watchSandbox(sb *modalSandbox) {
 			s.endSandbox(sb, containerLostResult)
 		}
 	case <-exited:
-		// What the entrypoint wrote last may still be on the way. A process that it left behind may keep its streams open.
+		// What the entrypoint wrote last may still be on the way. A process that it left behind may keep its streams
+		// open.
 		select {
 		case <-sb.entrypoint.ended:
 		case <-sb.ended:
@@ -210,9 +211,9 @@ func (s *Server) endSandbox(sb *modalSandbox, result *pb.GenericResult) {
 	}
 }
 
-// workdir returns the working directory of a new process: asked if it is not empty, and otherwise that of the sandbox's
-// definition, that of the image, or /.
-func (s *modalSandbox) workdir(asked string) string {
+// workingDir returns the working directory of a new process: asked if it is not empty, and otherwise that of the
+// sandbox's definition, that of the image, or /.
+func (s *modalSandbox) workingDir(asked string) string {
 	for _, dir := range []string{asked, s.definition.GetWorkdir(), s.box.dir} {
 		if dir != "" {
 			return dir
@@ -231,9 +232,9 @@ func (s *modalSandbox) runningContainer() (*sandboxContainer, error) {
 	return s.box, nil
 }
 
-// workerError returns an error with code Unavailable if the worker of the sandbox is gone, since the output of its
+// workerGoneError returns an error with code Unavailable if the worker of the sandbox is gone, since the output of its
 // processes then cannot be read. It returns nil if the sandbox runs or has ended in another way.
-func (s *modalSandbox) workerError() error {
+func (s *modalSandbox) workerGoneError() error {
 	if result := s.outcome(); result == preemptedResult || result == containerLostResult {
 		return status.Error(codes.Unavailable, result.GetException())
 	}

@@ -47,7 +47,7 @@ func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateReq
 	if err != nil {
 		return nil, err
 	}
-	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.handleMetadata()}.Build(), nil
+	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.sdkHandleMetadata()}.Build(), nil
 }
 
 // SandboxCreateV2 creates a sandbox of the second backend, and returns when the sandbox runs.
@@ -67,7 +67,7 @@ func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV
 		return nil, status.Error(codes.Internal, sb.outcome().GetException())
 	}
 	return pb.SandboxCreateV2Response_builder{
-		SandboxId: sb.id, TaskId: sb.task, Metadata: sb.handleMetadata(),
+		SandboxId: sb.id, TaskId: sb.task, Metadata: sb.sdkHandleMetadata(),
 		CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: c.signToken(sb.task, routerTokenLifetime), Url: c.routerURL()}.Build(),
 	}.Build(), nil
 }
@@ -86,7 +86,7 @@ func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox,
 		return nil, err
 	}
 	sb := &modalSandbox{
-		id: newID("sb"), task: newID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
+		id: newV1ID("sb"), task: newV1ID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
 		ready: make(chan struct{}), ended: make(chan struct{}), saved: make(chan struct{}), execs: map[string]*routerExec{}, snapshots: map[string]*sandboxSnapshot{},
 	}
 	if v2 {
@@ -236,7 +236,7 @@ func (c *controlPlane) getTaskID(ctx context.Context, r *pb.SandboxGetTaskIdRequ
 		}
 	}
 	response := pb.SandboxGetTaskIdResponse_builder{}
-	switch sb.state() {
+	switch sb.stateName() {
 	case "running":
 		response.TaskId = &sb.task
 	case "ended":
@@ -267,7 +267,7 @@ func (c *controlPlane) waitForSandbox(ctx context.Context, r *pb.SandboxWaitRequ
 	case <-time.After(secondsToDuration(r.GetTimeout())):
 	case <-sb.ended:
 	}
-	return pb.SandboxWaitResponse_builder{Result: sb.outcome(), Metadata: sb.handleMetadata()}.Build(), nil
+	return pb.SandboxWaitResponse_builder{Result: sb.outcome(), Metadata: sb.sdkHandleMetadata()}.Build(), nil
 }
 
 // SandboxTerminate ends a sandbox, and returns when its container has been removed.
@@ -340,17 +340,17 @@ func (c *controlPlane) getTags(r *pb.SandboxTagsGetRequest, v2 bool) (*pb.Sandbo
 
 // SandboxGetFromName returns the running sandbox that has a name in an app.
 func (c *controlPlane) SandboxGetFromName(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
-	return c.getFromName(r, false)
+	return c.findByName(r, false)
 }
 
 // SandboxGetFromNameV2 is SandboxGetFromName for Modal's second backend. On request it also finds the newest sandbox
 // with the name that has ended.
 func (c *controlPlane) SandboxGetFromNameV2(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
-	return c.getFromName(r, true)
+	return c.findByName(r, true)
 }
 
-// getFromName implements SandboxGetFromName for both of Modal's backends.
-func (c *controlPlane) getFromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
+// findByName implements SandboxGetFromName for both of Modal's backends.
+func (c *controlPlane) findByName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
 	if err := requireFields("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
 		return nil, err
 	}
@@ -375,7 +375,7 @@ func (c *controlPlane) getFromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*p
 	if found == nil || found.v2 != v2 {
 		return nil, status.Errorf(codes.NotFound, "Sandbox with name '%s' not found in App '%s'", r.GetSandboxName(), a.name)
 	}
-	return pb.SandboxGetFromNameResponse_builder{SandboxId: found.id, Metadata: found.handleMetadata()}.Build(), nil
+	return pb.SandboxGetFromNameResponse_builder{SandboxId: found.id, Metadata: found.sdkHandleMetadata()}.Build(), nil
 }
 
 // SandboxList lists the sandboxes of Modal's first backend, newest first.
@@ -413,7 +413,7 @@ func (c *controlPlane) listSandboxes(r *pb.SandboxListRequest, isListed func(*mo
 		case len(found) == sandboxesPerPage, !isListed(sb), sb.app.env != env, r.GetAppId() != "" && sb.app.id != r.GetAppId(),
 			r.GetBeforeTimestamp() != 0 && sb.created >= r.GetBeforeTimestamp(), !r.GetIncludeFinished() && !sb.isRunning(), !hasTags(sb.tags, want):
 		default:
-			found = append(found, sb.listEntry())
+			found = append(found, sb.newListEntry())
 		}
 	}
 	return pb.SandboxListResponse_builder{Sandboxes: found}.Build(), nil
@@ -429,8 +429,8 @@ func hasTags(tags, want map[string]string) bool {
 	return true
 }
 
-// listEntry returns the description of the sandbox in a response to SandboxList. The caller must hold Server.mu.
-func (s *modalSandbox) listEntry() *pb.SandboxInfo {
+// newListEntry returns the description of the sandbox in a response to SandboxList. The caller must hold Server.mu.
+func (s *modalSandbox) newListEntry() *pb.SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	task := pb.TaskInfo_builder{Id: s.task, SandboxId: s.id, StartedAt: s.created, Result: s.result}

@@ -140,7 +140,7 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 	}
 	s.life, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, name := range cfg.Environments {
-		s.environments[name] = &modalEnvironment{id: newID("en"), name: name}
+		s.environments[name] = &modalEnvironment{id: newV1ID("en"), name: name}
 	}
 	if s.port, err = openPort(address); err != nil {
 		return nil, err

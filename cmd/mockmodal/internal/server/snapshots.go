@@ -55,7 +55,7 @@ func (s *Server) takeSnapshot(sb *modalSandbox, id string, take func(context.Con
 	sb.mu.Lock()
 	delete(sb.snapshots, id)
 	sb.mu.Unlock()
-	if err := sb.workerError(); err != nil {
+	if err := sb.workerGoneError(); err != nil {
 		return "", err
 	}
 	if _, ok := status.FromError(found.err); ok {
@@ -67,7 +67,7 @@ func (s *Server) takeSnapshot(sb *modalSandbox, id string, take func(context.Con
 // registerSnapshot assigns an id to the image of a snapshot, and keeps the image for the time life, or for ever if life
 // is negative.
 func (s *Server) registerSnapshot(made *modalImage, life time.Duration) *modalImage {
-	made.id, made.built = newID("im"), make(chan struct{})
+	made.id, made.built = newV1ID("im"), make(chan struct{})
 	close(made.built)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,7 +182,7 @@ func (b *sandboxContainer) packFolder(ctx context.Context, folder, archive strin
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(file, &guest.DataReader{R: bufio.NewReaderSize(conn, 64<<10)})
+	_, err = io.Copy(file, &guest.DataFrameReader{R: bufio.NewReaderSize(conn, 64<<10)})
 	return errors.Join(err, file.Close())
 }
 
@@ -198,13 +198,13 @@ func (b *sandboxContainer) unpackFolder(ctx context.Context, archive, folder str
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // the answer was read
-	if _, err := io.Copy(guest.DataWriter{W: conn}, file); err != nil {
+	if _, err := io.Copy(guest.DataFrameWriter{W: conn}, file); err != nil {
 		return err
 	}
 	if err := guest.WriteFrame(conn, guest.FrameData, nil); err != nil {
 		return err
 	}
-	_, err = (&guest.DataReader{R: conn}).Read(make([]byte, 1))
+	_, err = (&guest.DataFrameReader{R: conn}).Read(make([]byte, 1))
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
@@ -321,7 +321,7 @@ func (s *Server) takeExitSnapshot(sb *modalSandbox, b *sandboxContainer) {
 		return
 	}
 	var made *modalImage
-	err := sb.workerError()
+	err := sb.workerGoneError()
 	if b == nil {
 		err = errors.New("the sandbox did not run")
 	}

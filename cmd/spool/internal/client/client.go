@@ -31,7 +31,8 @@ const (
 	maxRetries = 3
 	// maxRetryWait is the maximum wait before a request is repeated, even if the server's Retry-After is longer.
 	maxRetryWait = 5 * time.Second
-	// maxResponseBytes is the maximum size of a response in bytes. A page of events ends at 2 MiB, but one event may be larger.
+	// maxResponseBytes is the maximum size of a response in bytes. A page of events ends at 2 MiB, but one event may be
+	// larger.
 	maxResponseBytes = 64 << 20
 )
 

@@ -22,8 +22,8 @@ const tarMediaType = "application/x-tar"
 
 // Files and transcripts are sent as raw bytes over REST only, so spool.proto does not describe their routes.
 
-// File is an entry in a session's workspace: a file, a folder or a symbolic link.
-type File struct {
+// WorkspaceFile is an entry in a session's workspace: a file, a folder or a symbolic link.
+type WorkspaceFile struct {
 	Path        string     `json:"path"`
 	Kind        string     `json:"kind"` // file, dir or symlink
 	Size        int64      `json:"size"` // bytes
@@ -35,9 +35,9 @@ type File struct {
 
 // FileListing is the response to a request for the entries of a workspace, or of one of its folders.
 type FileListing struct {
-	Snapshot string            `json:"snapshot"`
-	At       time.Time         `json:"at"`
-	Files    []APIObject[File] `json:"files"`
+	Snapshot string                     `json:"snapshot"`
+	At       time.Time                  `json:"at"`
+	Files    []APIObject[WorkspaceFile] `json:"files"`
 }
 
 // UploadResult is the response to an upload of files.
@@ -66,8 +66,8 @@ func (a WorkspaceVersion) addParameters(q url.Values) url.Values {
 }
 
 // ListFiles lists the entries below a folder of a session's workspace. An empty dir is the whole workspace.
-func (c *Client) ListFiles(ctx context.Context, session, dir string, as WorkspaceVersion) (listing FileListing, err error) {
-	raw, err := c.sendWithRetries(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: as.addParameters(optionalParameter("dir", dir)), repeatable: true})
+func (c *Client) ListFiles(ctx context.Context, session, dir string, version WorkspaceVersion) (listing FileListing, err error) {
+	raw, err := c.sendWithRetries(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: version.addParameters(optionalParameter("dir", dir)), repeatable: true})
 	if err != nil {
 		return listing, err
 	}
@@ -88,15 +88,15 @@ func fileRoute(session, path string) []string {
 }
 
 // GetFile opens a file of a session's workspace for reading. size is -1 if the server does not send the size.
-func (c *Client) GetFile(ctx context.Context, session, path string, as WorkspaceVersion) (content io.ReadCloser, size int64, err error) {
-	r := apiCall{method: http.MethodGet, path: fileRoute(session, path), query: as.addParameters(url.Values{})}
+func (c *Client) GetFile(ctx context.Context, session, path string, version WorkspaceVersion) (content io.ReadCloser, size int64, err error) {
+	r := apiCall{method: http.MethodGet, path: fileRoute(session, path), query: version.addParameters(url.Values{})}
 	return c.startDownload(ctx, r, "*/*")
 }
 
 // GetTar opens a tar archive of the entries below a folder of a session's workspace. An empty dir is the whole
 // workspace.
-func (c *Client) GetTar(ctx context.Context, session, dir string, as WorkspaceVersion) (io.ReadCloser, error) {
-	r, _, err := c.startDownload(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: as.addParameters(optionalParameter("dir", dir))}, tarMediaType)
+func (c *Client) GetTar(ctx context.Context, session, dir string, version WorkspaceVersion) (io.ReadCloser, error) {
+	r, _, err := c.startDownload(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: version.addParameters(optionalParameter("dir", dir))}, tarMediaType)
 	return r, err
 }
 

@@ -25,7 +25,8 @@ const (
 	firstRetryWait = 100 * time.Millisecond
 	pingInterval   = 15 * time.Second
 	pingTimeout    = 10 * time.Second
-	dialTimeout    = 10 * time.Second
+	// webSocketDialTimeout is the time limit for opening the WebSocket.
+	webSocketDialTimeout = 10 * time.Second
 	// joinTimeout is the time limit for the server's response to a join.
 	joinTimeout = 30 * time.Second
 	// maxSkippingConnections is the number of successive connections that may skip the same event before Follow returns
@@ -337,7 +338,7 @@ func (f *followIteration) yieldSnapshot(cause *Error, m serverMessage) error {
 
 // dialWebSocket opens the WebSocket to the gateway. The error is an *Error if the gateway refused the connection.
 func (f *followIteration) dialWebSocket(ctx context.Context) (*websocket.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, webSocketDialTimeout)
 	defer cancel()
 	u := *f.client.base.JoinPath("api", "ws")
 	u.Scheme = strings.Replace(u.Scheme, "http", "ws", 1)

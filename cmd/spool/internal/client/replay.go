@@ -103,7 +103,7 @@ func (r *replayIteration) readBatch(ctx context.Context) (list []ReplayItem, err
 	if r.to != nil {
 		q.Set("to", strconv.FormatUint(uint64(*r.to), 10))
 	}
-	body, err := r.client.openStream(ctx, apiCall{method: http.MethodGet, path: []string{"api", "sessions", r.session, "events", "stream"}, query: q})
+	body, err := r.client.openEventStream(ctx, apiCall{method: http.MethodGet, path: []string{"api", "sessions", r.session, "events", "stream"}, query: q})
 	if err != nil {
 		return nil, err
 	}
@@ -128,8 +128,8 @@ func (r *replayIteration) readBatch(ctx context.Context) (list []ReplayItem, err
 	return list, nil
 }
 
-// openStream requests server-sent events and returns the body of the response.
-func (c *Client) openStream(ctx context.Context, r apiCall) (io.ReadCloser, error) {
+// openEventStream requests server-sent events and returns the body of the response.
+func (c *Client) openEventStream(ctx context.Context, r apiCall) (io.ReadCloser, error) {
 	req, err := c.newRequest(ctx, r, http.NoBody)
 	if err != nil {
 		return nil, err
@@ -208,13 +208,14 @@ func (r *replayIteration) decodeItem(kind string, data []byte) (*ReplayItem, err
 	if err := read(&w); err != nil {
 		return nil, err
 	}
-	return r.eventItem(w, data)
+	return r.newEventItem(w, data)
 }
 
-// eventItem returns the item for an event of the log. It returns a *skippedEventsError if the server skipped an event.
-func (r *replayIteration) eventItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+// newEventItem returns the item for an event of the log. It returns a *skippedEventsError if the server skipped an
+// event.
+func (r *replayIteration) newEventItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	if w.Type == events.TextDelta {
-		return r.deltaItem(w, raw)
+		return r.newDeltaItem(w, raw)
 	}
 	if w.Seq != r.from {
 		return nil, &skippedEventsError{r.from - 1, w.Seq}
@@ -226,9 +227,9 @@ func (r *replayIteration) eventItem(w events.Wire, raw json.RawMessage) (*Replay
 	return &ReplayItem{Event: &w, Raw: raw}, nil
 }
 
-// deltaItem returns the item for a delta, or nil if its text was already received. On each connection the server sends
-// the text of open blocks from its start.
-func (r *replayIteration) deltaItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+// newDeltaItem returns the item for a delta, or nil if its text was already received. On each connection the server
+// sends the text of open blocks from its start.
+func (r *replayIteration) newDeltaItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return nil, fmt.Errorf("decode a delta: %w", err)

@@ -26,7 +26,7 @@ type SkillPush struct {
 // PushSkill uploads the ZIP of a skill, which has size bytes. Raw of the response has the fields of ApplyResponse and
 // the skill.
 func (c *Client) PushSkill(ctx context.Context, p SkillPush, zip io.Reader, size int64) (APIObject[*spoolv1.ApplyResponse], error) {
-	q := entryQuery(p.Ref)
+	q := catalogueEntryQuery(p.Ref)
 	q.Set("slug", p.Ref.Slug)
 	q.Set("sha256", p.SHA256)
 	for _, t := range p.Tags {
@@ -40,7 +40,7 @@ func (c *Client) PushSkill(ctx context.Context, p SkillPush, zip io.Reader, size
 
 // GetSkillZIP opens the ZIP of the skill version that a reference names.
 func (c *Client) GetSkillZIP(ctx context.Context, ref events.Reference) (io.ReadCloser, error) {
-	q := entryQuery(ref)
+	q := catalogueEntryQuery(ref)
 	if ref.Version != "" {
 		q.Set("version", ref.Version)
 	}
@@ -48,8 +48,8 @@ func (c *Client) GetSkillZIP(ctx context.Context, ref events.Reference) (io.Read
 	return r, err
 }
 
-// entryQuery returns the query parameters that identify a catalogue entry together with its slug.
-func entryQuery(ref events.Reference) url.Values {
+// catalogueEntryQuery returns the query parameters that identify a catalogue entry together with its slug.
+func catalogueEntryQuery(ref events.Reference) url.Values {
 	q := optionalParameter("scope", string(ref.Scope))
 	if ref.Org != "" {
 		q.Set("org", ref.Org)

@@ -28,11 +28,11 @@ type applyCommand struct {
 func (c *applyCommand) Run(a *app) error {
 	docs, err := c.readDefinitions(a)
 	if err != nil {
-		return a.printErrors(err, "nothing was applied")
+		return a.printFileErrors(err, "nothing was applied")
 	}
 	specs, err := c.buildSpecs(a, docs)
 	if err != nil {
-		return a.printErrors(err, "nothing was applied")
+		return a.printFileErrors(err, "nothing was applied")
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
@@ -108,7 +108,7 @@ func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 
 // applyDefinition sends one definition to the server and prints the result.
 func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
-	applied, err := cl.Apply(ctx, catalogueServiceOf(d.Kind), d.Ref, d.Tags, spec)
+	applied, err := cl.ApplyDefinition(ctx, catalogueServiceOf(d.Kind), d.Ref, d.Tags, spec)
 	if err != nil {
 		return err
 	}
@@ -167,8 +167,8 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// printErrors prints all errors of a definition file, one per line. It returns an error that begins with outcome.
-func (a *app) printErrors(err error, outcome string) error {
+// printFileErrors prints all errors of a definition file, one per line. It returns an error that begins with outcome.
+func (a *app) printFileErrors(err error, outcome string) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
 		return err

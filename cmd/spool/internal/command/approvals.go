@@ -120,9 +120,9 @@ func decodeApprovalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested,
 	return asked, nil
 }
 
-// decideApproval sends the decision that request returns to the server. It prints the text done, or the response with
+// sendDecision sends the decision that request returns to the server. It prints the text done, or the response with
 // --json.
-func (s serverFlags) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
+func (s serverFlags) sendDecision(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
 	if err := checkID("approval", events.KindApproval, id); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (s serverFlags) decideApproval(a *app, id, done string, request func(contex
 	})
 }
 
-// fixedDecision returns a function for decideApproval that always returns r. It is used for decisions that do not
+// fixedDecision returns a function for sendDecision that always returns r. It is used for decisions that do not
 // depend on the approval request.
 func fixedDecision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 	return func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) { return r, nil }
@@ -170,7 +170,7 @@ func (c *approvalsApproveCommand) Run(a *app) error {
 	if c.All && r.Arguments != nil {
 		return usageError("arguments: --arguments changes this call only; leave out --all")
 	}
-	return c.decideApproval(a, c.Approval, "approved", fixedDecision(r))
+	return c.sendDecision(a, c.Approval, "approved", fixedDecision(r))
 }
 
 type approvalsRejectCommand struct {
@@ -181,7 +181,7 @@ type approvalsRejectCommand struct {
 
 // Run rejects a call.
 func (c *approvalsRejectCommand) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "rejected", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
+	return c.sendDecision(a, c.Approval, "rejected", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
 }
 
 type approvalsSkipCommand struct {
@@ -191,7 +191,7 @@ type approvalsSkipCommand struct {
 
 // Run skips a call.
 func (c *approvalsSkipCommand) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "skipped", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
+	return c.sendDecision(a, c.Approval, "skipped", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
 }
 
 type approvalsAnswerCommand struct {
@@ -223,7 +223,7 @@ func (c *approvalsAnswerCommand) Run(a *app) error {
 	if (len(given) > 0) == (content != nil) {
 		return usageError("answer: give --answer for each question, or --content for an MCP server")
 	}
-	return c.decideApproval(a, c.Approval, "answered", func(ctx context.Context, cl *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+	return c.sendDecision(a, c.Approval, "answered", func(ctx context.Context, cl *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 		r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Content: content}
 		if content != nil {
 			return r, nil

@@ -311,8 +311,8 @@ func TestPrompt_UsesTheEditor(t *testing.T) {
 	}
 }
 
-// TestPrompt_KeysForAnEndedRequestDecideNothing tests that a prompt goes away with its request, and that what was typed for it does not
-// decide the next request.
+// TestPrompt_KeysForAnEndedRequestDecideNothing tests that a prompt goes away with its request, and that what was typed
+// for it does not decide the next request.
 func TestPrompt_KeysForAnEndedRequestDecideNothing(t *testing.T) {
 	t.Parallel()
 	r := newTerminalRun(t, bash(apr1), bash(apr2))
@@ -331,7 +331,8 @@ func TestPrompt_KeysForAnEndedRequestDecideNothing(t *testing.T) {
 	}
 }
 
-// TestPrompt_DoesNotDecideByItself tests that Ctrl-C, the end of the input and requests that are decided elsewhere decide nothing.
+// TestPrompt_DoesNotDecideByItself tests that Ctrl-C, the end of the input and requests that are decided elsewhere
+// decide nothing.
 func TestPrompt_DoesNotDecideByItself(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -265,7 +265,7 @@ func (c *envsExplainCommand) Run(a *app) error {
 			lines = append(lines, v)
 		}
 		if !c.JSON {
-			return printExplanation(a, doc.Value)
+			return printEnvironmentExplanation(a, doc.Value)
 		}
 		for _, h := range doc.Value.Egress {
 			lines = append(lines, h)
@@ -279,18 +279,18 @@ func (c *envsExplainCommand) Run(a *app) error {
 	})
 }
 
-// printExplanation prints a table of an execution's variables, and a table of its allowed hosts.
-func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
+// printEnvironmentExplanation prints a table of an execution's variables, and a table of its allowed hosts.
+func printEnvironmentExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
 		if i == 0 {
-			writeRow(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
+			writeTableRow(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
 		}
 		secret := ""
 		if v.Secret {
 			secret = "secret"
 		}
-		writeRow(table, []any{v.Name, v.From, secret, v.GetValue()})
+		writeTableRow(table, []any{v.Name, v.From, secret, v.GetValue()})
 	}
 	if err := table.Flush(); err != nil || len(e.Egress) == 0 {
 		return err
@@ -300,9 +300,9 @@ func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 			return err
 		}
 	}
-	writeRow(table, []any{"EGRESS", "FROM"})
+	writeTableRow(table, []any{"EGRESS", "FROM"})
 	for _, h := range e.Egress {
-		writeRow(table, []any{h.Entry, h.From})
+		writeTableRow(table, []any{h.Entry, h.From})
 	}
 	return table.Flush()
 }

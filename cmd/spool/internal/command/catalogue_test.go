@@ -210,8 +210,8 @@ func TestApply_ReportsErrorsOfTheFileBeforeARequest(t *testing.T) {
 	})
 }
 
-// TestApply_StopsAtARefusedDefinition tests that a refused definition ends the command, with the position of the error in
-// the file and with the definitions that were applied before.
+// TestApply_StopsAtARefusedDefinition tests that a refused definition ends the command, with the position of the error
+// in the file and with the definitions that were applied before.
 func TestApply_StopsAtARefusedDefinition(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {

@@ -54,7 +54,7 @@ type IO struct {
 	Edit func(ctx context.Context, text []byte) ([]byte, error)
 	// LookupEnv returns an environment variable that a definition names; nil means that there are none.
 	LookupEnv func(name string) (value string, ok bool)
-	Local     Local
+	Local     LocalMachine
 	// DefaultURL is the gateway's URL if the user names none; "" means the default address of `spool up`.
 	DefaultURL string
 }

@@ -183,7 +183,7 @@ func (c *doctorCommand) printFinding(a *app, f finding) error {
 func (x *doctorChecks) checkDataFolder(context.Context) finding {
 	remedy := "choose another folder with --data or SPOOL_DATA_DIR, or change its owner"
 	var err error
-	if x.dir, err = dataDir(x.app, x.Data); err != nil {
+	if x.dir, err = dataDirOrDefault(x.app, x.Data); err != nil {
 		return failedFinding(err.Error(), remedy)
 	}
 	existed := pathExists(x.dir)

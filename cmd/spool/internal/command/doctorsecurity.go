@@ -47,14 +47,14 @@ type securityChecks struct {
 // docs/security.md.
 func (x *securityChecks) allChecks() []doctorCheck {
 	return []doctorCheck{
-		{"transport", x.checkTransport},
-		{"keys required", x.checkKeysRequired},
-		{"metrics closed", x.checkMetricsClosed},
+		{"transport", x.checkGatewayTLS},
+		{"keys required", x.checkAPIRequiresKey},
+		{"metrics closed", x.checkMetricsRequireKey},
 		{"secret files", x.checkSecretFiles},
 		{"database roles", x.checkDatabaseRoles},
 		{"published ports", x.checkPublishedPorts},
-		{"services confined", x.checkServicesConfined},
-		{"engine's socket", x.checkSocketHolders},
+		{"services confined", x.checkContainerRestrictions},
+		{"engine's socket", x.checkEngineSocketHolders},
 		{"engine", x.checkEngineOptions},
 		{"sandbox runtime", x.checkSandboxRuntime},
 		{"kernel", x.checkKernel},
@@ -160,8 +160,8 @@ func (x *securityChecks) gatewayURL() string {
 	return x.app.DefaultURL
 }
 
-// checkTransport checks that the gateway's URL uses TLS or is on this machine.
-func (x *securityChecks) checkTransport(context.Context) finding {
+// checkGatewayTLS checks that the gateway's URL uses TLS or is on this machine.
+func (x *securityChecks) checkGatewayTLS(context.Context) finding {
 	u, err := url.Parse(x.gatewayURL())
 	if err != nil || u.Host == "" {
 		return failedFinding(fmt.Sprintf("url: %q is not an address", x.gatewayURL()), "use a URL like https://spool.example.com")
@@ -178,16 +178,16 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func (x *securityChecks) checkKeysRequired(ctx context.Context) finding {
-	return x.checkRequiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
+func (x *securityChecks) checkAPIRequiresKey(ctx context.Context) finding {
+	return x.checkPathRequiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
 }
 
-func (x *securityChecks) checkMetricsClosed(ctx context.Context) finding {
-	return x.checkRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
+func (x *securityChecks) checkMetricsRequireKey(ctx context.Context) finding {
+	return x.checkPathRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// checkRequiresKey checks that the server rejects requests for a path that have no API key.
-func (x *securityChecks) checkRequiresKey(ctx context.Context, path, remedy string) finding {
+// checkPathRequiresKey checks that the server rejects requests for a path that have no API key.
+func (x *securityChecks) checkPathRequiresKey(ctx context.Context, path, remedy string) finding {
 	address := strings.TrimRight(x.gatewayURL(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -313,8 +313,9 @@ func (x *securityChecks) usesModal() bool {
 	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.Modal })
 }
 
-// checkServicesConfined checks that each container of the project has the restrictions that deploy/compose.yaml sets.
-func (x *securityChecks) checkServicesConfined(context.Context) finding {
+// checkContainerRestrictions checks that each container of the project has the restrictions that deploy/compose.yaml
+// sets.
+func (x *securityChecks) checkContainerRestrictions(context.Context) finding {
 	if f, there := x.requireServices(); !there {
 		return f
 	}
@@ -344,7 +345,7 @@ func (x *securityChecks) checkServicesConfined(context.Context) finding {
 	return okFinding("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
 }
 
-func (x *securityChecks) checkSocketHolders(context.Context) finding {
+func (x *securityChecks) checkEngineSocketHolders(context.Context) finding {
 	if f, there := x.requireServices(); !there {
 		return f
 	}

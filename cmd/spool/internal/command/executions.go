@@ -117,13 +117,13 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	}
 	fmt.Fprintln(a.Out)
 	table := newTable(a)
-	writeRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
+	writeTableRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
 	for _, m := range x.Metered {
 		cost := "no price"
 		if m.Prices != "" {
 			cost = fmt.Sprintf("$%.4f", m.CostUsd)
 		}
-		writeRow(table, []any{m.Provider, m.Model, m.Requests, m.Failed, totalInputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
+		writeTableRow(table, []any{m.Provider, m.Model, m.Requests, m.Failed, totalInputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
 	}
 	return table.Flush()
 }

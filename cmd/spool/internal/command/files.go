@@ -78,7 +78,7 @@ func (c *filesLsCommand) Run(a *app) error {
 				continue
 			}
 			if i == 0 {
-				writeRow(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
+				writeTableRow(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
 			}
 			f := d.Value
 			name, bytes := f.Path, formatSize(f.Size)
@@ -96,7 +96,7 @@ func (c *filesLsCommand) Run(a *app) error {
 			if f.ModTime != nil {
 				modified = formatLocalTime(*f.ModTime)
 			}
-			writeRow(table, []any{mode, bytes, modified, name})
+			writeTableRow(table, []any{mode, bytes, modified, name})
 		}
 		return table.Flush()
 	})

@@ -32,9 +32,9 @@ var uploadLimits = folderLimits{entries: 50_000, bytes: 1 << 30}
 
 // The kinds of entries, with the names of the API.
 const (
-	kindFile    = "file"
-	kindDir     = "dir"
-	kindSymlink = "symlink"
+	entryKindFile    = "file"
+	entryKindDir     = "dir"
+	entryKindSymlink = "symlink"
 )
 
 // folderEntry is a file, a folder or a symbolic link in a folder. Its path is relative to the folder, with slashes.
@@ -174,10 +174,11 @@ func dirOrRoot(dir string) string {
 	return dir
 }
 
-// Entries of a tar are rounded up to tarBlockBytes. longNameBytes is the size of a name that does not fit into a header.
+// Entries of a tar are rounded up to tarBlockBytes. longNameTarBytes is the size of a name that does not fit into a
+// header.
 const (
 	tarBlockBytes     = 512
-	longNameBytes     = 3 * tarBlockBytes
+	longNameTarBytes  = 3 * tarBlockBytes
 	maxShortNameBytes = 100
 )
 
@@ -192,24 +193,24 @@ func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	e := folderEntry{Path: p, Mode: uint32(info.Mode().Perm())}
 	switch info.Mode().Type() {
 	case 0:
-		e.Kind, e.Size = kindFile, info.Size()
+		e.Kind, e.Size = entryKindFile, info.Size()
 	case fs.ModeDir:
-		e.Kind = kindDir
+		e.Kind = entryKindDir
 	case fs.ModeSymlink:
 		target, err := s.root.Readlink(p)
 		if err != nil {
 			return unreadableError(p, err)
 		}
-		if !staysInside(p, target) {
+		if !linkStaysInside(p, target) {
 			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
 		}
-		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
+		e.Kind, e.Mode, e.Target = entryKindSymlink, 0, target
 	default:
 		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, specialFileType(info.Mode()), ignore.SpoolFile)
 	}
 	s.bytes += tarBlockBytes + (e.Size+tarBlockBytes-1)/tarBlockBytes*tarBlockBytes
 	if len(p) > maxShortNameBytes || len(e.Target) > maxShortNameBytes {
-		s.bytes += longNameBytes
+		s.bytes += longNameTarBytes
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
@@ -219,8 +220,8 @@ func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	case s.bytes > s.limits.bytes:
 		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", formatSize(s.limits.bytes), ignore.SpoolFile)
 	}
-	if e.Kind == kindFile {
-		f, _, err := openRegular(s.root, p)
+	if e.Kind == entryKindFile {
+		f, _, err := openRegularFile(s.root, p)
 		if err != nil {
 			return unreadableError(p, err)
 		}
@@ -253,9 +254,9 @@ func unreadableError(p string, err error) error {
 	return usageError("workspace: %q: %v", dirOrRoot(p), err)
 }
 
-// staysInside reports whether the target of a link at path p stays inside the folder, wherever other links lead. A ".."
-// after a name counts as outside.
-func staysInside(p, target string) bool {
+// linkStaysInside reports whether the target of a link at path p stays inside the folder, wherever other links lead. A
+// ".." after a name counts as outside.
+func linkStaysInside(p, target string) bool {
 	if target == "" || path.IsAbs(target) || strings.ContainsFunc(target, unicode.IsControl) {
 		return false
 	}
@@ -306,14 +307,14 @@ func packFolder(ctx context.Context, root *os.Root, list []folderEntry, to io.Wr
 func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)) error {
 	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
 	switch e.Kind {
-	case kindDir:
+	case entryKindDir:
 		h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
 		return w.WriteHeader(h)
-	case kindSymlink:
+	case entryKindSymlink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, e.Target
 		return w.WriteHeader(h)
 	}
-	f, info, err := openRegular(root, e.Path)
+	f, info, err := openRegularFile(root, e.Path)
 	if err != nil {
 		return err
 	}
@@ -337,8 +338,8 @@ func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)
 	return nil
 }
 
-// openRegular opens a regular file. It returns an error for other files, and does not block on a named pipe.
-func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
+// openRegularFile opens a regular file. It returns an error for other files, and does not block on a named pipe.
+func openRegularFile(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err

@@ -166,7 +166,7 @@ func TestStaysInside_DetectsLinksOutOfTheFolder(t *testing.T) {
 		{"a", "b", true}, {"d/a", "../b", true}, {"d/e/a", "../../b", true}, {"a", ".", true}, {"a", "./b/c", true},
 		{"a", "..", false}, {"d/a", "../../b", false}, {"a", "/b", false}, {"a", "", false}, {"d/a", "b/../../c", false}, {"d/a", "b/../c", false}, {"a", "b\n", false},
 	} {
-		if got := staysInside(c.path, c.target); got != c.want {
+		if got := linkStaysInside(c.path, c.target); got != c.want {
 			t.Errorf("%s -> %s: %v", c.path, c.target, got)
 		}
 	}

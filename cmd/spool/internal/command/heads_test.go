@@ -32,8 +32,8 @@ func TestHeadsPublicKey_PrintsThePublicKey(t *testing.T) {
 	}
 }
 
-// TestVerify_RefusesWrongPublicKeys tests that an invalid key file is an error that names the option and the file, before
-// the log is read.
+// TestVerify_RefusesWrongPublicKeys tests that an invalid key file is an error that names the option and the file,
+// before the log is read.
 func TestVerify_RefusesWrongPublicKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

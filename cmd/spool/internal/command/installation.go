@@ -40,7 +40,7 @@ func (i installationFlags) openInstallation(ctx context.Context, a *app, databas
 		}
 		return i.dialInstallation(ctx, i.NATSURL, database, i.LogKeys, secure...)
 	}
-	dir, err := dataDir(a, i.Data)
+	dir, err := dataDirOrDefault(a, i.Data)
 	if err != nil {
 		return Installation{}, err
 	}

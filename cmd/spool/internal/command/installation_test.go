@@ -87,7 +87,8 @@ func TestVerify_PrintsTheReport(t *testing.T) {
 	}
 }
 
-// TestVerify_ShowsEveryFault tests that a fault in the log fails the command until the fault is accepted at its position.
+// TestVerify_ShowsEveryFault tests that a fault in the log fails the command until the fault is accepted at its
+// position.
 func TestVerify_ShowsEveryFault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

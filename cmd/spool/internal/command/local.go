@@ -11,16 +11,17 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// Local finds, starts and opens installations of Spool on this machine.
-type Local interface {
+// LocalMachine finds, starts and opens installations of Spool on this machine.
+type LocalMachine interface {
 	// DefaultDir returns the user's data folder.
 	DefaultDir() (string, error)
 	// Find returns how to reach the stack that runs on a data folder; ok is false if none runs.
 	Find(dir string) (c StackConnection, ok bool, err error)
-	// Start starts a stack on a data folder and returns when it is ready. It returns ErrDataFolderLocked if a stack runs on the
-	// folder already.
+	// Start starts a stack on a data folder and returns when it is ready. It returns ErrDataFolderLocked if a stack
+	// runs on the folder already.
 	Start(ctx context.Context, o StackOptions) (Stack, error)
-	// Open opens the log and the database of a data folder. It returns ErrDataFolderLocked if a stack runs on the folder.
+	// Open opens the log and the database of a data folder. It returns ErrDataFolderLocked if a stack runs on the
+	// folder.
 	Open(ctx context.Context, o StackOptions) (Installation, error)
 }
 

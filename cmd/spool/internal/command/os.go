@@ -16,7 +16,7 @@ import (
 )
 
 // ProcessIO returns the IO with the standard streams, the terminal and the signals of this process.
-func ProcessIO(local Local) IO {
+func ProcessIO(local LocalMachine) IO {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	env := IO{

@@ -53,7 +53,7 @@ func (c *permissionsExplainCommand) Run(a *app) error {
 	if c.File != "" {
 		spec, err := c.readAgentFile(a, ref)
 		if err != nil {
-			return a.printErrors(err, "nothing was decided")
+			return a.printFileErrors(err, "nothing was decided")
 		}
 		return c.printDecision(a, spec, execution)
 	}
@@ -178,7 +178,7 @@ func (c *permissionsExplainCommand) printDecision(a *app, spec events.AgentSpec,
 		{"ACTION", e.Action}, {"RULE", rule}, {"LAYER", e.Layer}, {"REASON", e.Reason}, {"CLASS", e.Class}, {"UNATTENDED", e.Unattended},
 	} {
 		if row[1] != "" {
-			writeRow(table, row)
+			writeTableRow(table, row)
 		}
 	}
 	return table.Flush()

@@ -113,7 +113,7 @@ func (p *approvalPrompter) run(ctx context.Context) {
 			}
 			continue
 		}
-		if p.isOpen(ctx, o.ApprovalID) {
+		if p.isRequestOpen(ctx, o.ApprovalID) {
 			p.promptForDecision(ctx, *o)
 		}
 		p.mu.Lock()
@@ -122,23 +122,23 @@ func (p *approvalPrompter) run(ctx context.Context) {
 	}
 }
 
-// isOpen asks the server whether an approval request still waits for a decision. When a past session is shown, the
-// event of a decided request arrives before the event of its decision.
-func (p *approvalPrompter) isOpen(ctx context.Context, id string) bool {
+// isRequestOpen asks the server whether an approval request still waits for a decision. When a past session is shown,
+// the event of a decided request arrives before the event of its decision.
+func (p *approvalPrompter) isRequestOpen(ctx context.Context, id string) bool {
 	x, err := p.client().Approvals.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: id})
 	return ctx.Err() == nil && (err != nil || x.Status == "pending")
 }
 
 // promptForDecision shows prompts until the request is decided or no longer open, or the user declines to decide.
 func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval) {
-	if err := p.beginKeys(); err != nil {
+	if err := p.enterKeyMode(); err != nil {
 		p.renderer.ShowNote("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
 		p.closed = true
 		return
 	}
 	defer func() {
 		p.renderer.ShowPrompt("", "")
-		if err := p.endKeys(); err != nil {
+		if err := p.leaveKeyMode(); err != nil {
 			p.renderer.ShowNote("restore the terminal: " + err.Error())
 		}
 	}()
@@ -315,23 +315,23 @@ func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApprov
 	}
 	p.renderer.Suspend()
 	defer p.renderer.Resume()
-	if err := p.endKeys(); err != nil {
+	if err := p.leaveKeyMode(); err != nil {
 		return nil, err
 	}
 	changed, err := p.app.Edit(ctx, append(text.Bytes(), '\n'))
-	return bytes.TrimSpace(changed), errors.Join(err, p.beginKeys())
+	return bytes.TrimSpace(changed), errors.Join(err, p.enterKeyMode())
 }
 
-// beginKeys puts the terminal into raw mode, in which single keys are read, and drops what was typed before.
-func (p *approvalPrompter) beginKeys() (err error) {
+// enterKeyMode puts the terminal into raw mode, in which single keys are read, and drops what was typed before.
+func (p *approvalPrompter) enterKeyMode() (err error) {
 	if p.restore, err = p.app.Raw(); err != nil || p.app.DropInput == nil {
 		return err
 	}
 	return p.app.DropInput()
 }
 
-// endKeys restores the terminal if it is in raw mode.
-func (p *approvalPrompter) endKeys() error {
+// leaveKeyMode restores the terminal if it is in raw mode.
+func (p *approvalPrompter) leaveKeyMode() error {
 	if p.restore == nil {
 		return nil
 	}

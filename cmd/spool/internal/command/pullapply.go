@@ -36,7 +36,7 @@ func (p *pullRun) applyChanges() error {
 			continue
 		}
 		if err := p.applyChange(c); err != nil {
-			failed = errors.Join(failed, applyError(c.Path, err))
+			failed = errors.Join(failed, explainApplyError(c.Path, err))
 			continue
 		}
 		c.Applied = true
@@ -48,8 +48,8 @@ func (p *pullRun) applyChanges() error {
 	return failed
 }
 
-// applyError adds a remedy to the error of a change that could not be applied.
-func applyError(name string, err error) error {
+// explainApplyError adds a remedy to the error of a change that could not be applied.
+func explainApplyError(name string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%s: no permission to write to the folder %s: change its mode and pull again", name, path.Dir(name))
 	}
@@ -76,12 +76,12 @@ func (p *pullRun) applyChange(c *pathChange) error {
 			return err
 		}
 	}
-	if now != nil && now.Kind == kindDir && c.Kind != kindDir {
+	if now != nil && now.Kind == entryKindDir && c.Kind != entryKindDir {
 		if err := p.root.Remove(c.Path); err != nil { // an empty folder is replaced
 			return err
 		}
 	}
-	if c.Kind == kindDir {
+	if c.Kind == entryKindDir {
 		if now != nil {
 			if err := p.root.Remove(c.Path); err != nil {
 				return err
@@ -97,12 +97,12 @@ func (p *pullRun) replaceEntry(c *pathChange) error {
 	tmp := path.Join(path.Dir(c.Path), ".spool-put-"+rand.Text())
 	var err error
 	switch {
-	case c.Kind == kindSymlink:
+	case c.Kind == entryKindSymlink:
 		err = p.root.Symlink(c.remote.Target, tmp)
 	case c.staged == "": // the content equals the uploaded one
 		return fmt.Errorf("the content was not downloaded: %w", fs.ErrInvalid)
 	default:
-		err = p.copyStaged(c, tmp)
+		err = p.copyStagedFile(c, tmp)
 	}
 	if err == nil {
 		err = p.root.Rename(tmp, c.Path)
@@ -115,8 +115,8 @@ func (p *pullRun) replaceEntry(c *pathChange) error {
 	return err
 }
 
-// copyStaged copies the staged content of a file to a new file in the local folder.
-func (p *pullRun) copyStaged(c *pathChange, tmp string) error {
+// copyStagedFile copies the staged content of a file to a new file in the local folder.
+func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
 		return err

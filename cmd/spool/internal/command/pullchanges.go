@@ -74,7 +74,7 @@ func (p *pullRun) findChanges(ctx context.Context) error {
 		if r := p.remote[name]; r != nil {
 			remote, staged = &r.folderEntry, r.staged
 		}
-		if isUnchanged(base, remote) || base == nil && ignored.ignores(name, remote.Kind == kindDir) {
+		if isUnchanged(base, remote) || base == nil && ignored.ignores(name, remote.Kind == entryKindDir) {
 			continue
 		}
 		if why := refusalReason(name, remote); why != "" {
@@ -125,7 +125,7 @@ func (r ignoreRules) ignores(p string, isDir bool) bool {
 
 // isUnchanged reports whether two entries are equal for a pull. Of two folders only the path matters.
 func isUnchanged(a, b *folderEntry) bool {
-	if a != nil && b != nil && a.Kind == kindDir && b.Kind == kindDir {
+	if a != nil && b != nil && a.Kind == entryKindDir && b.Kind == entryKindDir {
 		return true
 	}
 	return a.equals(b)
@@ -141,7 +141,7 @@ func refusalReason(name string, remote *folderEntry) string {
 		return "the name contains a control character"
 	case checkWorkspacePath("path", name, false) != nil:
 		return "the name is not a valid path of a workspace"
-	case remote.Kind == kindSymlink && !staysInside(name, remote.Target):
+	case remote.Kind == entryKindSymlink && !linkStaysInside(name, remote.Target):
 		return fmt.Sprintf("it is a link to %q, outside the folder", truncate.Text(remote.Target, 64))
 	}
 	return ""
@@ -188,18 +188,18 @@ func statEntry(root *os.Root, name string) (*folderEntry, error) {
 	e := &folderEntry{Path: name, Mode: uint32(info.Mode().Perm())}
 	switch info.Mode().Type() {
 	case fs.ModeDir:
-		e.Kind = kindDir
+		e.Kind = entryKindDir
 	case fs.ModeSymlink:
-		e.Kind, e.Mode = kindSymlink, 0
+		e.Kind, e.Mode = entryKindSymlink, 0
 		e.Target, err = root.Readlink(name)
 		return e, err
 	case 0:
-		f, _, err := openRegular(root, name)
+		f, _, err := openRegularFile(root, name)
 		if err != nil {
 			return nil, err
 		}
 		sum := sha256.New()
-		e.Kind = kindFile
+		e.Kind = entryKindFile
 		e.Size, err = io.Copy(sum, f)
 		e.SHA256 = hex.EncodeToString(sum.Sum(nil))
 		return e, errors.Join(err, f.Close())

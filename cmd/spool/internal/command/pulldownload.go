@@ -129,11 +129,11 @@ func (p *pullRun) downloadWorkspace(ctx context.Context) error {
 		e := &remoteEntry{folderEntry: folderEntry{Path: name, Mode: uint32(h.Mode & 0o777)}} //nolint:gosec // masked
 		switch h.Typeflag {
 		case tar.TypeDir:
-			e.Kind = kindDir
+			e.Kind = entryKindDir
 		case tar.TypeSymlink:
-			e.Kind, e.Mode, e.Target = kindSymlink, 0, h.Linkname
+			e.Kind, e.Mode, e.Target = entryKindSymlink, 0, h.Linkname
 		case tar.TypeReg:
-			e.Kind = kindFile
+			e.Kind = entryKindFile
 			if err := p.stageFile(e, in, len(p.remote)); err != nil {
 				return err
 			}

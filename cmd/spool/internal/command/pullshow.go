@@ -27,10 +27,10 @@ const maxDiffBytes = 256 << 10
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
 		line := changeLetters[c.Change] + " " + terminal.SafeLine(c.Path)
-		if c.Kind == kindDir {
+		if c.Kind == entryKindDir {
 			line += "/"
 		}
-		if c.Change != changeKindDeleted && c.Kind == kindFile {
+		if c.Change != changeKindDeleted && c.Kind == entryKindFile {
 			line += " (" + formatSize(c.Size) + ")"
 		}
 		switch {
@@ -53,11 +53,11 @@ func (p *pullRun) printChanges() {
 
 // unifiedDiff returns a unified diff of a changed text file, or "" for other changes.
 func (p *pullRun) unifiedDiff(c *pathChange) string {
-	if c.Change != changeKindModified || c.local == nil || c.local.Kind != kindFile || c.Kind != kindFile || c.staged == "" ||
+	if c.Change != changeKindModified || c.local == nil || c.local.Kind != entryKindFile || c.Kind != entryKindFile || c.staged == "" ||
 		c.local.Size > maxDiffBytes || c.Size > maxDiffBytes {
 		return ""
 	}
-	f, _, err := openRegular(p.root, c.Path)
+	f, _, err := openRegularFile(p.root, c.Path)
 	if err != nil {
 		return "" // the error appears when the file is replaced
 	}

@@ -18,7 +18,8 @@ var (
 	completedExe = events.Derive(events.KindExecution, "completed")
 )
 
-// TestRecover_ShowsTheNewExecution tests that recover sends the variables, shows the new execution until its end, and exits as run does.
+// TestRecover_ShowsTheNewExecution tests that recover sends the variables, shows the new execution until its end, and
+// exits as run does.
 func TestRecover_ShowsTheNewExecution(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

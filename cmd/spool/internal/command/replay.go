@@ -69,8 +69,8 @@ func (c *replayCommand) checkFlags() (pace.Speed, error) {
 	return speed, nil
 }
 
-// errQuit is the cause of a replay that the user has ended with a key.
-var errQuit = errors.New("quit")
+// errReplayQuit is the cause of a replay that the user has ended with a key.
+var errReplayQuit = errors.New("quit")
 
 // replayPlayer shows the replay of one session. Only replayTime may be called from other goroutines.
 type replayPlayer struct {
@@ -110,7 +110,7 @@ func (p *replayPlayer) play(ctx context.Context, cl *client.Client, session stri
 			break
 		}
 	}
-	if errors.Is(err, errQuit) || errors.Is(err, io.EOF) {
+	if errors.Is(err, errReplayQuit) || errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return errors.Join(err, done())
@@ -191,7 +191,7 @@ func (p *replayPlayer) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 			}
 			switch b[0] {
 			case keyQuit:
-				cancel(errQuit)
+				cancel(errReplayQuit)
 			case keyCtrlC:
 				cancel(errInterrupted)
 			}
@@ -278,11 +278,11 @@ func (p *replayPlayer) handleKey(key byte, ok bool) {
 	switch {
 	case !ok:
 		p.keys = nil
-		p.resume()
+		p.resumePlayback()
 	case key == keyPause && p.paused.IsZero():
 		p.paused = time.Now()
 	case key == keyPause:
-		p.resume()
+		p.resumePlayback()
 	case key == keyStep:
 		if p.paused.IsZero() {
 			p.paused = time.Now()
@@ -294,8 +294,8 @@ func (p *replayPlayer) handleKey(key byte, ok bool) {
 	p.showStatus()
 }
 
-// resume ends a pause, and shifts the times at which the next events are due.
-func (p *replayPlayer) resume() {
+// resumePlayback ends a pause, and shifts the times at which the next events are due.
+func (p *replayPlayer) resumePlayback() {
 	if p.paused.IsZero() {
 		return
 	}
@@ -407,7 +407,7 @@ func (p *replayPlayer) showStatus() {
 	if !p.paused.IsZero() {
 		text += " · paused"
 	}
-	p.renderer.SetState(text)
+	p.renderer.SetProgramState(text)
 }
 
 // printNote prints a message about the replay: on a terminal between the blocks of the session, otherwise on standard

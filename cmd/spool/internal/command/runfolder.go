@@ -175,7 +175,7 @@ func (r *queryRun) deleteUnusedSession(ctx context.Context, session string, err 
 // countFiles returns the number of entries that are not folders.
 func countFiles(list []folderEntry) (n int) {
 	for _, e := range list {
-		if e.Kind != kindDir {
+		if e.Kind != entryKindDir {
 			n++
 		}
 	}
@@ -219,7 +219,7 @@ func (r *queryRun) newUploadProgress(total int64) *uploadProgress {
 	p := &uploadProgress{total: total, show: func(string) {}}
 	switch {
 	case r.watcher.renderer != nil && r.app.OutTTY:
-		p.show = r.watcher.renderer.SetState
+		p.show = r.watcher.renderer.SetProgramState
 	case r.app.ErrTTY:
 		p.show = func(text string) { fmt.Fprintf(r.app.Err, "\r\x1b[K%s", text) }
 	}
@@ -250,7 +250,7 @@ func uploadRecordPath(a *app, data, session string) (string, error) {
 	if err := checkID("session", events.KindSession, session); err != nil {
 		return "", err
 	}
-	dir, err := dataDir(a, data)
+	dir, err := dataDirOrDefault(a, data)
 	if err != nil {
 		return "", err
 	}

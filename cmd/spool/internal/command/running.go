@@ -172,13 +172,13 @@ func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelC
 	if r.cmd.Wait.limit > 0 {
 		return nil, fmt.Errorf("wait: %w (with a time limit the query needs a server that stays)", err)
 	}
-	dir, err := dataDir(r.app, r.cmd.Data)
+	dir, err := dataDirOrDefault(r.app, r.cmd.Data)
 	if err != nil {
 		return nil, err
 	}
 	if r.watcher.renderer != nil {
-		r.watcher.renderer.SetState("starting Spool on " + dir)
-		defer r.watcher.renderer.SetState("")
+		r.watcher.renderer.SetProgramState("starting Spool on " + dir)
+		defer r.watcher.renderer.SetProgramState("")
 	}
 	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
 	if errors.Is(err, ErrDataFolderLocked) { // another run was faster: join its stack

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TestRun_WaitPrintsTheResult tests that --json --wait prints one object in the form of a gateway's response, and the exit
-// code of each end.
+// TestRun_WaitPrintsTheResult tests that --json --wait prints one object in the form of a gateway's response, and the
+// exit code of each end.
 func TestRun_WaitPrintsTheResult(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -59,7 +59,8 @@ func TestRun_WaitPrintsTheResult(t *testing.T) {
 	}
 }
 
-// TestRun_WaitTurnsSignalsIntoControls tests that a signal stops the query while --wait waits, and that its end is printed.
+// TestRun_WaitTurnsSignalsIntoControls tests that a signal stops the query while --wait waits, and that its end is
+// printed.
 func TestRun_WaitTurnsSignalsIntoControls(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, events.ExecutionQueued{Ahead: 1})

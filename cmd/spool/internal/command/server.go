@@ -135,15 +135,15 @@ func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, 
 
 // findRunningStack returns how to reach the stack that runs on the data folder, if there is one.
 func (s serverFlags) findRunningStack(a *app) (StackConnection, bool, error) {
-	dir, err := dataDir(a, s.Data)
+	dir, err := dataDirOrDefault(a, s.Data)
 	if err != nil {
 		return StackConnection{}, false, err
 	}
 	return a.Local.Find(dir)
 }
 
-// dataDir returns the value of the flag with the data folder, or the default data folder if the flag is "".
-func dataDir(a *app, flag string) (string, error) {
+// dataDirOrDefault returns the value of the flag with the data folder, or the default data folder if the flag is "".
+func dataDirOrDefault(a *app, flag string) (string, error) {
 	if flag != "" {
 		return flag, nil
 	}

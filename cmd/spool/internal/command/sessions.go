@@ -152,7 +152,7 @@ func printForks(a *app, s *spoolv1.Session, forks iter.Seq2[client.APIObject[*sp
 		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxShownForks, s.Forks, s.SessionId)
 	}
 	table := newTable(a)
-	writeRow(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
+	writeTableRow(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
 	n := 0
 	for d, err := range forks {
 		if err != nil {
@@ -163,7 +163,7 @@ func printForks(a *app, s *spoolv1.Session, forks iter.Seq2[client.APIObject[*sp
 		if f.Parent != nil {
 			at = fmt.Sprint(f.Parent.Effective)
 		}
-		writeRow(table, []any{f.SessionId, at, describeSession(f), formatTime(f.CreatedAt), titleExcerpt(f.Title)})
+		writeTableRow(table, []any{f.SessionId, at, describeSession(f), formatTime(f.CreatedAt), titleExcerpt(f.Title)})
 		if n++; n == maxShownForks {
 			break
 		}

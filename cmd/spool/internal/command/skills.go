@@ -195,7 +195,7 @@ func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference,
 	if err != nil {
 		return err
 	}
-	if err := makeWritable(dir); err != nil {
+	if err := makeFilesWritable(dir); err != nil {
 		return err
 	}
 	if err := os.Rename(dir, to); err != nil {
@@ -204,8 +204,8 @@ func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference,
 	return nil
 }
 
-// makeWritable makes the files below dir writable for their owner.
-func makeWritable(dir string) error {
+// makeFilesWritable makes the files below dir writable for their owner.
+func makeFilesWritable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -255,7 +255,7 @@ func TestSkillsPush_ClonesARepository(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer makeWritable(dir) //nolint:errcheck // the test's folder is removed anyway
+		defer makeFilesWritable(dir) //nolint:errcheck // the test's folder is removed anyway
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			t.Fatal(err)

@@ -33,9 +33,9 @@ func printList[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.API
 			}
 		} else {
 			if n == 0 {
-				writeRow(table, head)
+				writeTableRow(table, head)
 			}
-			writeRow(table, row(d.Value))
+			writeTableRow(table, row(d.Value))
 		}
 		n++
 	}
@@ -45,9 +45,9 @@ func printList[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.API
 // newTable returns a writer that aligns columns and writes to the app's output.
 func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
 
-// writeRow writes one row of a table. It makes the texts of the columns safe for a terminal, because they may come from
-// an untrusted source.
-func writeRow(w *tabwriter.Writer, row []any) {
+// writeTableRow writes one row of a table. It makes the texts of the columns safe for a terminal, because they may come
+// from an untrusted source.
+func writeTableRow(w *tabwriter.Writer, row []any) {
 	for i, c := range row {
 		if i > 0 {
 			fmt.Fprint(w, "\t")
@@ -65,7 +65,7 @@ func writeRow(w *tabwriter.Writer, row []any) {
 func printFields(a *app, rows ...[]any) error {
 	table := newTable(a)
 	for _, r := range rows {
-		writeRow(table, r)
+		writeTableRow(table, r)
 	}
 	return table.Flush()
 }

@@ -37,7 +37,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err := c.checkTextAge(); err != nil {
 		return err
 	}
-	dir, err := dataDir(a, c.Data)
+	dir, err := dataDirOrDefault(a, c.Data)
 	if err != nil {
 		return err
 	}

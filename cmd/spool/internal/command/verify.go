@@ -92,19 +92,19 @@ func contextCause(ctx context.Context, err error) error {
 
 // reportJSON is the JSON form of the report on the log.
 type reportJSON struct {
-	OK       bool          `json:"ok"`
-	Sessions int           `json:"sessions"`
-	Commits  int           `json:"commits"`
-	Events   int           `json:"events"`
-	Open     []openQuery   `json:"open"`
-	Problem  *problemJSON  `json:"problem,omitempty"` // the first problem that is not accepted
-	Problems []problemJSON `json:"problems,omitempty"`
-	Stopped  bool          `json:"stopped,omitempty"` // too many problems: the rest was not checked
-	Proved   []signedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
+	OK       bool            `json:"ok"`
+	Sessions int             `json:"sessions"`
+	Commits  int             `json:"commits"`
+	Events   int             `json:"events"`
+	Open     []openQueryJSON `json:"open"`
+	Problem  *problemJSON    `json:"problem,omitempty"` // the first problem that is not accepted
+	Problems []problemJSON   `json:"problems,omitempty"`
+	Stopped  bool            `json:"stopped,omitempty"` // too many problems: the rest was not checked
+	Proved   []signedShard   `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
-// openQuery is the JSON form of a query that has not ended.
-type openQuery struct {
+// openQueryJSON is the JSON form of a query that has not ended.
+type openQueryJSON struct {
 	Tenant      string `json:"tenant"`
 	SessionID   string `json:"sessionId"`
 	ExecutionID string `json:"executionId"`
@@ -128,9 +128,9 @@ func newProblemJSON(p eventlog.Problem) problemJSON {
 // printReport prints the report on the log, and how far its signed heads reach.
 func (c *verifyCommand) printReport(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQueryJSON{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
-			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
+			v.Open = append(v.Open, openQueryJSON{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
 		if p := r.Problem; p != nil {
 			place := newProblemJSON(*p)

@@ -87,7 +87,7 @@ func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error)
 // line once on standard error.
 func (w *sessionWatcher) showConnectionState(state, line string) {
 	if w.renderer != nil {
-		w.renderer.SetState(state)
+		w.renderer.SetProgramState(state)
 	}
 	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
 		fmt.Fprintln(w.app.Err, "spool: "+line)

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/stack"
 )
 
-// Machine implements command.Local: it finds and starts stacks on this machine.
+// Machine implements command.LocalMachine: it finds and starts stacks on this machine.
 type Machine struct{}
 
 // DefaultDir returns the user's data folder.

@@ -19,7 +19,8 @@ const (
 // everyServiceSection is the name of the section of docs/operations.md with the settings that all services have.
 const everyServiceSection = "every service"
 
-// logServicesSection is the name of the section of docs/operations.md with the settings of the services that open the log.
+// logServicesSection is the name of the section of docs/operations.md with the settings of the services that open the
+// log.
 const logServicesSection = "services with the log"
 
 // FixedSetting is a setting whose value deploy/compose.yaml fixes, so that the variable of the same name in deploy/.env

@@ -26,8 +26,8 @@ func TestMarkdown_IsUpToDate(t *testing.T) {
 	}
 }
 
-// TestMarkdown_ExplainsEachSetting tests that each setting has a variable, an explanation that ends with a full stop, and a
-// row in the document.
+// TestMarkdown_ExplainsEachSetting tests that each setting has a variable, an explanation that ends with a full stop,
+// and a row in the document.
 func TestMarkdown_ExplainsEachSetting(t *testing.T) {
 	t.Parallel()
 	text, err := GenerateMarkdown()

@@ -96,7 +96,7 @@ func (r *Renderer) writeApproval(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.ApprovalRequested:
 		r.approvals[d.ApprovalID] = approvalTitle(d)
-		r.showApproval(e.ConversationID, d)
+		r.writeApprovalRequest(e.ConversationID, d)
 	case events.ApprovalDecided:
 		line := "decision of a person: " + d.Decision
 		if d.Comment != "" {
@@ -126,8 +126,9 @@ func (r *Renderer) writeApproval(e events.Event) bool {
 	return true
 }
 
-// showApproval writes an approval request, after the current block is complete. It omits lines of a long request.
-func (r *Renderer) showApproval(conversation string, d events.ApprovalRequested) {
+// writeApprovalRequest writes an approval request, after the current block is complete. It omits lines of a long
+// request.
+func (r *Renderer) writeApprovalRequest(conversation string, d events.ApprovalRequested) {
 	lines, mark := ApprovalLines(d), "? "
 	if conversation != "" && conversation != events.MainConversation {
 		mark = "? a sub-agent: "
@@ -155,7 +156,7 @@ func (r *Renderer) writeIndentedNote(text string) {
 }
 
 // writeApprovalEnd writes a line that states how an approval request ended.
-func (r *Renderer) writeApprovalEnd(st style, line, id string) {
+func (r *Renderer) writeApprovalEnd(st textStyle, line, id string) {
 	if title := r.approvals[id]; title != "" {
 		line += " · " + title
 	}

@@ -31,7 +31,7 @@ func (r *Renderer) writeBlock(it *queuedItem) (done bool) {
 	case it.isStreamed():
 		return r.writeNewText(it)
 	}
-	defer r.setConversation(b.ConversationID)()
+	defer r.setConversationPrefix(b.ConversationID)()
 	switch b.Kind {
 	case events.KindUserMessage:
 		r.separateBlock()
@@ -70,7 +70,7 @@ func (r *Renderer) writeNewText(it *queuedItem) (done bool) {
 	if strings.TrimSpace(text) == "" {
 		return it.isComplete()
 	}
-	defer r.setConversation(it.block.ConversationID)()
+	defer r.setConversationPrefix(it.block.ConversationID)()
 	st := styleNormal
 	if it.block.Kind == events.KindThinking {
 		st = styleDim
@@ -99,8 +99,8 @@ func (r *Renderer) writeNewText(it *queuedItem) (done bool) {
 	return it.isComplete()
 }
 
-// setConversation marks the lines that follow as lines of a sub-agent's conversation, until restore is called.
-func (r *Renderer) setConversation(conversation string) (restore func()) {
+// setConversationPrefix marks the lines that follow as lines of a sub-agent's conversation, until restore is called.
+func (r *Renderer) setConversationPrefix(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
 		r.screen.prefix = toStyledRunes(styleDim, "│ ")
@@ -123,7 +123,7 @@ func (r *Renderer) separateBlock() {
 }
 
 // writeNote writes a line between blocks, after the current block is complete.
-func (r *Renderer) writeNote(st style, text string) {
+func (r *Renderer) writeNote(st textStyle, text string) {
 	cells := toStyledRunes(st, SafeLine(text))
 	if r.partlyWrittenBlock() != nil {
 		r.queue = append(r.queue, &queuedItem{block: &events.Block{Status: events.StatusComplete}, note: cells})
@@ -190,7 +190,7 @@ func (r *Renderer) writeToolResult(b *events.Block) {
 }
 
 // writeClipped writes the first lines of a tool's output, indented, and the number of lines that it omits.
-func (r *Renderer) writeClipped(st style, output string) {
+func (r *Renderer) writeClipped(st textStyle, output string) {
 	output = strings.Trim(SafeText(applyOverwrites(output)), "\n")
 	if output == "" {
 		output = "(no output)"
@@ -261,7 +261,7 @@ func (r *Renderer) writeNotice(e events.Event) {
 		r.writeNote(styleRed, "✗ no sandbox: "+joinCodeAndMessage(d.Code, d.Message))
 	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,
 		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
-		r.writeEnvironment(e)
+		r.writeSandboxNotice(e)
 	case events.SubagentSpawned:
 		r.writeNote(styleTool, "● sub-agent "+SafeLine(d.Name)+" started")
 	case events.PermissionDecided:
@@ -289,30 +289,30 @@ func (r *Renderer) writeNotice(e events.Event) {
 	case events.SessionDeleted:
 		r.writeNote(styleYellow, "the session was deleted")
 	default:
-		r.writeEnd(e)
+		r.writeExecutionEnd(e)
 	}
 }
 
-// writeEnd writes a line that states how an execution ended. It ignores other events.
-func (r *Renderer) writeEnd(e events.Event) {
+// writeExecutionEnd writes a line that states how an execution ended. It ignores other events.
+func (r *Renderer) writeExecutionEnd(e events.Event) {
 	if !events.Terminal(e.Type()) {
 		return
 	}
 	r.endBlocks(e.ExecutionID)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		r.writeNote(styleGreen, formatEnd("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
+		r.writeNote(styleGreen, formatExecutionEnd("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
 	case events.ExecutionFailed:
 		r.writeNote(styleRed, "✗ failed: "+joinCodeAndMessage(d.Code, d.Message))
 	case events.ExecutionCancelled:
-		r.writeNote(styleYellow, formatEnd("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
+		r.writeNote(styleYellow, formatExecutionEnd("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
 	case events.ExecutionWithdrawn:
 		r.writeNote(styleYellow, "■ withdrawn before it ran ("+d.Reason+")")
 	}
 }
 
-// formatEnd returns a line about the end of an execution: how it ended, its duration, tokens and cost.
-func formatEnd(how string, duration uint32, u events.Usage, cost float64) string {
+// formatExecutionEnd returns a line about the end of an execution: how it ended, its duration, tokens and cost.
+func formatExecutionEnd(how string, duration uint32, u events.Usage, cost float64) string {
 	s := how + " after " + formatMilliseconds(duration)
 	if u != (events.Usage{}) {
 		s += " · " + formatTokens(u)

@@ -6,9 +6,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// writeEnvironment writes a line for an event about the sandbox or the workspace that matters to people. It ignores
+// writeSandboxNotice writes a line for an event about the sandbox or the workspace that matters to people. It ignores
 // events of every turn, such as a snapshot or a file that the agent wrote.
-func (r *Renderer) writeEnvironment(e events.Event) {
+func (r *Renderer) writeSandboxNotice(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SandboxReady:
 		if d.Image != "" {

@@ -95,7 +95,7 @@ func (r *Renderer) ShowEvent(e events.Event) {
 	defer r.mu.Unlock()
 	r.trackExecution(e)
 	if id := blocks.Target(e); id != "" {
-		r.applyEvent(id, e)
+		r.updateBlock(id, e)
 	}
 	if !r.writeApproval(e) {
 		r.writeNotice(e)
@@ -115,7 +115,7 @@ func (r *Renderer) ShowDelta(d events.Delta) {
 		r.texts[d.BlockID] = text
 	}
 	text.Add(d)
-	r.showReady()
+	r.writeReadyBlocks()
 	r.redraw()
 }
 
@@ -130,7 +130,7 @@ func (r *Renderer) ShowSnapshot(list []events.Block) {
 			it.text.Known = b.Content
 		}
 	}
-	r.showReady()
+	r.writeReadyBlocks()
 	r.redraw()
 }
 
@@ -143,8 +143,8 @@ func (r *Renderer) ShowNote(text string) {
 	r.redraw()
 }
 
-// SetState sets the state of the program itself, which the status line shows first. An empty text clears it.
-func (r *Renderer) SetState(text string) {
+// SetProgramState sets the state of the program itself, which the status line shows first. An empty text clears it.
+func (r *Renderer) SetProgramState(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = SafeLine(text)
@@ -195,8 +195,8 @@ func (r *Renderer) Close() error {
 	return r.screen.close()
 }
 
-// applyEvent updates the block with the given id by an event, and shows the change.
-func (r *Renderer) applyEvent(id string, e events.Event) {
+// updateBlock updates the block with the given id by an event, and shows the change.
+func (r *Renderer) updateBlock(id string, e events.Event) {
 	var prev *events.Block
 	if it := r.items[id]; it != nil {
 		prev = it.block
@@ -207,7 +207,7 @@ func (r *Renderer) applyEvent(id string, e events.Event) {
 	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.partlyWrittenBlock() == nil {
 		r.writeTodos(r.items[id].block)
 	}
-	r.showReady()
+	r.writeReadyBlocks()
 }
 
 // queueBlock adds a block to the queue, or replaces it there.
@@ -230,9 +230,9 @@ func (r *Renderer) queueBlock(b *events.Block) {
 	}
 }
 
-// showReady writes all queued blocks that can be written now. It writes one block at a time: all other blocks wait
-// until that block is complete.
-func (r *Renderer) showReady() {
+// writeReadyBlocks writes all queued blocks that can be written now. It writes one block at a time: all other blocks
+// wait until that block is complete.
+func (r *Renderer) writeReadyBlocks() {
 	for {
 		i := slices.IndexFunc(r.queue, func(it *queuedItem) bool { return it.begun })
 		if i < 0 {
@@ -275,7 +275,7 @@ func (r *Renderer) endBlocks(id string) {
 		}
 		it.block = &b
 	}
-	r.showReady()
+	r.writeReadyBlocks()
 }
 
 // trackExecution updates the executions that the status line shows.

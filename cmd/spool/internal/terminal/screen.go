@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// style holds the parameters of an SGR sequence, which sets the colour and weight of text. The empty style is the
+// textStyle holds the parameters of an SGR sequence, which sets the colour and weight of text. The empty style is the
 // terminal's default.
-type style string
+type textStyle string
 
 const (
-	styleNormal style = ""
-	styleBold   style = "1"
-	styleDim    style = "2"
-	styleRed    style = "31"
-	styleGreen  style = "32"
-	styleYellow style = "33"
-	stylePrompt style = "1;36"
-	styleTool   style = "1;35"
+	styleNormal textStyle = ""
+	styleBold   textStyle = "1"
+	styleDim    textStyle = "2"
+	styleRed    textStyle = "31"
+	styleGreen  textStyle = "32"
+	styleYellow textStyle = "33"
+	stylePrompt textStyle = "1;36"
+	styleTool   textStyle = "1;35"
 )
 
 // minWidth is the minimum number of columns at which lines are wrapped.
@@ -28,7 +28,7 @@ const minWidth = 20
 // styledRune is a character of a line with its style.
 type styledRune struct {
 	r rune
-	s style
+	s textStyle
 }
 
 // screen is text to which lines are appended and, on a terminal, a status line below the text.
@@ -46,13 +46,13 @@ type screen struct {
 	status    string       // without line ends; "" for none
 	drawn     []int        // columns of the live rows on the terminal
 	buf       bytes.Buffer
-	shown     style // style at the end of the written text
-	suspended bool  // nothing is written to out
-	err       error // the first write error
+	shown     textStyle // style at the end of the written text
+	suspended bool      // nothing is written to out
+	err       error     // the first write error
 }
 
 // appendText appends text in a style. Each line feed in it ends a line.
-func (s *screen) appendText(st style, text string) {
+func (s *screen) appendText(st textStyle, text string) {
 	for _, r := range text {
 		switch {
 		case r == '\n':
@@ -212,7 +212,7 @@ func (s *screen) writeRunes(line []styledRune) {
 }
 
 // setStyle writes the sequence that changes the style of the text that follows.
-func (s *screen) setStyle(st style) {
+func (s *screen) setStyle(st textStyle) {
 	if !s.color || st == s.shown {
 		return
 	}
@@ -241,7 +241,7 @@ func trimTrailingSpaces(prefix []styledRune) []styledRune {
 }
 
 // toStyledRunes returns the characters of a text, all in one style. Line ends become spaces.
-func toStyledRunes(st style, text string) []styledRune {
+func toStyledRunes(st textStyle, text string) []styledRune {
 	var out []styledRune
 	for _, r := range strings.ReplaceAll(text, "\n", " ") {
 		out = append(out, styledRune{r, st})

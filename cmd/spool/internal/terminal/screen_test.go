@@ -102,7 +102,7 @@ func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: toStyledRunes(styleDim, "│ ")}
 			for i, p := range pieces {
 				s.status = status()
-				s.appendText([]style{styleNormal, styleDim, styleRed}[i%3], p)
+				s.appendText([]textStyle{styleNormal, styleDim, styleRed}[i%3], p)
 				s.flush()
 			}
 			if err := s.close(); err != nil || f.sgr {
