@@ -32,8 +32,8 @@ type Conversation struct {
 
 	tools       []string
 	customTools map[string]bool // Responses: tools that take free text
-	namespaces  map[string]bool // Responses: of tools that are called by namespace and name
-	inputBytes  int             // texts, tool calls, results and tool definitions
+	namespaces  map[string]bool // Responses: namespaces of tools that are called by namespace and name
+	inputBytes  int             // total length of texts, tool calls, results and tool definitions
 	calls       []string        // ids of tool calls without a result yet
 	entries     []conversationEntry
 }

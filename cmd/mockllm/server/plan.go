@@ -28,7 +28,7 @@ type planPart struct {
 	kind   scriptStepKind // stepToolCalls stands for one call here
 	text   string
 	pacing textPacing
-	name   string // of the tool
+	name   string // name of the called tool
 	// namespace of the tool, "" for none
 	namespace string
 	custom    bool // the tool takes free text

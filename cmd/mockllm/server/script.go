@@ -16,8 +16,8 @@ type Script struct {
 
 // textPacing is the size of the pieces in which text is streamed, and the pause between two pieces.
 type textPacing struct {
-	piece int           // bytes a piece holds at most; a rune is never cut
-	delay time.Duration // between two pieces
+	piece int           // maximum number of bytes of a piece; a rune is never cut
+	delay time.Duration // pause between two pieces
 }
 
 // scriptRule is a rule of the script: its conditions, and the replies to requests that meet the conditions.
@@ -33,7 +33,7 @@ type scriptRule struct {
 // ruleReply holds the steps of a rule that answer one request.
 type ruleReply struct {
 	steps []scriptStep
-	calls int // tool calls in it
+	calls int // number of tool calls in the reply
 	// tail marks the empty reply after steps that end with tool calls: the rule no longer applies.
 	tail bool
 }

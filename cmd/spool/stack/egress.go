@@ -112,7 +112,7 @@ type egressProcess struct {
 	output  *outputTail
 	dir     string
 	exited  chan struct{}
-	err     error // error of its end; set before exited is closed
+	err     error // the error with which the process ended; set before exited is closed
 }
 
 // waitForExit blocks until the stack ends, and then returns nil. If the proxy ends first, it returns an error.

@@ -15,9 +15,9 @@ type Connection struct {
 	PID         int    `json:"pid"`
 	URL         string `json:"url"`
 	GRPCAddr    string `json:"grpcAddr"`
-	NATSURL     string `json:"natsUrl"` // with the password of user admin
+	NATSURL     string `json:"natsUrl"` // URL of NATS with the password of user admin
 	DatabaseURL string `json:"databaseUrl"`
-	LogKeys     string `json:"logKeys"` // the keys of all roles
+	LogKeys     string `json:"logKeys"` // the keys with which all writers of the log sign commits
 }
 
 // ErrRunning is returned for a data folder that another stack has locked.

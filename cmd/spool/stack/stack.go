@@ -59,7 +59,7 @@ type Stack struct {
 	group   *errgroup.Group
 	conns   []*nats.Conn
 	pool    *pgxpool.Pool
-	proxy   *egressProcess // nil with local sandboxes
+	proxy   *egressProcess // the egress proxy; nil with local sandboxes
 	done    chan struct{}
 	err     error
 }
@@ -288,14 +288,14 @@ func (s *Stack) startMockModel(run context.Context) error {
 // Storage is the part of a stack that stores data: NATS, Postgres and the log of a data folder. `spool verify` and
 // `spool rebuild` open it without services if no stack runs.
 type Storage struct {
-	DatabaseURL        string       // with the projector's role if Postgres is private
-	GatewayDatabaseURL string       // of the same database, with the gateway's role
-	Log                eventlog.Log // as admin
-	NATS               *nats.Conn   // as admin
+	DatabaseURL        string       // URL of the database; it has the projector's role if Postgres is private
+	GatewayDatabaseURL string       // URL of the same database with the gateway's role
+	Log                eventlog.Log // opened with the permissions of user admin
+	NATS               *nats.Conn   // opened with the permissions of user admin
 
 	cfg        Config
 	lock       *folderLock
-	logKeys    string // the keys of all roles
+	logKeys    string // the keys with which all writers of the log sign commits
 	signing    topology.Signing
 	partitions events.Partitioning
 	nats       *natsserver.Server

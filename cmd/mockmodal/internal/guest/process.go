@@ -18,7 +18,7 @@ import (
 // guestProcess is a process that the server has started in the container, with the connection that carries its standard
 // streams.
 type guestProcess struct {
-	sending sync.Mutex // serialises frames
+	sending sync.Mutex // held while a frame is sent
 	conn    net.Conn
 	input   chan []byte // holds at most MaxUnconfirmedStdin frames; an empty one ends the input
 

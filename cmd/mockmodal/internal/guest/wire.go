@@ -41,7 +41,7 @@ type ExecSpec struct {
 	Args []string `json:"args"`
 	// Env is added to the environment of the image; later entries win.
 	Env []string `json:"env"`
-	Dir string   `json:"dir"` // "" for the guest's own
+	Dir string   `json:"dir"` // working directory; "" for the guest's own
 	// DiscardStdout and DiscardStderr connect the stream to /dev/null.
 	DiscardStdout bool `json:"discardStdout,omitempty"`
 	DiscardStderr bool `json:"discardStderr,omitempty"`

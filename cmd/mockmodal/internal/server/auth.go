@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	authTokenLifetime   = 20 * time.Minute // of the tokens from AuthTokenGet
-	routerTokenLifetime = 30 * time.Minute // of the tokens for a task's command router
+	authTokenLifetime   = 20 * time.Minute // lifetime of the tokens that AuthTokenGet returns
+	routerTokenLifetime = 30 * time.Minute // lifetime of the tokens for the command router of a task
 )
 
 // tokenClaims are the claims of a JSON Web Token that the server issues.

@@ -20,7 +20,7 @@ import (
 // Modal's API that clients have committed.
 type callTracker struct {
 	mu         sync.Mutex
-	counts     map[string]int // by method, without its service
+	counts     map[string]int // number of calls by method name, without the service
 	faults     []*injectedFault
 	violations []apiViolation
 }
@@ -28,9 +28,9 @@ type callTracker struct {
 // injectedFault is an error that a test has injected into calls of a method.
 type injectedFault struct {
 	Method  string `json:"method"`
-	Code    string `json:"code"` // as in gRPC: UNAVAILABLE
+	Code    string `json:"code"` // name of a gRPC code, such as UNAVAILABLE
 	Message string `json:"message"`
-	Count   int    `json:"count"` // of calls; negative: until the faults are cleared
+	Count   int    `json:"count"` // number of calls that fail; negative means all until the faults are cleared
 	After   bool   `json:"after"` // the call takes effect before it fails
 	// RetryAfterSeconds asks the client to repeat the call after that time, as
 	// Modal does to slow clients down.

@@ -111,11 +111,11 @@ func (s *Server) handleEndSandbox(w http.ResponseWriter, r *http.Request) {
 		replyResult(w, fmt.Errorf("how must be one of %q", slices.Sorted(maps.Keys(controlEndResults))))
 		return
 	}
-	asked := r.PathValue("sandbox")
+	idOrName := r.PathValue("sandbox")
 	s.mu.Lock()
 	var found *modalSandbox
 	for _, sb := range s.sandboxes {
-		if sb.isRunning() && (sb.id == asked || sb.name == asked) {
+		if sb.isRunning() && (sb.id == idOrName || sb.name == idOrName) {
 			found = sb
 		}
 	}
@@ -135,7 +135,7 @@ type sandboxDescription struct {
 	App       string              `json:"app"`
 	Tags      map[string]string   `json:"tags"`
 	State     string              `json:"state"`  // starting, running or ended
-	Result    string              `json:"result"` // of one that has ended
+	Result    string              `json:"result"` // result of a sandbox that has ended
 	Created   time.Time           `json:"created"`
 	Image     string              `json:"image"`
 	Network   networkDescription  `json:"network"`

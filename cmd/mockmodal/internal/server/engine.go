@@ -36,13 +36,13 @@ const guestStartTimeout = time.Minute
 type dockerEngine struct {
 	api     *client.Client
 	logger  *slog.Logger
-	owner   string // the label's value
+	owner   string // value of ownerLabel: the data folder
 	sockets string // folder with a short path: a folder for each sandbox, with the guest's socket
-	program string // this program
+	program string // path of this program
 
 	network string // id
 	gateway netip.Addr
-	names   []string // resolve to the gateway in sandboxes
+	names   []string // names that resolve to the gateway in sandboxes
 }
 
 // newEngine connects to the Docker engine, removes the objects of servers that were killed, and creates a network. The
@@ -160,14 +160,14 @@ type containerSpec struct {
 	sandbox string // id
 	image   string // the engine's id
 	network bool
-	nanoCPU int64 // 0 for no limit
+	nanoCPU int64 // CPU limit in billionths of a CPU; 0 for no limit
 	memory  int64 // bytes; 0 for no limit
 }
 
 // sandboxContainer is the running container of a sandbox.
 type sandboxContainer struct {
 	id     string
-	pid    int    // on the server's machine
+	pid    int    // process id of the container's main process on the server's machine
 	folder string // on the server's machine; guest.MountPath in the container
 	dir    string // working directory of the image
 	lease  net.Conn
@@ -281,7 +281,7 @@ func (e *dockerEngine) ranOutOfMemory(ctx context.Context, id string) bool {
 // egressRule allows outgoing connections of a container to a network, on one TCP port or on all.
 type egressRule struct {
 	network netip.Prefix
-	port    int // of TCP; 0 for everything
+	port    int // TCP port; 0 means all ports and protocols
 }
 
 // resolveAllowedName returns the IP addresses of a name in a sandbox's allowlist of domains. It returns an error for

@@ -20,14 +20,14 @@ import (
 // modalImage is one of Modal's images: an image from a registry, or a snapshot of a sandbox.
 type modalImage struct {
 	id         string
-	definition string    // digest of what it is built from; "" for a snapshot
-	reference  string    // in a registry; "" for a snapshot
-	docker     string    // the engine's id; "" before it is built, and for a snapshot of a directory
-	isSnapshot bool      // the engine's image belongs to this one
+	definition string    // digest of the definition from which the image is built; "" for a snapshot
+	reference  string    // name of the image in a registry; "" for a snapshot
+	docker     string    // id of the image on the Docker engine; "" before it is built, and for a snapshot of a directory
+	isSnapshot bool      // the image on the Docker engine is removed with this image
 	archive    string    // tar file of a snapshot of a directory
-	expires    time.Time // zero: never
+	expires    time.Time // time from which the image is expired; zero means never
 	built      chan struct{}
-	failure    string // of the build
+	failure    string // error of the build; "" if it succeeded
 }
 
 // isExpired reports whether the time for which the image is kept has passed.

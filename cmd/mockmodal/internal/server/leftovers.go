@@ -70,7 +70,7 @@ func (e *dockerEngine) removeLeftovers(ctx context.Context) error {
 		if owner == e.owner || hasRunningServer(owner) {
 			continue
 		}
-		if err := e.removeServerObjects(ctx, owner); err != nil { // another server may remove the same things
+		if err := e.removeServerObjects(ctx, owner); err != nil { // another server may remove the same objects at the same time
 			e.logger.Warn("remove what a killed server left", "data", owner, "error", err)
 		}
 	}

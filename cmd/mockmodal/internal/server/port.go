@@ -23,7 +23,7 @@ type switchablePort struct {
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced when listener changes
-	listener net.Listener  // nil while off
+	listener net.Listener  // nil while the port is off
 	conns    map[net.Conn]struct{}
 	oneWay   time.Duration
 	closed   bool

@@ -20,7 +20,7 @@ import (
 // sandboxProcess is a process in a sandbox: its entrypoint, or one that a client has started with exec.
 type sandboxProcess struct {
 	conn    net.Conn
-	sending sync.Mutex // serialises frames
+	sending sync.Mutex // held while a frame is sent
 
 	stdin          *inputQueue
 	stdout, stderr *outputLog
@@ -47,7 +47,7 @@ func startProcess(ctx context.Context, b *sandboxContainer, spec guest.ExecSpec,
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	if kind == guest.FrameExited { // it did not start
+	if kind == guest.FrameExited { // the process did not start
 		p.setExit(data)
 		if err := p.stderr.append([]byte(p.exit.Error + "\n")); err != nil {
 			return nil, err
@@ -324,7 +324,7 @@ func (l *outputLog) end() {
 	}
 	l.ended = true
 	if l.file != nil {
-		_ = l.file.Close() // what was written is what readers get
+		_ = l.file.Close() // readers only get what was written
 	}
 	close(l.changed)
 }

@@ -25,10 +25,10 @@ type modalSandbox struct {
 	name       string
 	tags       map[string]string
 	definition *pb.Sandbox
-	env        []string // of every process in it
+	env        []string // environment of every process in the sandbox
 	image      *modalImage
-	created    float64 // seconds; unique among the sandboxes of a server
-	folder     string  // of its outputs
+	created    float64 // time of creation in Unix seconds; unique among the sandboxes of a server
+	folder     string  // folder with the outputs of the sandbox's processes
 
 	ready chan struct{} // closed when the container runs, or the sandbox has ended
 	ended chan struct{} // closed when result is set
@@ -41,7 +41,7 @@ type modalSandbox struct {
 	network    *pb.NetworkAccess
 	snapshots  map[string]*sandboxSnapshot // by snapshot id
 	result     *pb.GenericResult
-	exitImage  *modalImage // of a sandbox that is to keep its file system
+	exitImage  *modalImage // image of the file system, if the client has requested it for the end of the sandbox
 	exitError  error
 	finished   time.Time
 	timer      *time.Timer
@@ -211,10 +211,10 @@ func (s *Server) endSandbox(sb *modalSandbox, result *pb.GenericResult) {
 	}
 }
 
-// workingDir returns the working directory of a new process: asked if it is not empty, and otherwise that of the
+// workingDir returns the working directory of a new process: requested if it is not empty, and otherwise that of the
 // sandbox's definition, that of the image, or /.
-func (s *modalSandbox) workingDir(asked string) string {
-	for _, dir := range []string{asked, s.definition.GetWorkdir(), s.box.dir} {
+func (s *modalSandbox) workingDir(requested string) string {
+	for _, dir := range []string{requested, s.definition.GetWorkdir(), s.box.dir} {
 		if dir != "" {
 			return dir
 		}

@@ -179,8 +179,8 @@ func checkDefinition(d *pb.Sandbox) error {
 var modalRegions = []string{"us", "us-east", "us-east-1", "us-central", "us-west", "us-west-2", "eu", "eu-west", "eu-west-1", "eu-north", "eu-south", "ap", "ap-northeast", "ap-southeast", "uk", "ca", "me", "sa", "af", "mx"}
 
 // checkRegions returns an error with code InvalidArgument for a region that Modal does not have.
-func checkRegions(asked []string) error {
-	for _, region := range asked {
+func checkRegions(requested []string) error {
+	for _, region := range requested {
 		if !slices.Contains(modalRegions, region) {
 			return status.Errorf(codes.InvalidArgument, "Invalid region: '%s'", region)
 		}

@@ -53,10 +53,10 @@ type Server struct {
 	port   *switchablePort
 	url    string
 	secret []byte          // signs tokens
-	life   context.Context // ends before the server removes what it made
+	life   context.Context // ends before the server removes its containers and images
 	stop   context.CancelFunc
 
-	lock *os.File // of the data folder
+	lock *os.File // the lock of the data folder
 
 	launches sync.WaitGroup
 

@@ -14,10 +14,10 @@ type slowConn struct {
 	port     *switchablePort
 	incoming *delayLine
 	outgoing *delayLine
-	reading  bytes.Reader // of the chunk that Read returns from
+	reading  bytes.Reader // the rest of the data that Read has taken from incoming
 
 	once sync.Once
-	err  error // of closing
+	err  error // the error of closing the connection
 }
 
 // newSlowConn returns a connection that delays the reads and writes of raw by the latency of the port p.

@@ -38,12 +38,12 @@ const (
 
 // Config configures a client. Only URL is required.
 type Config struct {
-	URL     string        // of the gateway: http://host:port or https://host:port
+	URL     string        // URL of the gateway: http://host:port or https://host:port
 	Key     string        // API key; "" for a server without keys
 	CAFile  string        // PEM file of the authorities that verify an https server; "" means the system's
 	Timeout time.Duration // time limit of one request; 0 means 30 s
 	GiveUp  time.Duration // maximum time for which Follow tries to reconnect; 0 means 1 min
-	HTTP    *http.Client  // nil means a client of its own
+	HTTP    *http.Client  // HTTP client for all requests; nil means a new one
 }
 
 // Client is the client of one gateway. The fields are the generated clients of the services; Call and List call their
@@ -116,7 +116,7 @@ func (c *Client) Ping(ctx context.Context) error {
 // Readiness is the gateway's response to /readyz, which is not a method of spool.v1.
 type Readiness struct {
 	Ready  bool              `json:"ready"`
-	Checks map[string]string `json:"checks"` // by the name of a part: ok, or its error
+	Checks map[string]string `json:"checks"` // the state of each part of the gateway by its name: ok, or an error
 }
 
 // GetReadiness returns whether the gateway and its parts are ready. A gateway that responds and is not ready is no

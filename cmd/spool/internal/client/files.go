@@ -211,7 +211,7 @@ type downloadBody struct {
 	progressReader
 	body io.Closer
 	c    *Client
-	ctx  context.Context // the caller's
+	ctx  context.Context // the context of the caller
 }
 
 // Read implements io.Reader. It returns an *UnreachableError if the connection breaks.

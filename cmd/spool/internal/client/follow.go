@@ -79,7 +79,7 @@ type followIteration struct {
 	session string
 	cursor  uint32                  // seq of the last event that was yielded
 	texts   map[string]*blocks.Text // texts of open blocks
-	done    map[string]bool         // complete blocks
+	done    map[string]bool         // ids of complete blocks
 	yield   func(FollowItem) bool
 	stopped bool // the consumer stopped the iteration
 	yielded int  // number of events and deltas
@@ -123,7 +123,7 @@ func (f *followIteration) reconnectLoop(ctx context.Context) error {
 		if err != nil && !f.yield(FollowItem{Lost: err}) {
 			return nil
 		}
-		wait := firstRetryWait / 10 // after a connection that brought something: reconnect at once
+		wait := firstRetryWait / 10 // after a connection that yielded something, reconnect almost at once
 		if f.yielded > before {
 			pauses.Reset()
 		} else {
@@ -200,7 +200,7 @@ func (f *followIteration) readConnection(ctx context.Context) (joined bool, err 
 			if !IsCode(e, CodeCursorAhead, CodeCursorExpired) {
 				return joined, e
 			}
-			refused = e // its snapshot follows
+			refused = e // the server sends a snapshot next
 		case "session:snapshot":
 			return true, f.yieldSnapshot(refused, m)
 		default:

@@ -19,7 +19,7 @@ const zipMediaType = "application/zip"
 type SkillPush struct {
 	Ref    events.Reference // without a version
 	Tags   []string
-	SHA256 string // of the ZIP, in hex
+	SHA256 string // hash of the ZIP, in hex
 	DryRun bool
 }
 

@@ -80,7 +80,7 @@ func (c *approvalsShowCommand) Run(a *app) error {
 
 // printApproval prints an approval request with all of its fields.
 func printApproval(a *app, x *spoolv1.Approval) error {
-	asked, err := decodeApprovalRequest(x)
+	request, err := decodeApprovalRequest(x)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range terminal.ApprovalLines(asked) {
+	for _, line := range terminal.ApprovalLines(request) {
 		if _, err := fmt.Fprintln(a.Out, line); err != nil {
 			return err
 		}
@@ -113,11 +113,11 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 }
 
 // decodeApprovalRequest decodes the data of the event approval_requested in an approval request.
-func decodeApprovalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
-	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &asked); err != nil {
-		return asked, fmt.Errorf("decode the approval request: %w", err)
+func decodeApprovalRequest(x *spoolv1.Approval) (request events.ApprovalRequested, err error) {
+	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &request); err != nil {
+		return request, fmt.Errorf("decode the approval request: %w", err)
 	}
-	return asked, nil
+	return request, nil
 }
 
 // sendDecision sends the decision that request returns to the server. It prints the text done, or the response with
@@ -232,11 +232,11 @@ func (c *approvalsAnswerCommand) Run(a *app) error {
 		if err != nil {
 			return nil, err
 		}
-		asked, err := decodeApprovalRequest(x)
+		request, err := decodeApprovalRequest(x)
 		if err != nil {
 			return nil, err
 		}
-		answers, err := parseAnswers(asked.Questions, given)
+		answers, err := parseAnswers(request.Questions, given)
 		if err == nil {
 			r.Answers, err = encodeAnswers(answers)
 		}

@@ -94,8 +94,8 @@ func readPublicKeys(file string) ([]heads.PublicKey, error) {
 // signedShard states up to which commit the signed heads of a shard cover the log.
 type signedShard struct {
 	Shard     int       `json:"shard"`
-	Position  string    `json:"position"`      // up to which they list every change
-	Time      time.Time `json:"time,omitzero"` // time of that signature; absent if there is none
+	Position  string    `json:"position"`      // position up to which the signed heads cover every commit
+	Time      time.Time `json:"time,omitzero"` // time of the signature at this position; absent if there is none
 	Entries   uint64    `json:"entries"`
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }

@@ -42,10 +42,10 @@ type pullRun struct {
 	cmd    *filesPullCommand
 	client *client.Client
 
-	recordFile string       // file that holds record
+	recordFile string       // path of the file with the upload record
 	record     uploadRecord // the last state that the session's workspace and the recorded folder had in common
 	folder     string       // the local folder, absolute
-	root       *os.Root     // of folder
+	root       *os.Root     // the open folder
 	staging    string       // temporary folder with the session's content
 	remote     map[string]*remoteEntry
 	changes    []*pathChange

@@ -33,12 +33,12 @@ type pathChange struct {
 	Kind     string `json:"kind"`
 	Size     int64  `json:"size,omitempty"` // bytes of the session's file
 	Conflict bool   `json:"conflict,omitempty"`
-	Reason   string `json:"reason,omitempty"` // of a conflict or a refusal
+	Reason   string `json:"reason,omitempty"` // why the change is a conflict or is refused
 	Applied  bool   `json:"applied"`
 
 	local, remote *folderEntry
 	staged        string // local file with the session's content
-	declined      bool   // by the user
+	declined      bool   // the user does not want the change
 }
 
 // isApplicable reports whether a pull may apply the change. A refused change is never applied.

@@ -86,7 +86,7 @@ type replayPlayer struct {
 	paused time.Time       // start of the current pause; zero while playing
 	target byte            // the key that requested a jump: events up to its target are shown at once; 0 for none
 	calls  map[string]bool // tool calls whose input is not known yet, by block
-	whole  bool            // the user was told that blocks appear as a whole
+	whole  bool            // the message that blocks appear as a whole was printed
 	seq    uint32
 	to     uint32
 

@@ -15,42 +15,43 @@ import (
 // second a cancellation, and the third ends this program. A termination signal requests a cancellation at once.
 func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
 	var accepted *spoolv1.StartExecutionResponse
-	asked := 0
+	signals := 0
 	for {
 		var sig os.Signal
 		select {
 		case <-ctx.Done():
 			return
 		case accepted = <-posted:
-			if asked == 0 {
+			if signals == 0 {
 				continue
 			}
 		case <-r.typed:
-			asked++
+			signals++
 		case sig = <-r.app.Signals:
-			asked++
+			signals++
 			if sig == syscall.SIGTERM {
-				asked = max(asked, 2)
+				signals = max(signals, 2)
 			}
 		}
 		known := accepted.GetExecutionId() != ""
 		switch {
-		case asked >= 3 || !known && (asked >= 2 || !r.posting.Load()):
+		case signals >= 3 || !known && (signals >= 2 || !r.posting.Load()):
 			cancel(errInterrupted)
 			return
 		case known:
-			r.sendControl(ctx, accepted, asked)
+			r.sendControl(ctx, accepted, signals)
 		}
 	}
 }
 
-// sendControl asks the server to interrupt or cancel the execution, after the user has asked for the given number of
-// times. It cancels a queued execution, because an interrupt would stop the running one.
-func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
+// sendControl asks the server to interrupt or cancel the execution. signals is the number of signals so far: the first
+// one interrupts, later ones cancel. A queued execution is always cancelled, because an interrupt would stop the
+// running one.
+func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, signals int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
 	var err error
-	if asked == 1 && r.dispatched.Load() {
+	if signals == 1 && r.dispatched.Load() {
 		r.printNote("stopping; press Ctrl-C again to cancel")
 		_, err = r.client.Load().Sessions.InterruptSession(ctx, &spoolv1.InterruptSessionRequest{SessionId: accepted.SessionId})
 	} else {

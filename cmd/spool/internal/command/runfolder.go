@@ -241,7 +241,7 @@ func (p *uploadProgress) hide() { p.show("") }
 // uploadRecord records the content of an uploaded folder. "spool files pull" compares with it.
 type uploadRecord struct {
 	Session string                 `json:"session"`
-	Folder  string                 `json:"folder"` // absolute
+	Folder  string                 `json:"folder"` // absolute path of the local folder
 	Entries map[string]folderEntry `json:"entries"`
 }
 

@@ -34,7 +34,7 @@ type queryRun struct {
 	client        atomic.Pointer[client.Client]
 	joined        bool           // the server is a stack on the data folder that another process runs
 	stack         Stack          // nil if a server was already running
-	posting       atomic.Bool    // the query is being stored, with unknown outcome
+	posting       atomic.Bool    // the request that stores the query was sent, and its outcome is unknown
 	typed         chan os.Signal // interrupts that the user typed at a prompt
 	dispatched    atomic.Bool    // an executor may have received the query
 }

@@ -26,9 +26,9 @@ type sessionWatcher struct {
 	onDispatched func()             // called when the execution may be claimed; may be nil
 	open         map[string]bool    // executions without an end
 	closed       bool               // the session accepts no more messages
-	lost         bool               // the connection is lost, and the user was told
+	lost         bool               // the connection is lost, and a message about it was printed
 	cursor       uint32             // seq of the last received event
-	position     string             // position of that event; "" if there is none
+	position     string             // position of the last received event; "" if there is none
 }
 
 // errSessionEnded is returned when a session will have no further events.

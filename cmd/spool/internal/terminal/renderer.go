@@ -39,8 +39,8 @@ type Renderer struct {
 	now       func() time.Time
 	frame     int
 	state     string // state of the program itself, such as a lost connection; shown first in the status line
-	label     string // of the prompt that replaces the status line; "" for none
-	typed     string // what was typed at the prompt
+	label     string // label of the prompt that replaces the status line; "" for none
+	typed     string // the text that the user has typed at the prompt
 	hint      string // shown at the end of the status line
 	runs      []*statusExecution
 	queue     []*queuedItem // blocks to be shown, in the order of their start
@@ -48,7 +48,7 @@ type Renderer struct {
 	texts     map[string]*blocks.Text // text of blocks that have not started
 	tools     map[string]string       // tool name by call id
 	approvals map[string]string       // title of open approval requests
-	gap       bool                    // text stands above: separate the next block
+	gap       bool                    // text was written above, so the next block must be separated from it
 	last      string                  // call id of the tool_use that was shown last, for its result
 }
 
@@ -56,7 +56,7 @@ type Renderer struct {
 type statusExecution struct {
 	id    string
 	phase string
-	waits int // open approval requests
+	waits int // number of open approval requests
 	since time.Time
 	usage events.Usage
 	tool  string
@@ -68,7 +68,7 @@ type queuedItem struct {
 	text  *blocks.Text
 	note  []styledRune // a line of the renderer itself; block is then empty
 	shown string       // text of a streamed block that is already shown
-	below bool         // with note: the line belongs to the one before
+	below bool         // with note: the line belongs to the note above it
 	begun bool
 	// written is set when the item leaves the queue: a tool call is written when its input is known, and may end
 	// later.

@@ -42,7 +42,7 @@ type screen struct {
 	width     func() int
 	prefix    []styledRune // written before each line
 	line      []styledRune // the unfinished line, with its prefix
-	broken    bool         // the previous line was wrapped at its last space: this one is empty
+	broken    bool         // the previous line was wrapped at its last space, so the current line is empty
 	status    string       // without line ends; "" for none
 	drawn     []int        // columns of the live rows on the terminal
 	buf       bytes.Buffer
