@@ -225,7 +225,7 @@ func (s *Server) handleGetModel(w http.ResponseWriter, r *http.Request) {
 	rec.setOutcome("complete")
 }
 
-// guessDialect guesses from a request which API its client speaks, for errors on a path that both vendors use.
+// guessDialect guesses from a request which API its client uses. It is needed for errors on paths that both APIs have.
 func guessDialect(r *http.Request) apiDialect {
 	if r.Header.Get("anthropic-version") != "" || strings.HasPrefix(r.URL.Path, "/v1/messages") {
 		return anthropicDialect{}

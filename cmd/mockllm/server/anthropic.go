@@ -12,7 +12,7 @@ import (
 // only count tokens.
 type anthropicDialect struct{ counting bool }
 
-// anthropicBlock is a content block of a message in a request of Anthropic Messages.
+// anthropicBlock is a content block of a message in a request to the Anthropic Messages API.
 type anthropicBlock struct {
 	Type      string          `json:"type"`
 	Text      string          `json:"text"`
@@ -151,7 +151,7 @@ func anthropicUsage(input, output int) orderedObject {
 // it back unchanged, but the mock server does not check that.
 func thinkingSignature(b contentBlock) string { return "mockllm-" + b.id }
 
-// anthropicStream is the sink of an answer that is streamed in the format of Anthropic Messages.
+// anthropicStream streams an answer in the format of the Anthropic Messages API. It is an answerSink.
 type anthropicStream struct {
 	out    sseWriter
 	header answerHeader

@@ -155,7 +155,7 @@ func chatUsage(input, output int) orderedObject {
 	return orderedObject{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
 }
 
-// chatStream is the sink of an answer that is streamed in the format of Chat Completions.
+// chatStream streams an answer in the format of the Chat Completions API. It is an answerSink.
 type chatStream struct {
 	out    sseWriter
 	header answerHeader

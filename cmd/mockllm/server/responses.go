@@ -237,7 +237,7 @@ func responsesErrorCode(f *apiError) string {
 	}
 }
 
-// responsesStream is the sink of an answer that is streamed in the format of Responses.
+// responsesStream streams an answer in the format of the Responses API. It is an answerSink.
 type responsesStream struct {
 	out      sseWriter
 	header   answerHeader

@@ -39,7 +39,7 @@ type Server struct {
 	listener net.Listener
 }
 
-// New returns a Server, or an error if the configuration is invalid.
+// New returns a Server with the configuration c, or an error if c is invalid.
 func New(c Config) (*Server, error) {
 	if c.MaxBody < 0 || c.MaxRecorded < 0 || c.MaxRecordedB < 0 {
 		return nil, errors.New("mockllm: MaxBody, MaxRecorded and MaxRecordedB must not be negative")

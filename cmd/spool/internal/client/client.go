@@ -103,7 +103,7 @@ func New(cfg Config) (*Client, error) {
 // URL returns the URL of the gateway.
 func (c *Client) URL() string { return c.base.String() }
 
-// Close closes idle connections.
+// Close closes the idle connections to the gateway.
 func (c *Client) Close() { c.cfg.HTTP.CloseIdleConnections() }
 
 // Ping returns an error unless the gateway responds. A gateway that responds and is not ready is no error. Ping

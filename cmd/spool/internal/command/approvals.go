@@ -61,7 +61,7 @@ type approvalsShowCommand struct {
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
-// Run shows one approval request.
+// Run prints one approval request.
 func (c *approvalsShowCommand) Run(a *app) error {
 	if err := checkID("approval", events.KindApproval, c.Approval); err != nil {
 		return err
@@ -157,7 +157,7 @@ type approvalsApproveCommand struct {
 	Arguments string `placeholder:"JSON|@FILE" help:"Run the call with these arguments instead; only if the request is editable."`
 }
 
-// Run approves a call.
+// Run approves the tool call of an approval request, or all calls of its class.
 func (c *approvalsApproveCommand) Run(a *app) error {
 	r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}
 	if c.All {
@@ -179,7 +179,7 @@ type approvalsRejectCommand struct {
 	Comment  string `placeholder:"TEXT" help:"What the agent is told."`
 }
 
-// Run rejects a call.
+// Run rejects the tool call of an approval request.
 func (c *approvalsRejectCommand) Run(a *app) error {
 	return c.sendDecision(a, c.Approval, "rejected", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
 }
@@ -189,7 +189,7 @@ type approvalsSkipCommand struct {
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
-// Run skips a call.
+// Run decides an approval request without an answer, so that the agent continues without the call.
 func (c *approvalsSkipCommand) Run(a *app) error {
 	return c.sendDecision(a, c.Approval, "skipped", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
 }
@@ -202,7 +202,7 @@ type approvalsAnswerCommand struct {
 	Content    string   `placeholder:"JSON|@FILE" help:"The answer to an MCP server: an object that matches the schema of the request."`
 }
 
-// Run answers questions.
+// Run answers the questions of an approval request.
 func (c *approvalsAnswerCommand) Run(a *app) error {
 	content, err := parseJSONFlag("content", c.Content)
 	if err != nil {

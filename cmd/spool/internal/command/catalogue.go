@@ -61,7 +61,7 @@ func (c *agentsLsCommand) Run(a *app) error {
 	})
 }
 
-// Run lists instances.
+// Run lists agent instances.
 func (c *instancesLsCommand) Run(a *app) error {
 	return printEntries(&c.catalogueLsFlags, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
 		var names []string
@@ -206,7 +206,7 @@ type (
 	envsRmCommand      struct{ catalogueRmFlags }
 )
 
-// Run hides all versions of agents: new sessions cannot use them.
+// Run hides all versions of agents, so that new sessions cannot use them.
 func (c *agentsRmCommand) Run(a *app) error { return c.removeEntries(a, definition.KindAgent) }
 
 // Run hides all versions of agent instances.

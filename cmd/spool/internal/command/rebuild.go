@@ -15,7 +15,7 @@ type rebuildCommand struct {
 	Compare  bool   `help:"Change nothing: fold the log again and check that the read models are equal, row by row."`
 }
 
-// Run rebuilds the read models from the log.
+// Run rebuilds the read models in Postgres from the log, or compares them with it.
 func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {

@@ -119,7 +119,7 @@ func (r *Renderer) ShowDelta(d events.Delta) {
 	r.redraw()
 }
 
-// ShowSnapshot shows blocks that replace skipped events.
+// ShowSnapshot shows blocks in place of events that were skipped.
 func (r *Renderer) ShowSnapshot(list []events.Block) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
