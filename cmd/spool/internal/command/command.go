@@ -94,8 +94,8 @@ type commandLine struct {
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
 }
 
-// CommandModel returns kong's model of all commands and flags, from which documents are generated.
-func CommandModel() (*kong.Application, error) {
+// CLIModel returns kong's model of all commands and flags, from which documents are generated.
+func CLIModel() (*kong.Application, error) {
 	parser, err := newParser(&commandLine{})
 	if err != nil {
 		return nil, err

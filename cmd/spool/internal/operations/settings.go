@@ -35,7 +35,7 @@ func parseSettings(cli any) ([]Setting, error) {
 
 // spoolCommands returns the commands of the program spool, each with its own flags.
 func spoolCommands() ([]spoolCommand, error) {
-	grammar, err := command.CommandModel()
+	grammar, err := command.CLIModel()
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
 	}
