@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// health returns nil if a server listens on addr. It sends no request, because the server records requests for tests.
-func health(ctx context.Context, addr string) error {
+// checkListening returns nil if a server listens on addr. It sends no request, because the server records requests for
+// tests.
+func checkListening(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return err

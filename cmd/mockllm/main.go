@@ -28,10 +28,10 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := func() error {
-		return server.Main(ctx, o.Listen, o.Script, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		return server.ServeScript(ctx, o.Listen, o.Script, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	}
 	if command.Command() == "health" {
-		run = func() error { return health(ctx, o.Listen) }
+		run = func() error { return checkListening(ctx, o.Listen) }
 	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)

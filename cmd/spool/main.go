@@ -10,5 +10,5 @@ import (
 )
 
 func main() {
-	os.Exit(command.Main(context.Background(), os.Args[1:], command.OS(local.Machine{})))
+	os.Exit(command.Run(context.Background(), os.Args[1:], command.ProcessIO(local.Machine{})))
 }

@@ -17,8 +17,8 @@ import (
 	"strings"
 )
 
-// event is a line of `go test -json`; see `go doc test2json`.
-type event struct {
+// testEvent is a line of the output of `go test -json`; see `go doc test2json`.
+type testEvent struct {
 	Action      string
 	Package     string
 	Test        string
@@ -31,35 +31,36 @@ func main() {
 	strict := flag.Bool("strict", false, "fail when a test was skipped that is not expected to be")
 	list := flag.String("expected", "", "file of expected skips: on each line a package and a regular expression that matches `test: reason`")
 	flag.Parse()
-	s := newSummary(os.Stdout)
+	s := newTestSummary(os.Stdout)
 	if *list != "" {
 		var err error
-		if s.expected, err = loadExpected(*list); err != nil {
+		if s.expected, err = loadExpectedSkips(*list); err != nil {
 			fmt.Fprintln(os.Stderr, "testsum:", err)
 			os.Exit(1)
 		}
 	}
-	if err := s.read(os.Stdin); err != nil {
+	if err := s.readEvents(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(1)
 	}
-	if !s.finish(*strict) {
+	if !s.printTotals(*strict) {
 		os.Exit(1)
 	}
 }
 
-// expectation is a skip that depends on the tested code and not on the machine.
-type expectation struct {
+// expectedSkip describes skipped tests that are no failure: a package, and a pattern that matches "test: reason".
+type expectedSkip struct {
 	pkg  string
 	skip *regexp.Regexp
 }
 
-func loadExpected(path string) ([]expectation, error) {
+// loadExpectedSkips reads the expected skips from a file: on each line a package and a regular expression.
+func loadExpectedSkips(path string) ([]expectedSkip, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	var list []expectation
+	var list []expectedSkip
 	for i, line := range strings.Split(string(b), "\n") {
 		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
 			continue
@@ -72,38 +73,41 @@ func loadExpected(path string) ([]expectation, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
 		}
-		list = append(list, expectation{pkg, skip})
+		list = append(list, expectedSkip{pkg, skip})
 	}
 	return list, nil
 }
 
-type key struct{ pkg, test string }
+// testKey identifies a test, or a package if test is "".
+type testKey struct{ pkg, test string }
 
-type summary struct {
+// testSummary counts the results of tests and prints the output of failed ones.
+type testSummary struct {
 	out                     io.Writer
-	output                  map[key][]string // output of tests that have not ended, and of packages
-	failures                map[string]int   // failed tests by package
+	output                  map[testKey][]string // output of tests that have not ended, and of packages
+	failures                map[string]int       // failed tests by package
 	skips                   []string
-	expected                []expectation
+	expected                []expectedSkip
 	unexpected              int
 	passed, failed, skipped int
 }
 
-func newSummary(out io.Writer) *summary {
-	return &summary{out: out, output: map[key][]string{}, failures: map[string]int{}}
+func newTestSummary(out io.Writer) *testSummary {
+	return &testSummary{out: out, output: map[testKey][]string{}, failures: map[string]int{}}
 }
 
-func (s *summary) read(r io.Reader) error {
+// readEvents reads the output of `go test -json` to its end.
+func (s *testSummary) readEvents(r io.Reader) error {
 	in := bufio.NewReader(r)
 	for {
 		line, err := in.ReadString('\n')
 		if len(strings.TrimSpace(line)) > 0 {
-			var e event
+			var e testEvent
 			if jerr := json.Unmarshal([]byte(line), &e); jerr != nil {
 				// go prints some failures of its own as plain text.
-				s.print(line)
+				s.printText(line)
 			} else {
-				s.add(e)
+				s.addEvent(e)
 			}
 		}
 		if errors.Is(err, io.EOF) {
@@ -115,11 +119,12 @@ func (s *summary) read(r io.Reader) error {
 	}
 }
 
-func (s *summary) add(e event) {
-	k := key{e.Package, e.Test}
+// addEvent processes one line of the output of `go test -json`.
+func (s *testSummary) addEvent(e testEvent) {
+	k := testKey{e.Package, e.Test}
 	switch e.Action {
 	case "build-output":
-		s.print(e.Output)
+		s.printText(e.Output)
 	case "output":
 		s.output[k] = append(s.output[k], e.Output)
 	case "pass", "fail", "skip":
@@ -132,20 +137,21 @@ func (s *summary) add(e event) {
 	}
 }
 
-func (s *summary) endTest(e event) {
-	lines := s.output[key{e.Package, e.Test}]
+// endTest counts a test that has ended, and prints its output if it failed.
+func (s *testSummary) endTest(e testEvent) {
+	lines := s.output[testKey{e.Package, e.Test}]
 	switch e.Action {
 	case "pass":
 		s.passed++
 	case "fail":
 		s.failed++
 		s.failures[e.Package]++
-		s.print(strings.Join(lines, ""))
+		s.printText(strings.Join(lines, ""))
 	case "skip":
 		s.skipped++
-		reported := e.Test + ": " + reason(lines)
+		reported := e.Test + ": " + skipReason(lines)
 		note := ""
-		if slices.ContainsFunc(s.expected, func(x expectation) bool { return x.pkg == e.Package && x.skip.MatchString(reported) }) {
+		if slices.ContainsFunc(s.expected, func(x expectedSkip) bool { return x.pkg == e.Package && x.skip.MatchString(reported) }) {
 			note = " (expected)"
 		} else {
 			s.unexpected++
@@ -156,7 +162,7 @@ func (s *summary) endTest(e event) {
 
 // endPackage prints the result of a package, and the output of its unfinished tests, which explains a panic or a
 // timeout.
-func (s *summary) endPackage(e event) {
+func (s *testSummary) endPackage(e testEvent) {
 	for k, lines := range s.output {
 		if k.pkg != e.Package || k.test == "" {
 			continue
@@ -164,56 +170,58 @@ func (s *summary) endPackage(e event) {
 		if e.Action == "fail" {
 			s.failed++
 			s.failures[e.Package]++
-			s.print(strings.Join(lines, ""))
+			s.printText(strings.Join(lines, ""))
 		}
 		delete(s.output, k)
 	}
 	if e.Action == "fail" && s.failures[e.Package] == 0 {
 		s.failed++ // the package did not build, or failed outside its tests
 	}
-	own := s.output[key{e.Package, ""}]
-	delete(s.output, key{e.Package, ""})
+	own := s.output[testKey{e.Package, ""}]
+	delete(s.output, testKey{e.Package, ""})
 	for i, line := range own {
 		// For a passed package only go's closing line matters.
 		if e.Action == "fail" && line != "PASS\n" || i == len(own)-1 {
-			s.print(line)
+			s.printText(line)
 		}
 	}
 	if e.FailedBuild != "" && len(own) == 0 {
-		s.print("FAIL\t" + e.Package + " [build failed]\n")
+		s.printText("FAIL\t" + e.Package + " [build failed]\n")
 	}
 }
 
-// finish prints the totals and reports whether the run succeeded.
-func (s *summary) finish(strict bool) bool {
+// printTotals prints the skipped tests and the numbers of tests, and reports whether the run succeeded. With strict, a
+// skip that is not expected is a failure.
+func (s *testSummary) printTotals(strict bool) bool {
 	ok := s.failed == 0
 	if len(s.skips) > 0 {
-		s.print("\nskipped:\n")
+		s.printText("\nskipped:\n")
 		for _, skip := range s.skips {
-			s.print("  " + skip + "\n")
+			s.printText("  " + skip + "\n")
 		}
 	}
 	if strict && s.unexpected > 0 {
-		s.print(fmt.Sprintf("%d of them are not expected: install what the reasons name\n", s.unexpected))
+		s.printText(fmt.Sprintf("%d of them are not expected: install what the reasons name\n", s.unexpected))
 		ok = false
 	}
 	if s.passed+s.failed+s.skipped == 0 {
-		s.print("no test has run\n")
+		s.printText("no test has run\n")
 		ok = false
 	}
-	s.print(fmt.Sprintf("\n%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped))
+	s.printText(fmt.Sprintf("\n%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped))
 	return ok
 }
 
-func (s *summary) print(text string) {
+// printText writes text to the output, and ends the program if that fails.
+func (s *testSummary) printText(text string) {
 	if _, err := io.WriteString(s.out, text); err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		os.Exit(1)
 	}
 }
 
-// reason returns the message of a skipped test, without go's own lines.
-func reason(lines []string) string {
+// skipReason returns the message with which a test was skipped, from the lines that it printed.
+func skipReason(lines []string) string {
 	var texts []string
 	for _, line := range lines {
 		line = strings.TrimSpace(line)

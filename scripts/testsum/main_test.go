@@ -45,12 +45,12 @@ func TestSummary_CountsAndExplainsResults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			s := newSummary(&out)
-			s.expected = []expectation{{"p", regexp.MustCompile("^B: .* no order is promised$")}, {"other", regexp.MustCompile(".")}}
-			if err := s.read(strings.NewReader(c.in)); err != nil {
+			s := newTestSummary(&out)
+			s.expected = []expectedSkip{{"p", regexp.MustCompile("^B: .* no order is promised$")}, {"other", regexp.MustCompile(".")}}
+			if err := s.readEvents(strings.NewReader(c.in)); err != nil {
 				t.Fatal(err)
 			}
-			if ok := s.finish(c.strict); ok != c.ok {
+			if ok := s.printTotals(c.strict); ok != c.ok {
 				t.Errorf("ok is %v, want %v", ok, c.ok)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -80,13 +80,13 @@ func TestLoadExpected_NamesTheInvalidLine(t *testing.T) {
 		}
 	}
 	write("# a comment\n\nexample.com/p ^TestX/.*: no order\n")
-	list, err := loadExpected(path)
+	list, err := loadExpectedSkips(path)
 	if err != nil || len(list) != 1 || list[0].pkg != "example.com/p" || !list[0].skip.MatchString("TestX/a: no order") {
 		t.Fatalf("got %v, %v", list, err)
 	}
 	for _, bad := range []string{"onlyapackage\n", "p (\n"} {
 		write(bad)
-		if _, err := loadExpected(path); err == nil || !strings.Contains(err.Error(), path+":1") {
+		if _, err := loadExpectedSkips(path); err == nil || !strings.Contains(err.Error(), path+":1") {
 			t.Errorf("%q: got %v", bad, err)
 		}
 	}

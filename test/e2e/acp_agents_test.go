@@ -105,7 +105,7 @@ func TestModelSettings_ReachACPAgents(t *testing.T) {
 			k := newTalkWith(t, c, architecture, session)
 			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
 			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
-			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
+			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.RecordedRequest) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
 				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))
 			}
@@ -180,7 +180,7 @@ func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 			k := newTalkWith(t, c, "acp", map[string]any{"model": "known-model", "sessionOptions": options})
 			k.mustAnswer("Remember the number 4711", "I will remember 4711.")
 			k.mustAnswer("which number was it?", "You asked me to remember 4711.")
-			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.Request) bool { return r.Method != http.MethodPost })
+			asked := slices.DeleteFunc(c.Model.Requests()[before:], func(r server.RecordedRequest) bool { return r.Method != http.MethodPost })
 			if len(asked) < 2 {
 				t.Errorf("the model received %d requests, want at least one for each turn", len(asked))
 			}

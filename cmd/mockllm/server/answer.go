@@ -15,43 +15,43 @@ import (
 	"time"
 )
 
-// dialect parses the requests and writes the answers of one API, in the API's wire format.
-type dialect interface {
-	// parse decodes a request.
-	parse(body []byte) (*Conversation, error)
-	// stream returns a sink that streams an answer to w.
-	stream(w http.ResponseWriter, h answerHeader) sink
-	// whole returns the body of an answer that is not streamed.
-	whole(h answerHeader, blocks []block, e ending) any
-	// fault returns the body of an error.
-	fault(f *fault) any
+// apiDialect parses the requests and writes the answers of one API, in the API's wire format.
+type apiDialect interface {
+	// parseRequest decodes the body of a request.
+	parseRequest(body []byte) (*Conversation, error)
+	// newStream returns a sink that streams an answer to w.
+	newStream(w http.ResponseWriter, h answerHeader) answerSink
+	// encodeAnswer returns the body of an answer that is not streamed.
+	encodeAnswer(h answerHeader, blocks []contentBlock, e answerEnd) any
+	// errorBody returns the body of an error response.
+	errorBody(f *apiError) any
 }
 
-// answer returns the handler of a dialect's requests for answers.
-func (s *Server) answer(d dialect) http.HandlerFunc {
+// answerHandler returns the HTTP handler that answers the model requests of one API.
+func (s *Server) answerHandler(d apiDialect) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		rec := s.records.begin(r, s.config.Now())
+		rec := s.records.addRequest(r, s.config.Now())
 		outcome := "complete"
-		defer func() { rec.end(outcome) }()
-		c, f := s.read(w, r, d, rec)
+		defer func() { rec.setOutcome(outcome) }()
+		c, f := s.readRequest(w, r, d, rec)
 		if f != nil {
-			outcome = s.fail(w, d, f)
+			outcome = s.sendError(w, d, f)
 			return
 		}
-		p, err := s.plan(c)
+		p, err := s.planAnswer(c)
 		if err != nil {
-			outcome = s.fail(w, d, &fault{status: http.StatusBadRequest, message: "mockllm: " + err.Error()})
+			outcome = s.sendError(w, d, &apiError{status: http.StatusBadRequest, message: "mockllm: " + err.Error()})
 			return
 		}
 		rec.setRule(p.rule)
-		p, ok := s.playLeadingDelays(r.Context(), p)
+		p, ok := s.waitLeadingDelays(r.Context(), p)
 		switch {
 		case !ok:
 			outcome = "interrupted"
 		case len(p.parts) > 0 && p.parts[0].kind == stepError:
-			outcome = s.fail(w, d, p.parts[0].fault)
+			outcome = s.sendError(w, d, p.parts[0].fault)
 		default:
-			outcome = s.send(w, r, d, c, p)
+			outcome = s.sendAnswer(w, r, d, c, p)
 		}
 		if outcome == "broken" {
 			// This is the only way to make the client see a cut connection. The HTTP server does not log it.
@@ -60,36 +60,37 @@ func (s *Server) answer(d dialect) http.HandlerFunc {
 	}
 }
 
-// read parses the request, or returns the error to answer with.
-func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *record) (*Conversation, *fault) {
+// readRequest reads and parses a model request. It returns the conversation in it, or the error to answer with.
+func (s *Server) readRequest(w http.ResponseWriter, r *http.Request, d apiDialect, rec *requestRecord) (*Conversation, *apiError) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.config.MaxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, &fault{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("the request is larger than %d bytes", tooLarge.Limit)}
+		return nil, &apiError{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("the request is larger than %d bytes", tooLarge.Limit)}
 	case err != nil:
-		return nil, &fault{status: http.StatusBadRequest, message: "read the request: " + err.Error()}
+		return nil, &apiError{status: http.StatusBadRequest, message: "read the request: " + err.Error()}
 	}
 	rec.setBody(body)
-	c, err := d.parse(body)
+	c, err := d.parseRequest(body)
 	if err == nil {
 		rec.setConversation(c)
-		err = c.check()
+		err = c.validate()
 	}
 	if err != nil {
-		return nil, &fault{status: http.StatusBadRequest, message: err.Error()}
+		return nil, &apiError{status: http.StatusBadRequest, message: err.Error()}
 	}
 	if len(s.script.models) > 0 && !slices.Contains(s.script.models, c.Model) {
-		return nil, &fault{status: http.StatusNotFound, message: "model: " + c.Model}
+		return nil, &apiError{status: http.StatusNotFound, message: "model: " + c.Model}
 	}
 	return c, nil
 }
 
-// playLeadingDelays waits for the delays before the first output, so that an error after them still has its HTTP status. It returns the
-// plan without them, and false if the client is gone.
-func (s *Server) playLeadingDelays(ctx context.Context, p plan) (plan, bool) {
+// waitLeadingDelays waits for the delays at the start of a plan, before the server sends anything, so that an error
+// after them can still be the HTTP status. It returns the plan without these delays, and false if the client has closed
+// the connection.
+func (s *Server) waitLeadingDelays(ctx context.Context, p answerPlan) (answerPlan, bool) {
 	for len(p.parts) > 0 && p.parts[0].kind == stepDelay {
-		if wait(ctx, p.parts[0].delay) != nil {
+		if sleep(ctx, p.parts[0].delay) != nil {
 			return p, false
 		}
 		p.parts = p.parts[1:]
@@ -97,35 +98,37 @@ func (s *Server) playLeadingDelays(ctx context.Context, p plan) (plan, bool) {
 	return p, true
 }
 
-// send sends the answer of a plan and returns its outcome: complete, broken, interrupted, or an error with its status.
-func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conversation, p plan) string {
-	content := c.digest()
-	h := answerHeader{id: answerID(content, s.counts.countUse("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
-		input: tokens(c.inputBytes), usage: c.Usage}
+// sendAnswer sends the answer that a plan describes and returns the outcome to record: complete, broken, interrupted,
+// or "error" with the status.
+func (s *Server) sendAnswer(w http.ResponseWriter, r *http.Request, d apiDialect, c *Conversation, p answerPlan) string {
+	content := c.contentHash()
+	h := answerHeader{id: answerID(content, s.counts.countKey("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
+		input: estimateTokens(c.inputBytes), usage: c.Usage}
 	w.Header().Set("Request-Id", "req_"+h.id)
 	w.Header().Set("X-Request-Id", "req_"+h.id)
-	var whole wholeAnswer
-	out := sink(&whole)
+	var whole bufferedAnswer
+	out := answerSink(&whole)
 	if c.Stream {
-		out = d.stream(w, h)
+		out = d.newStream(w, h)
 	}
-	err := play(r.Context(), p, h.id, out)
+	err := sendPlan(r.Context(), p, h.id, out)
 	switch {
-	case errors.Is(err, errBroken):
+	case errors.Is(err, errScriptedBreak):
 		return "broken"
 	case err != nil:
 		return "interrupted" // the client is gone
 	case c.Stream:
-		return p.outcome()
+		return p.plannedOutcome()
 	case whole.ending.fault != nil:
-		return s.fail(w, d, whole.ending.fault)
+		return s.sendError(w, d, whole.ending.fault)
 	}
-	s.write(w, http.StatusOK, d.whole(h, whole.blocks, whole.ending))
+	s.writeJSON(w, http.StatusOK, d.encodeAnswer(h, whole.blocks, whole.ending))
 	return "complete"
 }
 
-// outcome returns the outcome of a plan that was sent completely.
-func (p plan) outcome() string {
+// plannedOutcome returns the outcome to record for a plan that was sent to its end: complete, or "error" with the
+// status if the plan has an error.
+func (p answerPlan) plannedOutcome() string {
 	for _, part := range p.parts {
 		if part.fault != nil {
 			return fmt.Sprintf("error %d", part.fault.status)
@@ -134,31 +137,32 @@ func (p plan) outcome() string {
 	return "complete"
 }
 
-// answerID returns an id that depends only on the content of the request and on how often it came before.
+// answerID returns the id of an answer, a hash of the request's content and of the number of equal requests before it.
 func answerID(content string, before int) string {
 	sum := sha256.Sum256([]byte(content + strconv.Itoa(before)))
 	return hex.EncodeToString(sum[:12])
 }
 
-// blockID returns the id of a block of an answer.
+// blockID returns the id of the content block at an index of an answer.
 func blockID(answer string, index int) string {
 	sum := sha256.Sum256([]byte(answer + "/" + strconv.Itoa(index)))
 	return hex.EncodeToString(sum[:12])
 }
 
-// fail answers with an error in the dialect's format, and returns the outcome.
-func (s *Server) fail(w http.ResponseWriter, d dialect, f *fault) string {
+// sendError answers a request with an error in the format of the dialect, and returns the outcome to record.
+func (s *Server) sendError(w http.ResponseWriter, d apiDialect, f *apiError) string {
 	if f.retryAfter > 0 {
 		seconds := math.Ceil(f.retryAfter.Seconds())
 		w.Header().Set("Retry-After", strconv.Itoa(int(seconds)))
 		w.Header().Set("Retry-After-Ms", strconv.FormatInt(f.retryAfter.Milliseconds(), 10))
 	}
-	s.write(w, f.status, d.fault(f))
+	s.writeJSON(w, f.status, d.errorBody(f))
 	return fmt.Sprintf("error %d", f.status)
 }
 
-func (s *Server) write(w http.ResponseWriter, status int, v any) {
-	body, err := marshal(v)
+// writeJSON answers a request with a status and a value that is encoded as JSON.
+func (s *Server) writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := marshalUnescaped(v)
 	if err != nil {
 		s.log.Error("mockllm: encode answer", "error", err)
 		status, body = http.StatusInternalServerError, []byte(`{"error":{"message":"mockllm: encode answer"}}`)
@@ -170,22 +174,23 @@ func (s *Server) write(w http.ResponseWriter, status int, v any) {
 	}
 }
 
-// countTokens answers a request of Anthropic's that counts tokens.
-func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
-	d := anthropic{counting: true}
-	rec := s.records.begin(r, s.config.Now())
-	c, f := s.read(w, r, d, rec)
+// handleCountTokens serves Anthropic's endpoint that counts the tokens of a request.
+func (s *Server) handleCountTokens(w http.ResponseWriter, r *http.Request) {
+	d := anthropicDialect{counting: true}
+	rec := s.records.addRequest(r, s.config.Now())
+	c, f := s.readRequest(w, r, d, rec)
 	if f != nil {
-		rec.end(s.fail(w, d, f))
+		rec.setOutcome(s.sendError(w, d, f))
 		return
 	}
-	s.write(w, http.StatusOK, object{"input_tokens", tokens(c.inputBytes)})
-	rec.end("complete")
+	s.writeJSON(w, http.StatusOK, orderedObject{"input_tokens", estimateTokens(c.inputBytes)})
+	rec.setOutcome("complete")
 }
 
-// defaultModels are listed if the script names none; then any model is accepted.
+// defaultModels are the models that the server lists if the script names none. The server then accepts every model.
 var defaultModels = []string{"mock-model", "claude-sonnet-4-5", "gpt-5"}
 
+// modelNames returns the models of the script, or defaultModels if the script names none.
 func (s *Server) modelNames() []string {
 	if len(s.script.models) > 0 {
 		return s.script.models
@@ -193,37 +198,37 @@ func (s *Server) modelNames() []string {
 	return defaultModels
 }
 
-// modelObject returns a model in a format that both vendors' clients read.
-func modelObject(id string) object {
-	return object{"id", id, "type", "model", "object", "model", "display_name", id,
+// newModelObject returns the description of a model in a format that clients of both Anthropic and OpenAI can read.
+func newModelObject(id string) orderedObject {
+	return orderedObject{"id", id, "type", "model", "object", "model", "display_name", id,
 		"created_at", time.Unix(0, 0).UTC().Format(time.RFC3339), "created", 0, "owned_by", "mockllm"}
 }
 
-func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
-	s.records.begin(r, s.config.Now()).end("complete")
+func (s *Server) handleListModels(w http.ResponseWriter, r *http.Request) {
+	s.records.addRequest(r, s.config.Now()).setOutcome("complete")
 	all := s.modelNames()
-	data := make([]object, len(all))
+	data := make([]orderedObject, len(all))
 	for i, id := range all {
-		data[i] = modelObject(id)
+		data[i] = newModelObject(id)
 	}
-	s.write(w, http.StatusOK, object{"object", "list", "data", data, "has_more", false, "first_id", all[0], "last_id", all[len(all)-1]})
+	s.writeJSON(w, http.StatusOK, orderedObject{"object", "list", "data", data, "has_more", false, "first_id", all[0], "last_id", all[len(all)-1]})
 }
 
-func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
-	rec := s.records.begin(r, s.config.Now())
+func (s *Server) handleGetModel(w http.ResponseWriter, r *http.Request) {
+	rec := s.records.addRequest(r, s.config.Now())
 	id := r.PathValue("id")
 	if len(s.script.models) > 0 && !slices.Contains(s.script.models, id) {
-		rec.end(s.fail(w, dialectOf(r), &fault{status: http.StatusNotFound, message: "model: " + id}))
+		rec.setOutcome(s.sendError(w, guessDialect(r), &apiError{status: http.StatusNotFound, message: "model: " + id}))
 		return
 	}
-	s.write(w, http.StatusOK, modelObject(id))
-	rec.end("complete")
+	s.writeJSON(w, http.StatusOK, newModelObject(id))
+	rec.setOutcome("complete")
 }
 
-// dialectOf guesses from a request which API its client speaks, for errors on a path that both vendors use.
-func dialectOf(r *http.Request) dialect {
+// guessDialect guesses from a request which API its client uses. It is needed for errors on paths that both APIs have.
+func guessDialect(r *http.Request) apiDialect {
 	if r.Header.Get("anthropic-version") != "" || strings.HasPrefix(r.URL.Path, "/v1/messages") {
-		return anthropic{}
+		return anthropicDialect{}
 	}
-	return chat{}
+	return chatDialect{}
 }

@@ -8,10 +8,11 @@ import (
 	"net/http"
 )
 
-// anthropic is the dialect of the Anthropic Messages API.
-type anthropic struct{ counting bool }
+// anthropicDialect parses requests and encodes answers of the Anthropic Messages API. counting is set for requests that
+// only count tokens.
+type anthropicDialect struct{ counting bool }
 
-// anthropicBlock is a content block of a message in a request of Anthropic Messages.
+// anthropicBlock is a content block of a message in a request to the Anthropic Messages API.
 type anthropicBlock struct {
 	Type      string          `json:"type"`
 	Text      string          `json:"text"`
@@ -22,7 +23,7 @@ type anthropicBlock struct {
 	Content   json.RawMessage `json:"content"`
 }
 
-func (a anthropic) parse(body []byte) (*Conversation, error) {
+func (a anthropicDialect) parseRequest(body []byte) (*Conversation, error) {
 	var req struct {
 		Model     string          `json:"model"`
 		System    json.RawMessage `json:"system"`
@@ -41,7 +42,7 @@ func (a anthropic) parse(body []byte) (*Conversation, error) {
 		return nil, errors.New("max_tokens: Field required")
 	}
 	c := &Conversation{API: Anthropic, Model: req.Model, Stream: req.Stream}
-	system, err := joinedText(req.System)
+	system, err := joinTextParts(req.System)
 	if err != nil {
 		return nil, fmt.Errorf("system: %w", err)
 	}
@@ -50,7 +51,7 @@ func (a anthropic) parse(body []byte) (*Conversation, error) {
 		if m.Role != "user" && m.Role != "assistant" && m.Role != "system" {
 			return nil, fmt.Errorf("messages.%d.role: must be user or assistant, not %q", i, m.Role)
 		}
-		if err := a.message(c, m.Role, m.Content); err != nil {
+		if err := a.addMessage(c, m.Role, m.Content); err != nil {
 			return nil, fmt.Errorf("messages.%d: %w", i, err)
 		}
 	}
@@ -62,7 +63,7 @@ func (a anthropic) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-func (anthropic) message(c *Conversation, role string, content json.RawMessage) error {
+func (anthropicDialect) addMessage(c *Conversation, role string, content json.RawMessage) error {
 	var blocks []anthropicBlock
 	if trimmed := bytes.TrimSpace(content); len(trimmed) > 0 && trimmed[0] == '"' {
 		blocks = []anthropicBlock{{Type: "text"}}
@@ -80,13 +81,13 @@ func (anthropic) message(c *Conversation, role string, content json.RawMessage) 
 		case b.Type == "text" && role == "user":
 			err = c.addUser(b.Text)
 		case b.Type == "text":
-			c.add(assistantText, b.Text)
+			c.addEntry(entryAssistantText, b.Text)
 		case b.Type == "tool_use":
-			c.addCall(b.ID, b.Name, string(b.Input))
+			c.addToolCall(b.ID, b.Name, string(b.Input))
 		case b.Type == "tool_result":
 			var text string
-			if text, err = joinedText(b.Content); err == nil {
-				err = c.addResult(b.ToolUseID, text)
+			if text, err = joinTextParts(b.Content); err == nil {
+				err = c.addToolResult(b.ToolUseID, text)
 			}
 		}
 		if err != nil {
@@ -96,138 +97,138 @@ func (anthropic) message(c *Conversation, role string, content json.RawMessage) 
 	return nil
 }
 
-func (anthropic) stream(w http.ResponseWriter, h answerHeader) sink {
+func (anthropicDialect) newStream(w http.ResponseWriter, h answerHeader) answerSink {
 	return &anthropicStream{out: sseWriter{w: w}, header: h}
 }
 
-func (anthropic) whole(h answerHeader, blocks []block, e ending) any {
-	content := []object{}
+func (anthropicDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e answerEnd) any {
+	content := []orderedObject{}
 	for _, b := range blocks {
 		switch b.kind {
 		case stepThinking:
-			content = append(content, object{"type", "thinking", "thinking", b.text, "signature", signature(b)})
-		case stepTools:
-			content = append(content, object{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", json.RawMessage(b.text)})
+			content = append(content, orderedObject{"type", "thinking", "thinking", b.text, "signature", thinkingSignature(b)})
+		case stepToolCalls:
+			content = append(content, orderedObject{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", json.RawMessage(b.text)})
 		default:
-			content = append(content, object{"type", "text", "text", b.text})
+			content = append(content, orderedObject{"type", "text", "text", b.text})
 		}
 	}
-	return object{"id", "msg_" + h.id, "type", "message", "role", "assistant", "model", h.model, "content", content,
+	return orderedObject{"id", "msg_" + h.id, "type", "message", "role", "assistant", "model", h.model, "content", content,
 		"stop_reason", anthropicStopReason(e.stop), "stop_sequence", nil, "usage", anthropicUsage(h.input, e.output)}
 }
 
-func (anthropic) fault(f *fault) any { return anthropicFault(f) }
+func (anthropicDialect) errorBody(f *apiError) any { return anthropicErrorBody(f) }
 
-// anthropicFault returns the body of an error.
-func anthropicFault(f *fault) object {
+// anthropicErrorBody returns the body of an error response of the Anthropic API.
+func anthropicErrorBody(f *apiError) orderedObject {
 	kind := f.kind
 	if kind == "" {
-		kind = anthropicKinds[f.status]
+		kind = anthropicErrorTypes[f.status]
 	}
 	if kind == "" {
 		kind = "api_error"
 	}
-	return object{"type", "error", "error", object{"type", kind, "message", f.message}}
+	return orderedObject{"type", "error", "error", orderedObject{"type", kind, "message", f.message}}
 }
 
-// anthropicKinds maps HTTP statuses to the values that Anthropic's API has for the type of an error.
-var anthropicKinds = map[int]string{
+// anthropicErrorTypes maps HTTP statuses to the error types of Anthropic's API.
+var anthropicErrorTypes = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error", 404: "not_found_error",
 	413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }
 
-// anthropicStopReason returns the stop reason in Anthropic's words.
+// anthropicStopReason converts a stop reason of a script to the value that Anthropic's API has for it.
 func anthropicStopReason(stop string) string {
-	return map[string]string{stopEnd: "end_turn", stopLength: "max_tokens", stopRefusal: "refusal", stopTools: "tool_use"}[stop]
+	return map[string]string{stopReasonEnd: "end_turn", stopReasonLength: "max_tokens", stopReasonRefusal: "refusal", stopReasonTools: "tool_use"}[stop]
 }
 
-func anthropicUsage(input, output int) object {
-	return object{"input_tokens", input, "cache_creation_input_tokens", 0, "cache_read_input_tokens", 0,
+func anthropicUsage(input, output int) orderedObject {
+	return orderedObject{"input_tokens", input, "cache_creation_input_tokens", 0, "cache_read_input_tokens", 0,
 		"output_tokens", output, "service_tier", "standard"}
 }
 
-// signature returns a value for the service's signature of thinking. Clients must send it back unchanged; it is not
-// checked.
-func signature(b block) string { return "mockllm-" + b.id }
+// thinkingSignature returns a placeholder for the signature that Anthropic adds to a thinking block. Clients must send
+// it back unchanged, but the mock server does not check that.
+func thinkingSignature(b contentBlock) string { return "mockllm-" + b.id }
 
-// anthropicStream is the sink of an answer that is streamed in the format of Anthropic Messages.
+// anthropicStream streams an answer in the format of the Anthropic Messages API. It is an answerSink.
 type anthropicStream struct {
 	out    sseWriter
 	header answerHeader
 	begun  bool
 	index  int
-	now    block
+	now    contentBlock
 }
 
-// begin sends the event message_start, once.
-func (s *anthropicStream) begin() error {
+// sendMessageStart sends the event message_start before the first block of an answer. Later calls do nothing.
+func (s *anthropicStream) sendMessageStart() error {
 	if s.begun {
 		return nil
 	}
 	s.begun = true
-	err := s.out.send("message_start", object{"type", "message_start", "message", object{
+	err := s.out.sendJSON("message_start", orderedObject{"type", "message_start", "message", orderedObject{
 		"id", "msg_" + s.header.id, "type", "message", "role", "assistant", "model", s.header.model, "content", []any{},
 		"stop_reason", nil, "stop_sequence", nil, "usage", anthropicUsage(s.header.input, 0)}})
 	if err != nil {
 		return err
 	}
-	return s.out.send("ping", object{"type", "ping"})
+	return s.out.sendJSON("ping", orderedObject{"type", "ping"})
 }
 
-func (s *anthropicStream) open(b block) error {
-	if err := s.begin(); err != nil {
+func (s *anthropicStream) openBlock(b contentBlock) error {
+	if err := s.sendMessageStart(); err != nil {
 		return err
 	}
 	s.now = b
-	var content object
+	var content orderedObject
 	switch b.kind {
 	case stepThinking:
-		content = object{"type", "thinking", "thinking", "", "signature", ""}
-	case stepTools:
-		content = object{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", object{}}
+		content = orderedObject{"type", "thinking", "thinking", "", "signature", ""}
+	case stepToolCalls:
+		content = orderedObject{"type", "tool_use", "id", "toolu_" + b.id, "name", b.name, "input", orderedObject{}}
 	default:
-		content = object{"type", "text", "text", ""}
+		content = orderedObject{"type", "text", "text", ""}
 	}
-	return s.out.send("content_block_start", object{"type", "content_block_start", "index", s.index, "content_block", content})
+	return s.out.sendJSON("content_block_start", orderedObject{"type", "content_block_start", "index", s.index, "content_block", content})
 }
 
-func (s *anthropicStream) sendDelta(d object) error {
-	return s.out.send("content_block_delta", object{"type", "content_block_delta", "index", s.index, "delta", d})
+func (s *anthropicStream) sendDelta(d orderedObject) error {
+	return s.out.sendJSON("content_block_delta", orderedObject{"type", "content_block_delta", "index", s.index, "delta", d})
 }
 
-func (s *anthropicStream) piece(text string) error {
+func (s *anthropicStream) writeText(text string) error {
 	switch s.now.kind {
 	case stepThinking:
-		return s.sendDelta(object{"type", "thinking_delta", "thinking", text})
-	case stepTools:
-		return s.sendDelta(object{"type", "input_json_delta", "partial_json", text})
+		return s.sendDelta(orderedObject{"type", "thinking_delta", "thinking", text})
+	case stepToolCalls:
+		return s.sendDelta(orderedObject{"type", "input_json_delta", "partial_json", text})
 	default:
-		return s.sendDelta(object{"type", "text_delta", "text", text})
+		return s.sendDelta(orderedObject{"type", "text_delta", "text", text})
 	}
 }
 
-func (s *anthropicStream) close() error {
+func (s *anthropicStream) closeBlock() error {
 	if s.now.kind == stepThinking {
-		if err := s.sendDelta(object{"type", "signature_delta", "signature", signature(s.now)}); err != nil {
+		if err := s.sendDelta(orderedObject{"type", "signature_delta", "signature", thinkingSignature(s.now)}); err != nil {
 			return err
 		}
 	}
-	err := s.out.send("content_block_stop", object{"type", "content_block_stop", "index", s.index})
+	err := s.out.sendJSON("content_block_stop", orderedObject{"type", "content_block_stop", "index", s.index})
 	s.index++
 	return err
 }
 
-func (s *anthropicStream) finish(e ending) error {
-	if err := s.begin(); err != nil {
+func (s *anthropicStream) endAnswer(e answerEnd) error {
+	if err := s.sendMessageStart(); err != nil {
 		return err
 	}
 	if e.fault != nil {
-		return s.out.send("error", anthropicFault(e.fault))
+		return s.out.sendJSON("error", anthropicErrorBody(e.fault))
 	}
-	err := s.out.send("message_delta", object{"type", "message_delta",
-		"delta", object{"stop_reason", anthropicStopReason(e.stop), "stop_sequence", nil}, "usage", anthropicUsage(s.header.input, e.output)})
+	err := s.out.sendJSON("message_delta", orderedObject{"type", "message_delta",
+		"delta", orderedObject{"stop_reason", anthropicStopReason(e.stop), "stop_sequence", nil}, "usage", anthropicUsage(s.header.input, e.output)})
 	if err != nil {
 		return err
 	}
-	return s.out.send("message_stop", object{"type", "message_stop"})
+	return s.out.sendJSON("message_stop", orderedObject{"type", "message_stop"})
 }

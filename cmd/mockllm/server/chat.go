@@ -6,10 +6,10 @@ import (
 	"net/http"
 )
 
-// chat is the dialect of the OpenAI Chat Completions API.
-type chat struct{}
+// chatDialect parses requests and encodes answers of the OpenAI Chat Completions API.
+type chatDialect struct{}
 
-func (chat) parse(body []byte) (*Conversation, error) {
+func (chatDialect) parseRequest(body []byte) (*Conversation, error) {
 	var req struct {
 		Model         string `json:"model"`
 		Stream        bool   `json:"stream"`
@@ -27,7 +27,7 @@ func (chat) parse(body []byte) (*Conversation, error) {
 	}
 	c := &Conversation{API: Chat, Model: req.Model, Stream: req.Stream, Usage: req.StreamOptions.IncludeUsage}
 	for i, m := range req.Messages {
-		if err := m.addTo(c); err != nil {
+		if err := m.addToConversation(c); err != nil {
 			return nil, fmt.Errorf("messages[%d]: %w", i, err)
 		}
 	}
@@ -39,7 +39,7 @@ func (chat) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// chatMessage is a message in a request of Chat Completions.
+// chatMessage is a message in a request to the Chat Completions API.
 type chatMessage struct {
 	Role       string          `json:"role"`
 	Content    json.RawMessage `json:"content"`
@@ -53,9 +53,9 @@ type chatMessage struct {
 	} `json:"tool_calls"`
 }
 
-// addTo adds the message to the conversation.
-func (m chatMessage) addTo(c *Conversation) error {
-	all, err := texts(m.Content)
+// addToConversation adds the message, its tool calls included, to the conversation.
+func (m chatMessage) addToConversation(c *Conversation) error {
+	all, err := textParts(m.Content)
 	if err != nil {
 		return fmt.Errorf("content: %w", err)
 	}
@@ -72,49 +72,49 @@ func (m chatMessage) addTo(c *Conversation) error {
 		}
 	case "assistant":
 		for _, text := range all {
-			c.add(assistantText, text)
+			c.addEntry(entryAssistantText, text)
 		}
 		for _, call := range m.ToolCalls {
-			c.addCall(call.ID, call.Function.Name, call.Function.Arguments)
+			c.addToolCall(call.ID, call.Function.Name, call.Function.Arguments)
 		}
 	case "tool":
-		text, err := joinedText(m.Content)
+		text, err := joinTextParts(m.Content)
 		if err != nil {
 			return fmt.Errorf("content: %w", err)
 		}
-		return c.addResult(m.ToolCallID, text)
+		return c.addToolResult(m.ToolCallID, text)
 	default:
 		return fmt.Errorf("role: must be system, developer, user, assistant or tool, not %q", m.Role)
 	}
 	return nil
 }
 
-func (chat) stream(w http.ResponseWriter, h answerHeader) sink {
+func (chatDialect) newStream(w http.ResponseWriter, h answerHeader) answerSink {
 	return &chatStream{out: sseWriter{w: w}, header: h, tool: -1}
 }
 
-func (chat) whole(h answerHeader, blocks []block, e ending) any {
+func (chatDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e answerEnd) any {
 	var text, thinking string
-	var calls []object
+	var calls []orderedObject
 	for _, b := range blocks {
 		switch b.kind {
 		case stepThinking:
 			thinking += b.text
-		case stepTools:
-			calls = append(calls, object{"id", "call_" + b.id, "type", "function", "function", object{"name", b.name, "arguments", b.text}})
+		case stepToolCalls:
+			calls = append(calls, orderedObject{"id", "call_" + b.id, "type", "function", "function", orderedObject{"name", b.name, "arguments", b.text}})
 		default:
 			text += b.text
 		}
 	}
-	message := object{"role", "assistant", "content", nilIfEmpty(text), "refusal", nil}
+	message := orderedObject{"role", "assistant", "content", nilIfEmpty(text), "refusal", nil}
 	if thinking != "" {
 		message = append(message, "reasoning_content", thinking)
 	}
 	if calls != nil {
 		message = append(message, "tool_calls", calls)
 	}
-	return object{"id", "chatcmpl-" + h.id, "object", "chat.completion", "created", h.created, "model", h.model,
-		"choices", []object{{"index", 0, "message", message, "logprobs", nil, "finish_reason", chatStop(e.stop)}},
+	return orderedObject{"id", "chatcmpl-" + h.id, "object", "chat.completion", "created", h.created, "model", h.model,
+		"choices", []orderedObject{{"index", 0, "message", message, "logprobs", nil, "finish_reason", chatFinishReason(e.stop)}},
 		"usage", chatUsage(h.input, e.output)}
 }
 
@@ -126,96 +126,97 @@ func nilIfEmpty(s string) any {
 	return s
 }
 
-func (chat) fault(f *fault) any { return openaiFault(f) }
+func (chatDialect) errorBody(f *apiError) any { return openaiErrorBody(f) }
 
-// openaiFault returns the error in the format of both OpenAI dialects.
-func openaiFault(f *fault) object {
+// openaiErrorBody returns the body of an error response of the Chat Completions API and the Responses API.
+func openaiErrorBody(f *apiError) orderedObject {
 	kind := f.kind
 	if kind == "" {
-		kind = openaiKinds[f.status]
+		kind = openaiErrorTypes[f.status]
 	}
 	if kind == "" {
 		kind = "server_error"
 	}
-	return object{"error", object{"message", f.message, "type", kind, "param", nil, "code", nil}}
+	return orderedObject{"error", orderedObject{"message", f.message, "type", kind, "param", nil, "code", nil}}
 }
 
-var openaiKinds = map[int]string{
+// openaiErrorTypes maps HTTP statuses to the error types of OpenAI's APIs.
+var openaiErrorTypes = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
 	413: "invalid_request_error", 429: "rate_limit_exceeded",
 }
 
-// chatStop returns the finish reason in the words of Chat Completions.
-func chatStop(stop string) string {
-	return map[string]string{stopEnd: "stop", stopLength: "length", stopRefusal: "content_filter", stopTools: "tool_calls"}[stop]
+// chatFinishReason converts a stop reason of a script to the finish_reason of Chat Completions.
+func chatFinishReason(stop string) string {
+	return map[string]string{stopReasonEnd: "stop", stopReasonLength: "length", stopReasonRefusal: "content_filter", stopReasonTools: "tool_calls"}[stop]
 }
 
-func chatUsage(input, output int) object {
-	return object{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
+func chatUsage(input, output int) orderedObject {
+	return orderedObject{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
 }
 
-// chatStream is the sink of an answer that is streamed in the format of Chat Completions.
+// chatStream streams an answer in the format of the Chat Completions API. It is an answerSink.
 type chatStream struct {
 	out    sseWriter
 	header answerHeader
 	begun  bool
-	now    block
+	now    contentBlock
 	tool   int // index of the last tool call
 }
 
-func (s *chatStream) sendChunk(choices []object, usage any) error {
-	o := object{"id", "chatcmpl-" + s.header.id, "object", "chat.completion.chunk", "created", s.header.created,
+func (s *chatStream) sendChunk(choices []orderedObject, usage any) error {
+	o := orderedObject{"id", "chatcmpl-" + s.header.id, "object", "chat.completion.chunk", "created", s.header.created,
 		"model", s.header.model, "choices", choices}
 	if s.header.usage {
 		o = append(o, "usage", usage)
 	}
-	return s.out.send("", o)
+	return s.out.sendJSON("", o)
 }
 
-func (s *chatStream) sendDelta(d object) error {
+func (s *chatStream) sendDelta(d orderedObject) error {
 	if !s.begun {
 		s.begun = true
-		role := object{"role", "assistant", "content", ""}
-		if err := s.sendChunk([]object{{"index", 0, "delta", role, "logprobs", nil, "finish_reason", nil}}, nil); err != nil {
+		role := orderedObject{"role", "assistant", "content", ""}
+		if err := s.sendChunk([]orderedObject{{"index", 0, "delta", role, "logprobs", nil, "finish_reason", nil}}, nil); err != nil {
 			return err
 		}
 	}
-	return s.sendChunk([]object{{"index", 0, "delta", d, "logprobs", nil, "finish_reason", nil}}, nil)
+	return s.sendChunk([]orderedObject{{"index", 0, "delta", d, "logprobs", nil, "finish_reason", nil}}, nil)
 }
 
-func (s *chatStream) open(b block) error {
+func (s *chatStream) openBlock(b contentBlock) error {
 	s.now = b
-	if b.kind != stepTools {
+	if b.kind != stepToolCalls {
 		return nil
 	}
 	s.tool++
-	return s.sendDelta(object{"tool_calls", []object{{"index", s.tool, "id", "call_" + b.id, "type", "function",
-		"function", object{"name", b.name, "arguments", ""}}}})
+	return s.sendDelta(orderedObject{"tool_calls", []orderedObject{{"index", s.tool, "id", "call_" + b.id, "type", "function",
+		"function", orderedObject{"name", b.name, "arguments", ""}}}})
 }
 
-func (s *chatStream) piece(text string) error {
+func (s *chatStream) writeText(text string) error {
 	switch s.now.kind {
 	case stepThinking:
-		return s.sendDelta(object{"reasoning_content", text})
-	case stepTools:
-		return s.sendDelta(object{"tool_calls", []object{{"index", s.tool, "function", object{"arguments", text}}}})
+		return s.sendDelta(orderedObject{"reasoning_content", text})
+	case stepToolCalls:
+		return s.sendDelta(orderedObject{"tool_calls", []orderedObject{{"index", s.tool, "function", orderedObject{"arguments", text}}}})
 	default:
-		return s.sendDelta(object{"content", text})
+		return s.sendDelta(orderedObject{"content", text})
 	}
 }
 
-func (s *chatStream) close() error { return nil }
+func (s *chatStream) closeBlock() error { return nil }
 
-func (s *chatStream) finish(e ending) error {
+func (s *chatStream) endAnswer(e answerEnd) error {
 	if e.fault != nil {
-		return s.out.send("", openaiFault(e.fault))
+		return s.out.sendJSON("", openaiErrorBody(e.fault))
 	}
-	last := []object{{"index", 0, "delta", object{}, "logprobs", nil, "finish_reason", chatStop(e.stop)}}
+	last := []orderedObject{{"index", 0, "delta", orderedObject{}, "logprobs", nil, "finish_reason", chatFinishReason(e.stop)}}
 	if err := s.sendChunk(last, nil); err != nil {
 		return err
 	}
 	if s.header.usage {
-		if err := s.sendChunk([]object{}, chatUsage(s.header.input, e.output)); err != nil {
+		if err := s.sendChunk([]orderedObject{}, chatUsage(s.header.input, e.output)); err != nil {
 			return err
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// API names one of the wire dialects, as a script's `api` condition spells it.
+// API names one of the three model APIs, with the word that the condition `api` of a script uses for it.
 type API string
 
 // The three dialects.
@@ -21,8 +21,8 @@ const (
 	Chat      API = "chat"      // OpenAI Chat Completions
 )
 
-// Conversation is the content of one request, independent of its dialect. An answer is derived from it and from no
-// other state.
+// Conversation is the content of one model request, independent of the API. The server derives its answer from the
+// conversation and from no other state.
 type Conversation struct {
 	API    API
 	Model  string
@@ -32,49 +32,50 @@ type Conversation struct {
 
 	tools       []string
 	customTools map[string]bool // Responses: tools that take free text
-	namespaces  map[string]bool // Responses: of tools that are called by namespace and name
-	inputBytes  int             // texts, tool calls, results and tool definitions
+	namespaces  map[string]bool // Responses: namespaces of tools that are called by namespace and name
+	inputBytes  int             // total length of texts, tool calls, results and tool definitions
 	calls       []string        // ids of tool calls without a result yet
-	entries     []entry
+	entries     []conversationEntry
 }
 
-// entryKind is the author and the type of an entry of a conversation.
-type entryKind int
+// conversationEntryKind states the author and the type of an entry of a conversation.
+type conversationEntryKind int
 
 const (
-	userText entryKind = iota
-	assistantText
-	toolCall
-	toolResult
+	entryUserText conversationEntryKind = iota
+	entryAssistantText
+	entryToolCall
+	entryToolResult
 )
 
-// entry is one part of a conversation: a text of the user or of the assistant, a tool call, or a tool result.
-type entry struct {
-	kind entryKind
+// conversationEntry is one part of a conversation: a text of the user or of the assistant, a tool call, or a tool
+// result.
+type conversationEntry struct {
+	kind conversationEntryKind
 	text string
 }
 
-// turn holds consecutive texts of the user, and the tool results that follow them in the conversation.
-type turn struct {
+// userTurn holds consecutive texts of the user, and the tool results that follow them in the conversation.
+type userTurn struct {
 	texts   []string
 	results []string
 }
 
-// reminder matches the sections that CLIs add to the text of a user.
-var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<environment_context>.*?</environment_context>|` +
+// cliSectionPattern matches the sections, such as system reminders, that agent CLIs insert into the user's text.
+var cliSectionPattern = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<environment_context>.*?</environment_context>|` +
 	`<subagent_notification>.*?</subagent_notification>`)
 
-// interruptions are the texts with which CLIs record that a turn was interrupted. They end a turn: the text that
-// follows belongs to the next turn, although no assistant message is in between.
-var interruptions = []string{"[Request interrupted by user", "<turn_aborted>"}
+// interruptionMarkers are the texts with which agent CLIs record that the user interrupted a turn. A marker ends a
+// turn: the user's next text starts another turn, although no assistant message is between them.
+var interruptionMarkers = []string{"[Request interrupted by user", "<turn_aborted>"}
 
-// add appends an entry and counts its bytes.
-func (c *Conversation) add(kind entryKind, text string) {
+// addEntry appends an entry to the conversation and adds its length to the counted input bytes.
+func (c *Conversation) addEntry(kind conversationEntryKind, text string) {
 	c.inputBytes += len(text)
-	c.entries = append(c.entries, entry{kind, text})
+	c.entries = append(c.entries, conversationEntry{kind, text})
 }
 
-// addSystem appends a system or developer text.
+// addSystem appends a system or developer message to the system text of the conversation.
 func (c *Conversation) addSystem(text string) {
 	if text == "" {
 		return
@@ -86,43 +87,44 @@ func (c *Conversation) addSystem(text string) {
 	c.System += text
 }
 
-// turns splits the conversation by the texts of users. Reminders that a CLI adds to such a text are not part of it.
-func (c *Conversation) turns() []turn {
-	var all []turn
+// turns splits the conversation into turns at the texts of the user. The sections that agent CLIs insert into these
+// texts are left out.
+func (c *Conversation) turns() []userTurn {
+	var all []userTurn
 	open := false // another user text would join the last turn
 	for _, e := range c.entries {
 		switch e.kind {
-		case userText:
-			text := strings.TrimSpace(reminder.ReplaceAllString(e.text, ""))
+		case entryUserText:
+			text := strings.TrimSpace(cliSectionPattern.ReplaceAllString(e.text, ""))
 			if text == "" {
 				continue
 			}
-			if interruption(text) {
+			if isInterruption(text) {
 				open = false
 				continue
 			}
 			if !open {
-				all = append(all, turn{})
+				all = append(all, userTurn{})
 				open = true
 			}
 			last := &all[len(all)-1]
 			last.texts = append(last.texts, text)
-		case toolResult:
+		case entryToolResult:
 			open = false
 			if len(all) > 0 {
 				last := &all[len(all)-1]
 				last.results = append(last.results, e.text)
 			}
-		case assistantText, toolCall:
+		case entryAssistantText, entryToolCall:
 			open = false
 		}
 	}
 	return all
 }
 
-// interruption reports whether a text records that a turn was interrupted.
-func interruption(text string) bool {
-	for _, prefix := range interruptions {
+// isInterruption reports whether a text of the user records that a turn was interrupted.
+func isInterruption(text string) bool {
+	for _, prefix := range interruptionMarkers {
 		if strings.HasPrefix(text, prefix) {
 			return true
 		}
@@ -130,8 +132,8 @@ func interruption(text string) bool {
 	return false
 }
 
-// offers reports whether the request declares a tool with the name.
-func (c *Conversation) offers(name string) bool {
+// offersTool reports whether the request declares a tool with the name.
+func (c *Conversation) offersTool(name string) bool {
 	for _, t := range c.tools {
 		if t == name {
 			return true
@@ -140,26 +142,26 @@ func (c *Conversation) offers(name string) bool {
 	return false
 }
 
-// digest identifies the content of the conversation without the system prompt, which contains dates and folders: ids
-// must not depend on those.
-func (c *Conversation) digest() string {
-	return digest(string(c.API), c.Model, c.entries)
+// contentHash returns a hash of the conversation without the system prompt. Ids are derived from the hash, and the
+// system prompt contains dates and folders that differ from run to run.
+func (c *Conversation) contentHash() string {
+	return hashEntries(string(c.API), c.Model, c.entries)
 }
 
-// identity identifies the conversation: it stays the same while the conversation grows.
-func (c *Conversation) identity() string {
-	var first []entry
+// stableID returns an id of the conversation that stays the same while messages are appended.
+func (c *Conversation) stableID() string {
+	var first []conversationEntry
 	for _, e := range c.entries {
-		if e.kind != userText {
+		if e.kind != entryUserText {
 			break
 		}
 		first = append(first, e)
 	}
-	return digest(string(c.API), c.Model, first)
+	return hashEntries(string(c.API), c.Model, first)
 }
 
-// digest returns a hash of a conversation: the API, the model and the entries.
-func digest(api, model string, entries []entry) string {
+// hashEntries returns a hash of an API, a model and the entries of a conversation.
+func hashEntries(api, model string, entries []conversationEntry) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\x00%s\x00", api, model)
 	for _, e := range entries {
@@ -168,38 +170,38 @@ func digest(api, model string, entries []entry) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// tokens counts four bytes as one token, rounded up.
-func tokens(bytes int) int { return (bytes + 3) / 4 }
+// estimateTokens converts a number of bytes to a number of tokens: four bytes count as one token, rounded up.
+func estimateTokens(bytes int) int { return (bytes + 3) / 4 }
 
-// addUser adds text of the user. A tool call that has no result then is an error of the client, which the real services
-// refuse as well.
+// addUser appends a text of the user. It returns an error if a tool call before the text has no result, as the real
+// services do.
 func (c *Conversation) addUser(text string) error {
-	if err := c.checkAnswered(); err != nil {
+	if err := c.checkToolCallsAnswered(); err != nil {
 		return err
 	}
-	c.add(userText, text)
+	c.addEntry(entryUserText, text)
 	return nil
 }
 
-// addCall adds a tool call of the assistant, which needs a result.
-func (c *Conversation) addCall(id, name, input string) {
-	c.add(toolCall, name+" "+input)
+// addToolCall appends a tool call of the assistant. The conversation is invalid until its result follows.
+func (c *Conversation) addToolCall(id, name, input string) {
+	c.addEntry(entryToolCall, name+" "+input)
 	c.calls = append(c.calls, id)
 }
 
-// addResult adds the result of the open tool call with an id. It returns an error if there is no such call.
-func (c *Conversation) addResult(id, text string) error {
+// addToolResult adds the result of the open tool call with an id. It returns an error if there is no such call.
+func (c *Conversation) addToolResult(id, text string) error {
 	i := slices.Index(c.calls, id)
 	if i < 0 {
 		return fmt.Errorf("a tool result answers %q, which is not an open tool call", id)
 	}
 	c.calls = slices.Delete(c.calls, i, i+1)
-	c.add(toolResult, text)
+	c.addEntry(entryToolResult, text)
 	return nil
 }
 
-// checkAnswered returns an error if a tool call has no result.
-func (c *Conversation) checkAnswered() error {
+// checkToolCallsAnswered returns an error if a tool call has no result.
+func (c *Conversation) checkToolCallsAnswered() error {
 	if len(c.calls) > 0 {
 		return fmt.Errorf("tool call %q has no result", c.calls[0])
 	}
@@ -209,14 +211,15 @@ func (c *Conversation) checkAnswered() error {
 // addTool adds a tool's definition. Only its name is used.
 func (c *Conversation) addTool(raw json.RawMessage) error {
 	c.inputBytes += len(raw)
-	return c.nameTool(raw, "")
+	return c.addToolName(raw, "")
 }
 
-// ownNamespace is the namespace of tools that Responses calls by their name alone, without the namespace.
-const ownNamespace = "functions"
+// implicitNamespace is the namespace of tools that clients of the Responses API call by their name alone, without the
+// namespace.
+const implicitNamespace = "functions"
 
-// nameTool adds the name of a tool, or of the tools of a namespace as "namespace.name".
-func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
+// addToolName adds the name of a declared tool, or, for a namespace, the names of its tools as "namespace.name".
+func (c *Conversation) addToolName(raw json.RawMessage, namespace string) error {
 	var t struct {
 		Type  string            `json:"type"`
 		Name  string            `json:"name"`
@@ -230,14 +233,14 @@ func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 		return nil // a hosted tool
 	case t.Type == "namespace" && c.API == Responses && namespace == "":
 		for i, tool := range t.Tools {
-			if err := c.nameTool(tool, t.Name); err != nil {
+			if err := c.addToolName(tool, t.Name); err != nil {
 				return fmt.Errorf("tools[%d]: %w", i, err)
 			}
 		}
 		return nil
 	}
 	name := t.Name
-	if namespace != "" && namespace != ownNamespace {
+	if namespace != "" && namespace != implicitNamespace {
 		name = namespace + "." + name
 		if c.namespaces == nil {
 			c.namespaces = map[string]bool{}
@@ -254,21 +257,21 @@ func (c *Conversation) nameTool(raw json.RawMessage, namespace string) error {
 	return nil
 }
 
-// splitName splits the name of a tool in a namespace.
-func (c *Conversation) splitName(name string) (namespace, short string) {
+// splitToolName splits the name "namespace.name" of a tool; the namespace is "" for a tool without one.
+func (c *Conversation) splitToolName(name string) (namespace, short string) {
 	if namespace, short, ok := strings.Cut(name, "."); ok && c.namespaces[namespace] {
 		return namespace, short
 	}
 	return "", name
 }
 
-// check returns an error for a request that no dialect accepts.
-func (c *Conversation) check() error {
+// validate returns an error if the conversation is one that none of the model APIs accepts.
+func (c *Conversation) validate() error {
 	if c.Model == "" {
 		return errors.New("model: Field required")
 	}
 	if len(c.entries) == 0 {
 		return errors.New("messages: at least one message is required")
 	}
-	return c.checkAnswered()
+	return c.checkToolCallsAnswered()
 }

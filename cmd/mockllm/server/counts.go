@@ -2,51 +2,51 @@ package server
 
 import "sync"
 
-// maxCounted is the largest number of keys of counts; the oldest keys are dropped first.
-const maxCounted = 4096
+// maxCountedKeys is the maximum number of keys that useCounts holds. When there are more, it drops the oldest.
+const maxCountedKeys = 4096
 
-// counts counts what cannot be derived from a conversation: how often a rule with a limit was used, and how often the
-// same request came.
-type counts struct {
+// useCounts holds the only state that answers depend on besides the conversation: how often a rule with a limit was
+// used, and how often the same request was received.
+type useCounts struct {
 	mu    sync.Mutex
 	used  map[string]int
 	order []string
 }
 
-// countUse counts one more use of key and returns how many there were before.
-func (c *counts) countUse(key string) int {
+// countKey increments the count of key and returns the count before.
+func (c *useCounts) countKey(key string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.add(key)
+	return c.increment(key)
 }
 
-// useRule reports whether the rule may be used once more, and counts the use.
-func (c *counts) useRule(r *rule, conversation *Conversation) bool {
+// tryUseRule reports whether the rule's limit allows one more use for the conversation, and counts the use if so.
+func (c *useCounts) tryUseRule(r *scriptRule, conversation *Conversation) bool {
 	if r.times == 0 {
 		return true
 	}
 	key := "rule\x00" + r.name
 	if r.each {
-		key += "\x00" + conversation.identity()
+		key += "\x00" + conversation.stableID()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.used[key] >= r.times {
 		return false
 	}
-	c.add(key)
+	c.increment(key)
 	return true
 }
 
-// add counts a use of key and returns how many there were before. The caller must hold the lock.
-func (c *counts) add(key string) int {
+// increment increments the count of key and returns the count before. The caller must hold the lock.
+func (c *useCounts) increment(key string) int {
 	if c.used == nil {
 		c.used = map[string]int{}
 	}
 	before, known := c.used[key]
 	if !known {
 		c.order = append(c.order, key)
-		if len(c.order) > maxCounted {
+		if len(c.order) > maxCountedKeys {
 			delete(c.used, c.order[0])
 			c.order = c.order[1:]
 		}

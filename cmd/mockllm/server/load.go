@@ -15,67 +15,68 @@ import (
 )
 
 //go:embed default.yaml
-var defaultScript []byte
+var defaultScriptYAML []byte
 
-// Default returns the script that is used when none is given.
-func Default() (*Script, error) { return Load("default.yaml", defaultScript) }
+// DefaultScript returns the built-in script, which the server uses if the user names no file.
+func DefaultScript() (*Script, error) { return ParseScript("default.yaml", defaultScriptYAML) }
 
-// LoadFile reads and checks the script at path.
-func LoadFile(path string) (*Script, error) {
+// LoadScript reads and validates the script in the file at path.
+func LoadScript(path string) (*Script, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read script: %w", err)
 	}
-	return Load(path, data)
+	return ParseScript(path, data)
 }
 
-// Load checks a script in YAML or JSON. The error names file, line and field
-// of everything that is wrong with it.
-func Load(file string, data []byte) (*Script, error) {
+// ParseScript parses and validates a script in YAML or JSON. The error lists everything that is wrong with the script,
+// each with file, line and field.
+func ParseScript(file string, data []byte) (*Script, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	l := &loader{file: file}
+	l := &scriptLoader{file: file}
 	if len(doc.Content) == 0 {
 		return nil, fmt.Errorf("%s:1: the script is empty: it needs rules", file)
 	}
-	s := l.script(doc.Content[0])
+	s := l.readScript(doc.Content[0])
 	if len(l.errs) > 0 {
 		return nil, errors.Join(l.errs...)
 	}
 	return s, nil
 }
 
-// loader reads a script. It walks the YAML tree itself, so that its errors name the field in a sentence that the author
-// of the script understands.
-type loader struct {
+// scriptLoader decodes a script. It walks the YAML tree itself instead of decoding into structs, so that its errors
+// name the field in a sentence that the author of the script understands.
+type scriptLoader struct {
 	file string
 	errs []error
 }
 
-// addError records an error at a node. path is the path of the field in the script.
-func (l *loader) addError(n *yaml.Node, path, format string, args ...any) {
+// addError records an error at a node of the script. path is the path of the field.
+func (l *scriptLoader) addError(n *yaml.Node, path, format string, args ...any) {
 	l.errs = append(l.errs, fmt.Errorf("%s:%d: %s: %s", l.file, n.Line, path, fmt.Sprintf(format, args...)))
 }
 
-// field is a function that reads and stores the value of a field of the script. It records errors with loader.fail.
-type field func(n *yaml.Node, path string)
+// fieldReader decodes the value of one field of the script and stores it. It records errors with scriptLoader.addError.
+type fieldReader func(n *yaml.Node, path string)
 
-// readObject passes each field to its function and refuses unknown fields. It returns the fields that are present.
-func (l *loader) readObject(n *yaml.Node, path string, fields map[string]field) map[string]*yaml.Node {
-	n = resolve(n)
+// readObject calls the reader of each field of a YAML mapping, and records an error for a field that has none. It
+// returns the nodes of the fields that are present.
+func (l *scriptLoader) readObject(n *yaml.Node, path string, fields map[string]fieldReader) map[string]*yaml.Node {
+	n = resolveAlias(n)
 	if n.Kind != yaml.MappingNode {
 		l.addError(n, path, "must be a mapping")
 		return nil
 	}
 	seen := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], resolve(n.Content[i+1])
-		at := join(path, key.Value)
+		key, value := n.Content[i], resolveAlias(n.Content[i+1])
+		at := joinPath(path, key.Value)
 		switch set, known := fields[key.Value]; {
 		case !known:
-			l.addError(key, at, "unknown field; known are %s", names(fields))
+			l.addError(key, at, "unknown field; known are %s", fieldNames(fields))
 		case seen[key.Value] != nil:
 			l.addError(key, at, "given twice")
 		default:
@@ -86,24 +87,24 @@ func (l *loader) readObject(n *yaml.Node, path string, fields map[string]field) 
 	return seen
 }
 
-// resolve returns the node that an alias stands for, or the node itself.
-func resolve(n *yaml.Node) *yaml.Node {
+// resolveAlias returns the node that an alias stands for, or the node itself.
+func resolveAlias(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
 	}
 	return n
 }
 
-// join returns the path of a field, for errors.
-func join(path, key string) string {
+// joinPath appends a key to the path of a field, for error messages.
+func joinPath(path, key string) string {
 	if path == "" {
 		return key
 	}
 	return path + "." + key
 }
 
-// names returns the sorted names of fields, for errors.
-func names(fields map[string]field) string {
+// fieldNames returns the sorted names of the fields that an object may have, for error messages.
+func fieldNames(fields map[string]fieldReader) string {
 	var all []string
 	for name := range fields {
 		all = append(all, name)
@@ -112,19 +113,19 @@ func names(fields map[string]field) string {
 	return strings.Join(all, ", ")
 }
 
-// list calls each for every item of a list.
-func (l *loader) list(n *yaml.Node, path string, each field) {
+// readList calls each for every item of a YAML list.
+func (l *scriptLoader) readList(n *yaml.Node, path string, each fieldReader) {
 	if n.Kind != yaml.SequenceNode {
 		l.addError(n, path, "must be a list")
 		return
 	}
 	for i, item := range n.Content {
-		each(resolve(item), fmt.Sprintf("%s[%d]", path, i))
+		each(resolveAlias(item), fmt.Sprintf("%s[%d]", path, i))
 	}
 }
 
-// string returns the field that stores a text, which must not be empty, in to.
-func (l *loader) string(to *string) field {
+// stringInto returns a reader of a text that must not be empty, which it stores in to.
+func (l *scriptLoader) stringInto(to *string) fieldReader {
 	return func(n *yaml.Node, path string) {
 		switch {
 		case n.Kind != yaml.ScalarNode || n.Tag == "!!null":
@@ -137,19 +138,19 @@ func (l *loader) string(to *string) field {
 	}
 }
 
-// strings returns the field that appends a list of texts to to.
-func (l *loader) strings(to *[]string) field {
+// stringsInto returns a reader of a list of texts, which it appends to to.
+func (l *scriptLoader) stringsInto(to *[]string) fieldReader {
 	return func(n *yaml.Node, path string) {
-		l.list(n, path, func(n *yaml.Node, path string) {
+		l.readList(n, path, func(n *yaml.Node, path string) {
 			var s string
-			l.string(&s)(n, path)
+			l.stringInto(&s)(n, path)
 			*to = append(*to, s)
 		})
 	}
 }
 
-// oneOf returns the field that stores one of the allowed words in to.
-func (l *loader) oneOf(to *string, allowed ...string) field {
+// oneOfInto returns a reader of a text that must be one of the allowed words, which it stores in to.
+func (l *scriptLoader) oneOfInto(to *string, allowed ...string) fieldReader {
 	return func(n *yaml.Node, path string) {
 		if n.Kind != yaml.ScalarNode || !slices.Contains(allowed, n.Value) {
 			l.addError(n, path, "must be one of %s", strings.Join(allowed, ", "))
@@ -159,8 +160,8 @@ func (l *loader) oneOf(to *string, allowed ...string) field {
 	}
 }
 
-// integer returns the field that stores a number in to, which must be in the range.
-func (l *loader) integer(to *int, from, upTo int) field {
+// integerInto returns a reader of a number that must be in the range, which it stores in to.
+func (l *scriptLoader) integerInto(to *int, from, upTo int) fieldReader {
 	return func(n *yaml.Node, path string) {
 		i, err := strconv.Atoi(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil || i < from || i > upTo {
@@ -171,8 +172,8 @@ func (l *loader) integer(to *int, from, upTo int) field {
 	}
 }
 
-// boolean returns the field that stores true or false in to.
-func (l *loader) boolean(to *bool) field {
+// booleanInto returns a reader of true or false, which it stores in to.
+func (l *scriptLoader) booleanInto(to *bool) fieldReader {
 	return func(n *yaml.Node, path string) {
 		if n.Tag != "!!bool" || n.Decode(to) != nil {
 			l.addError(n, path, "must be true or false")
@@ -180,8 +181,8 @@ func (l *loader) boolean(to *bool) field {
 	}
 }
 
-// duration returns the field that stores a duration of at least 0 in to.
-func (l *loader) duration(to *time.Duration) field {
+// durationInto returns a reader of a duration of at least 0, which it stores in to.
+func (l *scriptLoader) durationInto(to *time.Duration) fieldReader {
 	return func(n *yaml.Node, path string) {
 		d, err := time.ParseDuration(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil || d < 0 {
@@ -192,8 +193,8 @@ func (l *loader) duration(to *time.Duration) field {
 	}
 }
 
-// regex returns the field that compiles a regular expression into to.
-func (l *loader) regex(to **regexp.Regexp) field {
+// regexInto returns a reader of a regular expression, which it compiles and stores in to.
+func (l *scriptLoader) regexInto(to **regexp.Regexp) fieldReader {
 	return func(n *yaml.Node, path string) {
 		re, err := regexp.Compile(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil {

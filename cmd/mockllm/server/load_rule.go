@@ -7,13 +7,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// script reads a whole script.
-func (l *loader) script(n *yaml.Node) *Script {
-	s := &Script{stream: pacing{piece: 24}}
+// readScript decodes a whole script.
+func (l *scriptLoader) readScript(n *yaml.Node) *Script {
+	s := &Script{stream: textPacing{piece: 24}}
 	var rules *yaml.Node
-	seen := l.readObject(n, "", map[string]field{
-		"models": l.strings(&s.models),
-		"stream": func(n *yaml.Node, path string) { l.readObject(n, path, l.pacing(&s.stream)) },
+	seen := l.readObject(n, "", map[string]fieldReader{
+		"models": l.stringsInto(&s.models),
+		"stream": func(n *yaml.Node, path string) { l.readObject(n, path, l.pacingFields(&s.stream)) },
 		"rules":  func(n *yaml.Node, _ string) { rules = n },
 	})
 	switch {
@@ -22,7 +22,7 @@ func (l *loader) script(n *yaml.Node) *Script {
 		l.addError(n, "rules", "is missing")
 	default:
 		// After the others, because a step inherits the script's pacing.
-		l.list(rules, "rules", func(n *yaml.Node, path string) { s.rules = append(s.rules, l.rule(n, path, s)) })
+		l.readList(rules, "rules", func(n *yaml.Node, path string) { s.rules = append(s.rules, l.readRule(n, path, s)) })
 		if len(rules.Content) == 0 {
 			l.addError(rules, "rules", "must hold at least one rule")
 		}
@@ -30,23 +30,24 @@ func (l *loader) script(n *yaml.Node) *Script {
 	return s
 }
 
-// pacing returns the fields of a pacing, which store its values in p.
-func (l *loader) pacing(p *pacing) map[string]field {
-	return map[string]field{"piece": l.integer(&p.piece, 1, math.MaxInt32), "delay": l.duration(&p.delay)}
+// pacingFields returns the readers of the fields with which a script sets the pacing of text. They store the values in
+// p.
+func (l *scriptLoader) pacingFields(p *textPacing) map[string]fieldReader {
+	return map[string]fieldReader{"piece": l.integerInto(&p.piece, 1, math.MaxInt32), "delay": l.durationInto(&p.delay)}
 }
 
-// rule reads a rule. Its steps inherit the pacing of the script.
-func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
-	r := &rule{name: path}
-	var steps []step
+// readRule decodes a rule of a script. The rule's steps inherit the pacing of the script.
+func (l *scriptLoader) readRule(n *yaml.Node, path string, s *Script) *scriptRule {
+	r := &scriptRule{name: path}
+	var steps []scriptStep
 	var per string
-	seen := l.readObject(n, path, map[string]field{
-		"name":  l.string(&r.name),
-		"match": func(n *yaml.Node, path string) { l.match(n, path, &r.match) },
-		"times": l.integer(&r.times, 1, math.MaxInt32),
-		"per":   l.oneOf(&per, "server", "conversation"),
+	seen := l.readObject(n, path, map[string]fieldReader{
+		"name":  l.stringInto(&r.name),
+		"match": func(n *yaml.Node, path string) { l.readConditions(n, path, &r.match) },
+		"times": l.integerInto(&r.times, 1, math.MaxInt32),
+		"per":   l.oneOfInto(&per, "server", "conversation"),
 		"steps": func(n *yaml.Node, path string) {
-			l.list(n, path, func(n *yaml.Node, path string) { steps = append(steps, l.step(n, path, s.stream)) })
+			l.readList(n, path, func(n *yaml.Node, path string) { steps = append(steps, l.readStep(n, path, s.stream)) })
 			if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 				l.addError(n, path, "must hold at least one step")
 			}
@@ -59,16 +60,17 @@ func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 		l.addError(seen["per"], path+".per", "has no effect without times")
 	}
 	r.each = per == "conversation"
-	r.replies = l.replies(n, path, steps)
+	r.replies = l.splitReplies(n, path, steps)
 	if r.match.toolResult != nil && len(r.replies) > 2 {
 		l.addError(n, path+".steps", "a rule that matches on tool_result answers one request: no step may follow its tool calls")
 	}
 	return r
 }
 
-// replies splits the steps after each tool step, and refuses steps that no request would reach.
-func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
-	all := []reply{{}}
+// splitReplies divides the steps of a rule into replies: a reply ends after each step with tool calls. It records an
+// error for steps that no request would reach.
+func (l *scriptLoader) splitReplies(n *yaml.Node, path string, steps []scriptStep) []ruleReply {
+	all := []ruleReply{{}}
 	ended := false
 	for i, s := range steps {
 		last := &all[len(all)-1]
@@ -78,10 +80,10 @@ func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 		}
 		last.steps = append(last.steps, s)
 		switch s.kind {
-		case stepTools:
+		case stepToolCalls:
 			last.calls = len(s.calls)
-			all = append(all, reply{})
-		case stepError, stepBreak, stepEndless, stepStop:
+			all = append(all, ruleReply{})
+		case stepError, stepCutConnection, stepEndlessText, stepStopReason:
 			ended = true
 		case stepText, stepThinking, stepDelay:
 		}
@@ -92,39 +94,39 @@ func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 	return all
 }
 
-// match reads the conditions of a rule into m.
-func (l *loader) match(n *yaml.Node, path string, m *match) {
+// readConditions decodes the conditions of a rule into m.
+func (l *scriptLoader) readConditions(n *yaml.Node, path string, m *ruleConditions) {
 	var turns struct{ min, max int }
 	var stream bool
-	seen := l.readObject(n, path, map[string]field{
-		"user":        l.readText(&m.user),
-		"tool_result": l.readText(&m.toolResult),
-		"system":      l.readText(&m.system),
-		"model":       l.readText(&m.model),
+	seen := l.readObject(n, path, map[string]fieldReader{
+		"user":        l.textConditionInto(&m.user),
+		"tool_result": l.textConditionInto(&m.toolResult),
+		"system":      l.textConditionInto(&m.system),
+		"model":       l.textConditionInto(&m.model),
 		"api": func(n *yaml.Node, path string) {
 			var api string
-			one := l.oneOf(&api, string(Anthropic), string(Responses), string(Chat))
+			one := l.oneOfInto(&api, string(Anthropic), string(Responses), string(Chat))
 			if n.Kind != yaml.SequenceNode {
 				one(n, path)
 				m.apis = []API{API(api)}
 				return
 			}
-			l.list(n, path, func(n *yaml.Node, path string) { one(n, path); m.apis = append(m.apis, API(api)) })
+			l.readList(n, path, func(n *yaml.Node, path string) { one(n, path); m.apis = append(m.apis, API(api)) })
 		},
-		"tools":    l.strings(&m.tools),
-		"no_tools": l.boolean(&m.noTools),
+		"tools":    l.stringsInto(&m.tools),
+		"no_tools": l.booleanInto(&m.noTools),
 		"turns": func(n *yaml.Node, path string) {
 			if n.Kind == yaml.ScalarNode {
-				l.integer(&turns.min, 1, math.MaxInt32)(n, path)
+				l.integerInto(&turns.min, 1, math.MaxInt32)(n, path)
 				turns.max = turns.min
 				return
 			}
-			l.readObject(n, path, map[string]field{
-				"min": l.integer(&turns.min, 1, math.MaxInt32),
-				"max": l.integer(&turns.max, 1, math.MaxInt32),
+			l.readObject(n, path, map[string]fieldReader{
+				"min": l.integerInto(&turns.min, 1, math.MaxInt32),
+				"max": l.integerInto(&turns.max, 1, math.MaxInt32),
 			})
 		},
-		"stream": l.boolean(&stream),
+		"stream": l.booleanInto(&stream),
 	})
 	m.minTurns, m.maxTurns = turns.min, turns.max
 	if seen["stream"] != nil {
@@ -135,16 +137,17 @@ func (l *loader) match(n *yaml.Node, path string, m *match) {
 	}
 }
 
-// readText reads a condition: a plain string matches as a substring, ignoring case.
-func (l *loader) readText(to **textMatch) field {
+// textConditionInto returns a reader of a condition on a text, which it stores in to. A plain string is a condition
+// that a text meets if it contains the string, ignoring case.
+func (l *scriptLoader) textConditionInto(to **textCondition) fieldReader {
 	return func(n *yaml.Node, path string) {
-		m := &textMatch{}
+		m := &textCondition{}
 		*to = m
 		if n.Kind == yaml.ScalarNode {
-			l.string(&m.contains)(n, path)
+			l.stringInto(&m.contains)(n, path)
 			return
 		}
-		seen := l.readObject(n, path, map[string]field{"contains": l.string(&m.contains), "regex": l.regex(&m.regex)})
+		seen := l.readObject(n, path, map[string]fieldReader{"contains": l.stringInto(&m.contains), "regex": l.regexInto(&m.regex)})
 		if seen != nil && len(seen) != 1 {
 			l.addError(n, path, "must hold either contains or regex")
 		}

@@ -7,32 +7,32 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// step reads a step. Its texts have the inherited pacing, unless the step has its own.
-func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
-	s := step{line: n.Line, pacing: inherited}
-	is := func(kind stepKind, set field) field {
+// readStep decodes a step of a rule. The texts of the step have the inherited pacing unless the step sets its own.
+func (l *scriptLoader) readStep(n *yaml.Node, path string, inherited textPacing) scriptStep {
+	s := scriptStep{line: n.Line, pacing: inherited}
+	is := func(kind scriptStepKind, set fieldReader) fieldReader {
 		return func(n *yaml.Node, path string) { s.kind = kind; set(n, path) }
 	}
-	one := func(n *yaml.Node, path string) { s.calls = append(s.calls, l.call(n, path)) }
-	seen := l.readObject(n, path, map[string]field{
-		"text":     is(stepText, l.pacedText(&s, "text")),
-		"thinking": is(stepThinking, l.pacedText(&s, "text")),
-		"endless":  is(stepEndless, l.pacedText(&s, "text")),
-		"tool":     is(stepTools, one),
-		"tools": is(stepTools, func(n *yaml.Node, path string) {
-			l.list(n, path, one)
+	one := func(n *yaml.Node, path string) { s.calls = append(s.calls, l.readToolCall(n, path)) }
+	seen := l.readObject(n, path, map[string]fieldReader{
+		"text":     is(stepText, l.pacedTextInto(&s, "text")),
+		"thinking": is(stepThinking, l.pacedTextInto(&s, "text")),
+		"endless":  is(stepEndlessText, l.pacedTextInto(&s, "text")),
+		"tool":     is(stepToolCalls, one),
+		"tools": is(stepToolCalls, func(n *yaml.Node, path string) {
+			l.readList(n, path, one)
 			if len(s.calls) == 0 {
 				l.addError(n, path, "must hold at least one call")
 			}
 		}),
-		"delay": is(stepDelay, l.duration(&s.delay)),
-		"error": is(stepError, func(n *yaml.Node, path string) { l.loadFault(n, path, &s) }),
-		"break": is(stepBreak, func(n *yaml.Node, path string) {
+		"delay": is(stepDelay, l.durationInto(&s.delay)),
+		"error": is(stepError, func(n *yaml.Node, path string) { l.readErrorStep(n, path, &s) }),
+		"break": is(stepCutConnection, func(n *yaml.Node, path string) {
 			if n.Value != "true" {
 				l.addError(n, path, "must be true")
 			}
 		}),
-		"stop": is(stepStop, l.oneOf(&s.stop, stopEnd, stopLength, stopRefusal)),
+		"stop": is(stepStopReason, l.oneOfInto(&s.stop, stopReasonEnd, stopReasonLength, stopReasonRefusal)),
 	})
 	if seen != nil && len(seen) != 1 {
 		l.addError(n, path, "must hold exactly one field, and holds %d", len(seen))
@@ -40,26 +40,26 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 	return s
 }
 
-// pacedText reads a text with its own pace, or a plain text.
-func (l *loader) pacedText(s *step, name string) field {
+// pacedTextInto returns a reader of a text, with or without its own pacing, which it stores in s.
+func (l *scriptLoader) pacedTextInto(s *scriptStep, name string) fieldReader {
 	return func(n *yaml.Node, path string) {
 		if n.Kind == yaml.ScalarNode {
-			l.template(&s.text)(n, path)
+			l.templateInto(&s.text)(n, path)
 			return
 		}
-		fields := l.pacing(&s.pacing)
-		fields[name] = l.template(&s.text)
+		fields := l.pacingFields(&s.pacing)
+		fields[name] = l.templateInto(&s.text)
 		if seen := l.readObject(n, path, fields); seen != nil && seen[name] == nil {
-			l.addError(n, join(path, name), "is missing")
+			l.addError(n, joinPath(path, name), "is missing")
 		}
 	}
 }
 
-// template returns the field that stores a template in to.
-func (l *loader) template(to **template.Template) field {
+// templateInto returns a reader of a template, which it parses and stores in to.
+func (l *scriptLoader) templateInto(to **template.Template) fieldReader {
 	return func(n *yaml.Node, path string) {
 		var source string
-		l.string(&source)(n, path)
+		l.stringInto(&source)(n, path)
 		t, err := parseTemplate(source)
 		if err != nil {
 			l.addError(n, path, "%v", err)
@@ -69,27 +69,27 @@ func (l *loader) template(to **template.Template) field {
 	}
 }
 
-// loadFault reads a step of type error into s.
-func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
-	s.fault = faultSpec{status: 500}
+// readErrorStep decodes a step that answers with an error into s.
+func (l *scriptLoader) readErrorStep(n *yaml.Node, path string, s *scriptStep) {
+	s.fault = errorSpec{status: 500}
 	s.text = template.Must(parseTemplate("scripted error"))
-	seen := l.readObject(n, path, map[string]field{
-		"status":      l.integer(&s.fault.status, 400, 599),
-		"type":        l.string(&s.fault.kind),
-		"message":     l.template(&s.text),
-		"retry_after": l.duration(&s.fault.retryAfter),
+	seen := l.readObject(n, path, map[string]fieldReader{
+		"status":      l.integerInto(&s.fault.status, 400, 599),
+		"type":        l.stringInto(&s.fault.kind),
+		"message":     l.templateInto(&s.text),
+		"retry_after": l.durationInto(&s.fault.retryAfter),
 	})
 	if seen != nil && seen["status"] == nil {
 		l.addError(n, path+".status", "is missing")
 	}
 }
 
-// call reads the tool call of a step from the script.
-func (l *loader) call(n *yaml.Node, path string) callSpec {
-	var c callSpec
-	seen := l.readObject(n, path, map[string]field{
-		"name":  l.string(&c.name),
-		"input": func(n *yaml.Node, path string) { c.input = l.input(n, path) },
+// readToolCall decodes a tool call of a step.
+func (l *scriptLoader) readToolCall(n *yaml.Node, path string) toolCallSpec {
+	var c toolCallSpec
+	seen := l.readObject(n, path, map[string]fieldReader{
+		"name":  l.stringInto(&c.name),
+		"input": func(n *yaml.Node, path string) { c.input = l.readToolInput(n, path) },
 	})
 	if seen != nil && seen["name"] == nil {
 		l.addError(n, path+".name", "is missing")
@@ -100,29 +100,30 @@ func (l *loader) call(n *yaml.Node, path string) callSpec {
 	return c
 }
 
-// input reads a mapping whose strings are templates at any depth, or a single string.
-func (l *loader) input(n *yaml.Node, path string) any {
+// readToolInput decodes the input of a tool call: a mapping whose strings at any depth are templates, or a single
+// string.
+func (l *scriptLoader) readToolInput(n *yaml.Node, path string) any {
 	if n.Kind == yaml.MappingNode || n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
-		return l.value(n, path)
+		return l.readTemplates(n, path)
 	}
 	l.addError(n, path, "must be a mapping, or a text for a tool that takes free text")
 	return nil
 }
 
-// value reads a value of any type, in which every string is a template.
-func (l *loader) value(n *yaml.Node, path string) any {
-	n = resolve(n)
+// readTemplates decodes a YAML value of any type, and parses every string in it as a template.
+func (l *scriptLoader) readTemplates(n *yaml.Node, path string) any {
+	n = resolveAlias(n)
 	switch n.Kind {
 	case yaml.MappingNode:
 		m := map[string]any{}
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			m[n.Content[i].Value] = l.value(n.Content[i+1], join(path, n.Content[i].Value))
+			m[n.Content[i].Value] = l.readTemplates(n.Content[i+1], joinPath(path, n.Content[i].Value))
 		}
 		return m
 	case yaml.SequenceNode:
 		list := []any{}
 		for i, item := range n.Content {
-			list = append(list, l.value(item, fmt.Sprintf("%s[%d]", path, i)))
+			list = append(list, l.readTemplates(item, fmt.Sprintf("%s[%d]", path, i)))
 		}
 		return list
 	default:

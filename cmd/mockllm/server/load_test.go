@@ -51,7 +51,7 @@ func TestScriptErrorsNameFileLineAndField(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			_, err := server.Load("s.yaml", []byte(c.script))
+			_, err := server.ParseScript("s.yaml", []byte(c.script))
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
@@ -61,22 +61,22 @@ func TestScriptErrorsNameFileLineAndField(t *testing.T) {
 
 func TestEveryMistakeIsReported(t *testing.T) {
 	t.Parallel()
-	_, err := server.Load("s.yaml", []byte("model: x\nrules:\n  - steps: [{text: x}]\n    time: 3\n"))
+	_, err := server.ParseScript("s.yaml", []byte("model: x\nrules:\n  - steps: [{text: x}]\n    time: 3\n"))
 	if err == nil || strings.Count(err.Error(), "\n") != 1 || !strings.Contains(err.Error(), "s.yaml:4: rules[0].time") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestLoadFile(t *testing.T) {
+func TestLoadScript(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "script.json")
-	if _, err := server.LoadFile(file); err == nil || !strings.Contains(err.Error(), file) {
+	if _, err := server.LoadScript(file); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("a missing file: %v", err)
 	}
 	if err := os.WriteFile(file, []byte(`{"rules":[{"steps":[{"text":"json too"}]}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	script, err := server.LoadFile(file)
+	script, err := server.LoadScript(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,88 +16,89 @@ type answerHeader struct {
 	usage   bool  // Chat Completions: send a usage chunk
 }
 
-// block is one content block of an answer: a text, a thinking text, or a tool call.
-type block struct {
-	kind      stepKind // stepText, stepThinking or stepTools
-	id        string   // without a dialect's prefix
-	name      string   // of the tool
-	namespace string   // of the tool, "" for none
+// contentBlock is one content block of an answer: a text, a thinking text, or a tool call.
+type contentBlock struct {
+	kind      scriptStepKind // stepText, stepThinking or stepToolCalls
+	id        string         // without a dialect's prefix
+	name      string         // of the tool
+	namespace string         // of the tool, "" for none
 	custom    bool
 	text      string // empty when it is opened in a stream
 }
 
-// ending is the end of an answer: its stop reason and output tokens, or an error.
-type ending struct {
+// answerEnd describes the end of an answer: its stop reason and number of output tokens, or an error.
+type answerEnd struct {
 	stop   string
 	output int // tokens
-	fault  *fault
+	fault  *apiError
 }
 
-// sink receives an answer piece by piece and writes it to the client in the format of a dialect. Its methods return an
-// error when the client is gone.
-type sink interface {
-	// open starts a block; its text follows.
-	open(b block) error
-	// piece adds text to the open block.
-	piece(text string) error
-	// close ends the open block.
-	close() error
-	// finish ends the answer.
-	finish(e ending) error
+// answerSink receives the answer to a request part by part and writes it to the client in the format of one API. Its
+// methods return an error when the client has closed the connection.
+type answerSink interface {
+	// openBlock starts a content block, whose text follows.
+	openBlock(b contentBlock) error
+	// writeText appends text to the open block.
+	writeText(text string) error
+	// closeBlock ends the open block.
+	closeBlock() error
+	// endAnswer ends the answer.
+	endAnswer(e answerEnd) error
 }
 
-// errBroken is returned by play when the script demands that the connection to the client is cut.
-var errBroken = errors.New("scripted break")
+// errScriptedBreak is returned by sendPlan when the script demands that the server cuts the connection to the client.
+var errScriptedBreak = errors.New("scripted break")
 
-// play sends a plan. When ctx ends, the client has interrupted the answer.
-func play(ctx context.Context, p plan, id string, out sink) error {
+// sendPlan sends the parts of a plan to out, with their delays. It returns the error of ctx if the client closes the
+// connection before the end.
+func sendPlan(ctx context.Context, p answerPlan, id string, out answerSink) error {
 	written, blocks := 0, 0
 	for i, part := range p.parts {
 		switch part.kind {
 		case stepDelay:
-			if err := wait(ctx, part.delay); err != nil {
+			if err := sleep(ctx, part.delay); err != nil {
 				return err
 			}
-		case stepBreak:
-			return errBroken
+		case stepCutConnection:
+			return errScriptedBreak
 		case stepError:
-			return out.finish(ending{fault: part.fault, output: tokens(written)})
-		case stepText, stepThinking, stepTools, stepEndless:
-			b := block{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom, namespace: part.namespace}
+			return out.endAnswer(answerEnd{fault: part.fault, output: estimateTokens(written)})
+		case stepText, stepThinking, stepToolCalls, stepEndlessText:
+			b := contentBlock{kind: part.kind, id: blockID(id, blocks), name: part.name, custom: part.custom, namespace: part.namespace}
 			blocks++
-			if err := playBlock(ctx, part, b, out); err != nil {
+			if err := sendBlock(ctx, part, b, out); err != nil {
 				return err
 			}
 			// An answer that breaks off ends in the middle of a block.
-			if i+1 == len(p.parts) || p.parts[i+1].kind != stepBreak && p.parts[i+1].kind != stepError {
-				if err := out.close(); err != nil {
+			if i+1 == len(p.parts) || p.parts[i+1].kind != stepCutConnection && p.parts[i+1].kind != stepError {
+				if err := out.closeBlock(); err != nil {
 					return err
 				}
 			}
 			written += len(part.name) + len(part.text)
-		case stepStop:
+		case stepStopReason:
 		}
 	}
-	return out.finish(ending{stop: p.stop, output: tokens(written)})
+	return out.endAnswer(answerEnd{stop: p.stop, output: estimateTokens(written)})
 }
 
-// playBlock opens a block and fills it.
-func playBlock(ctx context.Context, p part, b block, out sink) error {
-	endless := p.kind == stepEndless
+// sendBlock writes one content block to out, with the pauses between the pieces of its text.
+func sendBlock(ctx context.Context, p planPart, b contentBlock, out answerSink) error {
+	endless := p.kind == stepEndlessText
 	if endless {
 		b.kind = stepText
 	}
-	if err := out.open(b); err != nil {
+	if err := out.openBlock(b); err != nil {
 		return err
 	}
 	for first := true; first || endless; first = false {
-		for i, piece := range pieces(p.text, p.pacing.piece) {
+		for i, piece := range splitText(p.text, p.pacing.piece) {
 			if i > 0 || !first {
-				if err := wait(ctx, p.pacing.delay); err != nil {
+				if err := sleep(ctx, p.pacing.delay); err != nil {
 					return err
 				}
 			}
-			if err := out.piece(piece); err != nil {
+			if err := out.writeText(piece); err != nil {
 				return err
 			}
 		}
@@ -105,8 +106,8 @@ func playBlock(ctx context.Context, p part, b block, out sink) error {
 	return nil
 }
 
-// wait waits for a duration. It returns the error of ctx if ctx ends before.
-func wait(ctx context.Context, d time.Duration) error {
+// sleep blocks for a duration. It returns the error of ctx if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
@@ -120,8 +121,8 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// pieces cuts text into pieces of at most size bytes, and at least one rune.
-func pieces(text string, size int) []string {
+// splitText cuts text into pieces of at most size bytes, but of at least one rune.
+func splitText(text string, size int) []string {
 	var all []string
 	for len(text) > size {
 		cut := size
@@ -137,19 +138,19 @@ func pieces(text string, size int) []string {
 	return append(all, text)
 }
 
-// wholeAnswer is the sink of an answer that is not streamed.
-type wholeAnswer struct {
-	blocks []block
-	ending ending
+// bufferedAnswer is the answerSink of an answer that is not streamed. It collects the content blocks in memory.
+type bufferedAnswer struct {
+	blocks []contentBlock
+	ending answerEnd
 }
 
-func (c *wholeAnswer) open(b block) error { c.blocks = append(c.blocks, b); return nil }
+func (c *bufferedAnswer) openBlock(b contentBlock) error { c.blocks = append(c.blocks, b); return nil }
 
-func (c *wholeAnswer) piece(text string) error {
+func (c *bufferedAnswer) writeText(text string) error {
 	c.blocks[len(c.blocks)-1].text += text
 	return nil
 }
 
-func (c *wholeAnswer) close() error { return nil }
+func (c *bufferedAnswer) closeBlock() error { return nil }
 
-func (c *wholeAnswer) finish(e ending) error { c.ending = e; return nil }
+func (c *bufferedAnswer) endAnswer(e answerEnd) error { c.ending = e; return nil }

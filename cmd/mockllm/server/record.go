@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Request is a request that the server has seen.
-type Request struct {
+// RecordedRequest is a request that the server has received, with its outcome, for tests that inspect it.
+type RecordedRequest struct {
 	N       int             `json:"n"` // 1, 2, 3… in order of arrival
 	Time    time.Time       `json:"time"`
 	Method  string          `json:"method"`
@@ -22,24 +22,24 @@ type Request struct {
 	Body    json.RawMessage `json:"body,omitempty"`
 }
 
-// records keeps the newest requests that the server has received, up to a number and a total size.
-type records struct {
+// requestLog keeps the newest requests that the server has received, up to a number and a total size.
+type requestLog struct {
 	mu       sync.Mutex
 	max      int
 	maxBytes int64
 	bytes    int64
 	count    int
-	all      []*Request
+	all      []*RecordedRequest
 }
 
-// record is the entry of one request in records, while the request is being answered.
-type record struct {
-	in  *records
-	req *Request
+// requestRecord is the entry of one request in a requestLog. It is updated while the server answers the request.
+type requestRecord struct {
+	in  *requestLog
+	req *RecordedRequest
 }
 
-// begin records a new request, whose outcome is open. Keys in its headers are redacted.
-func (rs *records) begin(r *http.Request, now time.Time) *record {
+// addRequest appends a request whose outcome is open to the log. Keys in the request's headers are redacted.
+func (rs *requestLog) addRequest(r *http.Request, now time.Time) *requestRecord {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	rs.count++
@@ -50,14 +50,14 @@ func (rs *records) begin(r *http.Request, now time.Time) *record {
 			header.Set(name, "redacted")
 		}
 	}
-	req := &Request{N: rs.count, Time: now, Method: r.Method, URL: r.URL.RequestURI(), Header: header, Outcome: "open"}
+	req := &RecordedRequest{N: rs.count, Time: now, Method: r.Method, URL: r.URL.RequestURI(), Header: header, Outcome: "open"}
 	rs.all = append(rs.all, req)
-	rs.trim()
-	return &record{in: rs, req: req}
+	rs.dropOldest()
+	return &requestRecord{in: rs, req: req}
 }
 
-// trim drops the oldest requests beyond the limits. The caller must hold mu.
-func (rs *records) trim() {
+// dropOldest drops the oldest requests until the log is within its limits. The caller must hold mu.
+func (rs *requestLog) dropOldest() {
 	for len(rs.all) > rs.max || len(rs.all) > 1 && rs.bytes > rs.maxBytes {
 		rs.bytes -= int64(len(rs.all[0].Body))
 		rs.all[0].Body = nil
@@ -65,45 +65,49 @@ func (rs *records) trim() {
 	}
 }
 
-// change calls f with the request while it holds the lock.
-func (r *record) change(f func(*Request)) {
+// updateRequest calls f with the recorded request while it holds the lock of the log.
+func (r *requestRecord) updateRequest(f func(*RecordedRequest)) {
 	r.in.mu.Lock()
 	defer r.in.mu.Unlock()
 	f(r.req)
 }
 
-// setBody stores the body if it is JSON.
-func (r *record) setBody(b []byte) {
-	r.change(func(req *Request) {
+// setBody stores the body of the request if it is valid JSON.
+func (r *requestRecord) setBody(b []byte) {
+	r.updateRequest(func(req *RecordedRequest) {
 		if !json.Valid(b) {
 			return
 		}
 		req.Body = b
 		r.in.bytes += int64(len(b))
-		r.in.trim()
+		r.in.dropOldest()
 	})
 }
 
-func (r *record) setConversation(c *Conversation) {
-	r.change(func(req *Request) { req.API, req.Model, req.Stream = c.API, c.Model, c.Stream })
+func (r *requestRecord) setConversation(c *Conversation) {
+	r.updateRequest(func(req *RecordedRequest) { req.API, req.Model, req.Stream = c.API, c.Model, c.Stream })
 }
 
-func (r *record) setRule(name string) { r.change(func(req *Request) { req.Rule = name }) }
+func (r *requestRecord) setRule(name string) {
+	r.updateRequest(func(req *RecordedRequest) { req.Rule = name })
+}
 
-// end stores the outcome of the request.
-func (r *record) end(outcome string) { r.change(func(req *Request) { req.Outcome = outcome }) }
+// setOutcome records how the server answered the request.
+func (r *requestRecord) setOutcome(outcome string) {
+	r.updateRequest(func(req *RecordedRequest) { req.Outcome = outcome })
+}
 
 // Requests returns the newest requests, oldest first. Keys are redacted.
-func (s *Server) Requests() []Request {
+func (s *Server) Requests() []RecordedRequest {
 	s.records.mu.Lock()
 	defer s.records.mu.Unlock()
-	all := make([]Request, len(s.records.all))
+	all := make([]RecordedRequest, len(s.records.all))
 	for i, r := range s.records.all {
 		all[i] = *r
 	}
 	return all
 }
 
-func (s *Server) listRequests(w http.ResponseWriter, _ *http.Request) {
-	s.write(w, http.StatusOK, s.Requests())
+func (s *Server) handleListRequests(w http.ResponseWriter, _ *http.Request) {
+	s.writeJSON(w, http.StatusOK, s.Requests())
 }

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// responses is the dialect of the OpenAI Responses API.
-type responses struct{}
+// responsesDialect parses requests and encodes answers of the OpenAI Responses API.
+type responsesDialect struct{}
 
-// responsesItem is an input item in a request of Responses.
+// responsesItem is an item of the input of a request to the Responses API.
 type responsesItem struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
@@ -27,7 +27,7 @@ type responsesItem struct {
 	Tools     []json.RawMessage `json:"tools"` // additional_tools
 }
 
-func (responses) parse(body []byte) (*Conversation, error) {
+func (responsesDialect) parseRequest(body []byte) (*Conversation, error) {
 	var req struct {
 		Model        string            `json:"model"`
 		Stream       bool              `json:"stream"`
@@ -47,12 +47,12 @@ func (responses) parse(body []byte) (*Conversation, error) {
 	var items []responsesItem
 	var text string
 	if json.Unmarshal(req.Input, &text) == nil {
-		c.add(userText, text)
+		c.addEntry(entryUserText, text)
 	} else if err := json.Unmarshal(req.Input, &items); err != nil {
 		return nil, fmt.Errorf("input: %w", err)
 	}
 	for i, item := range items {
-		if err := item.addTo(c); err != nil {
+		if err := item.addToConversation(c); err != nil {
 			return nil, fmt.Errorf("input[%d]: %w", i, err)
 		}
 	}
@@ -64,9 +64,9 @@ func (responses) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// addTo adds the item to the conversation. Items of other types, such as reasoning, have no content that a script can
-// match.
-func (i responsesItem) addTo(c *Conversation) error {
+// addToConversation adds the item to the conversation. Items of types without content that a script can match, such as
+// reasoning, are ignored.
+func (i responsesItem) addToConversation(c *Conversation) error {
 	switch i.Type {
 	case "", "message":
 		return i.addMessage(c)
@@ -80,21 +80,21 @@ func (i responsesItem) addTo(c *Conversation) error {
 	case "agent_message":
 		return i.addAgentMessage(c)
 	case "function_call":
-		c.addCall(i.CallID, i.name(), i.Arguments)
+		c.addToolCall(i.CallID, i.toolName(), i.Arguments)
 	case "custom_tool_call":
-		c.addCall(i.CallID, i.name(), i.Input)
+		c.addToolCall(i.CallID, i.toolName(), i.Input)
 	case "function_call_output", "custom_tool_call_output":
-		text, err := joinedText(i.Output)
+		text, err := joinTextParts(i.Output)
 		if err != nil {
 			return fmt.Errorf("output: %w", err)
 		}
-		return c.addResult(i.CallID, text)
+		return c.addToolResult(i.CallID, text)
 	}
 	return nil
 }
 
-// addAgentMessage adds a message from one agent of Codex to another: for a sub-agent it is text of the user; a message
-// back to the root agent is ignored.
+// addAgentMessage adds a message from one agent of Codex to another. A message to a sub-agent is added as text of the
+// user; a message to the root agent is ignored.
 func (i responsesItem) addAgentMessage(c *Conversation) error {
 	var parts []struct {
 		Text      string `json:"text"`
@@ -117,17 +117,17 @@ func (i responsesItem) addAgentMessage(c *Conversation) error {
 	return c.addUser(said)
 }
 
-// name returns the name of the called tool as scripts spell it.
-func (i responsesItem) name() string {
-	if i.Namespace == "" || i.Namespace == ownNamespace {
+// toolName returns the name of the called tool as scripts spell it.
+func (i responsesItem) toolName() string {
+	if i.Namespace == "" || i.Namespace == implicitNamespace {
 		return i.Name
 	}
 	return i.Namespace + "." + i.Name
 }
 
-// addMessage adds an item of type message to the conversation.
+// addMessage adds an input item of type message to the conversation.
 func (i responsesItem) addMessage(c *Conversation) error {
-	all, err := texts(i.Content)
+	all, err := textParts(i.Content)
 	if err != nil {
 		return fmt.Errorf("content: %w", err)
 	}
@@ -140,7 +140,7 @@ func (i responsesItem) addMessage(c *Conversation) error {
 				return err
 			}
 		case "assistant":
-			c.add(assistantText, text)
+			c.addEntry(entryAssistantText, text)
 		default:
 			return fmt.Errorf("role: must be system, developer, user or assistant, not %q", i.Role)
 		}
@@ -148,82 +148,83 @@ func (i responsesItem) addMessage(c *Conversation) error {
 	return nil
 }
 
-func (responses) stream(w http.ResponseWriter, h answerHeader) sink {
+func (responsesDialect) newStream(w http.ResponseWriter, h answerHeader) answerSink {
 	return &responsesStream{out: sseWriter{w: w}, header: h, index: -1}
 }
 
-func (responses) whole(h answerHeader, blocks []block, e ending) any {
-	output := []object{}
+func (responsesDialect) encodeAnswer(h answerHeader, blocks []contentBlock, e answerEnd) any {
+	output := []orderedObject{}
 	for _, b := range blocks {
-		output = append(output, responsesOutput(b, b.text, "completed"))
+		output = append(output, responsesOutputItem(b, b.text, "completed"))
 	}
-	return responsesObject(h, output, &e)
+	return newResponseObject(h, output, &e)
 }
 
-func (responses) fault(f *fault) any { return openaiFault(f) }
+func (responsesDialect) errorBody(f *apiError) any { return openaiErrorBody(f) }
 
-// responsesOutput returns an output item; text is the text so far.
-func responsesOutput(b block, text, status string) object {
+// responsesOutputItem returns the JSON of an output item for a content block. text is the part of the block's text that
+// was sent so far.
+func responsesOutputItem(b contentBlock, text, status string) orderedObject {
 	switch {
 	case b.kind == stepThinking:
-		summary := []object{}
+		summary := []orderedObject{}
 		if text != "" {
-			summary = append(summary, object{"type", "summary_text", "text", text})
+			summary = append(summary, orderedObject{"type", "summary_text", "text", text})
 		}
-		return object{"id", "rs_" + b.id, "type", "reasoning", "summary", summary}
-	case b.kind == stepTools && b.custom:
-		return b.inNamespace(object{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
+		return orderedObject{"id", "rs_" + b.id, "type", "reasoning", "summary", summary}
+	case b.kind == stepToolCalls && b.custom:
+		return b.addNamespace(orderedObject{"id", "ctc_" + b.id, "type", "custom_tool_call", "status", status,
 			"call_id", "call_" + b.id, "name", b.name, "input", text})
-	case b.kind == stepTools:
-		return b.inNamespace(object{"id", "fc_" + b.id, "type", "function_call", "status", status,
+	case b.kind == stepToolCalls:
+		return b.addNamespace(orderedObject{"id", "fc_" + b.id, "type", "function_call", "status", status,
 			"call_id", "call_" + b.id, "name", b.name, "arguments", text})
 	default:
-		content := []object{}
+		content := []orderedObject{}
 		if text != "" {
-			content = append(content, responsesText(text))
+			content = append(content, responsesTextPart(text))
 		}
-		return object{"id", "msg_" + b.id, "type", "message", "status", status, "role", "assistant", "content", content}
+		return orderedObject{"id", "msg_" + b.id, "type", "message", "status", status, "role", "assistant", "content", content}
 	}
 }
 
-// inNamespace adds the namespace of the tool that is called, if it has one.
-func (b block) inNamespace(call object) object {
+// addNamespace adds the namespace of the called tool to the JSON of a tool call, if the tool has one.
+func (b contentBlock) addNamespace(call orderedObject) orderedObject {
 	if b.namespace == "" {
 		return call
 	}
 	return append(call, "namespace", b.namespace)
 }
 
-// responsesText returns a part of an output message with text.
-func responsesText(text string) object {
-	return object{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
+// responsesTextPart returns the JSON of a text part of an output message.
+func responsesTextPart(text string) orderedObject {
+	return orderedObject{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
 }
 
-// responsesObject returns the response object; without an ending it is in progress.
-func responsesObject(h answerHeader, output []object, e *ending) object {
+// newResponseObject returns the response object of the Responses API. Its status is in_progress if e is nil.
+func newResponseObject(h answerHeader, output []orderedObject, e *answerEnd) orderedObject {
 	status := "in_progress"
 	var fail, incomplete, usage any
 	if e != nil {
 		status = "completed"
-		usage = object{"input_tokens", h.input, "input_tokens_details", object{"cached_tokens", 0},
-			"output_tokens", e.output, "output_tokens_details", object{"reasoning_tokens", 0}, "total_tokens", h.input + e.output}
+		usage = orderedObject{"input_tokens", h.input, "input_tokens_details", orderedObject{"cached_tokens", 0},
+			"output_tokens", e.output, "output_tokens_details", orderedObject{"reasoning_tokens", 0}, "total_tokens", h.input + e.output}
 		switch {
 		case e.fault != nil:
 			status = "failed"
-			fail = object{"code", responsesCode(e.fault), "message", e.fault.message}
-		case e.stop == stopLength:
-			status, incomplete = "incomplete", object{"reason", "max_output_tokens"}
-		case e.stop == stopRefusal:
-			status, incomplete = "incomplete", object{"reason", "content_filter"}
+			fail = orderedObject{"code", responsesErrorCode(e.fault), "message", e.fault.message}
+		case e.stop == stopReasonLength:
+			status, incomplete = "incomplete", orderedObject{"reason", "max_output_tokens"}
+		case e.stop == stopReasonRefusal:
+			status, incomplete = "incomplete", orderedObject{"reason", "content_filter"}
 		}
 	}
-	return object{"id", "resp_" + h.id, "object", "response", "created_at", h.created, "status", status, "error", fail,
-		"incomplete_details", incomplete, "instructions", nil, "metadata", object{}, "model", h.model, "output", output,
+	return orderedObject{"id", "resp_" + h.id, "object", "response", "created_at", h.created, "status", status, "error", fail,
+		"incomplete_details", incomplete, "instructions", nil, "metadata", orderedObject{}, "model", h.model, "output", output,
 		"parallel_tool_calls", true, "temperature", nil, "tool_choice", "auto", "tools", []any{}, "top_p", nil, "usage", usage}
 }
 
-// responsesCode returns the error code of a response that failed.
-func responsesCode(f *fault) string {
+// responsesErrorCode returns the error code of the Responses API for an answer that failed.
+func responsesErrorCode(f *apiError) string {
 	switch {
 	case f.kind != "":
 		return f.kind
@@ -236,108 +237,108 @@ func responsesCode(f *fault) string {
 	}
 }
 
-// responsesStream is the sink of an answer that is streamed in the format of Responses.
+// responsesStream streams an answer in the format of the Responses API. It is an answerSink.
 type responsesStream struct {
 	out      sseWriter
 	header   answerHeader
 	begun    bool
 	sequence int
 	index    int // of the current output item
-	now      block
+	now      contentBlock
 	text     string
-	done     []object
+	done     []orderedObject
 }
 
-// send numbers an event and sends it with its type as its name.
-func (s *responsesStream) send(kind string, fields ...any) error {
-	data := append(object{"type", kind, "sequence_number", s.sequence}, fields...)
+// sendEvent sends a server-sent event of the given type, with the next sequence number.
+func (s *responsesStream) sendEvent(kind string, fields ...any) error {
+	data := append(orderedObject{"type", kind, "sequence_number", s.sequence}, fields...)
 	s.sequence++
-	return s.out.send(kind, data)
+	return s.out.sendJSON(kind, data)
 }
 
-// begin sends the events before the first item, once.
-func (s *responsesStream) begin() error {
+// sendFirstEvents sends the events that precede the first output item of a response. Later calls do nothing.
+func (s *responsesStream) sendFirstEvents() error {
 	if s.begun {
 		return nil
 	}
 	s.begun = true
-	if err := s.send("response.created", "response", responsesObject(s.header, []object{}, nil)); err != nil {
+	if err := s.sendEvent("response.created", "response", newResponseObject(s.header, []orderedObject{}, nil)); err != nil {
 		return err
 	}
-	return s.send("response.in_progress", "response", responsesObject(s.header, []object{}, nil))
+	return s.sendEvent("response.in_progress", "response", newResponseObject(s.header, []orderedObject{}, nil))
 }
 
-// sendItemEvent sends an event about the current item.
+// sendItemEvent sends a server-sent event about the output item that is being written.
 func (s *responsesStream) sendItemEvent(kind string, fields ...any) error {
-	id := responsesOutput(s.now, "", "")[1]
+	id := responsesOutputItem(s.now, "", "")[1]
 	at := []any{"item_id", id, "output_index", s.index}
-	return s.send(kind, append(at, fields...)...)
+	return s.sendEvent(kind, append(at, fields...)...)
 }
 
-func (s *responsesStream) open(b block) error {
-	if err := s.begin(); err != nil {
+func (s *responsesStream) openBlock(b contentBlock) error {
+	if err := s.sendFirstEvents(); err != nil {
 		return err
 	}
 	s.now, s.text = b, ""
 	s.index++
-	if err := s.send("response.output_item.added", "output_index", s.index, "item", responsesOutput(b, "", "in_progress")); err != nil {
+	if err := s.sendEvent("response.output_item.added", "output_index", s.index, "item", responsesOutputItem(b, "", "in_progress")); err != nil {
 		return err
 	}
 	switch b.kind {
 	case stepThinking:
-		return s.sendItemEvent("response.reasoning_summary_part.added", "summary_index", 0, "part", object{"type", "summary_text", "text", ""})
-	case stepTools:
+		return s.sendItemEvent("response.reasoning_summary_part.added", "summary_index", 0, "part", orderedObject{"type", "summary_text", "text", ""})
+	case stepToolCalls:
 		return nil
 	default:
-		return s.sendItemEvent("response.content_part.added", "content_index", 0, "part", responsesText(""))
+		return s.sendItemEvent("response.content_part.added", "content_index", 0, "part", responsesTextPart(""))
 	}
 }
 
-func (s *responsesStream) piece(text string) error {
+func (s *responsesStream) writeText(text string) error {
 	s.text += text
 	switch {
 	case s.now.kind == stepThinking:
 		return s.sendItemEvent("response.reasoning_summary_text.delta", "summary_index", 0, "delta", text)
-	case s.now.kind == stepTools && s.now.custom:
+	case s.now.kind == stepToolCalls && s.now.custom:
 		return s.sendItemEvent("response.custom_tool_call_input.delta", "delta", text)
-	case s.now.kind == stepTools:
+	case s.now.kind == stepToolCalls:
 		return s.sendItemEvent("response.function_call_arguments.delta", "delta", text)
 	default:
 		return s.sendItemEvent("response.output_text.delta", "content_index", 0, "delta", text, "logprobs", []any{})
 	}
 }
 
-func (s *responsesStream) close() error {
+func (s *responsesStream) closeBlock() error {
 	var err error
 	switch {
 	case s.now.kind == stepThinking:
 		err = errors.Join(
 			s.sendItemEvent("response.reasoning_summary_text.done", "summary_index", 0, "text", s.text),
-			s.sendItemEvent("response.reasoning_summary_part.done", "summary_index", 0, "part", object{"type", "summary_text", "text", s.text}))
-	case s.now.kind == stepTools && s.now.custom:
+			s.sendItemEvent("response.reasoning_summary_part.done", "summary_index", 0, "part", orderedObject{"type", "summary_text", "text", s.text}))
+	case s.now.kind == stepToolCalls && s.now.custom:
 		err = s.sendItemEvent("response.custom_tool_call_input.done", "input", s.text)
-	case s.now.kind == stepTools:
+	case s.now.kind == stepToolCalls:
 		err = s.sendItemEvent("response.function_call_arguments.done", "arguments", s.text)
 	default:
 		err = errors.Join(
 			s.sendItemEvent("response.output_text.done", "content_index", 0, "text", s.text, "logprobs", []any{}),
-			s.sendItemEvent("response.content_part.done", "content_index", 0, "part", responsesText(s.text)))
+			s.sendItemEvent("response.content_part.done", "content_index", 0, "part", responsesTextPart(s.text)))
 	}
-	item := responsesOutput(s.now, s.text, "completed")
+	item := responsesOutputItem(s.now, s.text, "completed")
 	s.done = append(s.done, item)
-	return errors.Join(err, s.send("response.output_item.done", "output_index", s.index, "item", item))
+	return errors.Join(err, s.sendEvent("response.output_item.done", "output_index", s.index, "item", item))
 }
 
-func (s *responsesStream) finish(e ending) error {
-	if err := s.begin(); err != nil {
+func (s *responsesStream) endAnswer(e answerEnd) error {
+	if err := s.sendFirstEvents(); err != nil {
 		return err
 	}
 	kind := "response.completed"
 	switch {
 	case e.fault != nil:
 		kind = "response.failed"
-	case e.stop == stopLength || e.stop == stopRefusal:
+	case e.stop == stopReasonLength || e.stop == stopReasonRefusal:
 		kind = "response.incomplete"
 	}
-	return s.send(kind, "response", responsesObject(s.header, append([]object{}, s.done...), &e))
+	return s.sendEvent(kind, "response", newResponseObject(s.header, append([]orderedObject{}, s.done...), &e))
 }

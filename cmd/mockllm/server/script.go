@@ -6,44 +6,45 @@ import (
 	"time"
 )
 
-// Script is a loaded and checked script. docs/mockllm.md describes the format.
+// Script is a parsed and validated script, which defines the answers of the server. docs/mockllm.md describes the
+// format.
 type Script struct {
 	models []string // empty: any model is known
-	stream pacing
-	rules  []*rule
+	stream textPacing
+	rules  []*scriptRule
 }
 
-// pacing defines the pieces in which text is streamed, and the pauses between them.
-type pacing struct {
-	piece int           // bytes a piece holds at most; a rune is never cut
-	delay time.Duration // between two pieces
+// textPacing is the size of the pieces in which text is streamed, and the pause between two pieces.
+type textPacing struct {
+	piece int           // maximum number of bytes of a piece; a rune is never cut
+	delay time.Duration // pause between two pieces
 }
 
-// rule is a rule of the script: its conditions, and the replies to requests that meet the conditions.
-type rule struct {
+// scriptRule is a rule of the script: its conditions, and the replies to requests that meet the conditions.
+type scriptRule struct {
 	name  string
-	match match
+	match ruleConditions
 	times int  // 0: without limit
 	each  bool // times counts per conversation, not per server
 	// replies are the steps, split where the client has to act: every reply except the last ends with tool calls.
-	replies []reply
+	replies []ruleReply
 }
 
-// reply is the part of a rule that answers one request.
-type reply struct {
-	steps []step
-	calls int // tool calls in it
+// ruleReply holds the steps of a rule that answer one request.
+type ruleReply struct {
+	steps []scriptStep
+	calls int // number of tool calls in the reply
 	// tail marks the empty reply after steps that end with tool calls: the rule no longer applies.
 	tail bool
 }
 
-// match holds the conditions that a request must meet for a rule to apply. A condition that is nil or empty is not
-// checked.
-type match struct {
-	user       *textMatch
-	toolResult *textMatch
-	system     *textMatch
-	model      *textMatch
+// ruleConditions holds the conditions that a request must meet for a rule to apply. A condition that is nil or empty is
+// not checked.
+type ruleConditions struct {
+	user       *textCondition
+	toolResult *textCondition
+	system     *textCondition
+	model      *textCondition
 	apis       []API
 	tools      []string // all must be offered
 	noTools    bool     // none may be offered
@@ -52,14 +53,15 @@ type match struct {
 	stream     *bool
 }
 
-// textMatch is a condition that a text meets if it contains a substring or matches a regular expression.
-type textMatch struct {
+// textCondition is a condition that a text meets if it contains a substring or matches a regular expression.
+type textCondition struct {
 	contains string
 	regex    *regexp.Regexp
 }
 
-// find reports whether the text matches, and returns the submatches; captures[0] is the whole match.
-func (m *textMatch) find(text string) ([]string, bool) {
+// matchText reports whether the text meets the condition, and returns the submatches of its regular expression;
+// captures[0] is the whole match.
+func (m *textCondition) matchText(text string) ([]string, bool) {
 	if m.regex == nil {
 		return []string{m.contains}, containsFold(text, m.contains)
 	}
@@ -67,40 +69,41 @@ func (m *textMatch) find(text string) ([]string, bool) {
 	return captures, captures != nil
 }
 
-// stepKind is the type of a step, such as a text or a tool call.
-type stepKind int
+// scriptStepKind is the type of a step, such as a text or a tool call.
+type scriptStepKind int
 
 const (
-	stepText stepKind = iota
+	stepText scriptStepKind = iota
 	stepThinking
-	stepTools
+	stepToolCalls
 	stepDelay
 	stepError
-	stepBreak
-	stepEndless
-	stepStop
+	stepCutConnection
+	stepEndlessText
+	stepStopReason
 )
 
-// step is one step of a rule as the script has it; kind determines which fields are set.
-type step struct {
-	kind   stepKind
+// scriptStep is one step of a rule, before its templates are executed. kind determines which of the other fields are
+// set.
+type scriptStep struct {
+	kind   scriptStepKind
 	line   int
 	text   *template.Template // text, thinking, endless, error message
-	pacing pacing
-	calls  []callSpec
+	pacing textPacing
+	calls  []toolCallSpec
 	delay  time.Duration
-	fault  faultSpec
+	fault  errorSpec
 	stop   string
 }
 
-// callSpec is a tool call in a step of the script.
-type callSpec struct {
+// toolCallSpec is a tool call that a step of the script makes.
+type toolCallSpec struct {
 	name  string
 	input any // map[string]any, or *template.Template for a free-text tool
 }
 
-// faultSpec is the error in a step of the script.
-type faultSpec struct {
+// errorSpec is the error with which a step of the script answers.
+type errorSpec struct {
 	status     int
 	kind       string // "" means the API's own type for the status
 	retryAfter time.Duration

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Config configures a Server. The zero value is valid.
+// Config configures a Server. All fields are optional.
 type Config struct {
 	Listen       string       // address; "" means 127.0.0.1:7799, port 0 any free one
 	Script       *Script      // nil means the built-in script
@@ -27,25 +27,25 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Server answers requests by its script. It is an http.Handler, usable
-// without Listen and Run, and safe for concurrent use.
+// Server is a model server whose answers are defined by a script. It is an http.Handler, usable without Listen and Run,
+// and safe for concurrent use.
 type Server struct {
 	config   Config
 	script   *Script
 	log      *slog.Logger
 	mux      *http.ServeMux
-	counts   counts
-	records  records
+	counts   useCounts
+	records  requestLog
 	listener net.Listener
 }
 
-// New returns a Server, or an error if the configuration is invalid.
+// New returns a Server with the configuration c, or an error if c is invalid.
 func New(c Config) (*Server, error) {
 	if c.MaxBody < 0 || c.MaxRecorded < 0 || c.MaxRecordedB < 0 {
 		return nil, errors.New("mockllm: MaxBody, MaxRecorded and MaxRecordedB must not be negative")
 	}
 	if c.Script == nil {
-		script, err := Default()
+		script, err := DefaultScript()
 		if err != nil {
 			return nil, err
 		}
@@ -69,12 +69,12 @@ func New(c Config) (*Server, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	s := &Server{config: c, script: c.Script, log: c.Logger, records: records{max: c.MaxRecorded, maxBytes: c.MaxRecordedB}}
+	s := &Server{config: c, script: c.Script, log: c.Logger, records: requestLog{max: c.MaxRecorded, maxBytes: c.MaxRecordedB}}
 	s.registerRoutes()
 	return s, nil
 }
 
-// Listen opens the address, so that Addr is known before Run.
+// Listen opens the listening socket, so that URL returns the address before Run is called.
 func (s *Server) Listen() error {
 	l, err := net.Listen("tcp", s.config.Listen)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Server) Listen() error {
 	return nil
 }
 
-// URL returns the server's address without a slash at its end, once Listen has returned.
+// URL returns the server's base URL, without a trailing slash. It must be called after Listen.
 func (s *Server) URL() string {
 	if s.listener == nil {
 		return ""
@@ -92,7 +92,8 @@ func (s *Server) URL() string {
 	return "http://" + s.listener.Addr().String()
 }
 
-// Run serves until ctx ends, which also ends running answers. It calls Listen unless that was done.
+// Run serves requests until ctx ends, which also ends answers in progress. It calls Listen unless Listen was called
+// before.
 func (s *Server) Run(ctx context.Context) error {
 	if s.listener == nil {
 		if err := s.Listen(); err != nil {
@@ -128,29 +129,29 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.Serve
 
 func (s *Server) registerRoutes() {
 	s.mux = http.NewServeMux()
-	s.mux.HandleFunc("POST /v1/messages", s.answer(anthropic{}))
-	s.mux.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)
-	s.mux.HandleFunc("POST /v1/responses", s.answer(responses{}))
-	s.mux.HandleFunc("POST /v1/chat/completions", s.answer(chat{}))
-	s.mux.HandleFunc("GET /v1/models", s.listModels)
-	s.mux.HandleFunc("GET /v1/models/{id...}", s.getModel)
-	s.mux.HandleFunc("GET /__requests", s.listRequests)
+	s.mux.HandleFunc("POST /v1/messages", s.answerHandler(anthropicDialect{}))
+	s.mux.HandleFunc("POST /v1/messages/count_tokens", s.handleCountTokens)
+	s.mux.HandleFunc("POST /v1/responses", s.answerHandler(responsesDialect{}))
+	s.mux.HandleFunc("POST /v1/chat/completions", s.answerHandler(chatDialect{}))
+	s.mux.HandleFunc("GET /v1/models", s.handleListModels)
+	s.mux.HandleFunc("GET /v1/models/{id...}", s.handleGetModel)
+	s.mux.HandleFunc("GET /__requests", s.handleListRequests)
 	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		s.records.begin(r, s.config.Now()).end("complete")
-		s.write(w, http.StatusOK, object{"name", "mockllm"}) // HEAD / asks whether the service is there
+		s.records.addRequest(r, s.config.Now()).setOutcome("complete")
+		s.writeJSON(w, http.StatusOK, orderedObject{"name", "mockllm"}) // HEAD / asks whether the service is there
 	})
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		rec := s.records.begin(r, s.config.Now())
-		rec.end(s.fail(w, dialectOf(r), &fault{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path}))
+		rec := s.records.addRequest(r, s.config.Now())
+		rec.setOutcome(s.sendError(w, guessDialect(r), &apiError{status: http.StatusNotFound, message: "mockllm: no route " + r.Method + " " + r.URL.Path}))
 	})
 }
 
-// Main loads the script at path, or the built-in one if path is empty, and
-// serves until the context ends.
-func Main(ctx context.Context, listen, path string, log *slog.Logger) error {
+// ServeScript loads the script at path, or the built-in script if path is empty, and serves it on the address listen
+// until ctx ends.
+func ServeScript(ctx context.Context, listen, path string, log *slog.Logger) error {
 	c := Config{Listen: listen, Logger: log}
 	if path != "" {
-		script, err := LoadFile(path)
+		script, err := LoadScript(path)
 		if err != nil {
 			return err
 		}

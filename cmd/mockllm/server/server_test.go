@@ -23,7 +23,7 @@ func start(t *testing.T, script string) (*server.Server, string) {
 	t.Helper()
 	c := server.Config{Now: func() time.Time { return time.Unix(1_700_000_000, 0) }}
 	if script != "" {
-		s, err := server.Load("test.yaml", []byte(script))
+		s, err := server.ParseScript("test.yaml", []byte(script))
 		if err != nil {
 			t.Fatalf("load: %v", err)
 		}
@@ -324,7 +324,7 @@ func TestBreakCutsTheConnection(t *testing.T) {
 
 func TestEndlessEndsWithItsClientAndItsServer(t *testing.T) {
 	t.Parallel()
-	script, err := server.Load("test.yaml", []byte("rules: [{steps: [{endless: {text: 'on and ', piece: 4, delay: 1ms}}]}]"))
+	script, err := server.ParseScript("test.yaml", []byte("rules: [{steps: [{endless: {text: 'on and ', piece: 4, delay: 1ms}}]}]"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func TestSettings(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- server.Main(ctx, s.Listen, s.Script, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- server.ServeScript(ctx, s.Listen, s.Script, slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		cancel()
 		if err := <-done; err != nil {

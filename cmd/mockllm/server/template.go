@@ -8,36 +8,36 @@ import (
 	"text/template/parse"
 )
 
-// view is the data on which the templates of a script are executed. It has functions and no fields, so that a misspelt
-// name is an error when the script is loaded, not during a conversation.
-type view struct {
+// templateView is the data on which the templates of a script are executed. It has functions and no fields, so that a
+// misspelt name is an error when the script is loaded, not during a conversation.
+type templateView struct {
 	conversation *Conversation
-	turns        []turn
+	turns        []userTurn
 	captures     []string
 }
 
-// last returns the last turn, or the zero turn if there is none.
-func (v *view) last() turn {
+// lastTurn returns the last turn of the conversation, or the zero userTurn if there is none.
+func (v *templateView) lastTurn() userTurn {
 	if len(v.turns) == 0 {
-		return turn{}
+		return userTurn{}
 	}
 	return v.turns[len(v.turns)-1]
 }
 
-// functions returns the functions of templates.
-func (v *view) functions() template.FuncMap {
+// templateFunctions returns the functions that templates of a script can call.
+func (v *templateView) templateFunctions() template.FuncMap {
 	return template.FuncMap{
-		"user":    func() string { return lastOf(v.last().texts) },
-		"result":  func() string { return lastOf(v.last().results) },
-		"results": func() []string { return v.last().results },
+		"user":    func() string { return lastOrEmpty(v.lastTurn().texts) },
+		"result":  func() string { return lastOrEmpty(v.lastTurn().results) },
+		"results": func() []string { return v.lastTurn().results },
 		"turn":    func() int { return len(v.turns) },
 		"system":  func() string { return v.conversation.System },
 		"model":   func() string { return v.conversation.Model },
 		"api":     func() string { return string(v.conversation.API) },
 		"tools":   func() []string { return v.conversation.tools },
-		"match":   v.match,
-		"recall":  v.recall,
-		"context": v.context,
+		"match":   v.submatch,
+		"recall":  v.searchUserTexts,
+		"context": v.searchContext,
 		"find":    firstCapture,
 		"trim":    strings.TrimSpace,
 		"json":    toJSON,
@@ -45,17 +45,18 @@ func (v *view) functions() template.FuncMap {
 	}
 }
 
-// match returns a submatch of the rule's user condition; 0 is the whole match.
-func (v *view) match(n int) string {
+// submatch returns a submatch of the regular expression in the rule's condition on the user's text; 0 is the whole
+// match.
+func (v *templateView) submatch(n int) string {
 	if n < 0 || n >= len(v.captures) {
 		return ""
 	}
 	return v.captures[n]
 }
 
-// recall searches the texts of the user for a pattern, newest first, and returns the first submatch, or the whole match
-// of a pattern without one.
-func (v *view) recall(pattern string) (string, error) {
+// searchUserTexts searches the texts of the user for a pattern, newest first. It returns the first submatch, or the
+// whole match of a pattern without groups. Templates call it as recall.
+func (v *templateView) searchUserTexts(pattern string) (string, error) {
 	for i := len(v.turns) - 1; i >= 0; i-- {
 		for j := len(v.turns[i].texts) - 1; j >= 0; j-- {
 			found, err := firstCapture(pattern, v.turns[i].texts[j])
@@ -67,15 +68,15 @@ func (v *view) recall(pattern string) (string, error) {
 	return "", nil
 }
 
-// context is recall over the system prompt and everything that was added to the texts of the user, such as a CLI's
-// reminders.
-func (v *view) context(pattern string) (string, error) {
+// searchContext searches the system prompt and the sections that agent CLIs insert into the user's texts for a pattern.
+// It returns the first submatch, or the whole match of a pattern without groups. Templates call it as context.
+func (v *templateView) searchContext(pattern string) (string, error) {
 	found, err := firstCapture(pattern, v.conversation.System)
 	if found != "" || err != nil {
 		return found, err
 	}
 	for _, e := range v.conversation.entries {
-		if e.kind != userText {
+		if e.kind != entryUserText {
 			continue
 		}
 		if found, err := firstCapture(pattern, e.text); found != "" || err != nil {
@@ -85,8 +86,8 @@ func (v *view) context(pattern string) (string, error) {
 	return "", nil
 }
 
-// firstCapture returns the first submatch of a pattern in a text, or the whole match of a pattern without one; "" if
-// there is no match.
+// firstCapture returns the first submatch of a pattern in a text, or the whole match of a pattern without groups. It
+// returns "" if there is no match.
 func firstCapture(pattern, text string) (string, error) {
 	re, err := regexp.Compile(pattern)
 	if err != nil {
@@ -103,50 +104,53 @@ func firstCapture(pattern, text string) (string, error) {
 	}
 }
 
+// toJSON returns the JSON of v; it is the template function json.
 func toJSON(v any) (string, error) {
-	b, err := marshal(v)
+	b, err := marshalUnescaped(v)
 	return string(b), err
 }
 
-// lastOf returns the last element, or "" if there is none.
-func lastOf(list []string) string {
+// lastOrEmpty returns the last element of a list, or "" if the list is empty.
+func lastOrEmpty(list []string) string {
 	if len(list) == 0 {
 		return ""
 	}
 	return list[len(list)-1]
 }
 
-// parseTemplate parses a template and checks it as far as possible without a conversation.
+// parseTemplate parses a template of a script, and checks the names and patterns in it as far as that is possible
+// without a conversation.
 func parseTemplate(source string) (*template.Template, error) {
-	t, err := template.New("template").Funcs((&view{}).functions()).Parse(source)
+	t, err := template.New("template").Funcs((&templateView{}).templateFunctions()).Parse(source)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkNode(t.Root); err != nil {
+	if err := checkTemplateNode(t.Root); err != nil {
 		return nil, err
 	}
 	return t, nil
 }
 
-// checkNode returns an error for fields, which no value has, and for patterns that do not compile.
-func checkNode(n parse.Node) error {
+// checkTemplateNode returns an error if a node of a template accesses a field, which no template value has, or contains
+// a pattern that does not compile.
+func checkTemplateNode(n parse.Node) error {
 	switch n := n.(type) {
 	case *parse.ListNode:
 		if n == nil {
 			return nil
 		}
-		return checkAll(n.Nodes)
+		return checkTemplateNodes(n.Nodes)
 	case *parse.ActionNode:
-		return checkNode(n.Pipe)
+		return checkTemplateNode(n.Pipe)
 	case *parse.IfNode:
-		return checkAll([]parse.Node{n.Pipe, n.List, n.ElseList})
+		return checkTemplateNodes([]parse.Node{n.Pipe, n.List, n.ElseList})
 	case *parse.RangeNode:
-		return checkAll([]parse.Node{n.Pipe, n.List, n.ElseList})
+		return checkTemplateNodes([]parse.Node{n.Pipe, n.List, n.ElseList})
 	case *parse.WithNode:
-		return checkAll([]parse.Node{n.Pipe, n.List, n.ElseList})
+		return checkTemplateNodes([]parse.Node{n.Pipe, n.List, n.ElseList})
 	case *parse.PipeNode:
 		for _, c := range n.Cmds {
-			if err := checkCommand(c); err != nil {
+			if err := checkTemplateCommand(c); err != nil {
 				return err
 			}
 		}
@@ -154,18 +158,18 @@ func checkNode(n parse.Node) error {
 	return nil
 }
 
-// checkAll returns the first error of checkNode.
-func checkAll(nodes []parse.Node) error {
+// checkTemplateNodes returns the first error that checkTemplateNode returns for the nodes.
+func checkTemplateNodes(nodes []parse.Node) error {
 	for _, n := range nodes {
-		if err := checkNode(n); err != nil {
+		if err := checkTemplateNode(n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkCommand is checkNode for one command of a template.
-func checkCommand(c *parse.CommandNode) error {
+// checkTemplateCommand checks one command of a template as checkTemplateNode does.
+func checkTemplateCommand(c *parse.CommandNode) error {
 	name := ""
 	for i, arg := range c.Args {
 		switch arg := arg.(type) {
@@ -182,7 +186,7 @@ func checkCommand(c *parse.CommandNode) error {
 		case *parse.FieldNode:
 			return fmt.Errorf("%s: there are no fields, use a function such as user, match or result", arg)
 		case *parse.PipeNode:
-			if err := checkNode(arg); err != nil {
+			if err := checkTemplateNode(arg); err != nil {
 				return err
 			}
 		}
@@ -190,29 +194,29 @@ func checkCommand(c *parse.CommandNode) error {
 	return nil
 }
 
-// text executes a template on the view and returns the result.
-func (v *view) text(t *template.Template) (string, error) {
+// execute executes a template with the view as its data and returns the text.
+func (v *templateView) execute(t *template.Template) (string, error) {
 	// All requests share the template, but its functions are those of this request.
 	own, err := t.Clone()
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	if err := own.Funcs(v.functions()).Execute(&b, nil); err != nil {
+	if err := own.Funcs(v.templateFunctions()).Execute(&b, nil); err != nil {
 		return "", err
 	}
 	return b.String(), nil
 }
 
-// value executes all templates in a tool's input.
-func (v *view) value(in any) (any, error) {
+// executeAll returns a copy of a tool's input in which every template is replaced by its text.
+func (v *templateView) executeAll(in any) (any, error) {
 	switch in := in.(type) {
 	case *template.Template:
-		return v.text(in)
+		return v.execute(in)
 	case map[string]any:
 		out := make(map[string]any, len(in))
 		for k, item := range in {
-			filled, err := v.value(item)
+			filled, err := v.executeAll(item)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", k, err)
 			}
@@ -222,7 +226,7 @@ func (v *view) value(in any) (any, error) {
 	case []any:
 		out := make([]any, len(in))
 		for i, item := range in {
-			filled, err := v.value(item)
+			filled, err := v.executeAll(item)
 			if err != nil {
 				return nil, fmt.Errorf("[%d]: %w", i, err)
 			}

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// object is a JSON object that keeps its order, so that answers look like those of the real services: key, value, key,
-// value.
-type object []any
+// orderedObject is a JSON object as a list of alternating keys and values. It keeps its order, so that answers look
+// like those of the real services.
+type orderedObject []any
 
-// MarshalJSON writes the pairs in order.
-func (o object) MarshalJSON() ([]byte, error) {
+// MarshalJSON encodes the object with its keys in order.
+func (o orderedObject) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteByte('{')
 	for i := 0; i+1 < len(o); i += 2 {
@@ -21,7 +21,7 @@ func (o object) MarshalJSON() ([]byte, error) {
 			b.WriteByte(',')
 		}
 		fmt.Fprintf(&b, "%q:", o[i])
-		value, err := marshal(o[i+1])
+		value, err := marshalUnescaped(o[i+1])
 		if err != nil {
 			return nil, err
 		}
@@ -31,9 +31,9 @@ func (o object) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// marshal encodes JSON without escaping <, > and &, as the real services do: clients show the input of a tool
-// unchanged.
-func marshal(v any) ([]byte, error) {
+// marshalUnescaped encodes v as JSON without escaping <, > and &. The real services do not escape them either, and
+// clients show the input of a tool unchanged.
+func marshalUnescaped(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
@@ -43,22 +43,22 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// sseWriter writes server-sent events to an HTTP response; the first event starts the response.
+// sseWriter writes server-sent events to an HTTP response. The first event sends the response headers.
 type sseWriter struct {
 	w       http.ResponseWriter
 	started bool
 }
 
-// send writes one event. A name of "" leaves the event line out.
-func (s *sseWriter) send(name string, data any) error {
-	body, err := marshal(data)
+// sendJSON sends a server-sent event with data as JSON. An event with an empty name has no event line.
+func (s *sseWriter) sendJSON(name string, data any) error {
+	body, err := marshalUnescaped(data)
 	if err != nil {
 		return err
 	}
 	return s.sendRaw(name, string(body))
 }
 
-// sendRaw writes one event whose data is encoded already.
+// sendRaw sends a server-sent event whose data is already encoded.
 func (s *sseWriter) sendRaw(name, data string) error {
 	if !s.started {
 		s.started = true
@@ -75,8 +75,8 @@ func (s *sseWriter) sendRaw(name, data string) error {
 	return http.NewResponseController(s.w).Flush()
 }
 
-// texts returns the text parts of content that is a string or a list of parts.
-func texts(raw json.RawMessage) ([]string, error) {
+// textParts returns the texts of a message's content, which is a string or a list of parts.
+func textParts(raw json.RawMessage) ([]string, error) {
 	raw = bytes.TrimSpace(raw)
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil
@@ -101,8 +101,8 @@ func texts(raw json.RawMessage) ([]string, error) {
 	return all, nil
 }
 
-// joinedText returns the text parts of content, joined by newlines.
-func joinedText(raw json.RawMessage) (string, error) {
-	all, err := texts(raw)
+// joinTextParts returns the texts of a message's content, joined by newlines.
+func joinTextParts(raw json.RawMessage) (string, error) {
+	all, err := textParts(raw)
 	return strings.Join(all, "\n"), err
 }

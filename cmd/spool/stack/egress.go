@@ -26,10 +26,10 @@ const (
 	egressStopTimeout = 5 * time.Second
 )
 
-// startEgress runs the egress proxy for Docker and Modal sandboxes, as a separate process that has the models' keys. For
-// Docker its sockets are in a folder that the engine mounts, so the engine must be on this machine; for another
-// engine the executor starts the proxy there, from EgressImage. Modal sandboxes connect to it over TLS: the proxy
-// reads these settings, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
+// startEgress starts the egress proxy for Docker and Modal sandboxes as a separate process, which has the models' keys.
+// For Docker, the proxy's sockets are in a folder that the engine mounts, so the engine must be on this machine. If
+// EgressImage is set, the executor starts the proxy on the engine instead. Modal sandboxes connect to the proxy over
+// TLS; the proxy reads the settings for this, such as SPOOL_EGRESS_LISTEN_TLS, from its environment.
 func (s *Stack) startEgress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
 	if cfg.Sandbox != executor.ProviderDocker && cfg.Sandbox != executor.ProviderModal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
@@ -40,11 +40,11 @@ func (s *Stack) startEgress(ctx, run context.Context) error {
 			return err
 		}
 	}
-	binary, err := programPath("egress")
+	binary, err := findProgram("egress")
 	if err != nil {
 		return err
 	}
-	dir, err := s.egressFolder()
+	dir, err := s.createEgressFolder()
 	if err != nil {
 		return fmt.Errorf("egress: %w", err)
 	}
@@ -63,13 +63,13 @@ func (s *Stack) startEgress(ctx, run context.Context) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", binary, err)
 	}
-	s.proxy = &proxy{process: cmd.Process, output: output, dir: dir, exited: make(chan struct{})}
+	s.proxy = &egressProcess{process: cmd.Process, output: output, dir: dir, exited: make(chan struct{})}
 	go func() {
 		s.proxy.err = cmd.Wait()
 		close(s.proxy.exited)
 	}()
-	s.group.Go(func() error { return s.proxy.watch(run) })
-	if err := awaitSocket(ctx, admin, s.proxy.exited); err != nil {
+	s.group.Go(func() error { return s.proxy.waitForExit(run) })
+	if err := waitForSocket(ctx, admin, s.proxy.exited); err != nil {
 		select {
 		case <-s.proxy.exited:
 			return s.proxy.exitError()
@@ -84,7 +84,7 @@ func (s *Stack) startEgress(ctx, run context.Context) error {
 	return nil
 }
 
-// outputTail keeps the last bytes of what a process prints.
+// outputTail is a writer that keeps the last bytes that a process has printed.
 type outputTail struct {
 	mu  sync.Mutex
 	end []byte
@@ -98,24 +98,25 @@ func (w *outputTail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (w *outputTail) line() string {
+// lastLine returns the last line that the process has printed.
+func (w *outputTail) lastLine() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := strings.TrimSpace(string(w.end))
 	return all[strings.LastIndexByte(all, '\n')+1:]
 }
 
-// proxy is the process of the egress proxy.
-type proxy struct {
+// egressProcess is the process of the egress proxy that the stack has started.
+type egressProcess struct {
 	process *os.Process
 	output  *outputTail
 	dir     string
 	exited  chan struct{}
-	err     error // error of its end; set before exited is closed
+	err     error // the error with which the process ended; set before exited is closed
 }
 
-// watch returns nil when the stack ends, or an error if the proxy ends first.
-func (p *proxy) watch(run context.Context) error {
+// waitForExit blocks until the stack ends, and then returns nil. If the proxy ends first, it returns an error.
+func (p *egressProcess) waitForExit(run context.Context) error {
 	select {
 	case <-run.Done():
 		return nil
@@ -124,17 +125,18 @@ func (p *proxy) watch(run context.Context) error {
 	return p.exitError()
 }
 
-// exitError returns the error of a proxy that has exited by itself, with the last line that it printed.
-func (p *proxy) exitError() error {
+// exitError returns the error for an egress proxy that has ended by itself, with the last line that it printed.
+func (p *egressProcess) exitError() error {
 	err := p.err
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.output.line())
+	return fmt.Errorf("the egress proxy ended: %w: %s", err, p.output.lastLine())
 }
 
-// stop ends the proxy. It must be called after the end of the executor, which still unregisters sandboxes.
-func (p *proxy) stop() error {
+// stop ends the egress proxy. It must be called after the executor has ended, because the executor unregisters its
+// sandboxes from the proxy.
+func (p *egressProcess) stop() error {
 	err := p.process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
@@ -148,8 +150,9 @@ func (p *proxy) stop() error {
 	return errors.Join(err, os.RemoveAll(p.dir))
 }
 
-// egressFolder creates the folder of the sockets. Its path is short, and the sandboxes' user may enter it.
-func (s *Stack) egressFolder() (string, error) {
+// createEgressFolder creates the folder of the egress proxy's sockets. Its path is short, as Unix sockets require, and
+// the user of sandboxes may enter it.
+func (s *Stack) createEgressFolder() (string, error) {
 	dir, err := os.MkdirTemp("", "spool-egress-")
 	if err != nil {
 		return "", err
@@ -160,8 +163,8 @@ func (s *Stack) egressFolder() (string, error) {
 	return dir, os.Mkdir(filepath.Join(dir, "sandboxes"), 0o755) //nolint:gosec // sandboxes run as another user
 }
 
-// programPath returns the path of a Spool program next to this one, or else on the PATH.
-func programPath(name string) (string, error) {
+// findProgram returns the path of a program of Spool, which is next to the running program or on the PATH.
+func findProgram(name string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", name, err)
@@ -176,8 +179,9 @@ func programPath(name string) (string, error) {
 	return path, nil
 }
 
-// awaitSocket blocks until a process listens on a Unix socket, or has exited, which closes exited.
-func awaitSocket(ctx context.Context, socket string, exited <-chan struct{}) error {
+// waitForSocket blocks until a process listens on a Unix socket. It returns an error if the process ends first, which
+// closes exited.
+func waitForSocket(ctx context.Context, socket string, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, egressStartTimeout)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -15,12 +15,12 @@ type Connection struct {
 	PID         int    `json:"pid"`
 	URL         string `json:"url"`
 	GRPCAddr    string `json:"grpcAddr"`
-	NATSURL     string `json:"natsUrl"` // with the password of user admin
+	NATSURL     string `json:"natsUrl"` // URL of NATS with the password of user admin
 	DatabaseURL string `json:"databaseUrl"`
-	LogKeys     string `json:"logKeys"` // the keys of all roles
+	LogKeys     string `json:"logKeys"` // the keys with which all writers of the log sign commits
 }
 
-// ErrRunning is returned for a data folder on which another stack runs.
+// ErrRunning is returned for a data folder that another stack has locked.
 var ErrRunning = errors.New("another Spool runs on this data folder")
 
 // ErrNotRunning is returned for a data folder on which no stack runs.
@@ -31,14 +31,14 @@ const (
 	connectionFile = "spool.json"
 )
 
-// lock is the exclusive lock of a process on a data folder. The kernel releases it when the process ends.
-type lock struct {
+// folderLock is the exclusive lock of a process on a data folder. The kernel releases the lock when the process ends.
+type folderLock struct {
 	dir  string
 	file *os.File
 }
 
-// acquire creates the data folder dir and locks it.
-func acquire(dir string) (*lock, error) {
+// acquireLock creates the data folder dir and locks it. It returns ErrRunning if another stack has locked it.
+func acquireLock(dir string) (*folderLock, error) {
 	if dir == "" {
 		return nil, errors.New("data: name a data folder")
 	}
@@ -54,24 +54,26 @@ func acquire(dir string) (*lock, error) {
 		busy := fmt.Errorf("data: %w (%s): use `spool run`, which joins it, or choose another folder with --data", ErrRunning, dir)
 		return nil, errors.Join(busy, f.Close())
 	}
-	l := &lock{dir, f}
+	l := &folderLock{dir, f}
 	// A connection file that a killed stack left behind is no longer valid.
-	if err := l.forget(); err != nil {
+	if err := l.removeConnectionFile(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return l, nil
 }
 
-func (l *lock) forget() error {
+// removeConnectionFile removes the file that describes how to reach the stack.
+func (l *folderLock) removeConnectionFile() error {
 	if err := os.Remove(filepath.Join(l.dir, connectionFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("data: cannot remove %s: %w", connectionFile, err)
 	}
 	return nil
 }
 
-func (l *lock) release() error { return errors.Join(l.forget(), l.file.Close()) }
+// release removes the connection file and unlocks the data folder.
+func (l *folderLock) release() error { return errors.Join(l.removeConnectionFile(), l.file.Close()) }
 
-// writeConnection replaces the file with the Connection in the data folder dir, in one step.
+// writeConnection writes the connection file of the data folder dir, which it replaces atomically.
 func writeConnection(dir string, c Connection) error {
 	b, err := json.MarshalIndent(c, "", " ")
 	if err != nil {
@@ -84,10 +86,10 @@ func writeConnection(dir string, c Connection) error {
 	return os.Rename(tmp, filepath.Join(dir, connectionFile))
 }
 
-// Find returns how to reach the stack that runs on a data folder, or ErrNotRunning.
-func Find(dir string) (Connection, error) {
+// FindRunning returns how to reach the stack that runs on a data folder, or ErrNotRunning.
+func FindRunning(dir string) (Connection, error) {
 	var c Connection
-	held, err := isHeld(dir)
+	held, err := isLocked(dir)
 	if err != nil || !held {
 		return c, errors.Join(err, fmt.Errorf("%w (%s)", ErrNotRunning, dir))
 	}
@@ -104,8 +106,8 @@ func Find(dir string) (Connection, error) {
 	return c, nil
 }
 
-// isHeld reports whether a process holds the folder's lock.
-func isHeld(dir string) (bool, error) {
+// isLocked reports whether a process has locked the data folder.
+func isLocked(dir string) (bool, error) {
 	f, err := os.Open(filepath.Join(dir, lockFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil

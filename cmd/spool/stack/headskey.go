@@ -20,24 +20,25 @@ const (
 	headsPublicFile = "heads.pub" // the public keys of all keys that were ever used, one per line
 )
 
-// headsKey sets the key file of the session service, unless the user has set one.
-func (s *Stack) headsKey() (err error) {
+// setHeadsKey configures the session service to sign heads with the key in the data folder, unless the user has set a
+// key.
+func (s *Stack) setHeadsKey() (err error) {
 	if c := &s.cfg.Session; c.HeadsKey == "" && c.HeadsKeyFile == "" {
-		c.HeadsKeyFile, err = headsKey(s.cfg.DataDir)
+		c.HeadsKeyFile, err = loadHeadsKey(s.cfg.DataDir)
 	}
 	return err
 }
 
-// headsKey returns the file of the private key in a data folder, and creates it at the first start. A lost key is
-// replaced by a new one; the signatures of the old key are still verified with its public key.
-func headsKey(dir string) (file string, err error) {
+// loadHeadsKey returns the path of the private key that signs heads of the log. It creates the key at the first start,
+// or if the key is lost. The public keys of earlier keys are kept, so that their signatures can still be verified.
+func loadHeadsKey(dir string) (file string, err error) {
 	file = filepath.Join(dir, headsKeyFile)
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		seed := make([]byte, 32)
 		rand.Read(seed) // never fails
 		text = []byte(hex.EncodeToString(seed) + "\n")
-		err = writeKey(file, string(text))
+		err = writePrivateFile(file, string(text))
 	}
 	if err != nil {
 		return "", fmt.Errorf("key of signed heads: %w", err)
@@ -54,7 +55,7 @@ func headsKey(dir string) (file string, err error) {
 	if slices.Contains(strings.Fields(string(known)), key.Public().String()) {
 		return file, nil
 	}
-	if err := writeKey(path, string(known)+key.Public().String()+"\n"); err != nil {
+	if err := writePrivateFile(path, string(known)+key.Public().String()+"\n"); err != nil {
 		return "", fmt.Errorf("key of signed heads: %w", err)
 	}
 	return file, nil

@@ -16,7 +16,7 @@ func TestHeadsKey_IsCreatedOnceAndReplacedWhenLost(t *testing.T) {
 	dir := t.TempDir()
 	read := func() (private heads.PrivateKey, public string) {
 		t.Helper()
-		file, err := headsKey(dir)
+		file, err := loadHeadsKey(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestHeadsKey_IsCreatedOnceAndReplacedWhenLost(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, headsKeyFile), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := headsKey(dir); err == nil || !strings.Contains(err.Error(), headsKeyFile) {
+	if _, err := loadHeadsKey(dir); err == nil || !strings.Contains(err.Error(), headsKeyFile) {
 		t.Errorf("a damaged file: %v", err)
 	}
 }

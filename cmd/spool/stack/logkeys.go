@@ -13,12 +13,13 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// logKeysFile is the file in the data folder with the keys that sign commits.
+// logKeysFile is the name of the file in the data folder with the keys that sign commits of the log.
 const logKeysFile = "log.keys"
 
-// logKeys reads the keys of a data folder. It creates them at the first start, readable only by their owner, and
-// again if the user emptied the file, which declares the keys lost.
-func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
+// loadLogKeys reads the keys that sign commits from the data folder. It creates them at the first start, and also if
+// the user has emptied their file, which declares the old keys lost. signed states whether the log has signed commits;
+// then a missing file is an error.
+func loadLogKeys(dir string, signed bool) (keys string, lost bool, err error) {
 	path := filepath.Join(dir, logKeysFile)
 	text, err := os.ReadFile(path)
 	switch {
@@ -30,23 +31,24 @@ func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 		return "", false, fmt.Errorf("log keys: %s is missing: its keys sign the commits of this log, so restore it from a copy of the data "+
 			"folder; if it is lost, create an empty file of that name, and all present commits are accepted as they are", path)
 	}
-	keys, err = makeLogKeys(path)
+	keys, err = createLogKeys(path)
 	return keys, signed, err
 }
 
-// makeLogKeys writes a new key for each role and returns the text of the file after it is on disk.
-func makeLogKeys(path string) (string, error) {
+// createLogKeys creates a signing key for each writer of the log, writes the keys to a file, and returns the content of
+// the file.
+func createLogKeys(path string) (string, error) {
 	var text strings.Builder
 	for _, role := range eventlog.Writers() {
 		secret := make([]byte, 32)
 		rand.Read(secret) // never fails
 		fmt.Fprintf(&text, "%s:%s\n", role, hex.EncodeToString(secret))
 	}
-	return text.String(), writeKey(path, text.String())
+	return text.String(), writePrivateFile(path, text.String())
 }
 
-// writeKey writes a file that only its owner can read, and returns after it is on disk.
-func writeKey(path, text string) error {
+// writePrivateFile replaces a file that only its owner can read, and returns after the file is on disk.
+func writePrivateFile(path, text string) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

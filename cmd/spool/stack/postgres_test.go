@@ -22,19 +22,19 @@ func TestOpen_PrivatePostgresHasRoles(t *testing.T) {
 	if err := errors.Join(readmodel.Migrate(t.Context(), older.URL()), older.Stop()); err != nil {
 		t.Fatal(err)
 	}
-	base, err := Open(t.Context(), Config{DataDir: dir})
+	storage, err := OpenStorage(t.Context(), Config{DataDir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := base.Close(); err != nil {
+		if err := storage.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := readmodel.Migrate(t.Context(), base.DatabaseURL); err != nil {
+	if err := readmodel.Migrate(t.Context(), storage.DatabaseURL); err != nil {
 		t.Fatal(err)
 	}
-	for url, writes := range map[string]bool{base.DatabaseURL: true, base.GatewayDatabaseURL: false} {
+	for url, writes := range map[string]bool{storage.DatabaseURL: true, storage.GatewayDatabaseURL: false} {
 		conn, err := readmodel.Connect(t.Context(), url, readmodel.Schema)
 		if err != nil {
 			t.Fatal(err)

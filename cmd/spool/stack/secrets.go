@@ -7,11 +7,11 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
-// secretsFile is the file in the data folder with the key that decrypts secrets.
+// secretsFile is the name of the file in the data folder with the key that decrypts secrets.
 const secretsFile = "secrets.key"
 
-// setSecretsKeys sets a key pair for secrets in the gateway and the executor, unless the user has set one. It is created
-// at the first start, readable only by its owner.
+// setSecretsKeys configures the gateway and the executor to use the key pair for secrets in the data folder, unless the
+// user has set keys. It creates the key pair at the first start.
 func (s *Stack) setSecretsKeys() error {
 	e, g := &s.cfg.Executor, &s.cfg.Gateway
 	private, public := e.SecretsKey != "" || e.SecretsKeyFile != "", g.SecretsRecipient != "" || g.SecretsRecipientFile != ""

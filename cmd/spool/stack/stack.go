@@ -50,34 +50,34 @@ type Config struct {
 	Logger      *slog.Logger // nil discards
 }
 
-// Stack is a running installation of Spool on this machine, which Start has started.
+// Stack is an installation of Spool on this machine whose services run in this process.
 type Stack struct {
-	cfg    Config
-	base   *Base
-	gate   *gateway.Gateway
-	cancel context.CancelFunc
-	group  *errgroup.Group
-	conns  []*nats.Conn
-	pool   *pgxpool.Pool
-	proxy  *proxy // nil with local sandboxes
-	done   chan struct{}
-	err    error
+	cfg     Config
+	storage *Storage
+	gate    *gateway.Gateway
+	cancel  context.CancelFunc
+	group   *errgroup.Group
+	conns   []*nats.Conn
+	pool    *pgxpool.Pool
+	proxy   *egressProcess // the egress proxy; nil with local sandboxes
+	done    chan struct{}
+	err     error
 }
 
-// Start starts all parts and returns when each is ready. If it fails, nothing keeps running.
+// Start starts all servers and services, and returns when each is ready. After an error nothing keeps running.
 func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	base, err := Open(ctx, cfg)
+	storage, err := OpenStorage(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	group, run := errgroup.WithContext(run)
-	s := &Stack{cfg: cfg, base: base, cancel: cancel, group: group, done: make(chan struct{})}
-	err = s.start(ctx, run)
-	go s.wait()
+	s := &Stack{cfg: cfg, storage: storage, cancel: cancel, group: group, done: make(chan struct{})}
+	err = s.startServices(ctx, run)
+	go s.stopAfterFirstEnd()
 	if err != nil {
 		s.cancel()
 		<-s.done // err already has the reason
@@ -95,21 +95,20 @@ func (s *Stack) GRPCAddr() string { return s.gate.GRPCAddr().String() }
 // Done returns a channel that is closed when the stack has ended, by Close or by itself.
 func (s *Stack) Done() <-chan struct{} { return s.done }
 
-// Err returns why the stack ended, after Done; nil after Close.
+// Err blocks until the stack has ended, and returns why. It returns nil after Close.
 func (s *Stack) Err() error {
 	<-s.done
 	return s.err
 }
 
-// Close stops every part, the servers last, and waits for them. Agents continue to work in their sandboxes; the
-// next start follows them.
+// Close stops all services, then the servers, and waits for their end.
 func (s *Stack) Close() error {
 	s.cancel()
 	return s.Err()
 }
 
-// wait stops everything after the first part has ended.
-func (s *Stack) wait() {
+// stopAfterFirstEnd waits until a service ends, and then stops everything else.
+func (s *Stack) stopAfterFirstEnd() {
 	err := s.group.Wait()
 	s.cancel()
 	if s.pool != nil {
@@ -121,12 +120,12 @@ func (s *Stack) wait() {
 	if s.proxy != nil {
 		err = errors.Join(err, s.proxy.stop())
 	}
-	s.err = errors.Join(err, s.base.Close())
+	s.err = errors.Join(err, s.storage.Close())
 	close(s.done)
 }
 
-// start starts the services; run ends when the first of them ends.
-func (s *Stack) start(ctx, run context.Context) error {
+// startServices starts the services. The context run ends when the first service ends.
+func (s *Stack) startServices(ctx, run context.Context) error {
 	if err := s.startMockModel(run); err != nil {
 		return err
 	}
@@ -136,13 +135,13 @@ func (s *Stack) start(ctx, run context.Context) error {
 	if err := s.setSecretsKeys(); err != nil {
 		return err
 	}
-	if err := s.headsKey(); err != nil {
+	if err := s.setHeadsKey(); err != nil {
 		return err
 	}
-	if err := readmodel.Migrate(ctx, s.base.DatabaseURL); err != nil {
+	if err := readmodel.Migrate(ctx, s.storage.DatabaseURL); err != nil {
 		return err
 	}
-	pool, err := readmodel.Open(ctx, s.base.GatewayDatabaseURL)
+	pool, err := readmodel.Open(ctx, s.storage.GatewayDatabaseURL)
 	if err != nil {
 		return err
 	}
@@ -158,7 +157,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 		{topology.UserGateway, s.startGateway},
 		{topology.UserJanitor, s.startJanitor},
 	} {
-		nc, log, err := s.base.Connect(part.user)
+		nc, log, err := s.storage.Connect(part.user)
 		if err != nil {
 			return fmt.Errorf("%s: %w", part.user, err)
 		}
@@ -167,16 +166,19 @@ func (s *Stack) start(ctx, run context.Context) error {
 			return err
 		}
 	}
-	if err := readmodel.AwaitCaughtUp(ctx, pool, s.base.partitions); err != nil {
+	if err := readmodel.AwaitCaughtUp(ctx, pool, s.storage.partitions); err != nil {
 		return err
 	}
-	return s.base.announce(s.URL(), s.GRPCAddr())
+	return s.storage.writeConnectionFile(s.URL(), s.GRPCAddr())
 }
 
-func (s *Stack) logger(service string) *slog.Logger { return s.cfg.Logger.With("service", service) }
+// serviceLogger returns the logger of a service.
+func (s *Stack) serviceLogger(service string) *slog.Logger {
+	return s.cfg.Logger.With("service", service)
+}
 
-// await returns when a part is ready, or the reason why the stack ended first.
-func (s *Stack) await(ctx, run context.Context, part string, ready <-chan struct{}) error {
+// waitUntilReady blocks until ready is closed. It returns an error if the stack or ctx ends first.
+func (s *Stack) waitUntilReady(ctx, run context.Context, part string, ready <-chan struct{}) error {
 	select {
 	case <-ready:
 		return nil
@@ -188,16 +190,16 @@ func (s *Stack) await(ctx, run context.Context, part string, ready <-chan struct
 }
 
 func (s *Stack) startSession(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	svc, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.logger("session")})
+	svc, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.serviceLogger("session")})
 	if err != nil {
 		return err
 	}
 	s.group.Go(func() error { return svc.Run(run) })
-	return s.await(ctx, run, "session", svc.Ready())
+	return s.waitUntilReady(ctx, run, "session", svc.Ready())
 }
 
 func (s *Stack) startProjector(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	s.cfg.Projector.DatabaseURL = s.base.DatabaseURL
+	s.cfg.Projector.DatabaseURL = s.storage.DatabaseURL
 	svc, err := projector.New(s.cfg.Projector, projector.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
 	if err != nil {
 		return err
@@ -210,12 +212,12 @@ func (s *Stack) startSkills(ctx, run context.Context, nc *nats.Conn, log eventlo
 	if s.cfg.Skills.Scratch == "" {
 		s.cfg.Skills.Scratch = s.cfg.DataDir
 	}
-	svc, err := skills.New(s.cfg.Skills, skills.Deps{NATS: nc, Log: log, Logger: s.logger("skills")})
+	svc, err := skills.New(s.cfg.Skills, skills.Deps{NATS: nc, Log: log, Logger: s.serviceLogger("skills")})
 	if err != nil {
 		return err
 	}
 	s.group.Go(func() error { return svc.Run(run) })
-	return s.await(ctx, run, "skills", svc.Ready())
+	return s.waitUntilReady(ctx, run, "skills", svc.Ready())
 }
 
 func (s *Stack) startExecutor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
@@ -225,27 +227,27 @@ func (s *Stack) startExecutor(ctx, run context.Context, nc *nats.Conn, log event
 	if s.cfg.Executor.DataDir == "" {
 		s.cfg.Executor.DataDir = s.cfg.DataDir
 	}
-	svc, err := executor.New(s.cfg.Executor, executor.Deps{NATS: nc, Log: log, Logger: s.logger("executor")})
+	svc, err := executor.New(s.cfg.Executor, executor.Deps{NATS: nc, Log: log, Logger: s.serviceLogger("executor")})
 	if err != nil {
 		return err
 	}
 	s.group.Go(func() error { return svc.Run(run) })
-	return s.await(ctx, run, "executor", svc.Ready())
+	return s.waitUntilReady(ctx, run, "executor", svc.Ready())
 }
 
 func (s *Stack) startGateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Partitions: log.Partitioning(), Logger: s.logger("gateway")})
+	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Partitions: log.Partitioning(), Logger: s.serviceLogger("gateway")})
 	if err != nil {
 		return err
 	}
 	s.gate = svc
 	s.group.Go(func() error { return svc.Run(run) })
-	return s.await(ctx, run, "gateway", svc.Ready())
+	return s.waitUntilReady(ctx, run, "gateway", svc.Ready())
 }
 
 func (s *Stack) startJanitor(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	s.cfg.Janitor.DatabaseURL = s.base.DatabaseURL
-	svc, err := janitor.New(s.cfg.Janitor, janitor.Deps{NATS: nc, Log: log, Logger: s.logger("janitor")})
+	s.cfg.Janitor.DatabaseURL = s.storage.DatabaseURL
+	svc, err := janitor.New(s.cfg.Janitor, janitor.Deps{NATS: nc, Log: log, Logger: s.serviceLogger("janitor")})
 	if err != nil {
 		return err
 	}
@@ -253,22 +255,23 @@ func (s *Stack) startJanitor(_, run context.Context, nc *nats.Conn, log eventlog
 	return nil
 }
 
-// mockKey is the key that agents send to the scripted model server, which accepts any key.
-const mockKey = "mock"
+// mockModelKey is the API key that agents send to the scripted model server, which accepts any key.
+const mockModelKey = "mock"
 
-// startMockModel starts the scripted model server and configures the executor's agents to use it.
+// startMockModel starts the scripted model server if the configuration asks for it, and configures the executor's
+// agents to use it.
 func (s *Stack) startMockModel(run context.Context) error {
 	if !s.cfg.MockLLM {
 		return nil
 	}
-	script, err := server.Default()
+	script, err := server.DefaultScript()
 	if s.cfg.MockScript != "" {
-		script, err = server.LoadFile(s.cfg.MockScript)
+		script, err = server.LoadScript(s.cfg.MockScript)
 	}
 	if err != nil {
 		return fmt.Errorf("mock-llm: %w", err)
 	}
-	m, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: s.logger("mockllm")})
+	m, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: s.serviceLogger("mockllm")})
 	if err != nil {
 		return fmt.Errorf("mock-llm: %w", err)
 	}
@@ -276,36 +279,36 @@ func (s *Stack) startMockModel(run context.Context) error {
 		return fmt.Errorf("mock-llm: %w", err)
 	}
 	s.group.Go(func() error { return m.Run(run) })
-	s.cfg.Executor.AnthropicBaseURL, s.cfg.Executor.AnthropicKey = m.URL(), mockKey
-	s.cfg.Executor.OpenAIBaseURL, s.cfg.Executor.OpenAIKey = m.URL()+"/v1", mockKey
+	s.cfg.Executor.AnthropicBaseURL, s.cfg.Executor.AnthropicKey = m.URL(), mockModelKey
+	s.cfg.Executor.OpenAIBaseURL, s.cfg.Executor.OpenAIKey = m.URL()+"/v1", mockModelKey
 	s.cfg.Executor.NVIDIAKey = ""
 	return nil
 }
 
-// Base is the part of a stack without services: the servers and the log of a data folder. `spool verify` and `spool
-// rebuild` use it if no stack runs.
-type Base struct {
-	DatabaseURL        string       // with the projector's role if Postgres is private
-	GatewayDatabaseURL string       // of the same database, with the gateway's role
-	Log                eventlog.Log // as admin
-	NATS               *nats.Conn   // as admin
+// Storage is the part of a stack that stores data: NATS, Postgres and the log of a data folder. `spool verify` and
+// `spool rebuild` open it without services if no stack runs.
+type Storage struct {
+	DatabaseURL        string       // URL of the database; it has the projector's role if Postgres is private
+	GatewayDatabaseURL string       // URL of the same database with the gateway's role
+	Log                eventlog.Log // opened with the permissions of user admin
+	NATS               *nats.Conn   // opened with the permissions of user admin
 
 	cfg        Config
-	lock       *lock
-	logKeys    string // the keys of all roles
+	lock       *folderLock
+	logKeys    string // the keys with which all writers of the log sign commits
 	signing    topology.Signing
 	partitions events.Partitioning
 	nats       *natsserver.Server
 	postgres   *pgserver.Server // nil if the user's own Postgres is used
 }
 
-// Open locks the data folder and starts NATS and Postgres on it.
-func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
+// OpenStorage locks the data folder, starts NATS and Postgres on it and opens the log.
+func OpenStorage(ctx context.Context, cfg Config) (_ *Storage, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	b := &Base{cfg: cfg, DatabaseURL: cfg.DatabaseURL, GatewayDatabaseURL: cfg.DatabaseURL}
-	if b.lock, err = acquire(cfg.DataDir); err != nil {
+	b := &Storage{cfg: cfg, DatabaseURL: cfg.DatabaseURL, GatewayDatabaseURL: cfg.DatabaseURL}
+	if b.lock, err = acquireLock(cfg.DataDir); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -323,11 +326,11 @@ func Open(ctx context.Context, cfg Config) (_ *Base, err error) {
 	return b, err
 }
 
-// NATSURL returns the loopback address of NATS, which requires a password.
-func (b *Base) NATSURL() string { return b.nats.ClientURL() }
+// NATSURL returns the URL of the NATS server on loopback, which requires a password.
+func (b *Storage) NATSURL() string { return b.nats.ClientURL() }
 
-// Close stops the servers and unlocks the folder.
-func (b *Base) Close() error {
+// Close stops NATS and Postgres, and unlocks the data folder.
+func (b *Storage) Close() error {
 	var errs []error
 	if b.NATS != nil {
 		b.NATS.Close()
@@ -341,7 +344,8 @@ func (b *Base) Close() error {
 	return errors.Join(append(errs, b.lock.release())...)
 }
 
-func (b *Base) startPostgres(ctx context.Context) error {
+// startPostgres starts the private Postgres and creates the roles in it, unless the user has named a database.
+func (b *Storage) startPostgres(ctx context.Context) error {
 	if b.DatabaseURL != "" {
 		return nil
 	}
@@ -355,7 +359,7 @@ func (b *Base) startPostgres(ctx context.Context) error {
 
 // startNATS starts the NATS server. The server also listens on loopback, with a port and a password that only the
 // connection file contains, so that `spool verify` and `spool rebuild` can connect.
-func (b *Base) startNATS(ctx context.Context) error {
+func (b *Storage) startNATS(ctx context.Context) error {
 	srv, err := natsserver.Start(natsserver.Config{
 		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, MaxStore: b.cfg.MaxStore, Logger: b.cfg.Logger,
 	})
@@ -374,11 +378,11 @@ func (b *Base) startNATS(ctx context.Context) error {
 	}
 	try, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	return b.provision(try, js)
+	return b.provisionStreams(try, js)
 }
 
-// provision creates the streams and sets up the signing of the log.
-func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
+// provisionStreams creates or updates the streams of NATS, and loads the keys that sign the log.
+func (b *Storage) provisionStreams(ctx context.Context, js jetstream.JetStream) error {
 	layout, err := topology.ReadLayout(ctx, js) // of the log's only stream, which is created first
 	var signing topology.Signing
 	var create topology.Config
@@ -393,7 +397,7 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 		}
 	}
 	var lost bool
-	if b.logKeys, lost, err = logKeys(b.cfg.DataDir, len(signing.Keys) > 0); err != nil {
+	if b.logKeys, lost, err = loadLogKeys(b.cfg.DataDir, len(signing.Keys) > 0); err != nil {
 		return err
 	}
 	keys, err := eventlog.ParseKeys(b.logKeys, "")
@@ -413,8 +417,8 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	return err
 }
 
-// Connect opens a connection with a user's permissions, and the log on it.
-func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
+// Connect opens a connection to NATS with the permissions of a user, and the log on this connection.
+func (b *Storage) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	nc, err := b.nats.ConnectAs(user, nats.Name("spool-"+user))
 	if err != nil {
 		return nil, nil, err
@@ -441,8 +445,8 @@ func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// announce writes the connection file when the stack is ready.
-func (b *Base) announce(gatewayURL, grpcAddr string) error {
+// writeConnectionFile writes the file with which other processes on this machine find the running stack.
+func (b *Storage) writeConnectionFile(gatewayURL, grpcAddr string) error {
 	u, err := url.Parse(b.nats.ClientURL())
 	if err != nil {
 		return fmt.Errorf("address of NATS: %w", err)

@@ -17,7 +17,7 @@ rules:
 // StartModel starts a model server in this process that answers by a script in mockllm's format. It returns the
 // server's URL, without /v1, and a function that stops the server.
 func StartModel(script string) (url string, stop func() error, err error) {
-	s, err := server.Load("bench.yaml", []byte(script))
+	s, err := server.ParseScript("bench.yaml", []byte(script))
 	if err != nil {
 		return "", nil, err
 	}

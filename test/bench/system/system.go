@@ -145,7 +145,7 @@ func (s *System) start(ctx context.Context) error {
 // startServers starts Postgres, and NATS unless it runs in another process.
 func (s *System) startServers(ctx context.Context) (databaseURL string, err error) {
 	if s.cfg.NATSURL == "" {
-		b, err := stack.Open(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.logger})
+		b, err := stack.OpenStorage(ctx, stack.Config{DataDir: filepath.Join(s.cfg.Dir, "data"), Logger: s.logger})
 		if err != nil {
 			return "", err
 		}

@@ -40,7 +40,7 @@ func (c *Cluster) startServers() {
 		return
 	}
 	db := readmodeltest.Database(c.T)
-	base, err := stack.Open(c.T.Context(), stack.Config{
+	base, err := stack.OpenStorage(c.T.Context(), stack.Config{
 		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
 	must(c.T, err)

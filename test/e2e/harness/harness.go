@@ -165,9 +165,9 @@ func check(t testing.TB, err error) {
 // StartModel starts a scripted model server that runs until the test ends. "" stands for the built-in script.
 func StartModel(t testing.TB, text string) *server.Server {
 	t.Helper()
-	script, err := server.Default()
+	script, err := server.DefaultScript()
 	if text != "" {
-		script, err = server.Load("script.yaml", []byte(text))
+		script, err = server.ParseScript("script.yaml", []byte(text))
 	}
 	must(t, err)
 	model, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})

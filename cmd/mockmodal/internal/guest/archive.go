@@ -11,9 +11,8 @@ import (
 	"syscall"
 )
 
-// pack writes a folder's content as a tar stream. Hard links become files, and
-// sockets are left out.
-func pack(w io.Writer, folder string) error {
+// packFolder writes the content of a folder to w as a tar archive. Hard links become files, and sockets are left out.
+func packFolder(w io.Writer, folder string) error {
 	archive := tar.NewWriter(w)
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -28,7 +27,8 @@ func pack(w io.Writer, folder string) error {
 	return errors.Join(err, archive.Close())
 }
 
-// packEntry writes the file, folder or link at path to the archive under name. A socket, or a file that is gone, is left out.
+// packEntry writes the file, folder or link at path to a tar archive under name. It leaves out sockets, and files that
+// were removed in the meantime.
 func packEntry(archive *tar.Writer, path, name string, entry fs.DirEntry) error {
 	info, err := entry.Info()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode()&fs.ModeSocket != 0 {
@@ -60,8 +60,8 @@ func packEntry(archive *tar.Writer, path, name string, entry fs.DirEntry) error 
 	return err
 }
 
-// unpack writes a tar stream's content into a folder, with owners and modes.
-func unpack(r io.Reader, folder string) error {
+// unpackFolder extracts a tar archive into a folder, with owners and modes.
+func unpackFolder(r io.Reader, folder string) error {
 	archive := tar.NewReader(r)
 	for {
 		header, err := archive.Next()
@@ -78,7 +78,7 @@ func unpack(r io.Reader, folder string) error {
 	}
 }
 
-// unpackEntry creates the file, folder or link of an entry at path.
+// unpackEntry creates the file, folder or link that an entry of a tar archive describes, at path.
 func unpackEntry(archive io.Reader, header *tar.Header, path string) error {
 	mode := header.FileInfo().Mode()
 	switch header.Typeflag {

@@ -9,19 +9,21 @@ import (
 	"os"
 )
 
-// Run serves requests on Socket. It runs as the container's main process, next to the engine's init process, which
-// reaps orphans. It returns when the server closes the connection whose request has Lease set.
+// Run serves requests of the mockmodal server on the Unix socket SocketPath. Run is the main process of a sandbox's
+// container, below the engine's init process, which reaps orphans. It returns when the server closes the connection
+// whose request has Lease set.
 func Run() error {
-	err := run()
+	err := acceptConnections()
 	if err != nil {
-		err = errors.Join(err, os.WriteFile(ErrorFile, []byte(err.Error()), 0o600))
+		err = errors.Join(err, os.WriteFile(ErrorFilePath, []byte(err.Error()), 0o600))
 	}
 	return err
 }
 
-// run accepts connections until the one whose request has Lease set ends, or accepting fails.
-func run() error {
-	listener, err := net.Listen("unix", Socket)
+// acceptConnections accepts connections of the server until the connection whose request has Lease set ends, or until
+// accepting fails.
+func acceptConnections() error {
+	listener, err := net.Listen("unix", SocketPath)
 	if err != nil {
 		return fmt.Errorf("listen on the guest's socket: %w", err)
 	}
@@ -34,7 +36,7 @@ func run() error {
 				return
 			}
 			go func() {
-				if serve(conn) {
+				if serveConnection(conn) {
 					ended <- nil
 				}
 			}()
@@ -43,9 +45,9 @@ func run() error {
 	return <-ended
 }
 
-// serve reads the request of a connection and carries it out. It reports whether the request had Lease set; then serve
-// returns when the server has closed the connection.
-func serve(conn net.Conn) (lease bool) {
+// serveConnection reads the request of a connection and carries it out. lease reports whether the request has Lease
+// set; in that case serveConnection returns only after the server has closed the connection.
+func serveConnection(conn net.Conn) (lease bool) {
 	defer conn.Close() //nolint:errcheck // nothing is left to send
 	reader := bufio.NewReaderSize(conn, 64<<10)
 	line, err := reader.ReadBytes('\n')
@@ -62,22 +64,22 @@ func serve(conn net.Conn) (lease bool) {
 	}
 	switch {
 	case request.Exec != nil:
-		start(conn, reader, *request.Exec)
+		runProcess(conn, reader, *request.Exec)
 	case request.Pack != "":
-		out := bufio.NewWriterSize(DataWriter{conn}, 64<<10)
-		sendEnd(conn, errors.Join(pack(out, request.Pack), out.Flush()))
+		out := bufio.NewWriterSize(DataFrameWriter{conn}, 64<<10)
+		sendDone(conn, errors.Join(packFolder(out, request.Pack), out.Flush()))
 	case request.Unpack != "":
-		sendEnd(conn, unpack(&DataReader{R: reader}, request.Unpack))
+		sendDone(conn, unpackFolder(&DataFrameReader{R: reader}, request.Unpack))
 	}
 	return false
 }
 
-// sendEnd sends the frame Done with the text of err, which may be nil. It ignores errors of sending, because then the
-// server is gone.
-func sendEnd(conn net.Conn, err error) {
+// sendDone sends a FrameDone with the text of err, which may be nil. It ignores write errors, because they mean that
+// the server is gone.
+func sendDone(conn net.Conn, err error) {
 	message := ""
 	if err != nil {
 		message = err.Error()
 	}
-	_ = WriteFrame(conn, Done, []byte(message))
+	_ = WriteFrame(conn, FrameDone, []byte(message))
 }

@@ -15,27 +15,29 @@ import (
 	"syscall"
 )
 
-// process is a running exec and the connection that carries its streams.
-type process struct {
-	sending sync.Mutex // serialises frames
+// guestProcess is a process that the server has started in the container, with the connection that carries its standard
+// streams.
+type guestProcess struct {
+	sending sync.Mutex // held while a frame is sent
 	conn    net.Conn
-	input   chan []byte // holds at most StdinWindow frames; an empty one ends the input
+	input   chan []byte // holds at most MaxUnconfirmedStdin frames; an empty one ends the input
 
 	mu      sync.Mutex
 	command *exec.Cmd
 	exited  bool
 	stdin   *os.File
-	outputs map[Kind]*os.File
+	outputs map[FrameKind]*os.File
 }
 
-// start runs a process, and returns when the process and its streams have ended and everything about them was sent.
-func start(conn net.Conn, reader *bufio.Reader, spec Exec) {
-	p := &process{conn: conn, input: make(chan []byte, StdinWindow), outputs: map[Kind]*os.File{}}
-	if err := p.launch(spec); err != nil {
-		p.sendExit(Exit{Code: startFailureCode(err), Error: err.Error()})
+// runProcess runs a process, and returns when the process and its streams have ended and the server has been sent all
+// of their output.
+func runProcess(conn net.Conn, reader *bufio.Reader, spec ExecSpec) {
+	p := &guestProcess{conn: conn, input: make(chan []byte, MaxUnconfirmedStdin), outputs: map[FrameKind]*os.File{}}
+	if err := p.startCommand(spec); err != nil {
+		p.sendExit(ExitResult{Code: startErrorExitCode(err), Error: err.Error()})
 		return
 	}
-	p.send(Started, nil)
+	p.sendFrame(FrameStarted, nil)
 	go p.writeInput()
 	go p.readFrames(reader)
 	var streams sync.WaitGroup
@@ -46,35 +48,36 @@ func start(conn net.Conn, reader *bufio.Reader, spec Exec) {
 	p.mu.Lock()
 	p.exited = true
 	p.mu.Unlock()
-	p.sendExit(exitOf(p.command.ProcessState, err))
+	p.sendExit(newExitResult(p.command.ProcessState, err))
 	streams.Wait()
 }
 
-// startFailureCode returns the exit code of a shell for a program that could not be started with err.
-func startFailureCode(err error) int {
+// startErrorExitCode returns the exit code that a shell would return for a program that could not be started because of
+// err.
+func startErrorExitCode(err error) int {
 	if errors.Is(err, os.ErrNotExist) {
 		return 127
 	}
 	return 126
 }
 
-// exitOf returns how a process ended, from its state. If state is nil, the process did not start, and err is the
-// reason.
-func exitOf(state *os.ProcessState, err error) Exit {
+// newExitResult returns the result of a process from its state. If state is nil, the process did not start, and err is
+// the reason.
+func newExitResult(state *os.ProcessState, err error) ExitResult {
 	if state == nil {
-		return Exit{Code: 1, Error: err.Error()}
+		return ExitResult{Code: 1, Error: err.Error()}
 	}
 	status, ok := state.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {
-		return Exit{Signal: int(status.Signal())}
+		return ExitResult{Signal: int(status.Signal())}
 	}
-	return Exit{Code: state.ExitCode()}
+	return ExitResult{Code: state.ExitCode()}
 }
 
-// launch starts the process and the goroutines that carry its streams.
-func (p *process) launch(spec Exec) error {
+// startCommand starts the process, and the goroutines that carry its standard streams.
+func (p *guestProcess) startCommand(spec ExecSpec) error {
 	env := append(os.Environ(), spec.Env...)
-	path, err := lookPath(spec.Args[0], env, spec.Dir)
+	path, err := findExecutable(spec.Args[0], env, spec.Dir)
 	if err != nil {
 		return err
 	}
@@ -90,7 +93,7 @@ func (p *process) launch(spec Exec) error {
 		return err
 	}
 	p.stdin, p.command.Stdin, theirs = write, stdin, append(theirs, stdin)
-	output := func(kind Kind) (*os.File, error) {
+	output := func(kind FrameKind) (*os.File, error) {
 		read, write, err := os.Pipe()
 		if err != nil {
 			return nil, err
@@ -99,7 +102,7 @@ func (p *process) launch(spec Exec) error {
 		return write, nil
 	}
 	if !spec.DiscardStdout {
-		write, err := output(Stdout)
+		write, err := output(FrameStdout)
 		if err != nil {
 			return err
 		}
@@ -109,7 +112,7 @@ func (p *process) launch(spec Exec) error {
 	case spec.StderrToStdout:
 		p.command.Stderr = p.command.Stdout
 	case !spec.DiscardStderr:
-		write, err := output(Stderr)
+		write, err := output(FrameStderr)
 		if err != nil {
 			return err
 		}
@@ -118,8 +121,9 @@ func (p *process) launch(spec Exec) error {
 	return p.command.Start()
 }
 
-// lookPath finds an executable as a shell does, by the PATH of env.
-func lookPath(name string, env []string, dir string) (string, error) {
+// findExecutable returns the path of the program name, which it searches in the PATH of env as a shell does. A name
+// with a slash is a path, relative to dir.
+func findExecutable(name string, env []string, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		if !filepath.IsAbs(name) {
 			name = filepath.Join(dir, name)
@@ -141,9 +145,9 @@ func lookPath(name string, env []string, dir string) (string, error) {
 	return "", fmt.Errorf("exec: %q: executable file not found in $PATH: %w", name, os.ErrNotExist)
 }
 
-// readFrames reads the server's frames, which carry input and requests to kill. It ends with the
-// connection; a process whose server is gone is killed.
-func (p *process) readFrames(reader *bufio.Reader) {
+// readFrames handles the server's frames with input and with requests to kill the process. It returns when the
+// connection ends, and then kills the process, because the server is gone.
+func (p *guestProcess) readFrames(reader *bufio.Reader) {
 	defer close(p.input)
 	for {
 		kind, data, err := ReadFrame(reader)
@@ -152,17 +156,17 @@ func (p *process) readFrames(reader *bufio.Reader) {
 			return
 		}
 		switch kind {
-		case Stdin:
+		case FrameStdin:
 			p.input <- data
-		case Kill:
+		case FrameKill:
 			p.kill()
 		}
 	}
 }
 
-// kill kills the process group. It does nothing if the process has exited: descendants that it left behind continue to
-// run.
-func (p *process) kill() {
+// kill kills the process group. It does nothing if the process has exited, so that its remaining descendants continue
+// to run.
+func (p *guestProcess) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.exited {
@@ -170,9 +174,9 @@ func (p *process) kill() {
 	}
 }
 
-// writeInput writes the input that the server sends to the process's standard input, until the end of the input. It
-// drops the input of a process that no longer reads, and confirms it like any other.
-func (p *process) writeInput() {
+// writeInput writes the input that the server sends to the standard input of the process, until the input ends. Input
+// of a process that no longer reads is dropped, and confirmed to the server like any other.
+func (p *guestProcess) writeInput() {
 	open := true
 	for data := range p.input {
 		if len(data) == 0 {
@@ -184,42 +188,43 @@ func (p *process) writeInput() {
 				open = false
 			}
 		}
-		p.send(StdinRead, nil)
+		p.sendFrame(FrameStdinRead, nil)
 	}
 	_ = p.stdin.Close()
 }
 
-// copyOutput reads the process's standard output or error from file, sends it in frames of the given kind, and sends an
-// empty frame at its end.
-func (p *process) copyOutput(kind Kind, file *os.File) {
+// copyOutput reads the standard output or error of the process from file, and sends it to the server in frames of the
+// given kind. It sends an empty frame at the end.
+func (p *guestProcess) copyOutput(kind FrameKind, file *os.File) {
 	defer file.Close() //nolint:errcheck // read only
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := file.Read(buffer)
 		if n > 0 {
-			p.send(kind, buffer[:n])
+			p.sendFrame(kind, buffer[:n])
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				p.send(kind, []byte("\nmockmodal: read the output: "+err.Error()+"\n"))
+				p.sendFrame(kind, []byte("\nmockmodal: read the output: "+err.Error()+"\n"))
 			}
-			p.send(kind, nil)
+			p.sendFrame(kind, nil)
 			return
 		}
 	}
 }
 
-// sendExit sends the server a frame that states how the process ended.
-func (p *process) sendExit(exit Exit) {
+// sendExit sends a FrameExited with the result of the process to the server.
+func (p *guestProcess) sendExit(exit ExitResult) {
 	data, err := json.Marshal(exit)
 	if err != nil {
 		panic(err) // a struct of numbers and a string
 	}
-	p.send(Exited, data)
+	p.sendFrame(FrameExited, data)
 }
 
-// send writes a frame to the server. It ignores errors, because then the server is gone, which readFrames notices too.
-func (p *process) send(kind Kind, data []byte) {
+// sendFrame sends a frame to the server. It ignores write errors, because they mean that the server is gone, which
+// readFrames notices too.
+func (p *guestProcess) sendFrame(kind FrameKind, data []byte) {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	_ = WriteFrame(p.conn, kind, data)

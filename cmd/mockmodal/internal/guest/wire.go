@@ -13,34 +13,35 @@ import (
 	"io"
 )
 
-// Paths inside a sandbox. Folder is mounted from the server's machine.
+// Paths inside a sandbox. At MountPath a folder of the server's machine is mounted.
 const (
-	Folder = "/__modal/mock"
-	Binary = "/__modal/.bin/mockmodal"
-	Socket = Folder + "/guest.sock"
-	// ErrorFile is the path of the file in which the guest stores the error with which it ended.
-	ErrorFile = Folder + "/error"
+	MountPath  = "/__modal/mock"
+	BinaryPath = "/__modal/.bin/mockmodal"
+	SocketPath = MountPath + "/guest.sock"
+	// ErrorFilePath is the file to which the guest writes the error with which it ended.
+	ErrorFilePath = MountPath + "/error"
 )
 
-// Request is the first line of a connection. Exactly one field is set.
+// Request is what the server asks of the guest on one connection. The server sends it as the first line of the
+// connection. Exactly one field is set.
 type Request struct {
 	// Lease keeps the guest running: when the connection that carries it ends,
 	// the guest exits, and with it the container.
-	Lease bool  `json:"lease,omitempty"`
-	Exec  *Exec `json:"exec,omitempty"`
-	// Pack sends the content of the named folder: Data frames, then Done.
+	Lease bool      `json:"lease,omitempty"`
+	Exec  *ExecSpec `json:"exec,omitempty"`
+	// Pack is the folder whose content the guest sends as a tar archive, in FrameData frames and then FrameDone.
 	Pack string `json:"pack,omitempty"`
-	// Unpack writes the Data frames that follow into the named folder, until an
-	// empty one, and answers with Done.
+	// Unpack is the folder into which the guest extracts the tar archive in the FrameData frames that follow, until an
+	// empty frame. The guest answers with FrameDone.
 	Unpack string `json:"unpack,omitempty"`
 }
 
-// Exec describes a process that the guest is to start in its container.
-type Exec struct {
+// ExecSpec describes a process that the guest must start in its container.
+type ExecSpec struct {
 	Args []string `json:"args"`
 	// Env is added to the environment of the image; later entries win.
 	Env []string `json:"env"`
-	Dir string   `json:"dir"` // "" for the guest's own
+	Dir string   `json:"dir"` // working directory; "" for the guest's own
 	// DiscardStdout and DiscardStderr connect the stream to /dev/null.
 	DiscardStdout bool `json:"discardStdout,omitempty"`
 	DiscardStderr bool `json:"discardStderr,omitempty"`
@@ -48,51 +49,51 @@ type Exec struct {
 	StderrToStdout bool `json:"stderrToStdout,omitempty"`
 }
 
-// Exit is the result of a process that has ended: its exit code, or the signal that ended it. Error is set if the
+// ExitResult states how a process has ended: by its exit code, or by the signal that ended it. Error is set if the
 // process did not start.
-type Exit struct {
+type ExitResult struct {
 	Code   int    `json:"code"`
 	Signal int    `json:"signal,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 
-// Kind is the type of a frame between the server and the guest in a container.
-type Kind byte
+// FrameKind is the type of a frame between the server and the guest in a container.
+type FrameKind byte
 
-// Frames from the guest to the server. Started comes first, unless the process
-// does not start: then Exited is the only frame.
+// Kinds of frames that the guest sends to the server. The first frame is FrameStarted. If the process does not start,
+// FrameExited is the only frame.
 const (
-	Started   Kind = 's'
-	Stdout    Kind = 'o' // data; without data: end of the stream
-	Stderr    Kind = 'e' // likewise
-	StdinRead Kind = 'a' // no data: the oldest Stdin frame has been written to the process
-	Exited    Kind = 'x' // an Exit as JSON
+	FrameStarted   FrameKind = 's'
+	FrameStdout    FrameKind = 'o' // standard output of the process; without data: end of the output
+	FrameStderr    FrameKind = 'e' // standard error of the process; without data: end of the output
+	FrameStdinRead FrameKind = 'a' // without data: the oldest FrameStdin has been written to the process
+	FrameExited    FrameKind = 'x' // an ExitResult as JSON
 )
 
-// Frames from the server to the guest.
+// Kinds of frames that the server sends to the guest.
 const (
-	Stdin Kind = 'i' // data; without data: end of the input
-	Kill  Kind = 'k' // kills the process group
+	FrameStdin FrameKind = 'i' // standard input of the process; without data: end of the input
+	FrameKill  FrameKind = 'k' // kills the process group
 )
 
-// StdinWindow is the maximum number of Stdin frames that the server may have sent without a StdinRead frame from the
-// guest. It keeps a Kill frame from waiting behind much input.
-const StdinWindow = 8
+// MaxUnconfirmedStdin is the maximum number of FrameStdin frames that the server sends before the guest has confirmed
+// one with FrameStdinRead. It limits how much input a FrameKill has to wait behind.
+const MaxUnconfirmedStdin = 8
 
-// Frames of Pack and Unpack. Done carries an error, or nothing.
+// Kinds of frames of requests with Pack or Unpack. FrameDone carries an error, or nothing if the request succeeded.
 const (
-	Data Kind = 'd'
-	Done Kind = 'f'
+	FrameData FrameKind = 'd'
+	FrameDone FrameKind = 'f'
 )
 
-// DataWriter is a writer that writes Data frames.
-type DataWriter struct{ W io.Writer }
+// DataFrameWriter is an io.Writer that sends all written bytes as FrameData frames to W.
+type DataFrameWriter struct{ W io.Writer }
 
-// Write implements io.Writer.
-func (d DataWriter) Write(p []byte) (int, error) {
+// Write sends p in FrameData frames.
+func (d DataFrameWriter) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
-		n := min(len(p)-sent, maxFrame)
-		if err := WriteFrame(d.W, Data, p[sent:sent+n]); err != nil {
+		n := min(len(p)-sent, maxFrameBytes)
+		if err := WriteFrame(d.W, FrameData, p[sent:sent+n]); err != nil {
 			return sent, err
 		}
 		sent += n
@@ -100,15 +101,15 @@ func (d DataWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// DataReader reads the content of Data frames. It returns io.EOF at an empty Data frame or a Done frame without an
-// error, and otherwise the error in the Done frame.
-type DataReader struct {
+// DataFrameReader is an io.Reader of the content of FrameData frames. It returns io.EOF at an empty FrameData or at a
+// FrameDone without an error, and otherwise the error in the FrameDone.
+type DataFrameReader struct {
 	R    io.Reader
 	rest []byte
 }
 
 // Read implements io.Reader.
-func (d *DataReader) Read(p []byte) (int, error) {
+func (d *DataFrameReader) Read(p []byte) (int, error) {
 	if len(d.rest) == 0 {
 		kind, data, err := ReadFrame(d.R)
 		switch {
@@ -116,7 +117,7 @@ func (d *DataReader) Read(p []byte) (int, error) {
 			return 0, io.ErrUnexpectedEOF
 		case len(data) == 0:
 			return 0, io.EOF
-		case kind == Done:
+		case kind == FrameDone:
 			return 0, errors.New(string(data))
 		}
 		d.rest = data
@@ -126,10 +127,11 @@ func (d *DataReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-const maxFrame = 1 << 20
+// maxFrameBytes is the maximum number of bytes of data in one frame.
+const maxFrameBytes = 1 << 20
 
-// WriteFrame writes one frame. Callers serialise their calls.
-func WriteFrame(w io.Writer, kind Kind, data []byte) error {
+// WriteFrame writes one frame to w. Concurrent calls for the same w are not allowed.
+func WriteFrame(w io.Writer, kind FrameKind, data []byte) error {
 	frame := make([]byte, 5+len(data))
 	frame[0] = byte(kind)
 	binary.BigEndian.PutUint32(frame[1:], uint32(len(data)))
@@ -138,25 +140,24 @@ func WriteFrame(w io.Writer, kind Kind, data []byte) error {
 	return err
 }
 
-// ReadFrame reads one frame. It returns io.EOF when the connection ended
-// between two frames.
-func ReadFrame(r io.Reader) (Kind, []byte, error) {
+// ReadFrame reads one frame and returns its kind and data. It returns io.EOF if the connection ends between two frames.
+func ReadFrame(r io.Reader) (FrameKind, []byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[1:])
-	if n > maxFrame {
-		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", n, maxFrame)
+	if n > maxFrameBytes {
+		return 0, nil, fmt.Errorf("frame of %d bytes is longer than %d", n, maxFrameBytes)
 	}
 	data := make([]byte, n)
 	if _, err := io.ReadFull(r, data); err != nil {
 		return 0, nil, err
 	}
-	return Kind(head[0]), data, nil
+	return FrameKind(head[0]), data, nil
 }
 
-// WriteRequest writes the first line of a connection.
+// WriteRequest writes a request as the first line of a connection to the guest.
 func WriteRequest(w io.Writer, request Request) error {
 	line, err := json.Marshal(request)
 	if err != nil {

@@ -17,39 +17,40 @@ import (
 )
 
 const (
-	authTokenLife   = 20 * time.Minute // of the tokens from AuthTokenGet
-	routerTokenLife = 30 * time.Minute // of the tokens for a task's command router
+	authTokenLifetime   = 20 * time.Minute // lifetime of the tokens that AuthTokenGet returns
+	routerTokenLifetime = 30 * time.Minute // lifetime of the tokens for the command router of a task
 )
 
-// claims are the claims of a JSON Web Token that the server issues.
-type claims struct {
+// tokenClaims are the claims of a JSON Web Token that the server issues.
+type tokenClaims struct {
 	Subject string `json:"sub"` // "auth", or the task
 	Expires int64  `json:"exp"` // Unix seconds
 }
 
-// sign returns a JSON Web Token for a subject that is valid for the given time.
-func (s *Server) sign(subject string, life time.Duration) string {
+// signToken returns a JSON Web Token for a subject that is valid for the given time.
+func (s *Server) signToken(subject string, life time.Duration) string {
 	encode := base64.RawURLEncoding.EncodeToString
-	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode(marshal(claims{subject, time.Now().Add(life).Unix()}))
-	return signed + "." + encode(s.mac(signed))
+	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode(mustMarshal(tokenClaims{subject, time.Now().Add(life).Unix()}))
+	return signed + "." + encode(s.tokenSignature(signed))
 }
 
-// mac returns the HMAC-SHA-256 of the signed part of a token.
-func (s *Server) mac(signed string) []byte {
+// tokenSignature returns the signature of a JSON Web Token: the HMAC-SHA-256 of its first two parts.
+func (s *Server) tokenSignature(signed string) []byte {
 	hash := hmac.New(sha256.New, s.secret)
 	hash.Write([]byte(signed))
 	return hash.Sum(nil)
 }
 
-// subject returns the subject of a valid token.
-func (s *Server) subject(token string) (string, error) {
+// verifyToken returns the subject of a token that the server has issued. It returns an error if the token's signature
+// is wrong or the token has expired.
+func (s *Server) verifyToken(token string) (string, error) {
 	refused := status.Error(codes.Unauthenticated, "token is invalid or expired")
 	dot := strings.LastIndexByte(token, '.')
 	if dot < 0 {
 		return "", refused
 	}
 	sum, err := base64.RawURLEncoding.DecodeString(token[dot+1:])
-	if err != nil || !hmac.Equal(sum, s.mac(token[:dot])) {
+	if err != nil || !hmac.Equal(sum, s.tokenSignature(token[:dot])) {
 		return "", refused
 	}
 	_, payload, _ := strings.Cut(token[:dot], ".")
@@ -57,20 +58,20 @@ func (s *Server) subject(token string) (string, error) {
 	if err != nil {
 		return "", refused
 	}
-	var c claims
+	var c tokenClaims
 	if err := json.Unmarshal(raw, &c); err != nil || c.Expires <= time.Now().Unix() {
 		return "", refused
 	}
 	return c.Subject, nil
 }
 
-// authenticate checks the headers of a call. The SDK sends the token from
-// AuthTokenGet with unary calls alone.
+// authenticate checks the credentials in the headers of a gRPC call. Only unary calls must have the token from
+// AuthTokenGet, because the SDK sends it with no others.
 func (s *Server) authenticate(ctx context.Context, fullMethod string, isStream bool) error {
 	headers, _ := metadata.FromIncomingContext(ctx)
 	header := func(name string) string { return lastHeader(headers, name) }
 	if strings.HasPrefix(fullMethod, "/"+pb.TaskCommandRouter_ServiceDesc.ServiceName+"/") {
-		_, err := s.taskOf(ctx)
+		_, err := s.authorizedTask(ctx)
 		return err
 	}
 	id, secret := header("x-modal-token-id"), header("x-modal-token-secret")
@@ -88,14 +89,14 @@ func (s *Server) authenticate(ctx context.Context, fullMethod string, isStream b
 	if isStream || fullMethod == pb.ModalClient_AuthTokenGet_FullMethodName {
 		return nil
 	}
-	if subject, err := s.subject(header("x-modal-auth-token")); err != nil || subject != "auth" {
+	if subject, err := s.verifyToken(header("x-modal-auth-token")); err != nil || subject != "auth" {
 		return status.Error(codes.Unauthenticated, "auth token is missing, invalid or expired")
 	}
 	return nil
 }
 
-// lastHeader returns the last value of a header. The SDK's AuthTokenGet inherits the
-// headers of the call that needs the token, so it sends some twice.
+// lastHeader returns the last value of a header. The headers of the SDK's AuthTokenGet are appended to those of the
+// call that needs the token, so some are sent twice.
 func lastHeader(headers metadata.MD, name string) string {
 	values := headers.Get(name)
 	if len(values) == 0 {
@@ -104,16 +105,16 @@ func lastHeader(headers metadata.MD, name string) string {
 	return values[len(values)-1]
 }
 
-// taskOf returns the id of the task to which the token of a call of the command router belongs.
-func (s *Server) taskOf(ctx context.Context) (string, error) {
+// authorizedTask returns the id of the task for which the token of a call to the command router was issued.
+func (s *Server) authorizedTask(ctx context.Context) (string, error) {
 	headers, _ := metadata.FromIncomingContext(ctx)
 	token, ok := strings.CutPrefix(lastHeader(headers, "authorization"), "Bearer ")
 	if !ok {
 		return "", status.Error(codes.Unauthenticated, "authorization header is missing")
 	}
-	return s.subject(token)
+	return s.verifyToken(token)
 }
 
-// routerURL returns the address of the command router, with the scheme https, which the SDK requires. The SDK connects
-// to a loopback address without TLS nevertheless.
+// routerURL returns the address of the command router. Its scheme is https, as the SDK requires, although the SDK
+// connects to loopback addresses without TLS.
 func (s *Server) routerURL() string { return "https://" + s.port.address.String() }

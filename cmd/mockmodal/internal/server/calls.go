@@ -16,21 +16,21 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// calls counts the calls of each method, and holds the faults that tests have injected and the violations that were
-// found.
-type calls struct {
+// callTracker counts the gRPC calls of each method, and holds the errors that tests have injected and the violations of
+// Modal's API that clients have committed.
+type callTracker struct {
 	mu         sync.Mutex
-	counts     map[string]int // by method, without its service
-	faults     []*fault
-	violations []violation
+	counts     map[string]int // number of calls by method name, without the service
+	faults     []*injectedFault
+	violations []apiViolation
 }
 
-// fault is an error that a test has injected into calls of a method.
-type fault struct {
+// injectedFault is an error that a test has injected into calls of a method.
+type injectedFault struct {
 	Method  string `json:"method"`
-	Code    string `json:"code"` // as in gRPC: UNAVAILABLE
+	Code    string `json:"code"` // name of a gRPC code, such as UNAVAILABLE
 	Message string `json:"message"`
-	Count   int    `json:"count"` // of calls; negative: until the faults are cleared
+	Count   int    `json:"count"` // number of calls that fail; negative means all until the faults are cleared
 	After   bool   `json:"after"` // the call takes effect before it fails
 	// RetryAfterSeconds asks the client to repeat the call after that time, as
 	// Modal does to slow clients down.
@@ -38,16 +38,15 @@ type fault struct {
 	code              codes.Code
 }
 
-// violation is a request that the real Modal would refuse, or that mockmodal
-// does not implement.
-type violation struct {
+// apiViolation is a request that the real Modal would refuse, or that mockmodal does not implement.
+type apiViolation struct {
 	Time   time.Time `json:"time"`
 	Method string    `json:"method"`
 	What   string    `json:"what"`
 }
 
-// count counts a call of a method.
-func (c *calls) count(method string) {
+// countCall counts a call of a method.
+func (c *callTracker) countCall(method string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.counts == nil {
@@ -56,8 +55,8 @@ func (c *calls) count(method string) {
 	c.counts[method]++
 }
 
-// addFault makes calls fail as f describes, from now on.
-func (c *calls) addFault(f fault) error {
+// addFault injects an error into calls of a method from now on.
+func (c *callTracker) addFault(f injectedFault) error {
 	if err := f.code.UnmarshalJSON([]byte(`"` + f.Code + `"`)); err != nil || f.code == codes.OK {
 		return fmt.Errorf("code %q is not a gRPC error code", f.Code)
 	}
@@ -70,9 +69,9 @@ func (c *calls) addFault(f fault) error {
 	return nil
 }
 
-// nextFault returns the error that a test has injected into this call, or nil. after selects the faults that let a call
-// take effect before it fails.
-func (c *calls) nextFault(method string, after bool) error {
+// nextFault returns the injected error with which a call must fail, or nil. after selects the errors that a call
+// returns after it has taken effect.
+func (c *callTracker) nextFault(method string, after bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range c.faults {
@@ -94,26 +93,26 @@ func (c *calls) nextFault(method string, after bool) error {
 	return nil
 }
 
-// recordViolation records that a client called a method in a way that Modal would not accept.
-func (c *calls) recordViolation(method, what string) {
+// recordViolation records that a client has called a method in a way that Modal would not accept.
+func (c *callTracker) recordViolation(method, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.violations = append(c.violations, violation{time.Now().UTC(), method, what})
+	c.violations = append(c.violations, apiViolation{time.Now().UTC(), method, what})
 }
 
-// admit counts a call, checks its token, and returns an error that a test has injected. It is called before the first
-// message of the call is read.
-func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) error {
-	s.calls.count(path.Base(fullMethod))
+// admitCall counts a gRPC call, checks its credentials, and returns an error that a test has injected. It is called
+// before the first message of the call is read.
+func (s *Server) admitCall(ctx context.Context, fullMethod string, isStream bool) error {
+	s.calls.countCall(path.Base(fullMethod))
 	if err := s.authenticate(ctx, fullMethod, isStream); err != nil {
 		return err
 	}
 	return s.calls.nextFault(path.Base(fullMethod), false)
 }
 
-// finishCall is called with the result err of a call, and returns the error for the client. It records a violation if
-// err means that something is not implemented. If err is nil, it returns an error that a test has injected to follow
-// the effect of the call.
+// finishCall is called with the result err of a gRPC call, and returns the error for the client. If err is nil, it
+// returns an error that a test has injected to follow the effect of the call. It records a violation if err has the
+// code Unimplemented.
 func (s *Server) finishCall(method string, err error) error {
 	if status.Code(err) == codes.Unimplemented {
 		s.calls.recordViolation(method, status.Convert(err).Message())
@@ -124,13 +123,13 @@ func (s *Server) finishCall(method string, err error) error {
 	return err
 }
 
-// interceptUnary is the interceptor of unary calls.
+// interceptUnary is the gRPC interceptor that checks and counts unary calls.
 func (s *Server) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	method := path.Base(info.FullMethod)
-	if err := s.admit(ctx, info.FullMethod, false); err != nil {
+	if err := s.admitCall(ctx, info.FullMethod, false); err != nil {
 		return nil, err
 	}
-	if err := s.checkUnknown(method, request); err != nil {
+	if err := s.refuseUnknownFields(method, request); err != nil {
 		return nil, err
 	}
 	response, err := handle(ctx, request)
@@ -140,9 +139,9 @@ func (s *Server) interceptUnary(ctx context.Context, request any, info *grpc.Una
 	return response, nil
 }
 
-// interceptStream is the interceptor of streaming calls.
+// interceptStream is the gRPC interceptor that checks and counts streaming calls.
 func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := s.admit(stream.Context(), info.FullMethod, true); err != nil {
+	if err := s.admitCall(stream.Context(), info.FullMethod, true); err != nil {
 		return err
 	}
 	method := path.Base(info.FullMethod)
@@ -156,28 +155,28 @@ type checkedStream struct {
 	method string
 }
 
-// RecvMsg implements grpc.ServerStream.
+// RecvMsg receives a message, and returns an error if the message has fields that the server does not know.
 func (c *checkedStream) RecvMsg(message any) error {
 	if err := c.ServerStream.RecvMsg(message); err != nil {
 		return err
 	}
-	return c.server.checkUnknown(c.method, message)
+	return c.server.refuseUnknownFields(c.method, message)
 }
 
-// refuseUnknownMethod refuses calls of methods that are not Modal's.
+// refuseUnknownMethod handles calls of methods that Modal's API does not have. It returns an error with code
+// Unimplemented.
 func (s *Server) refuseUnknownMethod(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
 
-// checkUnknown refuses a message that has a field, at any depth, that its type
-// does not define.
-func (s *Server) checkUnknown(method string, message any) error {
+// refuseUnknownFields returns an error if a message has a field, at any depth, that its type does not define.
+func (s *Server) refuseUnknownFields(method string, message any) error {
 	known, ok := message.(proto.Message)
 	if !ok {
 		return nil
 	}
-	where := unknownField(known.ProtoReflect())
+	where := findUnknownField(known.ProtoReflect())
 	if where == "" {
 		return nil
 	}
@@ -186,9 +185,8 @@ func (s *Server) checkUnknown(method string, message any) error {
 	return status.Error(codes.InvalidArgument, what)
 }
 
-// unknownField returns the name of the first message type that has an unknown
-// field, or "".
-func unknownField(message protoreflect.Message) (where string) {
+// findUnknownField returns the name of the first message type that has an undefined field in message, or "".
+func findUnknownField(message protoreflect.Message) (where string) {
 	if len(message.GetUnknown()) > 0 {
 		return string(message.Descriptor().FullName())
 	}
@@ -197,19 +195,19 @@ func unknownField(message protoreflect.Message) (where string) {
 		case field.IsMap():
 			if field.MapValue().Message() != nil {
 				value.Map().Range(func(_ protoreflect.MapKey, entry protoreflect.Value) bool {
-					where = unknownField(entry.Message())
+					where = findUnknownField(entry.Message())
 					return where == ""
 				})
 			}
 		case field.Message() == nil:
 		case field.IsList():
 			for i := range value.List().Len() {
-				if where = unknownField(value.List().Get(i).Message()); where != "" {
+				if where = findUnknownField(value.List().Get(i).Message()); where != "" {
 					break
 				}
 			}
 		default:
-			where = unknownField(value.Message())
+			where = findUnknownField(value.Message())
 		}
 		return where == ""
 	})

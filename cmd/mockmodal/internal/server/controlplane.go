@@ -21,26 +21,26 @@ type controlPlane struct {
 	*Server
 }
 
-// environment is one of Modal's environments, which hold apps, secrets and published images.
-type environment struct{ id, name string }
+// modalEnvironment is one of Modal's environments, which hold apps, secrets and published images.
+type modalEnvironment struct{ id, name string }
 
-// app is one of Modal's apps, to which sandboxes belong.
-type app struct {
+// modalApp is one of Modal's apps, to which sandboxes belong.
+type modalApp struct {
 	id, name string
-	env      *environment
+	env      *modalEnvironment
 	created  time.Time
 }
 
-// secret is one of Modal's secrets: environment variables for sandboxes.
-type secret struct {
+// modalSecret is one of Modal's secrets: environment variables for sandboxes.
+type modalSecret struct {
 	id, name string
-	env      *environment
+	env      *modalEnvironment
 	values   map[string]string
 }
 
 // AuthTokenGet returns the token that the SDK sends with its unary calls.
 func (c *controlPlane) AuthTokenGet(context.Context, *pb.AuthTokenGetRequest) (*pb.AuthTokenGetResponse, error) {
-	return pb.AuthTokenGetResponse_builder{Token: c.sign("auth", authTokenLife)}.Build(), nil
+	return pb.AuthTokenGetResponse_builder{Token: c.signToken("auth", authTokenLifetime)}.Build(), nil
 }
 
 // ClientHello answers a client's first call.
@@ -48,9 +48,8 @@ func (c *controlPlane) ClientHello(context.Context, *emptypb.Empty) (*pb.ClientH
 	return pb.ClientHelloResponse_builder{ImageBuilderVersion: imageBuilderVersion}.Build(), nil
 }
 
-// environment returns an environment by name; "" is the default. The caller
-// holds s.mu.
-func (s *Server) environment(name string) (*environment, error) {
+// findEnvironment returns the environment with a name, or the default environment for "". The caller must hold s.mu.
+func (s *Server) findEnvironment(name string) (*modalEnvironment, error) {
 	if name == "" {
 		name = s.cfg.Environments[0]
 	}
@@ -64,12 +63,12 @@ func (s *Server) environment(name string) (*environment, error) {
 func (c *controlPlane) EnvironmentGetOrCreate(_ context.Context, r *pb.EnvironmentGetOrCreateRequest) (*pb.EnvironmentGetOrCreateResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	env, err := c.environment(r.GetDeploymentName())
+	env, err := c.findEnvironment(r.GetDeploymentName())
 	if status.Code(err) == codes.NotFound && r.GetObjectCreationType() == pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING {
-		if !environmentName.MatchString(r.GetDeploymentName()) {
+		if !environmentNamePattern.MatchString(r.GetDeploymentName()) {
 			return nil, status.Errorf(codes.InvalidArgument, "Invalid Environment name: '%s'", r.GetDeploymentName())
 		}
-		env, err = &environment{id: newID("en"), name: r.GetDeploymentName()}, nil
+		env, err = &modalEnvironment{id: newV1ID("en"), name: r.GetDeploymentName()}, nil
 		c.environments[env.name] = env
 	}
 	if err != nil {
@@ -96,8 +95,8 @@ func (c *controlPlane) EnvironmentList(context.Context, *emptypb.Empty) (*pb.Env
 	return pb.EnvironmentListResponse_builder{Items: items}.Build(), nil
 }
 
-// findApp returns an app by id. The caller holds s.mu.
-func (s *Server) findApp(id string) (*app, error) {
+// findApp returns the app with an id. The caller must hold s.mu.
+func (s *Server) findApp(id string) (*modalApp, error) {
 	if err := requireFields("app_id", id); err != nil {
 		return nil, err
 	}
@@ -107,8 +106,8 @@ func (s *Server) findApp(id string) (*app, error) {
 	return nil, status.Errorf(codes.NotFound, "App '%s' not found", id)
 }
 
-// findAppByName returns an app of an environment, or nil. The caller holds s.mu.
-func (s *Server) findAppByName(env *environment, name string) *app {
+// findAppByName returns the app with a name in an environment, or nil. The caller must hold s.mu.
+func (s *Server) findAppByName(env *modalEnvironment, name string) *modalApp {
 	for _, a := range s.apps {
 		if a.env == env && a.name == name {
 			return a
@@ -117,14 +116,14 @@ func (s *Server) findAppByName(env *environment, name string) *app {
 	return nil
 }
 
-// AppGetOrCreate returns the app of a name.
+// AppGetOrCreate returns the app with a name. If there is none, it creates one if the request allows that.
 func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateRequest) (*pb.AppGetOrCreateResponse, error) {
 	if !isObjectName(r.GetAppName()) {
 		return nil, status.Errorf(codes.InvalidArgument, "Invalid App name: '%s'", r.GetAppName())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	env, err := c.environment(r.GetEnvironmentName())
+	env, err := c.findEnvironment(r.GetEnvironmentName())
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +134,7 @@ func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateReq
 	case found == nil && kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_UNSPECIFIED:
 		return nil, status.Errorf(codes.NotFound, "App '%s' not found", r.GetAppName())
 	case found == nil:
-		found = &app{id: newID("ap"), name: r.GetAppName(), env: env, created: time.Now()}
+		found = &modalApp{id: newV1ID("ap"), name: r.GetAppName(), env: env, created: time.Now()}
 		c.apps[found.id] = found
 	}
 	return pb.AppGetOrCreateResponse_builder{
@@ -154,11 +153,11 @@ func (c *controlPlane) AppGetOrCreate(_ context.Context, r *pb.AppGetOrCreateReq
 func (c *controlPlane) SecretGetOrCreate(_ context.Context, r *pb.SecretGetOrCreateRequest) (*pb.SecretGetOrCreateResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	env, err := c.environment(r.GetEnvironmentName())
+	env, err := c.findEnvironment(r.GetEnvironmentName())
 	if err != nil {
 		return nil, err
 	}
-	var found *secret
+	var found *modalSecret
 	for _, known := range c.secrets {
 		if known.env == env && known.name != "" && known.name == r.GetDeploymentName() {
 			found = known
@@ -166,10 +165,10 @@ func (c *controlPlane) SecretGetOrCreate(_ context.Context, r *pb.SecretGetOrCre
 	}
 	switch kind := r.GetObjectCreationType(); {
 	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_EPHEMERAL:
-		found = &secret{id: newID("st"), env: env, values: r.GetEnvDict()}
+		found = &modalSecret{id: newV1ID("st"), env: env, values: r.GetEnvDict()}
 	case found != nil:
 	case kind == pb.ObjectCreationType_OBJECT_CREATION_TYPE_CREATE_IF_MISSING && isObjectName(r.GetDeploymentName()):
-		found = &secret{id: newID("st"), name: r.GetDeploymentName(), env: env, values: r.GetEnvDict()}
+		found = &modalSecret{id: newV1ID("st"), name: r.GetDeploymentName(), env: env, values: r.GetEnvDict()}
 	default:
 		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", r.GetDeploymentName())
 	}
@@ -193,9 +192,9 @@ func (c *controlPlane) SecretDelete(_ context.Context, r *pb.SecretDeleteRequest
 	return &emptypb.Empty{}, nil
 }
 
-// environ returns the environment variables of the secrets with the given ids, and then those of sources. The caller
-// must hold s.mu.
-func (s *Server) environ(ids []string, sources []*pb.SecretSource) ([]string, error) {
+// secretVariables returns the environment variables of the secrets with the given ids, followed by those of sources.
+// The caller must hold s.mu.
+func (s *Server) secretVariables(ids []string, sources []*pb.SecretSource) ([]string, error) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		sources = slices.Insert(slices.Clone(sources), 0, pb.SecretSource_builder{SecretId: &ids[i]}.Build())
 	}

@@ -25,29 +25,29 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// ownerLabel is the label of everything that a mockmodal server creates on the Docker engine. Its value is the absolute
-// path of the server's data folder.
+// ownerLabel is the label of all Docker objects that a mockmodal server creates. Its value is the absolute path of the
+// server's data folder.
 const ownerLabel = "dev.spool.mockmodal"
 
 // guestStartTimeout is the maximum time that the guest in a new container may take to listen.
 const guestStartTimeout = time.Minute
 
-// engine runs the containers of one mockmodal server on a Docker engine.
-type engine struct {
+// dockerEngine runs the containers of one mockmodal server on a Docker engine.
+type dockerEngine struct {
 	api     *client.Client
 	logger  *slog.Logger
-	owner   string // the label's value
+	owner   string // value of ownerLabel: the data folder
 	sockets string // folder with a short path: a folder for each sandbox, with the guest's socket
-	program string // this program
+	program string // path of this program
 
 	network string // id
 	gateway netip.Addr
-	names   []string // resolve to the gateway in sandboxes
+	names   []string // names that resolve to the gateway in sandboxes
 }
 
-// newEngine connects to the Docker engine, removes what servers that were killed have left on it, and creates a
-// network. The caller must hold the lock of the data folder.
-func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, error) {
+// newEngine connects to the Docker engine, removes the objects of servers that were killed, and creates a network. The
+// caller must hold the lock of the data folder.
+func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*dockerEngine, error) {
 	options := []client.Opt{client.FromEnv, client.WithAPIVersionNegotiation()}
 	if cfg.DockerHost != "" {
 		options = append(options, client.WithHost(cfg.DockerHost))
@@ -56,15 +56,15 @@ func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, e
 	if err != nil {
 		return nil, fmt.Errorf("connect to the Docker engine: %w", err)
 	}
-	program, err := staticProgram()
+	program, err := checkProgram()
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{api: api, logger: logger, owner: cfg.Data, program: program, names: cfg.GatewayNames}
+	e := &dockerEngine{api: api, logger: logger, owner: cfg.Data, program: program, names: cfg.GatewayNames}
 	if err := e.removeLeftovers(ctx); err != nil {
 		return nil, fmt.Errorf("remove what earlier servers left: %w", err)
 	}
-	if e.sockets, err = newSocketFolder(cfg.Data); err != nil {
+	if e.sockets, err = createSocketFolder(cfg.Data); err != nil {
 		return nil, err
 	}
 	if err := e.createNetwork(ctx); err != nil {
@@ -73,9 +73,9 @@ func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, e
 	return e, nil
 }
 
-// createNetwork creates the network of the sandboxes, and sets e.network and e.gateway.
-func (e *engine) createNetwork(ctx context.Context) error {
-	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+newSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.labels()})
+// createNetwork creates the Docker network of the sandboxes, and sets e.network and e.gateway.
+func (e *dockerEngine) createNetwork(ctx context.Context) error {
+	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+randomSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.ownerLabels()})
 	if err != nil {
 		return fmt.Errorf("create the sandboxes' network: %w", err)
 	}
@@ -92,17 +92,17 @@ func (e *engine) createNetwork(ctx context.Context) error {
 	return fmt.Errorf("the sandboxes' network has no gateway: %v", state.IPAM.Config)
 }
 
-// labels returns the labels of everything that this server creates on the engine.
-func (e *engine) labels() map[string]string { return map[string]string{ownerLabel: e.owner} }
+// ownerLabels returns the labels of everything that this server creates on the engine.
+func (e *dockerEngine) ownerLabels() map[string]string { return map[string]string{ownerLabel: e.owner} }
 
-// close removes everything that the server created on the Docker engine.
-func (e *engine) close(ctx context.Context) error {
-	return errors.Join(e.removeAll(ctx, e.owner), e.api.Close())
+// close removes everything that the server has created on the Docker engine.
+func (e *dockerEngine) close(ctx context.Context) error {
+	return errors.Join(e.removeServerObjects(ctx, e.owner), e.api.Close())
 }
 
-// removeImages removes the images that a filter selects. The engine removes an image only after the images that were
-// built on it, so removeImages repeats its pass until no image is left or none was removed.
-func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
+// removeImages removes the Docker images that a filter selects. The engine removes an image only after the images that
+// were built on it, so removeImages makes further passes until no image is left or a pass removed none.
+func (e *dockerEngine) removeImages(ctx context.Context, mine filters.Args) error {
 	for before := -1; ; {
 		images, err := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: mine})
 		if err != nil {
@@ -121,8 +121,8 @@ func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
 	}
 }
 
-// remove kills and removes a container, and waits until it is gone.
-func (e *engine) remove(ctx context.Context, id string) error {
+// removeContainer kills and removes a container, and returns when it is gone.
+func (e *dockerEngine) removeContainer(ctx context.Context, id string) error {
 	err := e.api.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
 	if errdefs.IsConflict(err) { // it is being removed already
 		gone, failed := e.api.ContainerWait(ctx, id, container.WaitConditionRemoved)
@@ -135,14 +135,13 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
-// removeImage removes an image, but not the images on which it was built.
-func (e *engine) removeImage(ctx context.Context, id string) error {
+// removeImage removes a Docker image, but not the images on which it was built.
+func (e *dockerEngine) removeImage(ctx context.Context, id string) error {
 	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true})
 	return ignoreMissing(err)
 }
 
-// ignoreMissing returns nil for the error of the Docker engine that an object does not exist, and any other error
-// unchanged.
+// ignoreMissing returns nil if err means that an object does not exist on the Docker engine, and otherwise err.
 func ignoreMissing(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -150,8 +149,8 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// resolve returns the Docker engine's id of the image with a registry reference. It does not pull the image.
-func (e *engine) resolve(ctx context.Context, reference string) (string, error) {
+// findImageID returns the id that the Docker engine has for an image reference. It does not pull the image.
+func (e *dockerEngine) findImageID(ctx context.Context, reference string) (string, error) {
 	found, err := e.api.ImageInspect(ctx, reference)
 	return found.ID, err
 }
@@ -161,44 +160,44 @@ type containerSpec struct {
 	sandbox string // id
 	image   string // the engine's id
 	network bool
-	nanoCPU int64 // 0 for no limit
+	nanoCPU int64 // CPU limit in billionths of a CPU; 0 for no limit
 	memory  int64 // bytes; 0 for no limit
 }
 
 // sandboxContainer is the running container of a sandbox.
 type sandboxContainer struct {
 	id     string
-	pid    int    // on the server's machine
-	folder string // on the server's machine; guest.Folder in the container
+	pid    int    // process id of the container's main process on the server's machine
+	folder string // on the server's machine; guest.MountPath in the container
 	dir    string // working directory of the image
 	lease  net.Conn
 }
 
-// run creates and starts a container, and returns when the guest in it listens.
-func (e *engine) run(ctx context.Context, spec containerSpec) (*sandboxContainer, error) {
-	folder := filepath.Join(e.sockets, newSuffix(10))
+// runContainer creates and starts the container of a sandbox, and returns when the guest in the container listens.
+func (e *dockerEngine) runContainer(ctx context.Context, spec containerSpec) (*sandboxContainer, error) {
+	folder := filepath.Join(e.sockets, randomSuffix(10))
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	made, err := e.create(context.WithoutCancel(ctx), spec, folder) // a cancelled call might leave a container of unknown id
+	made, err := e.createContainer(context.WithoutCancel(ctx), spec, folder) // a cancelled call might leave a container of unknown id
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
 	b := &sandboxContainer{id: made, folder: folder}
-	if err := e.start(ctx, b); err != nil {
-		return nil, errors.Join(err, e.discard(context.WithoutCancel(ctx), b))
+	if err := e.startContainer(ctx, b); err != nil {
+		return nil, errors.Join(err, e.discardContainer(context.WithoutCancel(ctx), b))
 	}
 	return b, nil
 }
 
-// create creates a container that is not started, and returns its id. folder is mounted as guest.Folder.
-func (e *engine) create(ctx context.Context, spec containerSpec, folder string) (string, error) {
+// createContainer creates a container without starting it, and returns its id. folder is mounted as guest.MountPath.
+func (e *dockerEngine) createContainer(ctx context.Context, spec containerSpec, folder string) (string, error) {
 	withInit := true
 	host := &container.HostConfig{
 		Init: &withInit,
 		Mounts: []mount.Mount{
-			{Type: mount.TypeBind, Source: e.program, Target: guest.Binary, ReadOnly: true},
-			{Type: mount.TypeBind, Source: folder, Target: guest.Folder},
+			{Type: mount.TypeBind, Source: e.program, Target: guest.BinaryPath, ReadOnly: true},
+			{Type: mount.TypeBind, Source: folder, Target: guest.MountPath},
 		},
 		NetworkMode: "none",
 		Resources:   container.Resources{NanoCPUs: spec.nanoCPU, Memory: spec.memory},
@@ -210,15 +209,15 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 		}
 	}
 	config := &container.Config{
-		Image: spec.image, User: "0:0", Labels: e.labels(), Hostname: "modal",
-		Entrypoint: []string{guest.Binary, "guest"}, Cmd: []string{},
+		Image: spec.image, User: "0:0", Labels: e.ownerLabels(), Hostname: "modal",
+		Entrypoint: []string{guest.BinaryPath, "guest"}, Cmd: []string{},
 	}
 	made, err := e.api.ContainerCreate(ctx, config, host, nil, nil, "mockmodal-"+strings.ToLower(spec.sandbox))
 	return made.ID, err
 }
 
-// start starts a container and opens the connection that keeps its guest running, b.lease.
-func (e *engine) start(ctx context.Context, b *sandboxContainer) error {
+// startContainer starts a container, and opens the connection b.lease, which keeps the guest in the container running.
+func (e *dockerEngine) startContainer(ctx context.Context, b *sandboxContainer) error {
 	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
 	}
@@ -227,31 +226,31 @@ func (e *engine) start(ctx context.Context, b *sandboxContainer) error {
 		return err
 	}
 	b.pid, b.dir = state.State.Pid, state.Config.WorkingDir
-	b.lease, err = b.dial(ctx, guest.Request{Lease: true})
+	b.lease, err = b.dialGuest(ctx, guest.Request{Lease: true})
 	return err
 }
 
-// discard kills and removes a container, and removes its folder on this machine.
-func (e *engine) discard(ctx context.Context, b *sandboxContainer) error {
+// discardContainer kills and removes a container, and removes its folder on this machine.
+func (e *dockerEngine) discardContainer(ctx context.Context, b *sandboxContainer) error {
 	if b.lease != nil {
 		_ = b.lease.Close() // the container is killed anyway
 	}
-	return errors.Join(e.remove(ctx, b.id), os.RemoveAll(b.folder))
+	return errors.Join(e.removeContainer(ctx, b.id), os.RemoveAll(b.folder))
 }
 
-// dial connects to the guest and sends the request. It waits for the guest of a new container, which may not listen
-// yet.
-func (b *sandboxContainer) dial(ctx context.Context, request guest.Request) (net.Conn, error) {
+// dialGuest connects to the guest of the container and sends it the request. If the container is new, dialGuest waits
+// until the guest listens.
+func (b *sandboxContainer) dialGuest(ctx context.Context, request guest.Request) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, guestStartTimeout)
 	defer cancel()
-	socket := filepath.Join(b.folder, filepath.Base(guest.Socket))
+	socket := filepath.Join(b.folder, filepath.Base(guest.SocketPath))
 	for {
 		var dialer net.Dialer
 		conn, err := dialer.DialContext(ctx, "unix", socket)
 		if err == nil {
 			return conn, guest.WriteRequest(conn, request)
 		}
-		if reason, readErr := os.ReadFile(filepath.Join(b.folder, filepath.Base(guest.ErrorFile))); readErr == nil {
+		if reason, readErr := os.ReadFile(filepath.Join(b.folder, filepath.Base(guest.ErrorFilePath))); readErr == nil {
 			return nil, fmt.Errorf("the container's first process failed: %s", reason)
 		}
 		if request.Exec != nil { // the guest has listened before: it is gone
@@ -265,28 +264,29 @@ func (b *sandboxContainer) dial(ctx context.Context, request guest.Request) (net
 	}
 }
 
-// commit creates an image from a container's file system, and returns the image's id.
-func (e *engine) commit(ctx context.Context, id string) (string, error) {
+// commitContainer creates an image from a container's file system, and returns the image's id.
+func (e *dockerEngine) commitContainer(ctx context.Context, id string) (string, error) {
 	changes := []string{fmt.Sprintf("LABEL %s=%q", ownerLabel, e.owner)}
 	made, err := e.api.ContainerCommit(ctx, id, container.CommitOptions{Pause: true, Changes: changes})
 	return made.ID, err
 }
 
-// outOfMemory reports whether the kernel killed a process of the container because the container had no memory left.
-func (e *engine) outOfMemory(ctx context.Context, id string) bool {
+// ranOutOfMemory reports whether the kernel has killed a process of the container because the container had no memory
+// left.
+func (e *dockerEngine) ranOutOfMemory(ctx context.Context, id string) bool {
 	state, err := e.api.ContainerInspect(ctx, id)
 	return err == nil && state.State.OOMKilled
 }
 
-// rule allows outgoing connections from a container to a network.
-type rule struct {
+// egressRule allows outgoing connections of a container to a network, on one TCP port or on all.
+type egressRule struct {
 	network netip.Prefix
-	port    int // of TCP; 0 for everything
+	port    int // TCP port; 0 means all ports and protocols
 }
 
-// addresses returns the addresses of a name in a domain allowlist. It refuses wildcards, which Modal supports because
-// it compares the name in the TLS handshake instead of addresses.
-func (e *engine) addresses(ctx context.Context, name string) ([]netip.Addr, error) {
+// resolveAllowedName returns the IP addresses of a name in a sandbox's allowlist of domains. It returns an error for
+// wildcards. Modal supports wildcards, because it compares the name in the TLS handshake and not addresses.
+func (e *dockerEngine) resolveAllowedName(ctx context.Context, name string) ([]netip.Addr, error) {
 	if e.isGatewayName(name) {
 		return []netip.Addr{e.gateway}, nil
 	}
@@ -296,8 +296,8 @@ func (e *engine) addresses(ctx context.Context, name string) ([]netip.Addr, erro
 	return net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 }
 
-// isGatewayName reports whether a name is one of those that resolve to the network's gateway in sandboxes.
-func (e *engine) isGatewayName(name string) bool {
+// isGatewayName reports whether sandboxes resolve name to the gateway of their network.
+func (e *dockerEngine) isGatewayName(name string) bool {
 	for _, known := range e.names {
 		if strings.EqualFold(known, name) {
 			return true
@@ -306,9 +306,9 @@ func (e *engine) isGatewayName(name string) bool {
 	return false
 }
 
-// allow restricts the container's outgoing connections to what the rules allow.
-// Connections that were open and are not allowed any more are reset.
-func (e *engine) allow(ctx context.Context, b *sandboxContainer, allowed []rule) error {
+// restrictEgress allows only the outgoing connections of a container that the rules allow. Open connections that are no
+// longer allowed are reset.
+func (e *dockerEngine) restrictEgress(ctx context.Context, b *sandboxContainer, allowed []egressRule) error {
 	rules := []string{"*filter", ":INPUT ACCEPT", ":FORWARD DROP", ":OUTPUT DROP", "-A OUTPUT -o lo -j ACCEPT"}
 	for _, r := range allowed {
 		if !r.network.Addr().Is4() {
@@ -329,8 +329,8 @@ func (e *engine) allow(ctx context.Context, b *sandboxContainer, allowed []rule)
 	return nil
 }
 
-// marshal is json.Marshal for values that cannot fail.
-func marshal(value any) []byte {
+// mustMarshal returns the JSON of a value whose encoding cannot fail.
+func mustMarshal(value any) []byte {
 	data, err := json.Marshal(value)
 	if err != nil {
 		panic(err)

@@ -17,24 +17,24 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// image is one of Modal's images, which is from a registry or is a snapshot of a sandbox.
-type image struct {
+// modalImage is one of Modal's images: an image from a registry, or a snapshot of a sandbox.
+type modalImage struct {
 	id         string
-	definition string    // digest of what it is built from; "" for a snapshot
-	reference  string    // in a registry; "" for a snapshot
-	docker     string    // the engine's id; "" before it is built, and for a snapshot of a directory
-	isSnapshot bool      // the engine's image belongs to this one
+	definition string    // digest of the definition from which the image is built; "" for a snapshot
+	reference  string    // name of the image in a registry; "" for a snapshot
+	docker     string    // id of the image on the Docker engine; "" before it is built, and for a snapshot of a directory
+	isSnapshot bool      // the image on the Docker engine is removed with this image
 	archive    string    // tar file of a snapshot of a directory
-	expires    time.Time // zero: never
+	expires    time.Time // time from which the image is expired; zero means never
 	built      chan struct{}
-	failure    string // of the build
+	failure    string // error of the build; "" if it succeeded
 }
 
 // isExpired reports whether the time for which the image is kept has passed.
-func (i *image) isExpired() bool { return !i.expires.IsZero() && time.Now().After(i.expires) }
+func (i *modalImage) isExpired() bool { return !i.expires.IsZero() && time.Now().After(i.expires) }
 
-// findImage returns an image by id. The caller holds s.mu.
-func (s *Server) findImage(id string) (*image, error) {
+// findImage returns the image with an id. The caller must hold s.mu.
+func (s *Server) findImage(id string) (*modalImage, error) {
 	if err := requireFields("image_id", id); err != nil {
 		return nil, err
 	}
@@ -44,8 +44,8 @@ func (s *Server) findImage(id string) (*image, error) {
 	return nil, status.Errorf(codes.NotFound, "Image '%s' not found", id)
 }
 
-// ImageGetOrCreate returns the image of a definition. If the image is new, it returns before the image is built; the
-// client waits for that with ImageJoinStreaming.
+// ImageGetOrCreate returns the image with the definition in the request. It does not wait until a new image is built;
+// the client waits with ImageJoinStreaming.
 func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreateRequest) (*pb.ImageGetOrCreateResponse, error) {
 	if err := refuseOtherFields(r, "app_id,image,builder_version,force_build"); err != nil {
 		return nil, err
@@ -64,22 +64,22 @@ func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreat
 	if id := r.GetImage().GetImageRegistryConfig().GetSecretId(); id != "" && c.secrets[id] == nil {
 		return nil, status.Errorf(codes.NotFound, "Secret '%s' not found", id)
 	}
-	found, err := c.imageOf(r)
+	found, err := c.findOrBuildImage(r)
 	if err != nil {
 		return nil, err
 	}
 	response := pb.ImageGetOrCreateResponse_builder{ImageId: found.id}
 	select {
 	case <-found.built:
-		response.Result = found.result()
+		response.Result = found.buildResult()
 	default:
 	}
 	return response.Build(), nil
 }
 
-// imageOf returns the image of a definition. If there is none, or its last build failed, imageOf starts to build it.
-// The caller must hold s.mu.
-func (s *Server) imageOf(r *pb.ImageGetOrCreateRequest) (*image, error) {
+// findOrBuildImage returns the image with the definition in the request. If there is none, or its last build failed,
+// findOrBuildImage starts a build. The caller must hold s.mu.
+func (s *Server) findOrBuildImage(r *pb.ImageGetOrCreateRequest) (*modalImage, error) {
 	commands := r.GetImage().GetDockerfileCommands()
 	if len(commands) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "dockerfile_commands is required")
@@ -107,16 +107,16 @@ func (s *Server) imageOf(r *pb.ImageGetOrCreateRequest) (*image, error) {
 			return known, nil
 		}
 	}
-	made := &image{id: newID("im"), definition: definition, reference: from, built: make(chan struct{})}
+	made := &modalImage{id: newV1ID("im"), definition: definition, reference: from, built: make(chan struct{})}
 	s.images[made.id] = made
-	go s.build(made)
+	go s.buildImage(made)
 	return made, nil
 }
 
-// build sets the id of the Docker engine's image for a new image, or the failure if the engine has no such image, and
-// then closes i.built.
-func (s *Server) build(i *image) {
-	id, err := s.engine.resolve(context.Background(), i.reference)
+// buildImage sets the Docker image of a new image, or its failure if the engine has no such image, and then closes
+// i.built.
+func (s *Server) buildImage(i *modalImage) {
+	id, err := s.engine.findImageID(context.Background(), i.reference)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i.docker = id
@@ -129,16 +129,16 @@ func (s *Server) build(i *image) {
 	close(i.built)
 }
 
-// result returns the result of a finished build.
-func (i *image) result() *pb.GenericResult {
+// buildResult returns the result of the image's build, which must have ended.
+func (i *modalImage) buildResult() *pb.GenericResult {
 	if i.failure != "" {
 		return pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_FAILURE, Exception: i.failure}.Build()
 	}
 	return pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_SUCCESS}.Build()
 }
 
-// ImageJoinStreaming sends the log and the result of a build. Without a result
-// within the timeout it ends, and the client calls again.
+// ImageJoinStreaming sends the log and the result of an image's build. If the build does not end within the timeout,
+// the stream ends without a result, and the client calls again.
 func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, stream grpc.ServerStreamingServer[pb.ImageJoinStreamingResponse]) error {
 	c.mu.Lock()
 	found := c.images[r.GetImageId()]
@@ -156,15 +156,17 @@ func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, strea
 	select {
 	case <-stream.Context().Done():
 		return status.FromContextError(stream.Context().Err()).Err()
-	case <-time.After(seconds(r.GetTimeout())):
+	case <-time.After(secondsToDuration(r.GetTimeout())):
 		return nil
 	case <-found.built:
-		return stream.Send(pb.ImageJoinStreamingResponse_builder{EntryId: "2-0", Result: found.result(), Eof: true}.Build())
+		return stream.Send(pb.ImageJoinStreamingResponse_builder{EntryId: "2-0", Result: found.buildResult(), Eof: true}.Build())
 	}
 }
 
-// seconds converts a number of seconds to a duration.
-func seconds(s float32) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
+// secondsToDuration converts seconds to a duration.
+func secondsToDuration(s float32) time.Duration {
+	return time.Duration(float64(s) * float64(time.Second))
+}
 
 // ImageFromId reports whether an image exists.
 func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) (*pb.ImageFromIdResponse, error) {
@@ -177,17 +179,17 @@ func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) 
 	return pb.ImageFromIdResponse_builder{ImageId: found.id}.Build(), nil
 }
 
-// publishedKey returns the key in s.published for an environment and the name of an image in it. The caller must hold
-// s.mu.
-func (s *Server) publishedKey(envName, tag string) (string, error) {
-	parts := imageTag.FindStringSubmatch(tag)
+// publishedImageKey returns the key in s.published for an environment and the name of an image in it. The caller must
+// hold s.mu.
+func (s *Server) publishedImageKey(envName, tag string) (string, error) {
+	parts := imageTagPattern.FindStringSubmatch(tag)
 	if parts == nil || strings.HasPrefix(parts[2], "im-") {
 		return "", status.Errorf(codes.InvalidArgument, "Invalid Image name: '%s'", tag)
 	}
 	if parts[1] != "" {
 		return "", status.Errorf(codes.Unimplemented, "mockmodal does not implement image names with a namespace: %s", tag)
 	}
-	env, err := s.environment(envName)
+	env, err := s.findEnvironment(envName)
 	if err != nil {
 		return "", err
 	}
@@ -202,19 +204,19 @@ func (c *controlPlane) ImagePublish(_ context.Context, r *pb.ImagePublishRequest
 	if err != nil {
 		return nil, err
 	}
-	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	key, err := c.publishedImageKey(r.GetEnvironmentName(), r.GetTag())
 	if err != nil {
 		return nil, err
 	}
 	c.published[key] = found
-	return pb.ImagePublishResponse_builder{ImageId: found.id, RevisionId: newID("ir")}.Build(), nil
+	return pb.ImagePublishResponse_builder{ImageId: found.id, RevisionId: newV1ID("ir")}.Build(), nil
 }
 
 // ImageGetByTag returns the image of a published name.
 func (c *controlPlane) ImageGetByTag(_ context.Context, r *pb.ImageGetByTagRequest) (*pb.ImageGetByTagResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key, err := c.publishedKey(r.GetEnvironmentName(), r.GetTag())
+	key, err := c.publishedImageKey(r.GetEnvironmentName(), r.GetTag())
 	if err != nil {
 		return nil, err
 	}
@@ -243,8 +245,8 @@ func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest
 	return &emptypb.Empty{}, c.discardImage(ctx, found)
 }
 
-// unregisterImage removes an image and its names from the registry. The caller holds s.mu.
-func (s *Server) unregisterImage(i *image) {
+// unregisterImage removes an image and its published names from the server's records. The caller must hold s.mu.
+func (s *Server) unregisterImage(i *modalImage) {
 	delete(s.images, i.id)
 	for key, named := range s.published {
 		if named == i {
@@ -253,9 +255,9 @@ func (s *Server) unregisterImage(i *image) {
 	}
 }
 
-// discardImage removes the content of a snapshot. Content that a container still uses is removed when the server ends.
-// discardImage does nothing for an image from a registry.
-func (s *Server) discardImage(ctx context.Context, i *image) error {
+// discardImage removes the content of a snapshot from disk and from the Docker engine. Content that a container still
+// uses is removed when the server ends. discardImage does nothing for an image from a registry.
+func (s *Server) discardImage(ctx context.Context, i *modalImage) error {
 	if i.archive != "" {
 		return os.Remove(i.archive)
 	}

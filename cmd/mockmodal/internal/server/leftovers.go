@@ -15,15 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile is the name of the file in a data folder on which a server holds a lock as long as it runs.
-const lockFile = "lock"
+// lockFileName is the name of the file in a data folder that a server keeps locked while it runs.
+const lockFileName = "lock"
 
-// ownerFile is the name of the file in a folder of sockets that contains the path of the server's data folder.
-const ownerFile = "owner"
+// ownerFileName is the name of the file in a folder of sockets that contains the path of the owning server's data
+// folder.
+const ownerFileName = "owner"
 
-// lock locks a data folder until the returned file is closed. It returns an error if another server holds the lock.
-func lock(data string) (*os.File, error) {
-	file, err := os.OpenFile(filepath.Join(data, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+// lockDataFolder locks a data folder until the returned file is closed. It returns an error if another server holds the
+// lock.
+func lockDataFolder(data string) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(data, lockFileName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -33,12 +35,13 @@ func lock(data string) (*os.File, error) {
 	return file, nil
 }
 
-// isServed reports whether a server runs on a data folder. It reports true if the folder exists but cannot be read.
-func isServed(data string) bool {
+// hasRunningServer reports whether a mockmodal server runs on a data folder. It also returns true if the folder exists
+// but cannot be read.
+func hasRunningServer(data string) bool {
 	if _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	file, err := os.Open(filepath.Join(data, lockFile))
+	file, err := os.Open(filepath.Join(data, lockFileName))
 	if err != nil {
 		return true
 	}
@@ -46,37 +49,37 @@ func isServed(data string) bool {
 	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
-// newSocketFolder creates the folder for the guests' sockets. It is not in the data folder, because the path of a Unix
-// socket must be short.
-func newSocketFolder(data string) (string, error) {
+// createSocketFolder creates the folder for the Unix sockets of guests. The folder is outside of the data folder,
+// because the path of a Unix socket must be short.
+func createSocketFolder(data string) (string, error) {
 	folder, err := os.MkdirTemp("", "mockmodal-")
 	if err != nil {
 		return "", err
 	}
-	return folder, os.WriteFile(filepath.Join(folder, ownerFile), []byte(data), 0o600)
+	return folder, os.WriteFile(filepath.Join(folder, ownerFileName), []byte(data), 0o600)
 }
 
-// removeLeftovers removes everything that killed servers have left: the former server of this data folder, and servers
-// of other data folders that no longer run.
-func (e *engine) removeLeftovers(ctx context.Context) error {
-	owners, err := e.dataFolders(ctx)
+// removeLeftovers removes the Docker objects and folders of servers that were killed: of the last server on this data
+// folder, and of servers on other data folders that no longer run.
+func (e *dockerEngine) removeLeftovers(ctx context.Context) error {
+	owners, err := e.findDataFolders(ctx)
 	if err != nil {
 		return err
 	}
 	for owner := range owners {
-		if owner == e.owner || isServed(owner) {
+		if owner == e.owner || hasRunningServer(owner) {
 			continue
 		}
-		if err := e.removeAll(ctx, owner); err != nil { // another server may remove the same things
+		if err := e.removeServerObjects(ctx, owner); err != nil { // another server may remove the same objects at the same time
 			e.logger.Warn("remove what a killed server left", "data", owner, "error", err)
 		}
 	}
-	return e.removeAll(ctx, e.owner)
+	return e.removeServerObjects(ctx, e.owner)
 }
 
-// dataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets
-// on this machine.
-func (e *engine) dataFolders(ctx context.Context) (map[string]bool, error) {
+// findDataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of
+// sockets on this machine.
+func (e *dockerEngine) findDataFolders(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
 	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: marked})
@@ -91,17 +94,17 @@ func (e *engine) dataFolders(ctx context.Context) (map[string]bool, error) {
 	for _, i := range images {
 		owners[i.Labels[ownerLabel]] = true
 	}
-	for _, owner := range socketFolders() {
+	for _, owner := range findSocketFolders() {
 		owners[owner] = true
 	}
 	return owners, errors.Join(err, listErr, imageErr)
 }
 
-// socketFolders returns the folders of sockets on this machine, each with the data folder of the server that created
+// findSocketFolders returns the folders of sockets on this machine, each with the data folder of the server that created
 // it.
-func socketFolders() map[string]string {
+func findSocketFolders() map[string]string {
 	found := map[string]string{}
-	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFile)) // the pattern is valid
+	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFileName)) // the pattern is valid
 	for _, file := range files {
 		if owner, err := os.ReadFile(file); err == nil {
 			found[filepath.Dir(file)] = string(owner)
@@ -110,22 +113,23 @@ func socketFolders() map[string]string {
 	return found
 }
 
-// removeAll removes the containers, networks, images and folders of sockets of the server with the data folder owner.
-func (e *engine) removeAll(ctx context.Context, owner string) error {
+// removeServerObjects removes the containers, networks, images and folders of sockets of the server with the data
+// folder owner.
+func (e *dockerEngine) removeServerObjects(ctx context.Context, owner string) error {
 	mine := filters.NewArgs(filters.Arg("label", ownerLabel+"="+owner))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
 	if err != nil {
 		return fmt.Errorf("list containers: %w", err)
 	}
 	for _, c := range containers {
-		err = errors.Join(err, e.remove(ctx, c.ID))
+		err = errors.Join(err, e.removeContainer(ctx, c.ID))
 	}
 	networks, listErr := e.api.NetworkList(ctx, network.ListOptions{Filters: mine})
 	err = errors.Join(err, listErr)
 	for _, n := range networks {
 		err = errors.Join(err, ignoreMissing(e.api.NetworkRemove(ctx, n.ID)))
 	}
-	for folder, its := range socketFolders() {
+	for folder, its := range findSocketFolders() {
 		if its == owner {
 			err = errors.Join(err, os.RemoveAll(folder))
 		}

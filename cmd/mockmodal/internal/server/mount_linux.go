@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount mounts folder, a path in the container, over another path in the container.
-func (b *sandboxContainer) mount(folder, path string) error {
+// bindMount mounts a folder of the container over another path of the container.
+func (b *sandboxContainer) bindMount(folder, path string) error {
 	return b.inMountNamespace(func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
@@ -18,7 +18,7 @@ func (b *sandboxContainer) mount(folder, path string) error {
 	})
 }
 
-// unmount removes the last mount over a path in the container.
+// unmount removes the topmost mount over a path in the container.
 func (b *sandboxContainer) unmount(path string) error {
 	return b.inMountNamespace(func() error { return unix.Unmount(path, unix.MNT_DETACH) })
 }

@@ -15,28 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is a listener that can be switched off and on again, and whose
-// connections can be slowed down. While it is off, connections are refused.
-type port struct {
+// switchablePort is a net.Listener that tests can turn off and on again, and whose connections they can slow down.
+// While it is off, connections are refused.
+type switchablePort struct {
 	address  netip.AddrPort
 	reserved int // socket that is bound to the port and never listens, so that nothing else takes the port
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced when listener changes
-	listener net.Listener  // nil while off
+	listener net.Listener  // nil while the port is off
 	conns    map[net.Conn]struct{}
 	oneWay   time.Duration
 	closed   bool
 }
 
-// openPort reserves an address and listens on it. Port 0 means any free one.
-func openPort(address netip.AddrPort) (*port, error) {
+// openPort binds an address and listens on it. Port 0 means any free port.
+func openPort(address netip.AddrPort) (*switchablePort, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("reserve the port: %w", err)
 	}
-	p := &port{reserved: fd, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}}
-	if err := p.reserve(address); err != nil {
+	p := &switchablePort{reserved: fd, changed: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	if err := p.bindAddress(address); err != nil {
 		return nil, errors.Join(fmt.Errorf("reserve %s: %w", address, err), unix.Close(fd))
 	}
 	if err := p.turnOn(); err != nil {
@@ -45,9 +45,10 @@ func openPort(address netip.AddrPort) (*port, error) {
 	return p, nil
 }
 
-// reserve binds a socket that never listens to the address, and sets address to the one that was bound.
-func (p *port) reserve(address netip.AddrPort) error {
-	if err := sharePort(p.reserved); err != nil {
+// bindAddress binds a socket that never listens to the address, so that no other process takes the port while it is
+// off. It sets p.address to the bound address.
+func (p *switchablePort) bindAddress(address netip.AddrPort) error {
+	if err := enablePortSharing(p.reserved); err != nil {
 		return err
 	}
 	var want unix.Sockaddr = &unix.SockaddrInet4{Port: int(address.Port()), Addr: address.Addr().As4()}
@@ -62,11 +63,13 @@ func (p *port) reserve(address netip.AddrPort) error {
 	return nil
 }
 
-// sharePort makes the kernel allow several sockets on the port of a socket.
-func sharePort(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+// enablePortSharing lets several sockets bind to the port of the socket fd.
+func enablePortSharing(fd int) error {
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+}
 
-// turnOn makes the port listen again. It does nothing if the port listens already or is closed.
-func (p *port) turnOn() error {
+// turnOn makes the port listen again. It does nothing if the port already listens or is closed.
+func (p *switchablePort) turnOn() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.listener != nil || p.closed {
@@ -74,7 +77,7 @@ func (p *port) turnOn() error {
 	}
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var failed error
-		err := raw.Control(func(fd uintptr) { failed = sharePort(int(fd)) })
+		err := raw.Control(func(fd uintptr) { failed = enablePortSharing(int(fd)) })
 		return errors.Join(err, failed)
 	}}
 	listener, err := config.Listen(context.Background(), "tcp", p.address.String())
@@ -82,17 +85,17 @@ func (p *port) turnOn() error {
 		return fmt.Errorf("listen on %s: %w", p.address, err)
 	}
 	p.listener = listener
-	p.notify()
+	p.wakeWaiters()
 	return nil
 }
 
-// turnOff stops listening and cuts all connections.
-func (p *port) turnOff() {
+// turnOff stops listening and closes all connections.
+func (p *switchablePort) turnOff() {
 	p.mu.Lock()
 	if p.listener != nil {
 		_ = p.listener.Close()
 		p.listener = nil
-		p.notify()
+		p.wakeWaiters()
 	}
 	conns := slices.Collect(maps.Keys(p.conns))
 	p.mu.Unlock()
@@ -101,14 +104,14 @@ func (p *port) turnOff() {
 	}
 }
 
-// notify wakes the callers that wait for a change. The caller holds mu.
-func (p *port) notify() {
+// wakeWaiters wakes the calls of Accept that wait until the port is turned on or closed. The caller must hold mu.
+func (p *switchablePort) wakeWaiters() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
 // Accept implements net.Listener. While the port is off, Accept waits.
-func (p *port) Accept() (net.Conn, error) {
+func (p *switchablePort) Accept() (net.Conn, error) {
 	for {
 		p.mu.Lock()
 		listener, changed, closed := p.listener, p.changed, p.closed
@@ -122,7 +125,7 @@ func (p *port) Accept() (net.Conn, error) {
 		}
 		conn, err := listener.Accept()
 		if err == nil {
-			return p.track(conn), nil
+			return p.wrapConn(conn), nil
 		}
 		if !errors.Is(err, net.ErrClosed) {
 			return nil, err
@@ -131,7 +134,7 @@ func (p *port) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener. It may be called more than once.
-func (p *port) Close() error {
+func (p *switchablePort) Close() error {
 	p.turnOff()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,29 +142,29 @@ func (p *port) Close() error {
 		return nil
 	}
 	p.closed = true
-	p.notify()
+	p.wakeWaiters()
 	return unix.Close(p.reserved)
 }
 
 // Addr implements net.Listener.
-func (p *port) Addr() net.Addr { return net.TCPAddrFromAddrPort(p.address) }
+func (p *switchablePort) Addr() net.Addr { return net.TCPAddrFromAddrPort(p.address) }
 
-// setLatency delays every byte in each direction, in order.
-func (p *port) setLatency(oneWay time.Duration) {
+// setLatency sets the time by which each direction of every connection delays data.
+func (p *switchablePort) setLatency(oneWay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.oneWay = oneWay
 }
 
-// latency returns the present delay of each direction.
-func (p *port) latency() time.Duration {
+// latency returns the time by which each direction of a connection delays data.
+func (p *switchablePort) latency() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.oneWay
 }
 
-// track wraps an accepted connection, so that the port's latency applies to it and turnOff closes it.
-func (p *port) track(raw net.Conn) net.Conn {
+// wrapConn returns an accepted connection with the latency of the port. turnOff closes the connection.
+func (p *switchablePort) wrapConn(raw net.Conn) net.Conn {
 	conn := newSlowConn(raw, p)
 	p.mu.Lock()
 	isOff := p.listener == nil // switched off meanwhile
@@ -173,8 +176,8 @@ func (p *port) track(raw net.Conn) net.Conn {
 	return conn
 }
 
-// forget removes a connection that was closed.
-func (p *port) forget(conn net.Conn) {
+// forgetConn removes a closed connection from the list of open ones.
+func (p *switchablePort) forgetConn(conn net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.conns, conn)

@@ -17,37 +17,38 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// process is an exec of a sandbox, or its entrypoint.
-type process struct {
+// sandboxProcess is a process in a sandbox: its entrypoint, or one that a client has started with exec.
+type sandboxProcess struct {
 	conn    net.Conn
-	sending sync.Mutex // serialises frames
+	sending sync.Mutex // held while a frame is sent
 
 	stdin          *inputQueue
 	stdout, stderr *outputLog
-	window         chan struct{} // a slot for each Stdin frame that is not confirmed
+	window         chan struct{} // a slot for each FrameStdin that is not confirmed
 
 	done  chan struct{} // closed when exit is set
-	exit  guest.Exit
+	exit  guest.ExitResult
 	ended chan struct{} // closed when the streams have ended too
 }
 
-// startProcess starts a process in a container. It stores the process's output in files whose names begin with prefix.
-func startProcess(ctx context.Context, b *sandboxContainer, spec guest.Exec, prefix string) (*process, error) {
-	conn, err := b.dial(ctx, guest.Request{Exec: &spec})
+// startProcess starts a process in a container. It stores the output of the process in files whose names begin with
+// prefix.
+func startProcess(ctx context.Context, b *sandboxContainer, spec guest.ExecSpec, prefix string) (*sandboxProcess, error) {
+	conn, err := b.dialGuest(ctx, guest.Request{Exec: &spec})
 	if err != nil {
 		return nil, err
 	}
-	p := &process{
+	p := &sandboxProcess{
 		conn: conn, stdin: newInputQueue(), stdout: newOutputLog(prefix + ".stdout"), stderr: newOutputLog(prefix + ".stderr"),
-		window: make(chan struct{}, guest.StdinWindow), done: make(chan struct{}), ended: make(chan struct{}),
+		window: make(chan struct{}, guest.MaxUnconfirmedStdin), done: make(chan struct{}), ended: make(chan struct{}),
 	}
 	reader := bufio.NewReaderSize(conn, 64<<10)
 	kind, data, err := guest.ReadFrame(reader)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	if kind == guest.Exited { // it did not start
-		p.finish(data)
+	if kind == guest.FrameExited { // the process did not start
+		p.setExit(data)
 		if err := p.stderr.append([]byte(p.exit.Error + "\n")); err != nil {
 			return nil, err
 		}
@@ -65,9 +66,9 @@ func startProcess(ctx context.Context, b *sandboxContainer, spec guest.Exec, pre
 	return p, nil
 }
 
-// readFrames handles the guest's frames about the process, until the process and its streams have ended. If the
-// connection ends before that, the container is gone.
-func (p *process) readFrames(reader io.Reader) {
+// readFrames handles the frames that the guest sends about the process, until the process and its streams have ended.
+// If the connection ends before that, the container is gone.
+func (p *sandboxProcess) readFrames(reader io.Reader) {
 	defer p.closeStreams()
 	for {
 		kind, data, err := guest.ReadFrame(reader)
@@ -75,14 +76,14 @@ func (p *process) readFrames(reader io.Reader) {
 			return
 		}
 		switch kind {
-		case guest.Stdout:
-			err = p.stdout.receive(data)
-		case guest.Stderr:
-			err = p.stderr.receive(data)
-		case guest.StdinRead:
+		case guest.FrameStdout:
+			err = p.stdout.appendOrEnd(data)
+		case guest.FrameStderr:
+			err = p.stderr.appendOrEnd(data)
+		case guest.FrameStdinRead:
 			<-p.window
-		case guest.Exited:
-			p.finish(data)
+		case guest.FrameExited:
+			p.setExit(data)
 		}
 		if err != nil { // the data folder is full or gone
 			p.kill()
@@ -91,36 +92,36 @@ func (p *process) readFrames(reader io.Reader) {
 	}
 }
 
-// finish sets p.exit from the data of an Exited frame.
-func (p *process) finish(data []byte) {
+// setExit sets p.exit from the data of a FrameExited.
+func (p *sandboxProcess) setExit(data []byte) {
 	if err := json.Unmarshal(data, &p.exit); err != nil {
-		p.exit = guest.Exit{Code: 1, Error: err.Error()}
+		p.exit = guest.ExitResult{Code: 1, Error: err.Error()}
 	}
 	close(p.done)
-	p.stdin.discard()
+	p.stdin.discardAll()
 }
 
-// closeStreams ends the streams of the process. If no Exited frame has arrived, the container is gone, and closeStreams
+// closeStreams ends the output streams of the process. Without a FrameExited the container is gone, and closeStreams
 // sets p.exit to signal 9.
-func (p *process) closeStreams() {
+func (p *sandboxProcess) closeStreams() {
 	select {
 	case <-p.done:
 	default:
-		p.exit = guest.Exit{Signal: 9}
+		p.exit = guest.ExitResult{Signal: 9}
 		close(p.done)
 	}
 	_ = p.conn.Close() // the guest has nothing more to say
 	p.stdout.end()
 	p.stderr.end()
-	p.stdin.discard()
+	p.stdin.discardAll()
 	close(p.ended)
 }
 
-// kill requests that the guest kill the process group.
-func (p *process) kill() { _ = p.send(guest.Kill, nil) }
+// kill asks the guest to kill the process group.
+func (p *sandboxProcess) kill() { _ = p.sendFrame(guest.FrameKill, nil) }
 
 // killAfter kills the process if it has not ended within d.
-func (p *process) killAfter(d time.Duration) {
+func (p *sandboxProcess) killAfter(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -130,15 +131,15 @@ func (p *process) killAfter(d time.Duration) {
 	}
 }
 
-// send writes a frame to the guest.
-func (p *process) send(kind guest.Kind, data []byte) error {
+// sendFrame sends a frame about the process to the guest.
+func (p *sandboxProcess) sendFrame(kind guest.FrameKind, data []byte) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	return guest.WriteFrame(p.conn, kind, data)
 }
 
-// writeInput sends the input to the guest until its end.
-func (p *process) writeInput() {
+// writeInput sends the queued input of the process to the guest, until the input ends.
+func (p *sandboxProcess) writeInput() {
 	for {
 		data, more := p.stdin.take()
 		select {
@@ -146,21 +147,21 @@ func (p *process) writeInput() {
 		case <-p.ended:
 			return
 		}
-		if err := p.send(guest.Stdin, data); err != nil || !more {
+		if err := p.sendFrame(guest.FrameStdin, data); err != nil || !more {
 			return
 		}
 	}
 }
 
-// inputLimit is the number of bytes of input that are accepted before the process reads
+// maxQueuedInput is the number of bytes of input that are accepted before the process reads
 // them.
 const (
-	inputLimit = 1 << 20
-	inputFrame = 64 << 10
+	maxQueuedInput = 1 << 20
+	maxInputFrame  = 64 << 10
 )
 
-// inputQueue holds input for the standard input of a process. A writer states the offset at which its data begins, so
-// that a repeated write has no effect.
+// inputQueue buffers input for the standard input of a process. Each write states the offset of its data in the input,
+// so that a repeated write has no effect.
 type inputQueue struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced at every change
@@ -173,17 +174,17 @@ type inputQueue struct {
 
 func newInputQueue() *inputQueue { return &inputQueue{changed: make(chan struct{})} }
 
-// notify wakes the callers that wait for a change of the queue. The caller must hold mu.
-func (q *inputQueue) notify() {
+// wakeWaiters wakes the callers that wait for a change of the queue. The caller must hold mu.
+func (q *inputQueue) wakeWaiters() {
 	close(q.changed)
 	q.changed = make(chan struct{})
 }
 
-// write accepts data that begins at an offset. It blocks while the process does
+// write appends data that begins at an offset of the input. It blocks while the queue is full because the process does
 // not read.
 func (q *inputQueue) write(ctx context.Context, offset uint64, data []byte, eof bool) error {
 	for {
-		wait, err := q.accept(offset, data, eof)
+		wait, err := q.appendWithinLimit(offset, data, eof)
 		if wait == nil {
 			return err
 		}
@@ -195,9 +196,9 @@ func (q *inputQueue) write(ctx context.Context, offset uint64, data []byte, eof 
 	}
 }
 
-// accept appends as much of the data as the queue has room for. If some is left, it returns a channel that is closed
-// when the queue changes; the caller then tries again.
-func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct{}, error) {
+// appendWithinLimit appends as much of the data as the queue has room for. If data is left, it returns a channel that
+// is closed when the queue changes, and the caller tries again.
+func (q *inputQueue) appendWithinLimit(offset uint64, data []byte, eof bool) (<-chan struct{}, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if offset > q.accepted {
@@ -207,18 +208,18 @@ func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct
 	if len(rest) > 0 && (q.closed || q.gone) {
 		return nil, status.Error(codes.FailedPrecondition, "stdin is closed")
 	}
-	if room := min(inputLimit-len(q.pending), len(rest)); room > 0 {
+	if room := min(maxQueuedInput-len(q.pending), len(rest)); room > 0 {
 		q.pending = append(q.pending, rest[:room]...)
 		q.accepted += uint64(room)
 		rest = rest[room:]
-		q.notify()
+		q.wakeWaiters()
 	}
 	if len(rest) > 0 {
 		return q.changed, nil
 	}
 	if eof && !q.closed {
 		q.closed = true
-		q.notify()
+		q.wakeWaiters()
 	}
 	return nil, nil
 }
@@ -228,10 +229,10 @@ func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct
 func (q *inputQueue) take() ([]byte, bool) {
 	for {
 		q.mu.Lock()
-		if n := min(len(q.pending), inputFrame); n > 0 && !q.gone {
+		if n := min(len(q.pending), maxInputFrame); n > 0 && !q.gone {
 			data := q.pending[:n:n]
 			q.pending = q.pending[n:]
-			q.notify()
+			q.wakeWaiters()
 			q.mu.Unlock()
 			return data, true
 		}
@@ -245,24 +246,24 @@ func (q *inputQueue) take() ([]byte, bool) {
 	}
 }
 
-// discard drops all input. It is called when the process no longer reads.
-func (q *inputQueue) discard() {
+// discardAll drops all queued input. It is called when the process no longer reads.
+func (q *inputQueue) discardAll() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.gone, q.pending = true, nil
-	q.notify()
+	q.wakeWaiters()
 }
 
-// state returns the number of bytes of input that were accepted, and reports whether the input has ended.
-func (q *inputQueue) state() (uint64, bool) {
+// inputStatus returns how many bytes of input were accepted, and whether the input has ended.
+func (q *inputQueue) inputStatus() (uint64, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.accepted, q.closed
 }
 
-// takeOver ends the stream that writes to the queue, if there is one. If cancel is not nil, a new stream takes its
-// place, which the next call of takeOver ends by cancel.
-func (q *inputQueue) takeOver(cancel context.CancelFunc) {
+// replaceWriter cancels the stream that writes to the queue, if there is one. If cancel is not nil, the caller's stream
+// becomes the new writer, which the next call cancels with it.
+func (q *inputQueue) replaceWriter(cancel context.CancelFunc) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.stream != nil {
@@ -271,8 +272,8 @@ func (q *inputQueue) takeOver(cancel context.CancelFunc) {
 	q.stream = cancel
 }
 
-// outputLog stores everything that a process writes to one of its streams in a file, which is created with the first
-// byte.
+// outputLog stores everything that a process writes to its standard output or its standard error in a file. The file is
+// created with the first byte.
 type outputLog struct {
 	path string
 
@@ -287,8 +288,8 @@ func newOutputLog(path string) *outputLog {
 	return &outputLog{path: path, changed: make(chan struct{})}
 }
 
-// receive appends data; without data it ends the stream.
-func (l *outputLog) receive(data []byte) error {
+// appendOrEnd appends data to the log. If data is empty, it ends the log.
+func (l *outputLog) appendOrEnd(data []byte) error {
 	if len(data) == 0 {
 		l.end()
 		return nil
@@ -296,7 +297,7 @@ func (l *outputLog) receive(data []byte) error {
 	return l.append(data)
 }
 
-// append adds data to the file and wakes readers.
+// append writes data to the file and wakes the readers of the log.
 func (l *outputLog) append(data []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -314,7 +315,7 @@ func (l *outputLog) append(data []byte) error {
 	return err
 }
 
-// end ends the stream. It may be called more than once.
+// end ends the log, so that its readers return after the last byte. It may be called more than once.
 func (l *outputLog) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -323,15 +324,15 @@ func (l *outputLog) end() {
 	}
 	l.ended = true
 	if l.file != nil {
-		_ = l.file.Close() // what was written is what readers get
+		_ = l.file.Close() // readers only get what was written
 	}
 	close(l.changed)
 }
 
-// outputChunk is the maximum number of bytes of output in one message to a client.
-const outputChunk = 256 << 10
+// maxOutputChunk is the maximum number of bytes of output in one message to a client.
+const maxOutputChunk = 256 << 10
 
-// read calls send for all output from an offset on, until the stream ends.
+// read calls send for all output from an offset on, and returns when the output ends.
 func (l *outputLog) read(ctx context.Context, offset uint64, send func(offset uint64, data []byte) error) error {
 	var file *os.File
 	defer func() {
@@ -363,7 +364,7 @@ func (l *outputLog) read(ctx context.Context, offset uint64, send func(offset ui
 				return status.Errorf(codes.NotFound, "the output is gone: %v", err)
 			}
 		}
-		data := make([]byte, min(size-offset, outputChunk))
+		data := make([]byte, min(size-offset, maxOutputChunk))
 		if _, err := file.ReadAt(data, int64(offset)); err != nil {
 			return status.Errorf(codes.Internal, "read the output: %v", err)
 		}

@@ -8,9 +8,9 @@ import (
 	"os/exec"
 )
 
-// staticProgram returns the path of this program. It must run in every image,
-// so it must not need a dynamic linker.
-func staticProgram() (string, error) {
+// checkProgram checks that this program can run as the server and in sandboxes as the guest: it must be root, have
+// nsenter and iptables, and be linked statically, since it must run in every image. It returns the path of the program.
+func checkProgram() (string, error) {
 	if os.Geteuid() != 0 {
 		return "", errors.New("mockmodal must run as root: it sets the firewalls of its containers")
 	}

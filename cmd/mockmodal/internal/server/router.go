@@ -19,43 +19,44 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// router implements Modal's command router. The token of a call allows access to one task only.
-type router struct {
+// commandRouter implements the gRPC service of Modal's command router, which runs commands in sandboxes. The token of a
+// call allows access to one task only.
+type commandRouter struct {
 	pb.UnimplementedTaskCommandRouterServer
 	*Server
 }
 
-// execution is a process that a client has started in a sandbox, under its exec id. once guards process and err.
-type execution struct {
+// routerExec is a process that a client has started in a sandbox under an exec id. once guards process and err.
+type routerExec struct {
 	once    sync.Once
-	process *process
+	process *sandboxProcess
 	err     error
 }
 
-// task returns the sandbox that runs the task with the given id. It returns an error if the token of the call belongs
-// to another task.
-func (r *router) task(ctx context.Context, id string) (*sandbox, error) {
+// findTask returns the sandbox in which the task with the given id runs. It returns an error if the token of the call
+// was issued for another task.
+func (r *commandRouter) findTask(ctx context.Context, id string) (*modalSandbox, error) {
 	if err := requireFields("task_id", id); err != nil {
 		return nil, err
 	}
-	allowed, err := r.taskOf(ctx)
+	allowed, err := r.authorizedTask(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if allowed != id {
 		return nil, status.Errorf(codes.PermissionDenied, "the token is for another task than %s", id)
 	}
-	sb, err := r.findTask(id)
+	sb, err := r.findSandboxByTask(id)
 	if err != nil {
 		return nil, err
 	}
-	return sb, sb.workerError()
+	return sb, sb.workerGoneError()
 }
 
-// process returns the process with an exec id in the sandbox of a task. It also returns processes of a sandbox that has
-// ended, because their output can still be read.
-func (r *router) process(ctx context.Context, task, exec string) (*sandbox, *process, error) {
-	sb, err := r.task(ctx, task)
+// findProcess returns the process that a client has started under an exec id in the sandbox of a task. It also finds
+// processes of a sandbox that has ended, because their output can still be read.
+func (r *commandRouter) findProcess(ctx context.Context, task, exec string) (*modalSandbox, *sandboxProcess, error) {
+	sb, err := r.findTask(ctx, task)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -72,21 +73,20 @@ func (r *router) process(ctx context.Context, task, exec string) (*sandbox, *pro
 	return sb, found.process, found.err
 }
 
-// TaskExecStart starts a process. A second call with the same exec id changes
-// nothing.
-func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartRequest) (*pb.TaskExecStartResponse, error) {
-	sb, err := r.task(ctx, request.GetTaskId())
+// TaskExecStart starts a process in a sandbox. A repeated call with the same exec id has no effect.
+func (r *commandRouter) TaskExecStart(ctx context.Context, request *pb.TaskExecStartRequest) (*pb.TaskExecStartResponse, error) {
+	sb, err := r.findTask(ctx, request.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
-	spec, err := r.execSpec(sb, request)
+	spec, err := r.newExecSpec(sb, request)
 	if err != nil {
 		return nil, err
 	}
 	sb.mu.Lock()
 	e := sb.execs[request.GetExecId()]
 	if e == nil {
-		e = &execution{}
+		e = &routerExec{}
 		sb.execs[request.GetExecId()] = e
 	}
 	prefix := filepath.Join(sb.folder, strconv.Itoa(len(sb.execs)))
@@ -98,43 +98,43 @@ func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartReq
 	return &pb.TaskExecStartResponse{}, nil
 }
 
-// execSpec validates a request to start a process, and returns the request for the guest.
-func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.Exec, error) {
+// newExecSpec validates a request to start a process, and converts it to a request to the guest.
+func (r *commandRouter) newExecSpec(sb *modalSandbox, request *pb.TaskExecStartRequest) (guest.ExecSpec, error) {
 	if err := requireFields("exec_id", request.GetExecId()); err != nil {
-		return guest.Exec{}, err
+		return guest.ExecSpec{}, err
 	}
 	if err := refuseOtherFields(request, "task_id,exec_id,command_args,stdout_config,stderr_config,timeout_secs,workdir,secret_ids,env,secret_sources,runtime_debug"); err != nil {
-		return guest.Exec{}, err
+		return guest.ExecSpec{}, err
 	}
 	if len(request.GetCommandArgs()) == 0 || request.GetCommandArgs()[0] == "" {
-		return guest.Exec{}, status.Error(codes.InvalidArgument, "command_args is required")
+		return guest.ExecSpec{}, status.Error(codes.InvalidArgument, "command_args is required")
 	}
 	if dir := request.GetWorkdir(); dir != "" && !strings.HasPrefix(dir, "/") {
-		return guest.Exec{}, status.Errorf(codes.InvalidArgument, "workdir must be an absolute path, got: %s", dir)
+		return guest.ExecSpec{}, status.Errorf(codes.InvalidArgument, "workdir must be an absolute path, got: %s", dir)
 	}
 	r.mu.Lock()
-	env, err := r.environ(request.GetSecretIds(), request.GetSecretSources())
+	env, err := r.secretVariables(request.GetSecretIds(), request.GetSecretSources())
 	r.mu.Unlock()
 	if err != nil {
-		return guest.Exec{}, err
+		return guest.ExecSpec{}, err
 	}
 	for name, value := range request.GetEnv() {
 		env = append(env, name+"="+value)
 	}
-	if _, err := sb.runningBox(); err != nil {
-		return guest.Exec{}, err
+	if _, err := sb.runningContainer(); err != nil {
+		return guest.ExecSpec{}, err
 	}
-	return guest.Exec{
-		Args: request.GetCommandArgs(), Env: append(append([]string{}, sb.env...), env...), Dir: sb.workdir(request.GetWorkdir()),
+	return guest.ExecSpec{
+		Args: request.GetCommandArgs(), Env: append(append([]string{}, sb.env...), env...), Dir: sb.workingDir(request.GetWorkdir()),
 		DiscardStdout:  request.GetStdoutConfig() == pb.TaskExecStdoutConfig_TASK_EXEC_STDOUT_CONFIG_DEVNULL,
 		DiscardStderr:  request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_DEVNULL,
 		StderrToStdout: request.GetStderrConfig() == pb.TaskExecStderrConfig_TASK_EXEC_STDERR_CONFIG_STDOUT,
 	}, nil
 }
 
-// startExec starts the process of e and sets e.process, or e.err if that fails.
-func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec guest.Exec, prefix string, request *pb.TaskExecStartRequest) {
-	b, err := sb.runningBox()
+// startExec starts the process of e, and sets e.process, or e.err if the start fails.
+func (r *commandRouter) startExec(ctx context.Context, sb *modalSandbox, e *routerExec, spec guest.ExecSpec, prefix string, request *pb.TaskExecStartRequest) {
+	b, err := sb.runningContainer()
 	if err == nil {
 		err = os.MkdirAll(sb.folder, 0o700)
 	}
@@ -142,7 +142,7 @@ func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec 
 		e.process, err = startProcess(ctx, b, spec, prefix)
 	}
 	if err != nil {
-		if e.err = sb.workerError(); e.err == nil {
+		if e.err = sb.workerGoneError(); e.err == nil {
 			if _, ok := status.FromError(err); !ok {
 				err = status.Errorf(codes.Internal, "Failed to start exec command: %v", err)
 			}
@@ -155,9 +155,9 @@ func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec 
 	}
 }
 
-// TaskExecStdinWrite writes input that begins at an offset.
-func (r *router) TaskExecStdinWrite(ctx context.Context, request *pb.TaskExecStdinWriteRequest) (*pb.TaskExecStdinWriteResponse, error) {
-	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+// TaskExecStdinWrite writes input of a process that begins at an offset.
+func (r *commandRouter) TaskExecStdinWrite(ctx context.Context, request *pb.TaskExecStdinWriteRequest) (*pb.TaskExecStdinWriteResponse, error) {
+	_, p, err := r.findProcess(ctx, request.GetTaskId(), request.GetExecId())
 	if err != nil {
 		return nil, err
 	}
@@ -167,21 +167,20 @@ func (r *router) TaskExecStdinWrite(ctx context.Context, request *pb.TaskExecStd
 	return &pb.TaskExecStdinWriteResponse{}, nil
 }
 
-// TaskExecStdinStatus returns how much input was accepted. It ends a stream
-// that writes input.
-func (r *router) TaskExecStdinStatus(ctx context.Context, request *pb.TaskExecStdinStatusRequest) (*pb.TaskExecStdinStatusResponse, error) {
-	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+// TaskExecStdinStatus returns how many bytes of input were accepted. It cancels a stream that still writes input.
+func (r *commandRouter) TaskExecStdinStatus(ctx context.Context, request *pb.TaskExecStdinStatusRequest) (*pb.TaskExecStdinStatusResponse, error) {
+	_, p, err := r.findProcess(ctx, request.GetTaskId(), request.GetExecId())
 	if err != nil {
 		return nil, err
 	}
-	p.stdin.takeOver(nil)
-	accepted, closed := p.stdin.state()
+	p.stdin.replaceWriter(nil)
+	accepted, closed := p.stdin.inputStatus()
 	return pb.TaskExecStdinStatusResponse_builder{NumBytesWritten: accepted, Closed: closed}.Build(), nil
 }
 
-// TaskExecStdinWriteStream writes input from a stream, whose first message
-// names the offset and whose last one ends the input.
-func (r *router) TaskExecStdinWriteStream(stream grpc.ClientStreamingServer[pb.TaskExecStdinWriteStreamRequest, pb.TaskExecStdinWriteStreamResponse]) error {
+// TaskExecStdinWriteStream writes input of a process from a stream. The first message has the offset, and the last one
+// ends the input.
+func (r *commandRouter) TaskExecStdinWriteStream(stream grpc.ClientStreamingServer[pb.TaskExecStdinWriteStreamRequest, pb.TaskExecStdinWriteStreamResponse]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -192,11 +191,11 @@ func (r *router) TaskExecStdinWriteStream(stream grpc.ClientStreamingServer[pb.T
 	}
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
-	_, p, err := r.process(ctx, start.GetTaskId(), start.GetExecId())
+	_, p, err := r.findProcess(ctx, start.GetTaskId(), start.GetExecId())
 	if err != nil {
 		return err
 	}
-	p.stdin.takeOver(cancel)
+	p.stdin.replaceWriter(cancel)
 	for offset := start.GetOffset(); ; {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -222,9 +221,9 @@ func (r *router) TaskExecStdinWriteStream(stream grpc.ClientStreamingServer[pb.T
 	}
 }
 
-// TaskExecStdioRead sends an exec's output from an offset on.
-func (r *router) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, stream grpc.ServerStreamingServer[pb.TaskExecStdioReadResponse]) error {
-	sb, p, err := r.process(stream.Context(), request.GetTaskId(), request.GetExecId())
+// TaskExecStdioRead sends the output of a process from an offset on.
+func (r *commandRouter) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, stream grpc.ServerStreamingServer[pb.TaskExecStdioReadResponse]) error {
+	sb, p, err := r.findProcess(stream.Context(), request.GetTaskId(), request.GetExecId())
 	if err != nil {
 		return err
 	}
@@ -238,12 +237,12 @@ func (r *router) TaskExecStdioRead(request *pb.TaskExecStdioReadRequest, stream 
 	if err != nil {
 		return err
 	}
-	return sb.workerError()
+	return sb.workerGoneError()
 }
 
-// TaskExecWait blocks until an exec has ended.
-func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitRequest) (*pb.TaskExecWaitResponse, error) {
-	sb, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+// TaskExecWait blocks until a process that was started with TaskExecStart has ended.
+func (r *commandRouter) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitRequest) (*pb.TaskExecWaitResponse, error) {
+	sb, p, err := r.findProcess(ctx, request.GetTaskId(), request.GetExecId())
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +251,7 @@ func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitReque
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case <-p.done:
 	}
-	if err := sb.workerError(); err != nil {
+	if err := sb.workerGoneError(); err != nil {
 		return nil, err
 	}
 	response := &pb.TaskExecWaitResponse{}
@@ -264,9 +263,9 @@ func (r *router) TaskExecWait(ctx context.Context, request *pb.TaskExecWaitReque
 	return response, nil
 }
 
-// TaskExecPoll returns how an exec has ended, or nothing while it runs.
-func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollRequest) (*pb.TaskExecPollResponse, error) {
-	_, p, err := r.process(ctx, request.GetTaskId(), request.GetExecId())
+// TaskExecPoll returns how a process that was started with TaskExecStart has ended, or an empty response while it runs.
+func (r *commandRouter) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollRequest) (*pb.TaskExecPollResponse, error) {
+	_, p, err := r.findProcess(ctx, request.GetTaskId(), request.GetExecId())
 	if err != nil {
 		return nil, err
 	}
@@ -283,9 +282,9 @@ func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollReque
 	return response, nil
 }
 
-// entrypoint returns the first process of a task's sandbox, which only sandboxes of the second backend have.
-func (r *router) entrypoint(ctx context.Context, task string) (*sandbox, *process, error) {
-	sb, err := r.task(ctx, task)
+// findEntrypoint returns the first process of a task's sandbox. Only sandboxes of Modal's second backend have one.
+func (r *commandRouter) findEntrypoint(ctx context.Context, task string) (*modalSandbox, *sandboxProcess, error) {
+	sb, err := r.findTask(ctx, task)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -298,8 +297,8 @@ func (r *router) entrypoint(ctx context.Context, task string) (*sandbox, *proces
 }
 
 // SandboxStdinWriteV2 writes input of the entrypoint that begins at an offset.
-func (r *router) SandboxStdinWriteV2(ctx context.Context, request *pb.SandboxStdinWriteV2Request) (*pb.SandboxStdinWriteV2Response, error) {
-	_, p, err := r.entrypoint(ctx, request.GetTaskId())
+func (r *commandRouter) SandboxStdinWriteV2(ctx context.Context, request *pb.SandboxStdinWriteV2Request) (*pb.SandboxStdinWriteV2Response, error) {
+	_, p, err := r.findEntrypoint(ctx, request.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
@@ -310,8 +309,8 @@ func (r *router) SandboxStdinWriteV2(ctx context.Context, request *pb.SandboxStd
 }
 
 // SandboxStdioReadV2 sends the entrypoint's output from an offset on.
-func (r *router) SandboxStdioReadV2(request *pb.SandboxStdioReadV2Request, stream grpc.ServerStreamingServer[pb.SandboxStdioReadV2Response]) error {
-	sb, p, err := r.entrypoint(stream.Context(), request.GetTaskId())
+func (r *commandRouter) SandboxStdioReadV2(request *pb.SandboxStdioReadV2Request, stream grpc.ServerStreamingServer[pb.SandboxStdioReadV2Response]) error {
+	sb, p, err := r.findEntrypoint(stream.Context(), request.GetTaskId())
 	if err != nil {
 		return err
 	}
@@ -325,5 +324,5 @@ func (r *router) SandboxStdioReadV2(request *pb.SandboxStdioReadV2Request, strea
 	if err != nil {
 		return err
 	}
-	return sb.workerError()
+	return sb.workerGoneError()
 }

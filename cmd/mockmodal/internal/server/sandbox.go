@@ -16,19 +16,19 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// sandbox is one of Modal's sandboxes, running or ended. Server.mu guards the fields name and tags, and mu guards the
-// fields below it.
-type sandbox struct {
+// modalSandbox is one of Modal's sandboxes, running or ended. Server.mu guards the fields name and tags, and mu guards
+// the fields below it.
+type modalSandbox struct {
 	id, task   string
 	v2         bool
-	app        *app
+	app        *modalApp
 	name       string
 	tags       map[string]string
 	definition *pb.Sandbox
-	env        []string // of every process in it
-	image      *image
-	created    float64 // seconds; unique among the sandboxes of a server
-	folder     string  // of its outputs
+	env        []string // environment of every process in the sandbox
+	image      *modalImage
+	created    float64 // time of creation in Unix seconds; unique among the sandboxes of a server
+	folder     string  // folder with the outputs of the sandbox's processes
 
 	ready chan struct{} // closed when the container runs, or the sandbox has ended
 	ended chan struct{} // closed when result is set
@@ -36,12 +36,12 @@ type sandbox struct {
 
 	mu         sync.Mutex
 	box        *sandboxContainer
-	entrypoint *process
-	execs      map[string]*execution // by exec id
+	entrypoint *sandboxProcess
+	execs      map[string]*routerExec // by exec id
 	network    *pb.NetworkAccess
-	snapshots  map[string]*snapshot // by snapshot id
+	snapshots  map[string]*sandboxSnapshot // by snapshot id
 	result     *pb.GenericResult
-	exitImage  *image // of a sandbox that is to keep its file system
+	exitImage  *modalImage // image of the file system, if the client has requested it for the end of the sandbox
 	exitError  error
 	finished   time.Time
 	timer      *time.Timer
@@ -58,13 +58,13 @@ var (
 	outOfMemoryResult = pb.GenericResult_builder{
 		Status: pb.GenericResult_GENERIC_STATUS_FAILURE, Exitcode: 137, Exception: "Sandbox ran out of memory",
 	}.Build()
-	lostResult = pb.GenericResult_builder{
+	containerLostResult = pb.GenericResult_builder{
 		Status: pb.GenericResult_GENERIC_STATUS_INTERNAL_FAILURE, Exitcode: 137, Exception: "Sandbox's container ended",
 	}.Build()
 )
 
-// state returns starting, running or ended.
-func (s *sandbox) state() string {
+// stateName returns the state of the sandbox for the control API: starting, running or ended.
+func (s *modalSandbox) stateName() string {
 	switch {
 	case isClosed(s.ended):
 		return "ended"
@@ -84,25 +84,25 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// isRunning reports whether the sandbox starts or runs.
-func (s *sandbox) isRunning() bool { return s.state() != "ended" }
+// isRunning reports whether the sandbox has not ended.
+func (s *modalSandbox) isRunning() bool { return s.stateName() != "ended" }
 
 // outcome returns the result with which the sandbox ended, or nil while it runs.
-func (s *sandbox) outcome() *pb.GenericResult {
+func (s *modalSandbox) outcome() *pb.GenericResult {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.result
 }
 
-// metadata returns the metadata that the SDK stores in its handle of the sandbox.
-func (s *sandbox) metadata() *pb.SandboxHandleMetadata {
+// sdkHandleMetadata returns the data that Modal's SDK stores in its handle of the sandbox.
+func (s *modalSandbox) sdkHandleMetadata() *pb.SandboxHandleMetadata {
 	return pb.SandboxHandleMetadata_builder{AppId: s.app.id, Result: s.outcome()}.Build()
 }
 
-// launch starts the sandbox's container and its entrypoint.
-func (s *Server) launch(ctx context.Context, sb *sandbox) error {
+// launchSandbox starts the container of a sandbox, and the sandbox's entrypoint.
+func (s *Server) launchSandbox(ctx context.Context, sb *modalSandbox) error {
 	resources := sb.definition.GetResources()
-	b, err := s.engine.run(ctx, containerSpec{
+	b, err := s.engine.runContainer(ctx, containerSpec{
 		sandbox: sb.id, image: sb.image.docker,
 		network: sb.network.GetNetworkAccessType() != pb.NetworkAccess_BLOCKED,
 		nanoCPU: int64(resources.GetMilliCpuMax()) * 1e6, memory: int64(resources.GetMemoryMbMax()) << 20,
@@ -117,36 +117,36 @@ func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 	}
 	sb.mu.Unlock()
 	if isEnded {
-		return s.engine.discard(context.Background(), b)
+		return s.engine.discardContainer(context.Background(), b)
 	}
-	if err := s.applyNetwork(ctx, sb, sb.network); err != nil {
-		return errors.Join(err, s.engine.discard(context.Background(), b))
+	if err := s.applyNetworkPolicy(ctx, sb, sb.network); err != nil {
+		return errors.Join(err, s.engine.discardContainer(context.Background(), b))
 	}
 	if err := os.MkdirAll(sb.folder, 0o700); err != nil {
-		return errors.Join(err, s.engine.discard(context.Background(), b))
+		return errors.Join(err, s.engine.discardContainer(context.Background(), b))
 	}
 	if args := sb.definition.GetEntrypointArgs(); len(args) > 0 {
-		p, err := startProcess(ctx, b, guest.Exec{Args: args, Env: sb.env, Dir: sb.workdir("")}, filepath.Join(sb.folder, "entrypoint"))
+		p, err := startProcess(ctx, b, guest.ExecSpec{Args: args, Env: sb.env, Dir: sb.workingDir("")}, filepath.Join(sb.folder, "entrypoint"))
 		if err != nil {
-			return errors.Join(err, s.engine.discard(context.Background(), b))
+			return errors.Join(err, s.engine.discardContainer(context.Background(), b))
 		}
 		sb.mu.Lock()
 		sb.entrypoint = p
 		sb.mu.Unlock()
 	}
 	sb.mu.Lock()
-	sb.timer = time.AfterFunc(time.Duration(sb.definition.GetTimeoutSecs())*time.Second, func() { s.end(sb, timeoutResult) })
+	sb.timer = time.AfterFunc(time.Duration(sb.definition.GetTimeoutSecs())*time.Second, func() { s.endSandbox(sb, timeoutResult) })
 	sb.mu.Unlock()
 	close(sb.ready)
-	go s.watch(sb)
+	go s.watchSandbox(sb)
 	return nil
 }
 
-// outputWait is the time limit for the last output of a sandbox's entrypoint.
-const outputWait = time.Second
+// lastOutputTimeout is the time for which the server waits for the last output of an entrypoint that has exited.
+const lastOutputTimeout = time.Second
 
-// watch ends the sandbox when its entrypoint has exited or its container has ended.
-func (s *Server) watch(sb *sandbox) {
+// watchSandbox waits until the entrypoint of the sandbox exits or its container ends, and then ends the sandbox.
+func (s *Server) watchSandbox(sb *modalSandbox) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -160,18 +160,19 @@ func (s *Server) watch(sb *sandbox) {
 	select {
 	case <-sb.ended:
 	case <-gone:
-		if s.engine.outOfMemory(context.Background(), sb.box.id) {
-			s.end(sb, outOfMemoryResult)
+		if s.engine.ranOutOfMemory(context.Background(), sb.box.id) {
+			s.endSandbox(sb, outOfMemoryResult)
 		} else {
-			s.end(sb, lostResult)
+			s.endSandbox(sb, containerLostResult)
 		}
 	case <-exited:
-		// What the entrypoint wrote last may still be on the way. A process that it left behind may keep its streams open.
+		// What the entrypoint wrote last may still be on the way. A process that it left behind may keep its streams
+		// open.
 		select {
 		case <-sb.entrypoint.ended:
 		case <-sb.ended:
 		case <-gone:
-		case <-time.After(outputWait):
+		case <-time.After(lastOutputTimeout):
 		}
 		exit := sb.entrypoint.exit
 		code := exit.Code
@@ -182,13 +183,13 @@ func (s *Server) watch(sb *sandbox) {
 		if code != 0 {
 			result.Status = pb.GenericResult_GENERIC_STATUS_FAILURE
 		}
-		s.end(sb, result.Build())
+		s.endSandbox(sb, result.Build())
 	}
 }
 
-// end ends a sandbox with a result, and returns when its container was removed. It does nothing if the sandbox has a
-// result already.
-func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
+// endSandbox ends a sandbox with a result, and returns when the container has been removed. It does nothing if the
+// sandbox already has a result.
+func (s *Server) endSandbox(sb *modalSandbox, result *pb.GenericResult) {
 	sb.mu.Lock()
 	if sb.result != nil {
 		sb.mu.Unlock()
@@ -201,19 +202,19 @@ func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	b := sb.box
 	sb.mu.Unlock()
 	close(sb.ended)
-	s.exitSnapshot(sb, b)
+	s.takeExitSnapshot(sb, b)
 	if b == nil {
 		return
 	}
-	if err := s.engine.discard(context.Background(), b); err != nil {
+	if err := s.engine.discardContainer(context.Background(), b); err != nil {
 		s.logger.Error("remove the container of an ended sandbox", "sandbox", sb.id, "error", err)
 	}
 }
 
-// workdir returns the working directory of a new process: asked, or else that of the sandbox's definition, of the
-// image, or /.
-func (s *sandbox) workdir(asked string) string {
-	for _, dir := range []string{asked, s.definition.GetWorkdir(), s.box.dir} {
+// workingDir returns the working directory of a new process: requested if it is not empty, and otherwise that of the
+// sandbox's definition, that of the image, or /.
+func (s *modalSandbox) workingDir(requested string) string {
+	for _, dir := range []string{requested, s.definition.GetWorkdir(), s.box.dir} {
 		if dir != "" {
 			return dir
 		}
@@ -221,8 +222,8 @@ func (s *sandbox) workdir(asked string) string {
 	return "/"
 }
 
-// runningBox returns the sandbox's container, or an error with code NotFound if the sandbox has ended.
-func (s *sandbox) runningBox() (*sandboxContainer, error) {
+// runningContainer returns the sandbox's container, or an error with code NotFound if the sandbox has ended.
+func (s *modalSandbox) runningContainer() (*sandboxContainer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.result != nil || s.box == nil {
@@ -231,46 +232,46 @@ func (s *sandbox) runningBox() (*sandboxContainer, error) {
 	return s.box, nil
 }
 
-// workerError returns an error with code Unavailable if the worker of the sandbox is gone, because then the output of
-// its processes cannot be read. It returns nil if the sandbox runs or has ended otherwise.
-func (s *sandbox) workerError() error {
-	if result := s.outcome(); result == preemptedResult || result == lostResult {
+// workerGoneError returns an error with code Unavailable if the worker of the sandbox is gone, since the output of its
+// processes then cannot be read. It returns nil if the sandbox runs or has ended in another way.
+func (s *modalSandbox) workerGoneError() error {
+	if result := s.outcome(); result == preemptedResult || result == containerLostResult {
 		return status.Error(codes.Unavailable, result.GetException())
 	}
 	return nil
 }
 
-// allowedNetworks returns the rules for the networks that a policy allows. The bool is false if the policy has no
-// allowlist.
-func (s *Server) allowedNetworks(ctx context.Context, access *pb.NetworkAccess) ([]rule, bool, error) {
+// egressRules returns the rules for a container that implement the allowlist of a network policy. The bool is false if
+// the policy has no allowlist.
+func (s *Server) egressRules(ctx context.Context, access *pb.NetworkAccess) ([]egressRule, bool, error) {
 	if access.GetNetworkAccessType() != pb.NetworkAccess_ALLOWLIST {
 		return nil, false, nil
 	}
-	rules := []rule{}
+	rules := []egressRule{}
 	for _, cidr := range access.GetAllowedCidrs() {
 		network, err := netip.ParsePrefix(cidr)
 		if err != nil {
 			return nil, false, status.Errorf(codes.InvalidArgument, "Invalid CIDR in the outbound allowlist: %s", cidr)
 		}
-		rules = append(rules, rule{network: network})
+		rules = append(rules, egressRule{network: network})
 	}
 	for _, name := range access.GetAllowedDomains() {
-		addresses, err := s.engine.addresses(ctx, name)
+		addresses, err := s.engine.resolveAllowedName(ctx, name)
 		if err != nil {
 			return nil, false, status.Errorf(codes.InvalidArgument, "Invalid domain in the outbound allowlist: %v", err)
 		}
 		for _, address := range addresses {
-			rules = append(rules, rule{network: netip.PrefixFrom(address, address.BitLen()), port: 443})
+			rules = append(rules, egressRule{network: netip.PrefixFrom(address, address.BitLen()), port: 443})
 		}
 	}
 	return rules, true, nil
 }
 
-// applyNetwork restricts the connections of a running sandbox to what a network policy allows.
-func (s *Server) applyNetwork(ctx context.Context, sb *sandbox, access *pb.NetworkAccess) error {
-	rules, restricted, err := s.allowedNetworks(ctx, access)
+// applyNetworkPolicy restricts the connections of a running sandbox to what a network policy allows.
+func (s *Server) applyNetworkPolicy(ctx context.Context, sb *modalSandbox, access *pb.NetworkAccess) error {
+	rules, restricted, err := s.egressRules(ctx, access)
 	if err != nil || !restricted {
 		return err
 	}
-	return s.engine.allow(ctx, sb.box, rules)
+	return s.engine.restrictEgress(ctx, sb.box, rules)
 }

@@ -13,15 +13,15 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// maxTimeout is the longest time that a client may request for the life of a sandbox.
-const maxTimeout = 24 * time.Hour
+// maxSandboxTimeout is the longest lifetime that a client may request for a sandbox.
+const maxSandboxTimeout = 24 * time.Hour
 
-// listPage is the number of sandboxes that one answer lists.
-const listPage = 10
+// sandboxesPerPage is the number of sandboxes in one response to SandboxList.
+const sandboxesPerPage = 10
 
-// findSandbox returns the sandbox with an id. v2 selects Modal's second backend, which does not know the sandboxes of
-// the first. The caller must hold s.mu.
-func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
+// findSandbox returns the sandbox with an id. v2 selects Modal's second backend, which does not find sandboxes of the
+// first. The caller must hold s.mu.
+func (s *Server) findSandbox(id string, v2 bool) (*modalSandbox, error) {
 	if err := requireFields("sandbox_id", id); err != nil {
 		return nil, err
 	}
@@ -33,8 +33,8 @@ func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
 	return nil, status.Errorf(codes.NotFound, "Sandbox '%s' not found", id)
 }
 
-// lockedFindSandbox calls findSandbox while it holds s.mu.
-func (s *Server) lockedFindSandbox(id string, v2 bool) (*sandbox, error) {
+// lockAndFindSandbox locks s.mu, calls findSandbox and unlocks s.mu.
+func (s *Server) lockAndFindSandbox(id string, v2 bool) (*modalSandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.findSandbox(id, v2)
@@ -47,7 +47,7 @@ func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateReq
 	if err != nil {
 		return nil, err
 	}
-	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.metadata()}.Build(), nil
+	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.sdkHandleMetadata()}.Build(), nil
 }
 
 // SandboxCreateV2 creates a sandbox of the second backend, and returns when the sandbox runs.
@@ -67,46 +67,46 @@ func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV
 		return nil, status.Error(codes.Internal, sb.outcome().GetException())
 	}
 	return pb.SandboxCreateV2Response_builder{
-		SandboxId: sb.id, TaskId: sb.task, Metadata: sb.metadata(),
-		CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(),
+		SandboxId: sb.id, TaskId: sb.task, Metadata: sb.sdkHandleMetadata(),
+		CommandRouterAccess: pb.CommandRouterAccess_builder{Jwt: c.signToken(sb.task, routerTokenLifetime), Url: c.routerURL()}.Build(),
 	}.Build(), nil
 }
 
-// createSandbox registers a sandbox and starts to launch it. The launch continues when the call of the client ends: a
-// client that has lost its connection finds the sandbox by its name.
-func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox, tags []*pb.SandboxTag, sources []*pb.SecretSource, v2 bool) (*sandbox, error) {
+// createSandbox registers a sandbox and launches it in the background. The launch continues when the client's call
+// ends, so that a client that has lost its connection finds the sandbox by its name.
+func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox, tags []*pb.SandboxTag, sources []*pb.SecretSource, v2 bool) (*modalSandbox, error) {
 	if err := checkDefinition(d); err != nil {
 		return nil, err
 	}
-	if _, _, err := s.allowedNetworks(ctx, d.GetNetworkAccess()); err != nil {
+	if _, _, err := s.egressRules(ctx, d.GetNetworkAccess()); err != nil {
 		return nil, err
 	}
-	wanted, err := tagMap(tags)
+	wanted, err := tagsToMap(tags)
 	if err != nil {
 		return nil, err
 	}
-	sb := &sandbox{
-		id: newID("sb"), task: newID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
-		ready: make(chan struct{}), ended: make(chan struct{}), saved: make(chan struct{}), execs: map[string]*execution{}, snapshots: map[string]*snapshot{},
+	sb := &modalSandbox{
+		id: newV1ID("sb"), task: newV1ID("ta"), v2: v2, name: d.GetName(), tags: wanted, definition: d, network: d.GetNetworkAccess(),
+		ready: make(chan struct{}), ended: make(chan struct{}), saved: make(chan struct{}), execs: map[string]*routerExec{}, snapshots: map[string]*sandboxSnapshot{},
 	}
 	if v2 {
 		sb.id, sb.task = newV2ID("sb"), newV2ID("ta")
 	}
 	sb.folder = filepath.Join(s.cfg.Data, "outputs", sb.id)
-	if err := s.register(sb, appID, sources); err != nil {
+	if err := s.registerSandbox(sb, appID, sources); err != nil {
 		return nil, err
 	}
 	s.launches.Go(func() {
-		if err := s.launch(s.life, sb); err != nil {
+		if err := s.launchSandbox(s.life, sb); err != nil {
 			s.logger.Error("launch a sandbox", "sandbox", sb.id, "error", err)
-			s.end(sb, pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_INIT_FAILURE, Exception: err.Error()}.Build())
+			s.endSandbox(sb, pb.GenericResult_builder{Status: pb.GenericResult_GENERIC_STATUS_INIT_FAILURE, Exception: err.Error()}.Build())
 		}
 	})
 	return sb, nil
 }
 
-// register validates a sandbox's app, image, secrets and name, and adds the sandbox to s.sandboxes.
-func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource) error {
+// registerSandbox validates the app, image, secrets and name of a sandbox, and adds the sandbox to s.sandboxes.
+func (s *Server) registerSandbox(sb *modalSandbox, appID string, sources []*pb.SecretSource) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
@@ -120,14 +120,14 @@ func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource)
 		return status.Errorf(codes.FailedPrecondition, "Image '%s' is not the image of a file system, or is not built", sb.image.id)
 	}
 	if !sb.v2 || len(sources) == 0 {
-		sb.env, err = s.environ(sb.definition.GetSecretIds(), sources)
+		sb.env, err = s.secretVariables(sb.definition.GetSecretIds(), sources)
 	} else {
-		sb.env, err = s.environ(nil, sources)
+		sb.env, err = s.secretVariables(nil, sources)
 	}
 	if err != nil {
 		return err
 	}
-	if other := s.runningByName(sb.app, sb.name); other != nil {
+	if other := s.findRunningSandbox(sb.app, sb.name); other != nil {
 		return status.Errorf(codes.AlreadyExists, "Sandbox with name '%s' already exists in App '%s'", sb.name, sb.app.name)
 	}
 	sb.created = max(float64(time.Now().UnixMicro())/1e6, s.lastCreated+1e-6)
@@ -136,8 +136,8 @@ func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource)
 	return nil
 }
 
-// runningByName returns the sandbox called name that runs in app a, or nil. The caller holds s.mu.
-func (s *Server) runningByName(a *app, name string) *sandbox {
+// findRunningSandbox returns the running sandbox with a name in an app, or nil. The caller must hold s.mu.
+func (s *Server) findRunningSandbox(a *modalApp, name string) *modalSandbox {
 	for _, sb := range s.sandboxes {
 		if name != "" && sb.app == a && sb.name == name && sb.isRunning() {
 			return sb
@@ -146,8 +146,8 @@ func (s *Server) runningByName(a *app, name string) *sandbox {
 	return nil
 }
 
-// checkDefinition returns an error with code InvalidArgument for a definition that Modal refuses, and with code Unimplemented for one
-// that mockmodal does not implement.
+// checkDefinition returns an error with code InvalidArgument for a sandbox definition that Modal refuses, and with code
+// Unimplemented for one that mockmodal does not implement.
 func checkDefinition(d *pb.Sandbox) error {
 	if err := refuseOtherFields(d, "entrypoint_args,image_id,secret_ids,timeout_secs,idle_timeout_secs,workdir,network_access,resources,open_ports,scheduler_placement,name,"+
 		"experimental_options_v2,cloud_provider_str,verbose"); err != nil {
@@ -163,7 +163,7 @@ func checkDefinition(d *pb.Sandbox) error {
 		return status.Error(codes.Unimplemented, "mockmodal does not implement GPUs")
 	case d.GetIdleTimeoutSecs() > 0:
 		return status.Error(codes.Unimplemented, "mockmodal does not implement idle timeouts")
-	case timeout <= 0 || timeout > maxTimeout:
+	case timeout <= 0 || timeout > maxSandboxTimeout:
 		return status.Errorf(codes.InvalidArgument, "timeout must be between 1 second and 24 hours, got %s", timeout)
 	case d.GetName() != "" && !isObjectName(d.GetName()):
 		return status.Errorf(codes.InvalidArgument, "Invalid Sandbox name: '%s'", d.GetName())
@@ -175,21 +175,21 @@ func checkDefinition(d *pb.Sandbox) error {
 	return checkRegions(d.GetSchedulerPlacement().GetRegions())
 }
 
-// regions are the regions that a sandbox may ask for.
-var regions = []string{"us", "us-east", "us-east-1", "us-central", "us-west", "us-west-2", "eu", "eu-west", "eu-west-1", "eu-north", "eu-south", "ap", "ap-northeast", "ap-southeast", "uk", "ca", "me", "sa", "af", "mx"}
+// modalRegions are the regions in which a client may request a sandbox.
+var modalRegions = []string{"us", "us-east", "us-east-1", "us-central", "us-west", "us-west-2", "eu", "eu-west", "eu-west-1", "eu-north", "eu-south", "ap", "ap-northeast", "ap-southeast", "uk", "ca", "me", "sa", "af", "mx"}
 
 // checkRegions returns an error with code InvalidArgument for a region that Modal does not have.
-func checkRegions(asked []string) error {
-	for _, region := range asked {
-		if !slices.Contains(regions, region) {
+func checkRegions(requested []string) error {
+	for _, region := range requested {
+		if !slices.Contains(modalRegions, region) {
 			return status.Errorf(codes.InvalidArgument, "Invalid region: '%s'", region)
 		}
 	}
 	return nil
 }
 
-// tagMap returns the values of tags by name.
-func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
+// tagsToMap converts a list of tags to a map from name to value. It returns an error for an invalid tag.
+func tagsToMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	values := map[string]string{}
 	for _, tag := range tags {
 		if tag.GetTagName() == "" {
@@ -200,8 +200,8 @@ func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	return values, nil
 }
 
-// tagList converts tags by name to a list. It is the inverse of tagMap.
-func tagList(tags map[string]string) []*pb.SandboxTag {
+// tagsToList converts a map from name to value to a list of tags.
+func tagsToList(tags map[string]string) []*pb.SandboxTag {
 	list := []*pb.SandboxTag{}
 	for name, value := range tags {
 		list = append(list, pb.SandboxTag_builder{TagName: name, TagValue: value}.Build())
@@ -212,17 +212,17 @@ func tagList(tags map[string]string) []*pb.SandboxTag {
 // SandboxGetTaskId returns the task of a sandbox that runs, or the result of
 // one that has ended.
 func (c *controlPlane) SandboxGetTaskId(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
-	return c.taskID(ctx, r, false)
+	return c.getTaskID(ctx, r, false)
 }
 
-// SandboxGetTaskIdV2 is SandboxGetTaskId for the second backend.
+// SandboxGetTaskIdV2 is SandboxGetTaskId for Modal's second backend.
 func (c *controlPlane) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetTaskIdRequest) (*pb.SandboxGetTaskIdResponse, error) {
-	return c.taskID(ctx, r, true)
+	return c.getTaskID(ctx, r, true)
 }
 
-// taskID implements SandboxGetTaskId of both backends.
-func (c *controlPlane) taskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest, v2 bool) (*pb.SandboxGetTaskIdResponse, error) {
-	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+// getTaskID implements SandboxGetTaskId for both of Modal's backends.
+func (c *controlPlane) getTaskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest, v2 bool) (*pb.SandboxGetTaskIdResponse, error) {
+	sb, err := c.lockAndFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
 		return nil, err
 	}
@@ -230,13 +230,13 @@ func (c *controlPlane) taskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest
 		select {
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
-		case <-time.After(seconds(r.GetTimeout())):
+		case <-time.After(secondsToDuration(r.GetTimeout())):
 		case <-sb.ready:
 		case <-sb.ended:
 		}
 	}
 	response := pb.SandboxGetTaskIdResponse_builder{}
-	switch sb.state() {
+	switch sb.stateName() {
 	case "running":
 		response.TaskId = &sb.task
 	case "ended":
@@ -247,47 +247,47 @@ func (c *controlPlane) taskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest
 
 // SandboxWait blocks until the sandbox has ended or the timeout has passed.
 func (c *controlPlane) SandboxWait(ctx context.Context, r *pb.SandboxWaitRequest) (*pb.SandboxWaitResponse, error) {
-	return c.wait(ctx, r, false)
+	return c.waitForSandbox(ctx, r, false)
 }
 
-// SandboxWaitV2 is SandboxWait for the second backend.
+// SandboxWaitV2 is SandboxWait for Modal's second backend.
 func (c *controlPlane) SandboxWaitV2(ctx context.Context, r *pb.SandboxWaitRequest) (*pb.SandboxWaitResponse, error) {
-	return c.wait(ctx, r, true)
+	return c.waitForSandbox(ctx, r, true)
 }
 
-// wait implements SandboxWait of both backends.
-func (c *controlPlane) wait(ctx context.Context, r *pb.SandboxWaitRequest, v2 bool) (*pb.SandboxWaitResponse, error) {
-	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+// waitForSandbox implements SandboxWait for both of Modal's backends.
+func (c *controlPlane) waitForSandbox(ctx context.Context, r *pb.SandboxWaitRequest, v2 bool) (*pb.SandboxWaitResponse, error) {
+	sb, err := c.lockAndFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
-	case <-time.After(seconds(r.GetTimeout())):
+	case <-time.After(secondsToDuration(r.GetTimeout())):
 	case <-sb.ended:
 	}
-	return pb.SandboxWaitResponse_builder{Result: sb.outcome(), Metadata: sb.metadata()}.Build(), nil
+	return pb.SandboxWaitResponse_builder{Result: sb.outcome(), Metadata: sb.sdkHandleMetadata()}.Build(), nil
 }
 
-// SandboxTerminate ends a sandbox. It answers when the sandbox is gone.
+// SandboxTerminate ends a sandbox, and returns when its container has been removed.
 func (c *controlPlane) SandboxTerminate(_ context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
-	return c.terminate(r, false)
+	return c.terminateSandbox(r, false)
 }
 
-// SandboxTerminateV2 is SandboxTerminate for the second backend.
+// SandboxTerminateV2 is SandboxTerminate for Modal's second backend.
 func (c *controlPlane) SandboxTerminateV2(_ context.Context, r *pb.SandboxTerminateRequest) (*pb.SandboxTerminateResponse, error) {
-	return c.terminate(r, true)
+	return c.terminateSandbox(r, true)
 }
 
-// terminate implements SandboxTerminate of both backends.
-func (c *controlPlane) terminate(r *pb.SandboxTerminateRequest, v2 bool) (*pb.SandboxTerminateResponse, error) {
-	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+// terminateSandbox implements SandboxTerminate for both of Modal's backends.
+func (c *controlPlane) terminateSandbox(r *pb.SandboxTerminateRequest, v2 bool) (*pb.SandboxTerminateResponse, error) {
+	sb, err := c.lockAndFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
 		return nil, err
 	}
 	existing := sb.outcome()
-	c.end(sb, terminatedResult)
+	c.endSandbox(sb, terminatedResult)
 	return pb.SandboxTerminateResponse_builder{ExistingResult: existing}.Build(), nil
 }
 
@@ -296,14 +296,14 @@ func (c *controlPlane) SandboxTagsSet(_ context.Context, r *pb.SandboxTagsSetReq
 	return c.setTags(r, false)
 }
 
-// SandboxTagsSetV2 is SandboxTagsSet for the second backend.
+// SandboxTagsSetV2 is SandboxTagsSet for Modal's second backend.
 func (c *controlPlane) SandboxTagsSetV2(_ context.Context, r *pb.SandboxTagsSetRequest) (*emptypb.Empty, error) {
 	return c.setTags(r, true)
 }
 
-// setTags implements SandboxTagsSet of both backends.
+// setTags implements SandboxTagsSet for both of Modal's backends.
 func (c *controlPlane) setTags(r *pb.SandboxTagsSetRequest, v2 bool) (*emptypb.Empty, error) {
-	tags, err := tagMap(r.GetTags())
+	tags, err := tagsToMap(r.GetTags())
 	if err != nil {
 		return nil, err
 	}
@@ -322,12 +322,12 @@ func (c *controlPlane) SandboxTagsGet(_ context.Context, r *pb.SandboxTagsGetReq
 	return c.getTags(r, false)
 }
 
-// SandboxTagsGetV2 is SandboxTagsGet for the second backend.
+// SandboxTagsGetV2 is SandboxTagsGet for Modal's second backend.
 func (c *controlPlane) SandboxTagsGetV2(_ context.Context, r *pb.SandboxTagsGetRequest) (*pb.SandboxTagsGetResponse, error) {
 	return c.getTags(r, true)
 }
 
-// getTags implements SandboxTagsGet of both backends.
+// getTags implements SandboxTagsGet for both of Modal's backends.
 func (c *controlPlane) getTags(r *pb.SandboxTagsGetRequest, v2 bool) (*pb.SandboxTagsGetResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -335,28 +335,28 @@ func (c *controlPlane) getTags(r *pb.SandboxTagsGetRequest, v2 bool) (*pb.Sandbo
 	if err != nil {
 		return nil, err
 	}
-	return pb.SandboxTagsGetResponse_builder{Tags: tagList(sb.tags)}.Build(), nil
+	return pb.SandboxTagsGetResponse_builder{Tags: tagsToList(sb.tags)}.Build(), nil
 }
 
 // SandboxGetFromName returns the running sandbox that has a name in an app.
 func (c *controlPlane) SandboxGetFromName(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
-	return c.fromName(r, false)
+	return c.findByName(r, false)
 }
 
-// SandboxGetFromNameV2 is SandboxGetFromName for the second backend. It also
-// finds the newest one that has ended, if it is asked to.
+// SandboxGetFromNameV2 is SandboxGetFromName for Modal's second backend. On request it also finds the newest sandbox
+// with the name that has ended.
 func (c *controlPlane) SandboxGetFromNameV2(_ context.Context, r *pb.SandboxGetFromNameRequest) (*pb.SandboxGetFromNameResponse, error) {
-	return c.fromName(r, true)
+	return c.findByName(r, true)
 }
 
-// fromName implements SandboxGetFromName of both backends.
-func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
+// findByName implements SandboxGetFromName for both of Modal's backends.
+func (c *controlPlane) findByName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
 	if err := requireFields("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	env, err := c.environment(r.GetEnvironmentName())
+	env, err := c.findEnvironment(r.GetEnvironmentName())
 	if err != nil {
 		return nil, err
 	}
@@ -364,7 +364,7 @@ func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.S
 	if a == nil {
 		return nil, status.Errorf(codes.NotFound, "App '%s' not found", r.GetAppName())
 	}
-	found := c.runningByName(a, r.GetSandboxName())
+	found := c.findRunningSandbox(a, r.GetSandboxName())
 	if found == nil && r.GetIncludeTerminated() {
 		for _, sb := range c.sandboxes {
 			if sb.app == a && sb.name == r.GetSandboxName() {
@@ -375,28 +375,28 @@ func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.S
 	if found == nil || found.v2 != v2 {
 		return nil, status.Errorf(codes.NotFound, "Sandbox with name '%s' not found in App '%s'", r.GetSandboxName(), a.name)
 	}
-	return pb.SandboxGetFromNameResponse_builder{SandboxId: found.id, Metadata: found.metadata()}.Build(), nil
+	return pb.SandboxGetFromNameResponse_builder{SandboxId: found.id, Metadata: found.sdkHandleMetadata()}.Build(), nil
 }
 
-// SandboxList lists sandboxes of the first backend, newest first.
+// SandboxList lists the sandboxes of Modal's first backend, newest first.
 func (c *controlPlane) SandboxList(_ context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
-	return c.list(r, func(sb *sandbox) bool { return !sb.v2 })
+	return c.listSandboxes(r, func(sb *modalSandbox) bool { return !sb.v2 })
 }
 
 // SandboxListV2 lists sandboxes of both backends, newest first.
 func (c *controlPlane) SandboxListV2(_ context.Context, r *pb.SandboxListRequest) (*pb.SandboxListResponse, error) {
-	return c.list(r, func(*sandbox) bool { return true })
+	return c.listSandboxes(r, func(*modalSandbox) bool { return true })
 }
 
-// list implements SandboxList of both backends. isListed selects the sandboxes of the backend.
-func (c *controlPlane) list(r *pb.SandboxListRequest, isListed func(*sandbox) bool) (*pb.SandboxListResponse, error) {
-	want, err := tagMap(r.GetTags())
+// listSandboxes implements SandboxList for both of Modal's backends. isListed selects the sandboxes of the backend.
+func (c *controlPlane) listSandboxes(r *pb.SandboxListRequest, isListed func(*modalSandbox) bool) (*pb.SandboxListResponse, error) {
+	want, err := tagsToMap(r.GetTags())
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	env, err := c.environment(r.GetEnvironmentName())
+	env, err := c.findEnvironment(r.GetEnvironmentName())
 	if err != nil {
 		return nil, err
 	}
@@ -410,16 +410,16 @@ func (c *controlPlane) list(r *pb.SandboxListRequest, isListed func(*sandbox) bo
 	found := []*pb.SandboxInfo{}
 	for _, sb := range slices.Backward(c.sandboxes) {
 		switch {
-		case len(found) == listPage, !isListed(sb), sb.app.env != env, r.GetAppId() != "" && sb.app.id != r.GetAppId(),
+		case len(found) == sandboxesPerPage, !isListed(sb), sb.app.env != env, r.GetAppId() != "" && sb.app.id != r.GetAppId(),
 			r.GetBeforeTimestamp() != 0 && sb.created >= r.GetBeforeTimestamp(), !r.GetIncludeFinished() && !sb.isRunning(), !hasTags(sb.tags, want):
 		default:
-			found = append(found, sb.info())
+			found = append(found, sb.newListEntry())
 		}
 	}
 	return pb.SandboxListResponse_builder{Sandboxes: found}.Build(), nil
 }
 
-// hasTags reports whether all wanted tags are among tags, with the same values.
+// hasTags reports whether tags contains all wanted tags with the same values.
 func hasTags(tags, want map[string]string) bool {
 	for name, value := range want {
 		if got, ok := tags[name]; !ok || got != value {
@@ -429,8 +429,8 @@ func hasTags(tags, want map[string]string) bool {
 	return true
 }
 
-// info describes a sandbox in a list. The caller holds the registry's mutex.
-func (s *sandbox) info() *pb.SandboxInfo {
+// newListEntry returns the description of the sandbox in a response to SandboxList. The caller must hold Server.mu.
+func (s *modalSandbox) newListEntry() *pb.SandboxInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	task := pb.TaskInfo_builder{Id: s.task, SandboxId: s.id, StartedAt: s.created, Result: s.result}
@@ -438,7 +438,7 @@ func (s *sandbox) info() *pb.SandboxInfo {
 		task.FinishedAt = float64(s.finished.UnixMicro()) / 1e6
 	}
 	return pb.SandboxInfo_builder{
-		Id: s.id, CreatedAt: s.created, AppId: s.app.id, Name: s.name, Tags: tagList(s.tags), ImageId: s.image.id,
+		Id: s.id, CreatedAt: s.created, AppId: s.app.id, Name: s.name, Tags: tagsToList(s.tags), ImageId: s.image.id,
 		TaskInfo: task.Build(), TimeoutSecs: s.definition.GetTimeoutSecs(), Regions: s.definition.GetSchedulerPlacement().GetRegions(),
 		Metadata: pb.SandboxHandleMetadata_builder{AppId: s.app.id, Result: s.result}.Build(),
 	}.Build()
@@ -447,31 +447,30 @@ func (s *sandbox) info() *pb.SandboxInfo {
 // TaskGetCommandRouterAccess returns the address of a task's command router and
 // a token for it.
 func (c *controlPlane) TaskGetCommandRouterAccess(_ context.Context, r *pb.TaskGetCommandRouterAccessRequest) (*pb.TaskGetCommandRouterAccessResponse, error) {
-	sb, err := c.findTask(r.GetTaskId())
+	sb, err := c.findSandboxByTask(r.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
 	if !sb.isRunning() {
 		return nil, status.Errorf(codes.NotFound, "Task %s has already finished", sb.task)
 	}
-	return pb.TaskGetCommandRouterAccessResponse_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(), nil
+	return pb.TaskGetCommandRouterAccessResponse_builder{Jwt: c.signToken(sb.task, routerTokenLifetime), Url: c.routerURL()}.Build(), nil
 }
 
-// SandboxGetCommandRouterAccess is TaskGetCommandRouterAccess for the second
-// backend.
+// SandboxGetCommandRouterAccess is TaskGetCommandRouterAccess for Modal's second backend.
 func (c *controlPlane) SandboxGetCommandRouterAccess(_ context.Context, r *pb.SandboxGetCommandRouterAccessRequest) (*pb.SandboxGetCommandRouterAccessResponse, error) {
-	sb, err := c.lockedFindSandbox(r.GetSandboxId(), true)
+	sb, err := c.lockAndFindSandbox(r.GetSandboxId(), true)
 	if err != nil {
 		return nil, err
 	}
 	if !sb.isRunning() {
 		return nil, status.Errorf(codes.NotFound, "Sandbox %s has already finished", sb.id)
 	}
-	return pb.SandboxGetCommandRouterAccessResponse_builder{Jwt: c.sign(sb.task, routerTokenLife), Url: c.routerURL()}.Build(), nil
+	return pb.SandboxGetCommandRouterAccessResponse_builder{Jwt: c.signToken(sb.task, routerTokenLifetime), Url: c.routerURL()}.Build(), nil
 }
 
-// findTask returns the sandbox of a task.
-func (s *Server) findTask(id string) (*sandbox, error) {
+// findSandboxByTask returns the sandbox in which the task with an id runs.
+func (s *Server) findSandboxByTask(id string) (*modalSandbox, error) {
 	if err := requireFields("task_id", id); err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Config configures a Server. Data is required.
+// Config configures a Server. Data is required; the other fields have defaults.
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
@@ -38,41 +38,41 @@ type Config struct {
 	UntilParentEnds bool `help:"End when the process that started this one has ended, as after SIGTERM."`
 }
 
-// Ready is the line that Run prints when the server answers.
-type Ready struct {
+// ReadyMessage is the JSON line that Run writes to its output when the server accepts calls.
+type ReadyMessage struct {
 	URL     string `json:"url"`
 	Control string `json:"control"`
 	Gateway string `json:"gateway"` // the machine's address in the sandboxes' network
 }
 
-// Server is a stand-in for Modal. It is safe for concurrent use.
+// Server is a local stand-in for Modal's API that runs sandboxes as Docker containers. It is safe for concurrent use.
 type Server struct {
 	cfg    Config
 	logger *slog.Logger
-	engine *engine
-	port   *port
+	engine *dockerEngine
+	port   *switchablePort
 	url    string
 	secret []byte          // signs tokens
-	life   context.Context // ends before the server removes what it made
+	life   context.Context // ends before the server removes its containers and images
 	stop   context.CancelFunc
 
-	lock *os.File // of the data folder
+	lock *os.File // the lock of the data folder
 
 	launches sync.WaitGroup
 
-	calls calls
+	calls callTracker
 
 	mu           sync.Mutex
-	environments map[string]*environment // by name
-	apps         map[string]*app         // by id
-	secrets      map[string]*secret      // by id
-	images       map[string]*image       // by id
-	published    map[string]*image       // by environment and tag
-	sandboxes    []*sandbox              // by time of creation
+	environments map[string]*modalEnvironment // by name
+	apps         map[string]*modalApp         // by id
+	secrets      map[string]*modalSecret      // by id
+	images       map[string]*modalImage       // by id
+	published    map[string]*modalImage       // by environment and tag
+	sandboxes    []*modalSandbox              // by time of creation
 	lastCreated  float64
 }
 
-// Run serves until ctx ends, and then removes everything that it created on the engine.
+// Run serves Modal's API until ctx ends, and then removes everything that the server has created on the Docker engine.
 func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (err error) {
 	s, err := newServer(ctx, cfg, logger)
 	if err != nil {
@@ -92,15 +92,15 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
 	pb.RegisterModalClientServer(api, &controlPlane{Server: s})
-	pb.RegisterTaskCommandRouterServer(api, &router{Server: s})
+	pb.RegisterTaskCommandRouterServer(api, &commandRouter{Server: s})
 	control := &http.Server{Handler: s.controlAPI(), ReadHeaderTimeout: 10 * time.Second}
-	if err := json.NewEncoder(out).Encode(Ready{
+	if err := json.NewEncoder(out).Encode(ReadyMessage{
 		URL: s.url, Control: "http://" + controlListener.Addr().String(), Gateway: s.engine.gateway.String(),
 	}); err != nil {
 		return err
 	}
 	if cfg.UntilParentEnds {
-		ctx = untilParentEnds(ctx)
+		ctx = contextUntilParentEnds(ctx)
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.Serve(s.port) })
@@ -117,7 +117,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	return nil
 }
 
-// newServer validates the config, locks and empties the data folder, and connects to the Docker engine.
+// newServer validates the configuration, locks and empties the data folder, and connects to the Docker engine.
 func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, error) {
 	data, err := filepath.Abs(cfg.Data)
 	if err != nil {
@@ -134,19 +134,19 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, fmt.Errorf("the listen address %q must be an IPv4 loopback address with a port: the SDK speaks without TLS only there", cfg.Listen)
 	}
 	s := &Server{
-		cfg: cfg, logger: logger, secret: []byte(newSuffix(32)),
-		environments: map[string]*environment{}, apps: map[string]*app{}, secrets: map[string]*secret{},
-		images: map[string]*image{}, published: map[string]*image{},
+		cfg: cfg, logger: logger, secret: []byte(randomSuffix(32)),
+		environments: map[string]*modalEnvironment{}, apps: map[string]*modalApp{}, secrets: map[string]*modalSecret{},
+		images: map[string]*modalImage{}, published: map[string]*modalImage{},
 	}
 	s.life, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, name := range cfg.Environments {
-		s.environments[name] = &environment{id: newID("en"), name: name}
+		s.environments[name] = &modalEnvironment{id: newV1ID("en"), name: name}
 	}
 	if s.port, err = openPort(address); err != nil {
 		return nil, err
 	}
 	s.url = "http://" + s.port.Addr().String()
-	if err := s.openData(); err != nil {
+	if err := s.openDataFolder(); err != nil {
 		return nil, errors.Join(err, s.port.Close())
 	}
 	if s.engine, err = newEngine(ctx, cfg, logger); err != nil {
@@ -155,12 +155,12 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 	return s, nil
 }
 
-// openData creates, locks and empties the data folder.
-func (s *Server) openData() (err error) {
+// openDataFolder creates, locks and empties the data folder.
+func (s *Server) openDataFolder() (err error) {
 	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil {
 		return err
 	}
-	if s.lock, err = lock(s.cfg.Data); err != nil {
+	if s.lock, err = lockDataFolder(s.cfg.Data); err != nil {
 		return err
 	}
 	for _, name := range []string{"outputs", "images"} {
@@ -170,8 +170,8 @@ func (s *Server) openData() (err error) {
 	return err
 }
 
-// untilParentEnds returns a context that also ends when the parent process ends.
-func untilParentEnds(ctx context.Context) context.Context {
+// contextUntilParentEnds returns a context that ends when ctx or the parent process of this program ends.
+func contextUntilParentEnds(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	parent := os.Getppid()
 	go func() {
@@ -187,7 +187,7 @@ func untilParentEnds(ctx context.Context) context.Context {
 	return ctx
 }
 
-// close ends all sandboxes and removes everything that the server created on the Docker engine.
+// close ends all sandboxes, and removes everything that the server has created on the Docker engine.
 func (s *Server) close() error {
 	s.stop()
 	s.launches.Wait()

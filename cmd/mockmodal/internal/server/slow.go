@@ -7,29 +7,29 @@ import (
 	"time"
 )
 
-// slowConn delays what is read from and written to a connection by the port's
-// latency, in order, without limiting the throughput.
+// slowConn is a connection that delays reads and writes by the latency of its port. It keeps the order of the data and
+// does not limit the throughput.
 type slowConn struct {
 	net.Conn
-	port     *port
+	port     *switchablePort
 	incoming *delayLine
 	outgoing *delayLine
-	reading  bytes.Reader // of the chunk that Read returns from
+	reading  bytes.Reader // the rest of the data that Read has taken from incoming
 
 	once sync.Once
-	err  error // of closing
+	err  error // the error of closing the connection
 }
 
-// newSlowConn returns a connection over raw with the latency of the port.
-func newSlowConn(raw net.Conn, p *port) *slowConn {
+// newSlowConn returns a connection that delays the reads and writes of raw by the latency of the port p.
+func newSlowConn(raw net.Conn, p *switchablePort) *slowConn {
 	c := &slowConn{Conn: raw, port: p, incoming: newDelayLine(), outgoing: newDelayLine()}
-	go c.receive()
-	go c.transmit()
+	go c.receiveLoop()
+	go c.transmitLoop()
 	return c
 }
 
-// receive reads from the network and puts the bytes into c.incoming, from which Read takes them after the latency.
-func (c *slowConn) receive() {
+// receiveLoop reads from the network into c.incoming, from which Read takes the data after the latency.
+func (c *slowConn) receiveLoop() {
 	for {
 		buffer := make([]byte, 32<<10)
 		n, err := c.Conn.Read(buffer) // never both data and an error, for a TCP connection
@@ -37,21 +37,21 @@ func (c *slowConn) receive() {
 			err = c.incoming.put(buffer[:n], c.port.latency())
 		}
 		if err != nil {
-			c.incoming.end(err)
+			c.incoming.closeWithError(err)
 			return
 		}
 	}
 }
 
-// transmit writes the outgoing bytes to the network when they are due.
-func (c *slowConn) transmit() {
+// transmitLoop writes the data in c.outgoing to the network after the latency.
+func (c *slowConn) transmitLoop() {
 	for {
 		data, err := c.outgoing.take()
 		if err != nil {
 			return
 		}
 		if _, err := c.Conn.Write(data); err != nil {
-			c.outgoing.end(err)
+			c.outgoing.closeWithError(err)
 			return
 		}
 	}
@@ -77,32 +77,32 @@ func (c *slowConn) Write(p []byte) (int, error) {
 // Close implements net.Conn.
 func (c *slowConn) Close() error {
 	c.once.Do(func() {
-		c.port.forget(c)
-		c.incoming.end(net.ErrClosed)
-		c.outgoing.end(net.ErrClosed)
+		c.port.forgetConn(c)
+		c.incoming.closeWithError(net.ErrClosed)
+		c.outgoing.closeWithError(net.ErrClosed)
 		c.err = c.Conn.Close()
 	})
 	return c.err
 }
 
-// delayLine is a queue whose entries can be taken when they are due. It is
-// bounded, so that a slow peer slows down the writer.
+// delayLine is a queue of data that can be taken after a delay. Its size is limited, so that a slow peer blocks the
+// writer.
 type delayLine struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
-	entries []delayed
+	entries []delayedData
 	size    int
 	err     error
 }
 
-// delayed is an entry of a delayLine: data, and the time from which it may be taken.
-type delayed struct {
+// delayedData is an entry of a delayLine: data, and the time from which it may be taken.
+type delayedData struct {
 	due  time.Time
 	data []byte
 }
 
-// delayLimit is the number of bytes in a delayLine from which put blocks.
-const delayLimit = 8 << 20
+// delayLineCapacity is the number of bytes in a delayLine from which put blocks.
+const delayLineCapacity = 8 << 20
 
 func newDelayLine() *delayLine {
 	l := &delayLine{}
@@ -110,24 +110,24 @@ func newDelayLine() *delayLine {
 	return l
 }
 
-// put adds data that can be taken after a delay. It blocks while the line is full.
+// put appends data that can be taken after a delay. It blocks while the queue is full.
 func (l *delayLine) put(data []byte, delay time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.size > delayLimit && l.err == nil {
+	for l.size > delayLineCapacity && l.err == nil {
 		l.cond.Wait()
 	}
 	if l.err != nil {
 		return l.err
 	}
-	l.entries = append(l.entries, delayed{time.Now().Add(delay), data})
+	l.entries = append(l.entries, delayedData{time.Now().Add(delay), data})
 	l.size += len(data)
 	l.cond.Broadcast()
 	return nil
 }
 
-// take blocks until the first entry is due and returns it. Entries that were
-// put before the end are returned before the end's error.
+// take blocks until the delay of the first entry has passed, and returns the entry. After closeWithError it returns the
+// remaining entries and then the error.
 func (l *delayLine) take() ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,8 +149,8 @@ func (l *delayLine) take() ([]byte, error) {
 	return first.data, nil
 }
 
-// end ends the line: put then returns err at once, and take returns err after all entries were taken.
-func (l *delayLine) end(err error) {
+// closeWithError closes the queue. After that put returns err, and take returns err when no entry is left.
+func (l *delayLine) closeWithError(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {

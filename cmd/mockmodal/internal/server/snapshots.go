@@ -19,32 +19,31 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// defaultImageLife is the time for which a snapshot is kept when its request names no
-// time.
-const defaultImageLife = 30 * 24 * time.Hour
+// defaultImageTTL is the time for which the server keeps a snapshot if the request does not state a time.
+const defaultImageTTL = 30 * 24 * time.Hour
 
-// snapshot is a snapshot of a sandbox under the id that the client has chosen. once guards image and err.
-type snapshot struct {
+// sandboxSnapshot is a snapshot of a sandbox under a snapshot id that the client has chosen. once guards image and err.
+type sandboxSnapshot struct {
 	once  sync.Once
-	image *image
+	image *modalImage
 	err   error
 }
 
-// snapshot returns the id of the image of a sandbox's snapshot. It calls take to create the image, unless an earlier
-// call with the same snapshot id has succeeded.
-func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *sandboxContainer) (*image, error)) (string, error) {
+// takeSnapshot returns the image id of the sandbox's snapshot with the given snapshot id. It calls take to create the
+// image, unless an earlier call with the same snapshot id has succeeded.
+func (s *Server) takeSnapshot(sb *modalSandbox, id string, take func(context.Context, *sandboxContainer) (*modalImage, error)) (string, error) {
 	if err := requireFields("snapshot_id", id); err != nil {
 		return "", err
 	}
 	sb.mu.Lock()
 	found := sb.snapshots[id]
 	if found == nil {
-		found = &snapshot{}
+		found = &sandboxSnapshot{}
 		sb.snapshots[id] = found
 	}
 	sb.mu.Unlock()
 	found.once.Do(func() {
-		b, err := sb.runningBox()
+		b, err := sb.runningContainer()
 		if err == nil {
 			found.image, err = take(context.Background(), b)
 		}
@@ -56,7 +55,7 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *sa
 	sb.mu.Lock()
 	delete(sb.snapshots, id)
 	sb.mu.Unlock()
-	if err := sb.workerError(); err != nil {
+	if err := sb.workerGoneError(); err != nil {
 		return "", err
 	}
 	if _, ok := status.FromError(found.err); ok {
@@ -65,9 +64,10 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *sa
 	return "", status.Errorf(codes.Internal, "Snapshot failed: %v", found.err)
 }
 
-// registerSnapshot gives a snapshot's image an id and keeps it for the time life, or for ever if life is negative.
-func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
-	made.id, made.built = newID("im"), make(chan struct{})
+// registerSnapshot assigns an id to the image of a snapshot, and keeps the image for the time life, or for ever if life
+// is negative.
+func (s *Server) registerSnapshot(made *modalImage, life time.Duration) *modalImage {
+	made.id, made.built = newV1ID("im"), make(chan struct{})
 	close(made.built)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,12 +91,12 @@ func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
 	return made
 }
 
-// imageLife returns the time for which a snapshot is kept, from the field ttl_seconds of a request. It is negative if
-// the snapshot is kept for ever.
-func imageLife(isSet bool, seconds int64) (time.Duration, error) {
+// imageTTL returns the time for which a snapshot is kept, from the field ttl_seconds of a request. A negative time
+// means for ever.
+func imageTTL(isSet bool, seconds int64) (time.Duration, error) {
 	switch {
 	case !isSet:
-		return defaultImageLife, nil
+		return defaultImageTTL, nil
 	case seconds == -1:
 		return -1, nil
 	case seconds < 1:
@@ -105,25 +105,25 @@ func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// TaskSnapshotFilesystem creates an image of a sandbox's file system.
-func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
+// TaskSnapshotFilesystem creates an image from the file system of a sandbox.
+func (r *commandRouter) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
 	if err := refuseOtherFields(request, "task_id,snapshot_id,ttl_seconds"); err != nil {
 		return nil, err
 	}
-	sb, err := r.task(ctx, request.GetTaskId())
+	sb, err := r.findTask(ctx, request.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
-	life, err := imageLife(request.HasTtlSeconds(), request.GetTtlSeconds())
+	life, err := imageTTL(request.HasTtlSeconds(), request.GetTtlSeconds())
 	if err != nil {
 		return nil, err
 	}
-	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*image, error) {
-		committed, err := r.engine.commit(ctx, b.id)
+	id, err := r.takeSnapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*modalImage, error) {
+		committed, err := r.engine.commitContainer(ctx, b.id)
 		if err != nil {
 			return nil, err
 		}
-		return r.registerSnapshot(&image{docker: committed, isSnapshot: true}, life), nil
+		return r.registerSnapshot(&modalImage{docker: committed, isSnapshot: true}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -131,30 +131,30 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 	return pb.TaskSnapshotFilesystemResponse_builder{ImageId: id}.Build(), nil
 }
 
-// TaskSnapshotDirectory creates an image of a folder's content.
-func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnapshotDirectoryRequest) (*pb.TaskSnapshotDirectoryResponse, error) {
+// TaskSnapshotDirectory creates an image from the content of a folder in a sandbox.
+func (r *commandRouter) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnapshotDirectoryRequest) (*pb.TaskSnapshotDirectoryResponse, error) {
 	if err := refuseOtherFields(request, "task_id,snapshot_id,ttl_seconds,path"); err != nil {
 		return nil, err
 	}
-	sb, err := r.task(ctx, request.GetTaskId())
+	sb, err := r.findTask(ctx, request.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
-	path, err := absolute(request.GetPath())
+	path, err := cleanAbsolutePath(request.GetPath())
 	if err != nil {
 		return nil, err
 	}
-	life, err := imageLife(request.HasTtlSeconds(), request.GetTtlSeconds())
+	life, err := imageTTL(request.HasTtlSeconds(), request.GetTtlSeconds())
 	if err != nil {
 		return nil, err
 	}
-	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*image, error) {
-		archive := filepath.Join(r.cfg.Data, "images", newSuffix(16)+".tar")
-		if err := b.pack(ctx, path, archive); err != nil {
+	id, err := r.takeSnapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*modalImage, error) {
+		archive := filepath.Join(r.cfg.Data, "images", randomSuffix(16)+".tar")
+		if err := b.packFolder(ctx, path, archive); err != nil {
 			_ = os.Remove(archive) // it may not exist
 			return nil, status.Errorf(codes.FailedPrecondition, "Snapshot of %s failed: %v", path, err)
 		}
-		return r.registerSnapshot(&image{archive: archive}, life), nil
+		return r.registerSnapshot(&modalImage{archive: archive}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -162,17 +162,18 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 	return pb.TaskSnapshotDirectoryResponse_builder{ImageId: id}.Build(), nil
 }
 
-// absolute returns a clean path, or an error with code InvalidArgument if it is not absolute.
-func absolute(path []byte) (string, error) {
+// cleanAbsolutePath returns path without ".", ".." and double slashes. It returns an error with code InvalidArgument if
+// path is not absolute.
+func cleanAbsolutePath(path []byte) (string, error) {
 	if !strings.HasPrefix(string(path), "/") {
 		return "", status.Errorf(codes.InvalidArgument, "path must be absolute, got: %q", path)
 	}
 	return filepath.Clean(string(path)), nil
 }
 
-// pack writes the content of a container's folder to a tar file on this machine.
-func (b *sandboxContainer) pack(ctx context.Context, folder, archive string) error {
-	conn, err := b.dial(ctx, guest.Request{Pack: folder})
+// packFolder writes the content of a folder in the container to a tar file on this machine.
+func (b *sandboxContainer) packFolder(ctx context.Context, folder, archive string) error {
+	conn, err := b.dialGuest(ctx, guest.Request{Pack: folder})
 	if err != nil {
 		return err
 	}
@@ -181,29 +182,29 @@ func (b *sandboxContainer) pack(ctx context.Context, folder, archive string) err
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(file, &guest.DataReader{R: bufio.NewReaderSize(conn, 64<<10)})
+	_, err = io.Copy(file, &guest.DataFrameReader{R: bufio.NewReaderSize(conn, 64<<10)})
 	return errors.Join(err, file.Close())
 }
 
-// unpack writes the content of a tar file to a container's folder.
-func (b *sandboxContainer) unpack(ctx context.Context, archive, folder string) error {
+// unpackFolder extracts a tar file on this machine into a folder in the container.
+func (b *sandboxContainer) unpackFolder(ctx context.Context, archive, folder string) error {
 	file, err := os.Open(archive)
 	if err != nil {
 		return err
 	}
 	defer file.Close() //nolint:errcheck // read only
-	conn, err := b.dial(ctx, guest.Request{Unpack: folder})
+	conn, err := b.dialGuest(ctx, guest.Request{Unpack: folder})
 	if err != nil {
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // the answer was read
-	if _, err := io.Copy(guest.DataWriter{W: conn}, file); err != nil {
+	if _, err := io.Copy(guest.DataFrameWriter{W: conn}, file); err != nil {
 		return err
 	}
-	if err := guest.WriteFrame(conn, guest.Data, nil); err != nil {
+	if err := guest.WriteFrame(conn, guest.FrameData, nil); err != nil {
 		return err
 	}
-	_, err = (&guest.DataReader{R: conn}).Read(make([]byte, 1))
+	_, err = (&guest.DataFrameReader{R: conn}).Read(make([]byte, 1))
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
@@ -212,11 +213,11 @@ func (b *sandboxContainer) unpack(ctx context.Context, archive, folder string) e
 
 // TaskMountDirectory mounts a snapshot of a directory, or an empty directory, over a path in a sandbox. Changes below
 // the path do not change the snapshot.
-func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDirectoryRequest) (*emptypb.Empty, error) {
+func (r *commandRouter) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDirectoryRequest) (*emptypb.Empty, error) {
 	if err := refuseOtherFields(request, "task_id,path,image_id"); err != nil {
 		return nil, err
 	}
-	b, path, err := r.mountPoint(ctx, request.GetTaskId(), request.GetPath())
+	b, path, err := r.resolveMountPoint(ctx, request.GetTaskId(), request.GetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -232,16 +233,16 @@ func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDi
 			return nil, status.Error(codes.Unimplemented, "mockmodal does not implement mounts of images other than snapshots of directories")
 		}
 	}
-	folder := filepath.Join("mounts", newSuffix(8))
+	folder := filepath.Join("mounts", randomSuffix(8))
 	if err := os.MkdirAll(filepath.Join(b.folder, folder), 0o755); err != nil {
 		return nil, status.Errorf(codes.Internal, "Mount failed: %v", err)
 	}
-	inside := filepath.Join(guest.Folder, folder)
+	inside := filepath.Join(guest.MountPath, folder)
 	if archive != "" {
-		err = b.unpack(ctx, archive, inside)
+		err = b.unpackFolder(ctx, archive, inside)
 	}
 	if err == nil {
-		err = b.mount(inside, path)
+		err = b.bindMount(inside, path)
 	}
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "Mount failed: %v", err)
@@ -249,12 +250,12 @@ func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDi
 	return &emptypb.Empty{}, nil
 }
 
-// TaskUnmountDirectory undoes the last mount over a path.
-func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmountDirectoryRequest) (*emptypb.Empty, error) {
+// TaskUnmountDirectory removes the topmost mount over a path in a sandbox.
+func (r *commandRouter) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmountDirectoryRequest) (*emptypb.Empty, error) {
 	if err := refuseOtherFields(request, "task_id,path"); err != nil {
 		return nil, err
 	}
-	b, path, err := r.mountPoint(ctx, request.GetTaskId(), request.GetPath())
+	b, path, err := r.resolveMountPoint(ctx, request.GetTaskId(), request.GetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -264,23 +265,23 @@ func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmou
 	return &emptypb.Empty{}, nil
 }
 
-// mountPoint returns the running container of a task, and the clean absolute path in it.
-func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*sandboxContainer, string, error) {
-	sb, err := r.task(ctx, task)
+// resolveMountPoint returns the running container of a task, and the cleaned path, which must be absolute.
+func (r *commandRouter) resolveMountPoint(ctx context.Context, task string, path []byte) (*sandboxContainer, string, error) {
+	sb, err := r.findTask(ctx, task)
 	if err != nil {
 		return nil, "", err
 	}
-	clean, err := absolute(path)
+	clean, err := cleanAbsolutePath(path)
 	if err != nil {
 		return nil, "", err
 	}
-	b, err := sb.runningBox()
+	b, err := sb.runningContainer()
 	return b, clean, err
 }
 
-// TaskSetNetworkAccess replaces the allowlist of a running sandbox.
-func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNetworkAccessRequest) (*pb.TaskSetNetworkAccessResponse, error) {
-	sb, err := r.task(ctx, request.GetTaskId())
+// TaskSetNetworkAccess replaces the network policy of a running sandbox.
+func (r *commandRouter) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNetworkAccessRequest) (*pb.TaskSetNetworkAccessResponse, error) {
+	sb, err := r.findTask(ctx, request.GetTaskId())
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +289,7 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	if access.GetNetworkAccessType() != pb.NetworkAccess_ALLOWLIST {
 		return nil, status.Errorf(codes.InvalidArgument, "network_access must be an allowlist, got %s", access.GetNetworkAccessType())
 	}
-	if _, err := sb.runningBox(); err != nil {
+	if _, err := sb.runningContainer(); err != nil {
 		return nil, err
 	}
 	sb.mu.Lock()
@@ -297,7 +298,7 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	if isBlocked {
 		return nil, status.Error(codes.FailedPrecondition, "the network of a Sandbox that was created without network cannot be changed")
 	}
-	if err := r.applyNetwork(ctx, sb, access); err != nil {
+	if err := r.applyNetworkPolicy(ctx, sb, access); err != nil {
 		return nil, err
 	}
 	sb.mu.Lock()
@@ -306,28 +307,28 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	return &pb.TaskSetNetworkAccessResponse{}, nil
 }
 
-// wantsExitSnapshot reports whether the client has requested that the sandbox's file system be kept when the sandbox
-// ends.
-func (s *sandbox) wantsExitSnapshot() bool {
+// wantsExitSnapshot reports whether the client has requested an image of the sandbox's file system at the end of the
+// sandbox.
+func (s *modalSandbox) wantsExitSnapshot() bool {
 	return s.definition.GetExperimentalOptionsV2()["enable_exit_snapshot"] == "true"
 }
 
-// exitSnapshot sets sb.exitImage to an image of the file system of a sandbox that ends, if the client has requested
-// one. It sets sb.exitError if the worker is gone, or if the sandbox has never run, for which b is nil.
-func (s *Server) exitSnapshot(sb *sandbox, b *sandboxContainer) {
+// takeExitSnapshot sets sb.exitImage to an image of the file system of a sandbox that ends, if the client has requested
+// one. It sets sb.exitError if the worker is gone, or if the sandbox has never run, in which case b is nil.
+func (s *Server) takeExitSnapshot(sb *modalSandbox, b *sandboxContainer) {
 	defer close(sb.saved)
 	if !sb.wantsExitSnapshot() {
 		return
 	}
-	var made *image
-	err := sb.workerError()
+	var made *modalImage
+	err := sb.workerGoneError()
 	if b == nil {
 		err = errors.New("the sandbox did not run")
 	}
 	if err == nil {
 		var committed string
-		if committed, err = s.engine.commit(context.Background(), b.id); err == nil {
-			made = s.registerSnapshot(&image{docker: committed, isSnapshot: true}, defaultImageLife)
+		if committed, err = s.engine.commitContainer(context.Background(), b.id); err == nil {
+			made = s.registerSnapshot(&modalImage{docker: committed, isSnapshot: true}, defaultImageTTL)
 		}
 	}
 	sb.mu.Lock()
@@ -335,19 +336,19 @@ func (s *Server) exitSnapshot(sb *sandbox, b *sandboxContainer) {
 	sb.exitImage, sb.exitError = made, err
 }
 
-// SandboxGetExitSnapshot returns the image of an ended sandbox's file system.
+// SandboxGetExitSnapshot returns the image of the file system that a sandbox had at its end.
 func (c *controlPlane) SandboxGetExitSnapshot(ctx context.Context, r *pb.SandboxGetExitSnapshotRequest) (*pb.SandboxGetExitSnapshotResponse, error) {
 	return c.getExitSnapshot(ctx, r, false)
 }
 
-// SandboxGetExitSnapshotV2 is SandboxGetExitSnapshot for the second backend.
+// SandboxGetExitSnapshotV2 is SandboxGetExitSnapshot for Modal's second backend.
 func (c *controlPlane) SandboxGetExitSnapshotV2(ctx context.Context, r *pb.SandboxGetExitSnapshotRequest) (*pb.SandboxGetExitSnapshotResponse, error) {
 	return c.getExitSnapshot(ctx, r, true)
 }
 
-// getExitSnapshot implements SandboxGetExitSnapshot of both backends.
+// getExitSnapshot implements SandboxGetExitSnapshot for both of Modal's backends.
 func (c *controlPlane) getExitSnapshot(ctx context.Context, r *pb.SandboxGetExitSnapshotRequest, v2 bool) (*pb.SandboxGetExitSnapshotResponse, error) {
-	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
+	sb, err := c.lockAndFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
 		return nil, err
 	}
@@ -358,7 +359,7 @@ func (c *controlPlane) getExitSnapshot(ctx context.Context, r *pb.SandboxGetExit
 	select {
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
-	case <-time.After(seconds(r.GetTimeout())):
+	case <-time.After(secondsToDuration(r.GetTimeout())):
 		response.Pending = &pb.SandboxGetExitSnapshotResponse_Pending{}
 		return response.Build(), nil
 	case <-sb.saved:

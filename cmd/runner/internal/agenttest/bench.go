@@ -118,7 +118,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 // Script returns the script of the model in testdata/script.yaml.
 func Script(t testing.TB) *server.Script {
 	t.Helper()
-	script, err := server.LoadFile("testdata/script.yaml")
+	script, err := server.LoadScript("testdata/script.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func Script(t testing.TB) *server.Script {
 // Rules returns a script with the given rules in YAML. Without a rule for the query the model repeats it.
 func Rules(t testing.TB, rules ...string) *server.Script {
 	t.Helper()
-	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
+	s, err := server.ParseScript(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,9 +380,9 @@ func (b *Bench) put(path, content string) {
 
 // Requests returns the requests that the scripted model has received whose body contains text. It fails the test if
 // there is none.
-func (b *Bench) Requests(text string) []server.Request {
+func (b *Bench) Requests(text string) []server.RecordedRequest {
 	b.t.Helper()
-	found := slices.DeleteFunc(b.Model.Requests(), func(r server.Request) bool { return !bytes.Contains(r.Body, []byte(text)) })
+	found := slices.DeleteFunc(b.Model.Requests(), func(r server.RecordedRequest) bool { return !bytes.Contains(r.Body, []byte(text)) })
 	if len(found) == 0 {
 		b.t.Fatalf("no request to the model contains %q", text)
 	}

@@ -21,7 +21,7 @@ func BenchmarkToolCall(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			tool := `{name: list_directory, input: {path: "."}}`
-			script, err := server.Load(b.Name(), []byte("rules:\n"+
+			script, err := server.ParseScript(b.Name(), []byte("rules:\n"+
 				"  - {match: {user: many}, steps: [{tools: ["+strings.Repeat(tool+", ", calls-1)+tool+"]}, {text: done}]}\n"+
 				"  - {match: {user: few}, steps: [{tools: ["+tool+"]}, {text: done}]}\n"))
 			if err != nil {

@@ -16,7 +16,7 @@ import (
 // The built-in agent runs as the runner starts it, on the scripted model server.
 func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 	t.Parallel()
-	script, err := server.Default()
+	script, err := server.DefaultScript()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 // conversation.
 func TestSpoolForksAgainAfterAKill(t *testing.T) {
 	t.Parallel()
-	script, err := server.Load("script.yaml", []byte(`
+	script, err := server.ParseScript("script.yaml", []byte(`
 rules:
   - match: {user: {regex: 'Remember the number (\d+)'}}
     steps: [{text: 'I will remember {{match 1}}.'}]

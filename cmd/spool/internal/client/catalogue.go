@@ -8,23 +8,27 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Catalogue names a service of the API whose methods manage the definitions of agents, agent instances or environments.
-// The requests and responses of the services differ only in the names of their messages, so a Client uses the messages
-// of agents for all of them.
-type Catalogue struct{ service, entry string }
+// CatalogueService names a service of the API whose methods manage the definitions of agents, agent instances or
+// environments. The requests and responses of the services differ only in the names of their messages, so a Client uses
+// the messages of agents for all of them.
+type CatalogueService struct{ service, entry string }
 
-// The lists of definitions.
+// The services for the three kinds of definitions.
 var (
-	Agents       = Catalogue{"Agents", "Agent"}
-	Instances    = Catalogue{"Instances", "Instance"}
-	Environments = Catalogue{"Environments", "Environment"}
+	Agents       = CatalogueService{"Agents", "Agent"}
+	Instances    = CatalogueService{"Instances", "Instance"}
+	Environments = CatalogueService{"Environments", "Environment"}
 )
 
-func (c Catalogue) method(verb string) string { return "/spool.v1." + c.service + "/" + verb + c.entry }
+// methodName returns the full gRPC name of a method of the service, such as "/spool.v1.Agents/ApplyAgent" for the verb
+// Apply.
+func (c CatalogueService) methodName(verb string) string {
+	return "/spool.v1." + c.service + "/" + verb + c.entry
+}
 
-// Apply creates a version of an entry. The spec is any value that is encoded as JSON.
-func (c *Client) Apply(ctx context.Context, list Catalogue, ref events.Reference, tags []string, spec any) (*spoolv1.ApplyResponse, error) {
-	text, err := encode(spec)
+// ApplyDefinition stores a version of a catalogue entry. spec is any value that is encoded as JSON.
+func (c *Client) ApplyDefinition(ctx context.Context, service CatalogueService, ref events.Reference, tags []string, spec any) (*spoolv1.ApplyResponse, error) {
+	text, err := encodeJSON(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -33,37 +37,37 @@ func (c *Client) Apply(ctx context.Context, list Catalogue, ref events.Reference
 		request.Ref.Org = &ref.Org
 	}
 	response := &spoolv1.ApplyResponse{}
-	return response, rest{c}.Invoke(ctx, list.method("Apply"), request, response)
+	return response, restConn{c}.Invoke(ctx, service.methodName("Apply"), request, response)
 }
 
-// Definitions yields the latest version of each entry.
-func (c *Client) Definitions(ctx context.Context, list Catalogue) iter.Seq2[Doc[*spoolv1.Definition], error] {
-	switch list {
+// ListDefinitions yields the latest version of each entry of a kind: of agents, instances or environments.
+func (c *Client) ListDefinitions(ctx context.Context, service CatalogueService) iter.Seq2[APIObject[*spoolv1.Definition], error] {
+	switch service {
 	case Agents:
-		return List[*spoolv1.Definition](ctx, spoolv1.NewAgentsClient(rest{c}).ListAgents, &spoolv1.ListAgentsRequest{})
+		return List[*spoolv1.Definition](ctx, spoolv1.NewAgentsClient(restConn{c}).ListAgents, &spoolv1.ListAgentsRequest{})
 	case Instances:
-		return List[*spoolv1.Definition](ctx, spoolv1.NewInstancesClient(rest{c}).ListInstances, &spoolv1.ListInstancesRequest{})
+		return List[*spoolv1.Definition](ctx, spoolv1.NewInstancesClient(restConn{c}).ListInstances, &spoolv1.ListInstancesRequest{})
 	}
 	return List[*spoolv1.Definition](ctx, c.Environments.ListEnvironments, &spoolv1.ListEnvironmentsRequest{})
 }
 
-// Definition returns the version that a reference names.
-func (c *Client) Definition(ctx context.Context, list Catalogue, ref events.Reference) (doc Doc[*spoolv1.Definition], err error) {
+// GetDefinition returns the version of a catalogue entry that a reference names.
+func (c *Client) GetDefinition(ctx context.Context, service CatalogueService, ref events.Reference) (doc APIObject[*spoolv1.Definition], err error) {
 	request := &spoolv1.GetAgentRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version}
 	doc.Value = &spoolv1.Definition{}
-	err = rest{c}.Invoke(ctx, list.method("Get"), request, doc.Value, rawOption{raw: &doc.Raw})
+	err = restConn{c}.Invoke(ctx, service.methodName("Get"), request, doc.Value, rawResponseOption{raw: &doc.Raw})
 	return doc, err
 }
 
-// RemoveDefinition hides an entry.
-func (c *Client) RemoveDefinition(ctx context.Context, list Catalogue, ref events.Reference) (doc Doc[*spoolv1.RemoveResponse], err error) {
+// RemoveDefinition hides a catalogue entry, so that new sessions cannot use it.
+func (c *Client) RemoveDefinition(ctx context.Context, service CatalogueService, ref events.Reference) (doc APIObject[*spoolv1.RemoveResponse], err error) {
 	request := &spoolv1.RemoveAgentRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org}
 	doc.Value = &spoolv1.RemoveResponse{}
-	err = rest{c}.Invoke(ctx, list.method("Remove"), request, doc.Value, rawOption{raw: &doc.Raw})
+	err = restConn{c}.Invoke(ctx, service.methodName("Remove"), request, doc.Value, rawResponseOption{raw: &doc.Raw})
 	return doc, err
 }
 
-// Reference converts the reference of a response. The scope organization becomes "".
+// Reference converts a reference in a response of the API. The scope "organization" becomes "".
 func Reference(r *spoolv1.Reference) events.Reference {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.Bare()
 	ref.Version = r.GetVersion()

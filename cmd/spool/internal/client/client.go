@@ -23,24 +23,27 @@ import (
 )
 
 const (
+	// defaultTimeout is the time limit of a request unless Config.Timeout is set.
 	defaultTimeout = 30 * time.Second
-	defaultGiveUp  = time.Minute
-	// retries is the maximum number of times that a repeatable request is sent again.
-	retries = 3
-	// maxWait is the maximum wait between two attempts, whatever the server's Retry-After requests.
-	maxWait = 5 * time.Second
-	// maxResponse is the maximum size of a response in bytes. A page of events ends at 2 MiB, but one event may be larger.
-	maxResponse = 64 << 20
+	// defaultReconnectLimit is the time for which Follow tries to reconnect unless Config.GiveUp is set.
+	defaultReconnectLimit = time.Minute
+	// maxRetries is the maximum number of times that the client repeats a failed request.
+	maxRetries = 3
+	// maxRetryWait is the maximum wait before a request is repeated, even if the server's Retry-After is longer.
+	maxRetryWait = 5 * time.Second
+	// maxResponseBytes is the maximum size of a response in bytes. A page of events ends at 2 MiB, but one event may be
+	// larger.
+	maxResponseBytes = 64 << 20
 )
 
 // Config configures a client. Only URL is required.
 type Config struct {
-	URL     string        // of the gateway: http://host:port or https://host:port
+	URL     string        // URL of the gateway: http://host:port or https://host:port
 	Key     string        // API key; "" for a server without keys
 	CAFile  string        // PEM file of the authorities that verify an https server; "" means the system's
 	Timeout time.Duration // time limit of one request; 0 means 30 s
 	GiveUp  time.Duration // maximum time for which Follow tries to reconnect; 0 means 1 min
-	HTTP    *http.Client  // nil means a client of its own
+	HTTP    *http.Client  // HTTP client for all requests; nil means a new one
 }
 
 // Client is the client of one gateway. The fields are the generated clients of the services; Call and List call their
@@ -62,7 +65,7 @@ type Client struct {
 	cfg  Config
 }
 
-// New returns a client. It sends nothing; the error is that of an invalid Config.
+// New returns a client of the gateway at cfg.URL. It sends no request. It returns an error if cfg is invalid.
 func New(cfg Config) (*Client, error) {
 	base, err := url.Parse(strings.TrimRight(cfg.URL, "/"))
 	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
@@ -75,7 +78,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.Timeout = defaultTimeout
 	}
 	if cfg.GiveUp == 0 {
-		cfg.GiveUp = defaultGiveUp
+		cfg.GiveUp = defaultReconnectLimit
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if cfg.CAFile != "" {
@@ -89,36 +92,38 @@ func New(cfg Config) (*Client, error) {
 		cfg.HTTP = &http.Client{Transport: transport}
 	}
 	c := &Client{base: base, cfg: cfg}
-	c.Approvals = spoolv1.NewApprovalsClient(rest{c})
-	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(rest{c}), spoolv1.NewExecutionsClient(rest{c}), spoolv1.NewEventsClient(rest{c})
-	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(rest{c}), spoolv1.NewSkillsClient(rest{c}), spoolv1.NewKeysClient(rest{c})
-	c.Limits, c.Budgets = spoolv1.NewLimitsClient(rest{c}), spoolv1.NewBudgetsClient(rest{c})
-	c.DeadLetters, c.Audit = spoolv1.NewDeadLettersClient(rest{c}), spoolv1.NewAuditClient(rest{c})
+	c.Approvals = spoolv1.NewApprovalsClient(restConn{c})
+	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(restConn{c}), spoolv1.NewExecutionsClient(restConn{c}), spoolv1.NewEventsClient(restConn{c})
+	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(restConn{c}), spoolv1.NewSkillsClient(restConn{c}), spoolv1.NewKeysClient(restConn{c})
+	c.Limits, c.Budgets = spoolv1.NewLimitsClient(restConn{c}), spoolv1.NewBudgetsClient(restConn{c})
+	c.DeadLetters, c.Audit = spoolv1.NewDeadLettersClient(restConn{c}), spoolv1.NewAuditClient(restConn{c})
 	return c, nil
 }
 
-// URL returns the address of the gateway.
+// URL returns the URL of the gateway.
 func (c *Client) URL() string { return c.base.String() }
 
-// Close closes idle connections.
+// Close closes the idle connections to the gateway.
 func (c *Client) Close() { c.cfg.HTTP.CloseIdleConnections() }
 
-// Alive returns an error unless a gateway responds, ready or not. /health is not a method of spool.v1.
-func (c *Client) Alive(ctx context.Context) error {
-	_, err := c.do(ctx, call{method: http.MethodGet, path: []string{"health"}, repeatable: true})
+// Ping returns an error unless the gateway responds. A gateway that responds and is not ready is no error. Ping
+// requests /health, which is not a method of spool.v1.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.sendWithRetries(ctx, apiCall{method: http.MethodGet, path: []string{"health"}, repeatable: true})
 	return err
 }
 
-// Readiness is the response of /readyz, which is not a method of spool.v1.
+// Readiness is the gateway's response to /readyz, which is not a method of spool.v1.
 type Readiness struct {
 	Ready  bool              `json:"ready"`
-	Checks map[string]string `json:"checks"` // by the name of a part: ok, or its error
+	Checks map[string]string `json:"checks"` // the state of each part of the gateway by its name: ok, or an error
 }
 
-// Ready returns the readiness of the gateway. The error is nil for a gateway that responds and is not ready.
-func (c *Client) Ready(ctx context.Context) (Readiness, error) {
+// GetReadiness returns whether the gateway and its parts are ready. A gateway that responds and is not ready is no
+// error.
+func (c *Client) GetReadiness(ctx context.Context) (Readiness, error) {
 	var r Readiness
-	resp, err := c.send(ctx, call{method: http.MethodGet, path: []string{"readyz"}})
+	resp, err := c.sendOnce(ctx, apiCall{method: http.MethodGet, path: []string{"readyz"}})
 	if err != nil {
 		return r, err
 	}
@@ -128,8 +133,8 @@ func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 	return r, nil
 }
 
-// call is one HTTP request to a gateway, which do may send several times.
-type call struct {
+// apiCall describes one HTTP request to a gateway, which sendWithRetries may send several times.
+type apiCall struct {
 	method     string
 	path       []string // segments below the base, not yet escaped
 	query      url.Values
@@ -139,40 +144,42 @@ type call struct {
 	wait       time.Duration // time for which the server may wait before it responds, in addition to Config.Timeout
 }
 
-// do sends a call and returns the JSON of the response. It repeats a repeatable call after errors that may pass. The
-// error is an *Error, an *UnreachableError or that of ctx.
-func (c *Client) do(ctx context.Context, r call) (json.RawMessage, error) {
-	again := newAttempts()
+// sendWithRetries sends a request and returns the JSON of the response. It repeats a repeatable request after errors
+// that may be temporary. The error is an *Error, an *UnreachableError or that of ctx.
+func (c *Client) sendWithRetries(ctx context.Context, r apiCall) (json.RawMessage, error) {
+	again := newRetryState()
 	for {
-		raw, err := c.once(ctx, r)
+		raw, err := c.callOnce(ctx, r)
 		if err == nil || !r.repeatable {
 			return raw, err
 		}
-		if err := again.wait(ctx, err); err != nil {
+		if err := again.waitForRetry(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// attempts are the repeated attempts of one request.
-type attempts struct {
+// retryState counts the retries of one request and the waits between them.
+type retryState struct {
 	left   int
 	pauses *retry.Pauses
 }
 
-func newAttempts() *attempts { return &attempts{retries, retry.Doubling(firstWait, maxWait)} }
+func newRetryState() *retryState {
+	return &retryState{maxRetries, retry.Doubling(firstRetryWait, maxRetryWait)}
+}
 
-// wait blocks until the attempt after err, at least for as long as the server's Retry-After, up to maxWait. It returns err if
-// there is no further attempt, and the error of ctx if ctx ends first.
-func (a *attempts) wait(ctx context.Context, err error) error {
+// waitForRetry blocks until a request that failed with err may be repeated: for at least the server's Retry-After, up
+// to maxRetryWait. It returns err if the request must not be repeated, and the error of ctx if ctx ends first.
+func (a *retryState) waitForRetry(ctx context.Context, err error) error {
 	var problem *Error
 	var unreachable *UnreachableError
-	var broken *brokenError
+	var broken *connectionLostError
 	var least time.Duration
 	switch {
-	case errors.As(err, &problem) && problem.temporary():
-		least = min(problem.RetryAfter, maxWait)
-	case errors.As(err, &unreachable) && !IsRefused(err) && !isUntrusted(err):
+	case errors.As(err, &problem) && problem.isTemporary():
+		least = min(problem.RetryAfter, maxRetryWait)
+	case errors.As(err, &unreachable) && !IsDialError(err) && !isCertificateError(err):
 		// A refused connection means that no server runs, and an untrusted certificate does not change. A server that
 		// closed the connection may respond to the next attempt.
 	case errors.As(err, &broken):
@@ -189,31 +196,31 @@ func (a *attempts) wait(ctx context.Context, err error) error {
 	return nil
 }
 
-// response is an HTTP response with its whole body.
-type response struct {
+// fullResponse is an HTTP response whose body has been read completely.
+type fullResponse struct {
 	*http.Response
 	body []byte
 }
 
-// request returns the HTTP request of a call.
-func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Request, error) {
+// newRequest returns the HTTP request for an apiCall, with the API key.
+func (c *Client) newRequest(ctx context.Context, r apiCall, body io.Reader) (*http.Request, error) {
 	u := c.base.JoinPath(escapeSegments(r.path)...)
 	u.RawQuery = r.query.Encode()
 	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), body)
 	if err != nil {
 		return nil, fmt.Errorf("request: %w", err)
 	}
-	req.Header = c.header()
+	req.Header = c.requestHeader()
 	return req, nil
 }
 
-// send sends a call once and returns the response, whatever its status is.
-func (c *Client) send(ctx context.Context, r call) (response, error) {
+// sendOnce sends a request once and returns the response, whatever its status is.
+func (c *Client) sendOnce(ctx context.Context, r apiCall) (fullResponse, error) {
 	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout+max(0, r.wait))
 	defer cancel()
-	req, err := c.request(limited, r, bytes.NewReader(r.body))
+	req, err := c.newRequest(limited, r, bytes.NewReader(r.body))
 	if err != nil {
-		return response{}, err
+		return fullResponse{}, err
 	}
 	if r.body != nil {
 		req.Header.Set("Content-Type", "application/json")
@@ -223,22 +230,22 @@ func (c *Client) send(ctx context.Context, r call) (response, error) {
 	}
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
-		return response{}, c.unreachableError(ctx, err)
+		return fullResponse{}, c.unreachableError(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes+1))
 	if err != nil {
-		return response{}, c.unreachableError(ctx, err)
+		return fullResponse{}, c.unreachableError(ctx, err)
 	}
-	if len(body) > maxResponse {
-		return response{}, fmt.Errorf("%s: the response is larger than %d MiB", c.base, maxResponse>>20)
+	if len(body) > maxResponseBytes {
+		return fullResponse{}, fmt.Errorf("%s: the response is larger than %d MiB", c.base, maxResponseBytes>>20)
 	}
-	return response{resp, body}, nil
+	return fullResponse{resp, body}, nil
 }
 
-// once sends a call once and returns the JSON of the response.
-func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
-	resp, err := c.send(ctx, r)
+// callOnce sends a request once and returns the JSON of the response, or an error if the response is not a success.
+func (c *Client) callOnce(ctx context.Context, r apiCall) (json.RawMessage, error) {
+	resp, err := c.sendOnce(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -249,18 +256,18 @@ func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
 		return nil, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (Content-Type of the response: %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
 	}
 	var raw json.RawMessage
-	return raw, c.decodeError(json.Unmarshal(resp.body, &raw))
+	return raw, c.wrapDecodeError(json.Unmarshal(resp.body, &raw))
 }
 
-// decodeError adds the server to the error of decoding a response; nil stays nil.
-func (c *Client) decodeError(err error) error {
+// wrapDecodeError adds the URL of the server to an error of decoding a response. It returns nil if err is nil.
+func (c *Client) wrapDecodeError(err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("decode the response of %s: %w", c.base, err)
 }
 
-// escapeSegments escapes path segments, so that an id cannot leave its segment.
+// escapeSegments escapes the segments of a URL path, so that an id with a slash or dots cannot change the path.
 func escapeSegments(segments []string) []string {
 	out := make([]string, len(segments))
 	for i, s := range segments {
@@ -274,7 +281,8 @@ func escapeSegments(segments []string) []string {
 	return out
 }
 
-func (c *Client) header() http.Header {
+// requestHeader returns the HTTP headers of every request, which contain the API key.
+func (c *Client) requestHeader() http.Header {
 	h := http.Header{"Accept": {"application/json"}, "User-Agent": {"spool-cli"}}
 	if c.cfg.Key != "" {
 		h.Set("Authorization", "Bearer "+c.cfg.Key)
@@ -282,7 +290,8 @@ func (c *Client) header() http.Header {
 	return h
 }
 
-// unreachableError returns the error of a request without a response. ctx is the caller's.
+// unreachableError returns the error for a request that got no response because of err. If ctx, the caller's context,
+// has ended, it returns the error of ctx.
 func (c *Client) unreachableError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -294,7 +303,7 @@ func (c *Client) unreachableError(ctx context.Context, err error) error {
 	return &UnreachableError{URL: c.base.String(), Err: err}
 }
 
-// responseError returns the error of a response that is not a success.
+// responseError returns the *Error for an HTTP response whose status is not a success.
 func (c *Client) responseError(resp *http.Response, body []byte) error {
 	e := &Error{}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/problem+json" || json.Unmarshal(body, e) != nil {
@@ -307,16 +316,16 @@ func (c *Client) responseError(resp *http.Response, body []byte) error {
 	return e
 }
 
-// filter returns a query with one parameter, or with none if the value is "".
-func filter(name, value string) url.Values {
+// optionalParameter returns a URL query with one parameter, or an empty query if value is "".
+func optionalParameter(name, value string) url.Values {
 	if value == "" {
 		return url.Values{}
 	}
 	return url.Values{name: {value}}
 }
 
-// encode returns the JSON of v without HTML escapes.
-func encode(v any) ([]byte, error) {
+// encodeJSON returns the JSON of v, in which <, > and & are not escaped.
+func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

@@ -20,7 +20,7 @@ const (
 	CodeUnauthenticated = "UNAUTHENTICATED"
 )
 
-// Error is an error that a gateway returned: a problem+json over HTTP, or an error message over WebSocket.
+// Error is an error response of a gateway: a problem+json over HTTP, or an error message over WebSocket.
 type Error struct {
 	Status         int           `json:"-"` // HTTP status; 0 over WebSocket
 	Code           string        `json:"code"`
@@ -45,8 +45,8 @@ func (e *Error) Error() string {
 	return s
 }
 
-// temporary reports whether the same request may succeed later.
-func (e *Error) temporary() bool {
+// isTemporary reports whether the same request may succeed later.
+func (e *Error) isTemporary() bool {
 	if e.Code == "" {
 		return slices.Contains([]int{502, 503, 504}, e.Status)
 	}
@@ -59,7 +59,7 @@ func IsCode(err error, codes ...string) bool {
 	return errors.As(err, &e) && slices.Contains(codes, e.Code)
 }
 
-// UnreachableError is returned if a gateway does not respond.
+// UnreachableError is returned when a request gets no response from the gateway.
 type UnreachableError struct {
 	URL string
 	Err error
@@ -67,14 +67,14 @@ type UnreachableError struct {
 
 func (e *UnreachableError) Error() string {
 	remedy := "start it with `spool up` or pass --url"
-	if isUntrusted(e.Err) {
+	if isCertificateError(e.Err) {
 		remedy = "name the file of its authority with --ca-file, or renew its certificate"
 	}
-	return fmt.Sprintf("cannot reach %s: %s; %s", e.URL, reason(e.Err), remedy)
+	return fmt.Sprintf("cannot reach %s: %s; %s", e.URL, shortCause(e.Err), remedy)
 }
 
-// isUntrusted reports whether err means that the server's certificate is not trusted.
-func isUntrusted(err error) bool {
+// isCertificateError reports whether err means that the client does not trust the server's certificate.
+func isCertificateError(err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	return errors.As(err, &untrusted)
 }
@@ -82,15 +82,16 @@ func isUntrusted(err error) bool {
 // Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// IsRefused reports whether err means that no connection could be made, so that nothing was sent.
-func IsRefused(err error) bool {
+// IsDialError reports whether err means that no connection to the gateway could be made, so that no request was sent.
+func IsDialError(err error) bool {
 	var e *UnreachableError
 	var op *net.OpError
 	return errors.As(err, &e) && errors.As(e.Err, &op) && op.Op == "dial"
 }
 
-// reason returns a short form of the cause of an *UnreachableError, whose message already has the address.
-func reason(err error) string {
+// shortCause returns a short text for the cause of an *UnreachableError. It leaves out the address, which the message
+// of the error already has.
+func shortCause(err error) string {
 	var dns *net.DNSError
 	var sys syscall.Errno
 	switch {
@@ -104,8 +105,8 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// IsFinal reports whether err is an *Error that the same request would receive again.
-func IsFinal(err error) bool {
+// IsPermanent reports whether err is an *Error that the gateway would return again for the same request.
+func IsPermanent(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && !e.temporary()
+	return errors.As(err, &e) && !e.isTemporary()
 }

@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// stallTimeout is the time without progress after which a transfer fails.
+// stallTimeout is the time after which an upload or a download fails if no data was transferred.
 const stallTimeout = time.Minute
 
-// typeTar is the media type of a tar.
-const typeTar = "application/x-tar"
+// tarMediaType is the media type of a tar archive.
+const tarMediaType = "application/x-tar"
 
 // Files and transcripts are sent as raw bytes over REST only, so spool.proto does not describe their routes.
 
-// File is an entry of a session's workspace: a file, a folder or a symbolic link.
-type File struct {
+// WorkspaceFile is an entry in a session's workspace: a file, a folder or a symbolic link.
+type WorkspaceFile struct {
 	Path        string     `json:"path"`
 	Kind        string     `json:"kind"` // file, dir or symlink
 	Size        int64      `json:"size"` // bytes
@@ -33,28 +33,29 @@ type File struct {
 	ExecutionID string     `json:"executionId"`
 }
 
-// Listing is the response to a request for the entries below a folder of a workspace.
-type Listing struct {
-	Snapshot string      `json:"snapshot"`
-	At       time.Time   `json:"at"`
-	Files    []Doc[File] `json:"files"`
+// FileListing is the response to a request for the entries of a workspace, or of one of its folders.
+type FileListing struct {
+	Snapshot string                     `json:"snapshot"`
+	At       time.Time                  `json:"at"`
+	Files    []APIObject[WorkspaceFile] `json:"files"`
 }
 
-// Put is the response to an upload of files.
-type Put struct {
+// UploadResult is the response to an upload of files.
+type UploadResult struct {
 	Position string `json:"position"`
 	SHA256   string `json:"sha256"`
 	Size     uint64 `json:"size"`
 }
 
-// AsOf selects the state of the files to read. The zero AsOf means the last snapshot.
-type AsOf struct {
+// WorkspaceVersion selects the state of a workspace from which files are read. The zero value selects the last
+// snapshot.
+type WorkspaceVersion struct {
 	Live bool    // the present state in the sandbox
 	At   *uint32 // the last snapshot before the event with this seq; not with Live
 }
 
-// addTo adds the parameters to a query, which it returns.
-func (a AsOf) addTo(q url.Values) url.Values {
+// addParameters sets the query parameters that select the version, and returns the query.
+func (a WorkspaceVersion) addParameters(q url.Values) url.Values {
 	if a.Live {
 		q.Set("live", "1")
 	}
@@ -64,69 +65,75 @@ func (a AsOf) addTo(q url.Values) url.Values {
 	return q
 }
 
-// Files lists the entries below a folder of a session's workspace; "" is the workspace.
-func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (listing Listing, err error) {
-	raw, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(session), query: as.addTo(filter("dir", dir)), repeatable: true})
+// ListFiles lists the entries below a folder of a session's workspace. An empty dir is the whole workspace.
+func (c *Client) ListFiles(ctx context.Context, session, dir string, version WorkspaceVersion) (listing FileListing, err error) {
+	raw, err := c.sendWithRetries(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: version.addParameters(optionalParameter("dir", dir)), repeatable: true})
 	if err != nil {
 		return listing, err
 	}
-	return listing, c.decodeError(json.Unmarshal(raw, &listing))
+	return listing, c.wrapDecodeError(json.Unmarshal(raw, &listing))
 }
 
-// RemoveFile removes a file or a folder.
+// RemoveFile removes a file or a folder of a session's workspace.
 func (c *Client) RemoveFile(ctx context.Context, session, path string) (json.RawMessage, error) {
-	return c.do(ctx, call{method: http.MethodDelete, path: filePath(session, path), repeatable: true})
+	return c.sendWithRetries(ctx, apiCall{method: http.MethodDelete, path: fileRoute(session, path), repeatable: true})
 }
 
-func filesPath(session string) []string { return []string{"api", "sessions", session, "files"} }
+// filesRoute returns the segments of the API path of a session's files.
+func filesRoute(session string) []string { return []string{"api", "sessions", session, "files"} }
 
-// filePath returns the route of a file. Slashes in the file's path separate segments.
-func filePath(session, path string) []string {
-	return append(filesPath(session), strings.Split(path, "/")...)
+// fileRoute returns the segments of the API path of one file. Each element of the file's path is a segment.
+func fileRoute(session, path string) []string {
+	return append(filesRoute(session), strings.Split(path, "/")...)
 }
 
-// GetFile opens a file. size is -1 if the server does not send it.
-func (c *Client) GetFile(ctx context.Context, session, path string, as AsOf) (content io.ReadCloser, size int64, err error) {
-	r := call{method: http.MethodGet, path: filePath(session, path), query: as.addTo(url.Values{})}
-	return c.download(ctx, r, "*/*")
+// GetFile opens a file of a session's workspace for reading. size is -1 if the server does not send the size.
+func (c *Client) GetFile(ctx context.Context, session, path string, version WorkspaceVersion) (content io.ReadCloser, size int64, err error) {
+	r := apiCall{method: http.MethodGet, path: fileRoute(session, path), query: version.addParameters(url.Values{})}
+	return c.startDownload(ctx, r, "*/*")
 }
 
-// Tar opens a tar of the entries below a folder; "" is the workspace.
-func (c *Client) Tar(ctx context.Context, session, dir string, as AsOf) (io.ReadCloser, error) {
-	r, _, err := c.download(ctx, call{method: http.MethodGet, path: filesPath(session), query: as.addTo(filter("dir", dir))}, typeTar)
+// GetTar opens a tar archive of the entries below a folder of a session's workspace. An empty dir is the whole
+// workspace.
+func (c *Client) GetTar(ctx context.Context, session, dir string, version WorkspaceVersion) (io.ReadCloser, error) {
+	r, _, err := c.startDownload(ctx, apiCall{method: http.MethodGet, path: filesRoute(session), query: version.addParameters(optionalParameter("dir", dir))}, tarMediaType)
 	return r, err
 }
 
-// PutFile uploads a file. mode is in octal; "" means the server's default. size is -1 if it is unknown.
-func (c *Client) PutFile(ctx context.Context, session, path, mode string, content io.Reader, size int64) (Doc[Put], error) {
-	return upload[Put](ctx, c, call{method: http.MethodPut, path: filePath(session, path), query: filter("mode", mode)}, "application/octet-stream", content, size)
+// PutFile uploads a file to a session's workspace. mode is in octal; "" means the server's default. size is -1 if the
+// size is unknown.
+func (c *Client) PutFile(ctx context.Context, session, path, mode string, content io.Reader, size int64) (APIObject[UploadResult], error) {
+	return upload[UploadResult](ctx, c, apiCall{method: http.MethodPut, path: fileRoute(session, path), query: optionalParameter("mode", mode)}, "application/octet-stream", content, size)
 }
 
-// PutTar uploads a tar into a folder; "" is the workspace.
-func (c *Client) PutTar(ctx context.Context, session, dir string, content io.Reader) (Doc[Put], error) {
-	return upload[Put](ctx, c, call{method: http.MethodPut, path: filesPath(session), query: filter("dir", dir)}, typeTar, content, -1)
+// PutTar uploads a tar archive, whose entries the server extracts into a folder of a session's workspace. An empty dir
+// is the workspace itself.
+func (c *Client) PutTar(ctx context.Context, session, dir string, content io.Reader) (APIObject[UploadResult], error) {
+	return upload[UploadResult](ctx, c, apiCall{method: http.MethodPut, path: filesRoute(session), query: optionalParameter("dir", dir)}, tarMediaType, content, -1)
 }
 
-// Transcript is an uploaded transcript with which a session can start.
-type Transcript struct {
+// UploadedTranscript describes a transcript that was uploaded, from which a new session can continue.
+type UploadedTranscript struct {
 	Transcript     string `json:"transcript"` // the reference for CreateSessionRequest
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"`
 	Messages       uint32 `json:"messages"`
 }
 
-// PutTranscript uploads a transcript of size bytes.
-func (c *Client) PutTranscript(ctx context.Context, content io.Reader, size int64) (Doc[Transcript], error) {
-	return upload[Transcript](ctx, c, call{method: http.MethodPost, path: []string{"api", "transcripts"}}, "application/octet-stream", content, size)
+// PutTranscript uploads an agent's transcript of size bytes.
+func (c *Client) PutTranscript(ctx context.Context, content io.Reader, size int64) (APIObject[UploadedTranscript], error) {
+	return upload[UploadedTranscript](ctx, c, apiCall{method: http.MethodPost, path: []string{"api", "transcripts"}}, "application/octet-stream", content, size)
 }
 
-// transfer is a request whose body or response may take any time, as long as bytes arrive within stallTimeout.
+// transfer is an upload or a download. It may take any time, as long as data is transferred at least once within
+// stallTimeout.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 }
 
+// errStalled is returned when no data was transferred for stallTimeout.
 var errStalled = errors.New("no data was transferred for a minute")
 
 func newTransfer(ctx context.Context) *transfer {
@@ -136,12 +143,13 @@ func newTransfer(ctx context.Context) *transfer {
 	return t
 }
 
-func (t *transfer) end() {
+// stop stops the timer of the transfer, and cancels its context.
+func (t *transfer) stop() {
 	t.timer.Stop()
 	t.cancel(nil)
 }
 
-// progressReader restarts the timer of its transfer with each read.
+// progressReader is a reader that restarts the stall timer of its transfer with each read.
 type progressReader struct {
 	io.Reader
 	t *transfer
@@ -154,8 +162,9 @@ func (r progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// open sends a transfer's request and returns the response, or the error that the server returned.
-func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*http.Response, error) {
+// sendTransfer sends the request of a transfer and returns the response. It returns an error if the status of the
+// response is not a success.
+func (c *Client) sendTransfer(ctx context.Context, t *transfer, req *http.Request) (*http.Response, error) {
 	resp, err := c.cfg.HTTP.Do(req) //nolint:bodyclose // the caller closes it
 	if err != nil {
 		if cause := context.Cause(t.ctx); ctx.Err() == nil && cause != nil {
@@ -166,45 +175,47 @@ func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*htt
 	if resp.StatusCode < 300 {
 		return resp, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return nil, c.unreachableError(ctx, err)
 	}
 	return nil, c.responseError(resp, body)
 }
 
-func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCloser, int64, error) {
+// startDownload requests content that the server sends as an attachment. It returns the content and its size; the size
+// is -1 if the server does not send it.
+func (c *Client) startDownload(ctx context.Context, r apiCall, accept string) (io.ReadCloser, int64, error) {
 	t := newTransfer(ctx)
-	req, err := c.request(t.ctx, r, nil)
+	req, err := c.newRequest(t.ctx, r, nil)
 	if err != nil {
-		t.end()
+		t.stop()
 		return nil, 0, err
 	}
 	req.Header.Set("Accept", accept)
-	resp, err := c.open(ctx, t, req)
+	resp, err := c.sendTransfer(ctx, t, req)
 	if err != nil {
-		t.end()
+		t.stop()
 		return nil, 0, err
 	}
 	// Without this header the response is a page of another program.
 	if disposition, _, err := mime.ParseMediaType(resp.Header.Get("Content-Disposition")); err != nil || disposition != "attachment" {
-		t.end()
+		t.stop()
 		_ = resp.Body.Close()
 		return nil, 0, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (the response is not an attachment): pass --url", c.base)}
 	}
-	return &download{progressReader{resp.Body, t}, resp.Body, c, ctx}, resp.ContentLength, nil
+	return &downloadBody{progressReader{resp.Body, t}, resp.Body, c, ctx}, resp.ContentLength, nil
 }
 
-// download is the body of a response, the content of a downloaded file or archive.
-type download struct {
+// downloadBody is the content of a downloaded file or archive, which is read while it is received.
+type downloadBody struct {
 	progressReader
 	body io.Closer
 	c    *Client
-	ctx  context.Context // the caller's
+	ctx  context.Context // the context of the caller
 }
 
-// Read implements io.Reader. A broken connection is an *UnreachableError.
-func (d *download) Read(p []byte) (int, error) {
+// Read implements io.Reader. It returns an *UnreachableError if the connection breaks.
+func (d *downloadBody) Read(p []byte) (int, error) {
 	n, err := d.progressReader.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		if cause := context.Cause(d.t.ctx); d.ctx.Err() == nil && cause != nil {
@@ -215,17 +226,17 @@ func (d *download) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the transfer.
-func (d *download) Close() error {
-	d.t.end()
+// Close stops the download and closes the connection's body.
+func (d *downloadBody) Close() error {
+	d.t.stop()
 	return d.body.Close()
 }
 
-// upload sends content of a media type. size is -1 if it is unknown.
-func upload[T any](ctx context.Context, c *Client, r call, media string, content io.Reader, size int64) (out Doc[T], err error) {
+// upload uploads content of a media type and returns the decoded response. size is -1 if the size is unknown.
+func upload[T any](ctx context.Context, c *Client, r apiCall, media string, content io.Reader, size int64) (out APIObject[T], err error) {
 	t := newTransfer(ctx)
-	defer t.end()
-	req, err := c.request(t.ctx, r, io.NopCloser(progressReader{content, t}))
+	defer t.stop()
+	req, err := c.newRequest(t.ctx, r, io.NopCloser(progressReader{content, t}))
 	if err != nil {
 		return out, err
 	}
@@ -234,13 +245,13 @@ func upload[T any](ctx context.Context, c *Client, r call, media string, content
 		req.Body = http.NoBody
 	}
 	req.Header.Set("Content-Type", media)
-	resp, err := c.open(ctx, t, req)
+	resp, err := c.sendTransfer(ctx, t, req)
 	if err != nil {
 		return out, err
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return out, c.unreachableError(ctx, err)
 	}
-	return out, c.decodeError(out.UnmarshalJSON(body))
+	return out, c.wrapDecodeError(out.UnmarshalJSON(body))
 }

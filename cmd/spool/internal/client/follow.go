@@ -21,88 +21,92 @@ import (
 )
 
 const (
-	// firstWait is the wait before the second attempt; it doubles with each further attempt.
-	firstWait   = 100 * time.Millisecond
-	pingEvery   = 15 * time.Second
-	pingTimeout = 10 * time.Second
-	dialTimeout = 10 * time.Second
-	// joinTimeout is the time limit for the response to a join.
+	// firstRetryWait is the wait before the first retry. It doubles with each further retry.
+	firstRetryWait = 100 * time.Millisecond
+	pingInterval   = 15 * time.Second
+	pingTimeout    = 10 * time.Second
+	// webSocketDialTimeout is the time limit for opening the WebSocket.
+	webSocketDialTimeout = 10 * time.Second
+	// joinTimeout is the time limit for the server's response to a join.
 	joinTimeout = 30 * time.Second
-	// maxHoles is the number of connections in a row that may skip the same event before Follow returns an error.
-	maxHoles = 5
+	// maxSkippingConnections is the number of successive connections that may skip the same event before Follow returns
+	// an error.
+	maxSkippingConnections = 5
 )
 
 // The messages of the WebSocket are not part of spool.proto; services/gateway/internal/socket defines them.
 
-// Message is one item of a followed session. Exactly one of Event, Lag, Snapshot, Joined and Lost is set.
-type Message struct {
+// FollowItem is one item that Follow yields. Exactly one of Event, Lag, Snapshot, Joined and Lost is set.
+type FollowItem struct {
 	Event    *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw      json.RawMessage // the event as JSON
-	Lag      *Lag
-	Snapshot *Snapshot
+	Lag      *ReadModelLag
+	Snapshot *FollowSnapshot
 	Joined   bool  // the stream is joined, for the first time or again
 	Lost     error // the connection was lost, and Follow reconnects
 }
 
-// Lag reports whether the server's read models are behind the log: events are late, but none are lost.
-type Lag struct {
+// ReadModelLag states whether the server's read models are behind the log. Events are then late, but none are lost.
+type ReadModelLag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`
 }
 
-// Snapshot replaces events that the server cannot serve from the cursor.
-type Snapshot struct {
+// FollowSnapshot holds the blocks of a session that replace events which the server cannot send from the client's
+// cursor on.
+type FollowSnapshot struct {
 	Cause  *Error // CURSOR_EXPIRED or CURSOR_AHEAD; nil if the server sent none
 	Seq    uint32 // seq of the last event that is folded into the blocks
 	Blocks []events.Block
 }
 
-// Follow yields a session's events with a greater seq than after, then waits for more until ctx ends. After a lost
-// connection it reconnects at the cursor: it yields each event exactly once, and the text in flight without
-// repetition. It ends with an error: that of ctx, an *Error, or an *UnreachableError if the server did not respond
-// within Config.GiveUp.
-func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[Message, error] {
-	return func(yield func(Message, error) bool) {
-		f := &follower{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
-		f.yield = func(m Message) bool { f.stopped = f.stopped || !yield(m, nil); return !f.stopped }
-		if err := f.run(ctx); err != nil && !f.stopped {
-			yield(Message{}, err)
+// Follow yields the events of a session whose seq is greater than after, and then further events until ctx ends. It
+// reconnects after a lost connection, and yields each event and each piece of text in flight exactly once. It ends with
+// an error: that of ctx, an *Error, or an *UnreachableError if the server did not respond within Config.GiveUp.
+func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[FollowItem, error] {
+	return func(yield func(FollowItem, error) bool) {
+		f := &followIteration{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
+		f.yield = func(m FollowItem) bool { f.stopped = f.stopped || !yield(m, nil); return !f.stopped }
+		if err := f.reconnectLoop(ctx); err != nil && !f.stopped {
+			yield(FollowItem{}, err)
 		}
 	}
 }
 
-// follower is one call of Follow. It holds what was yielded, over any number of connections.
-type follower struct {
+// followIteration is the state of one call of Follow: what it has yielded, over any number of connections.
+type followIteration struct {
 	client  *Client
 	session string
 	cursor  uint32                  // seq of the last event that was yielded
 	texts   map[string]*blocks.Text // texts of open blocks
-	done    map[string]bool         // complete blocks
-	yield   func(Message) bool
+	done    map[string]bool         // ids of complete blocks
+	yield   func(FollowItem) bool
 	stopped bool // the consumer stopped the iteration
 	yielded int  // number of events and deltas
 	holes   int  // number of connections in a row that skipped an event, or sent a snapshot instead of it
 }
 
-// errStopped ends a connection after the consumer stopped the iteration.
-var errStopped = errors.New("stopped")
+// errIterationStopped is returned when the consumer of Follow has stopped the iteration.
+var errIterationStopped = errors.New("stopped")
 
-// holeError is returned for a stream that skipped events.
-type holeError struct{ cursor, got uint32 }
+// skippedEventsError is returned when the server has sent an event whose seq does not follow that of the event before.
+type skippedEventsError struct{ cursor, got uint32 }
 
-func (e *holeError) Error() string {
+func (e *skippedEventsError) Error() string {
 	return fmt.Sprintf("the server left out events %d to %d of the session", e.cursor+1, e.got-1)
 }
 
-func (f *follower) run(ctx context.Context) error {
-	since, pauses := time.Now(), retry.Doubling(firstWait, maxWait)
+// reconnectLoop connects and reads until the iteration ends, and reconnects after a lost connection. It returns the
+// error with which Follow ends.
+func (f *followIteration) reconnectLoop(ctx context.Context) error {
+	since, pauses := time.Now(), retry.Doubling(firstRetryWait, maxRetryWait)
 	for {
 		before := f.yielded
-		joined, err := f.connection(ctx)
+		joined, err := f.readConnection(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if f.stopped || err != nil && f.final(err) {
+		if f.stopped || err != nil && f.isFinal(err) {
 			return err
 		}
 		if joined {
@@ -116,10 +120,10 @@ func (f *follower) run(ctx context.Context) error {
 			}
 			return f.client.unreachableError(ctx, err)
 		}
-		if err != nil && !f.yield(Message{Lost: err}) {
+		if err != nil && !f.yield(FollowItem{Lost: err}) {
 			return nil
 		}
-		wait := firstWait / 10 // after a connection that brought something: reconnect at once
+		wait := firstRetryWait / 10 // after a connection that yielded something, reconnect almost at once
 		if f.yielded > before {
 			pauses.Reset()
 		} else {
@@ -131,32 +135,33 @@ func (f *follower) run(ctx context.Context) error {
 	}
 }
 
-// final reports whether another connection would end in the same way.
-func (f *follower) final(err error) bool {
+// isFinal reports whether Follow must return err, because another connection would end with the same error.
+func (f *followIteration) isFinal(err error) bool {
 	var problem *Error
 	if errors.As(err, &problem) {
-		return !problem.temporary()
+		return !problem.isTemporary()
 	}
-	var hole *holeError
+	var hole *skippedEventsError
 	if errors.As(err, &hole) {
 		f.holes++
-		return f.holes >= maxHoles
+		return f.holes >= maxSkippingConnections
 	}
 	return false
 }
 
-// connection joins once and reads until the connection ends. The error is nil only after a snapshot, from whose end
-// the next connection continues.
-func (f *follower) connection(ctx context.Context) (joined bool, err error) {
+// readConnection opens a connection, joins the session and yields items until the connection ends. joined reports
+// whether the server accepted the join. The error is nil only after a snapshot; the next connection then continues from
+// the end of the snapshot.
+func (f *followIteration) readConnection(ctx context.Context) (joined bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := f.dial(ctx)
+	conn, err := f.dialWebSocket(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = conn.CloseNow() }() // the connection is no longer used
-	conn.SetReadLimit(maxResponse)
-	join, err := encode(map[string]any{"type": "session:join", "requestId": "1", "sessionId": f.session, "after": f.cursor})
+	conn.SetReadLimit(maxResponseBytes)
+	join, err := encodeJSON(map[string]any{"type": "session:join", "requestId": "1", "sessionId": f.session, "after": f.cursor})
 	if err != nil {
 		return false, err
 	}
@@ -187,26 +192,26 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 		case "session:joined":
 			joined = true
 			timeout.Stop()
-			if !f.yield(Message{Joined: true}) {
-				return joined, errStopped
+			if !f.yield(FollowItem{Joined: true}) {
+				return joined, errIterationStopped
 			}
 		case "error":
 			e := &Error{Code: m.Code, Field: m.Field, Detail: m.Message, Tip: m.Tip}
 			if !IsCode(e, CodeCursorAhead, CodeCursorExpired) {
 				return joined, e
 			}
-			refused = e // its snapshot follows
+			refused = e // the server sends a snapshot next
 		case "session:snapshot":
 			return true, f.yieldSnapshot(refused, m)
 		default:
-			if err := f.take(m); err != nil {
+			if err := f.handleMessage(m); err != nil {
 				return joined, err
 			}
 		}
 	}
 }
 
-// closeReason returns a short form of the error that ended a connection.
+// closeReason returns a short text for the error with which a WebSocket ended.
 func closeReason(err error) error {
 	var closed websocket.CloseError
 	switch {
@@ -215,10 +220,10 @@ func closeReason(err error) error {
 	case errors.Is(err, io.EOF), errors.As(err, &closed):
 		return errors.New("the server closed the connection")
 	}
-	return errors.New(reason(err))
+	return errors.New(shortCause(err))
 }
 
-// serverMessage holds the fields of all messages that the gateway sends.
+// serverMessage holds the fields of all kinds of messages that the gateway sends over the WebSocket.
 type serverMessage struct {
 	Type    string          `json:"type"`
 	Event   json.RawMessage `json:"event"`
@@ -232,14 +237,14 @@ type serverMessage struct {
 	Tip     *uint32         `json:"tip"`
 }
 
-// take handles a message on a joined stream.
-func (f *follower) take(m serverMessage) error {
+// handleMessage handles a message that the server sends after it has accepted the join.
+func (f *followIteration) handleMessage(m serverMessage) error {
 	switch m.Type {
 	case "session:event":
 		return f.yieldEvent(m.Event)
 	case "session:lag":
-		if !f.yield(Message{Lag: &Lag{m.Lagging, m.LagMs}}) {
-			return errStopped
+		if !f.yield(FollowItem{Lag: &ReadModelLag{m.Lagging, m.LagMs}}) {
+			return errIterationStopped
 		}
 	case "session:left":
 		return errors.New("the server ended the stream")
@@ -247,8 +252,8 @@ func (f *follower) take(m serverMessage) error {
 	return nil
 }
 
-// yieldEvent yields an event that was not yielded before.
-func (f *follower) yieldEvent(raw json.RawMessage) error {
+// yieldEvent yields an event of the log, unless it was yielded before. A delta is passed to yieldDelta.
+func (f *followIteration) yieldEvent(raw json.RawMessage) error {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return fmt.Errorf("decode an event: %w", err)
@@ -260,22 +265,22 @@ func (f *follower) yieldEvent(raw json.RawMessage) error {
 		return nil
 	}
 	if w.Seq != f.cursor+1 {
-		return &holeError{f.cursor, w.Seq}
+		return &skippedEventsError{f.cursor, w.Seq}
 	}
 	f.cursor, f.holes, f.yielded = w.Seq, 0, f.yielded+1
 	if d, ok := w.Event().Data.(events.BlockComplete); ok {
 		f.done[d.Block.ID] = true
 		delete(f.texts, d.Block.ID)
 	}
-	if !f.yield(Message{Event: &w, Raw: raw}) {
-		return errStopped
+	if !f.yield(FollowItem{Event: &w, Raw: raw}) {
+		return errIterationStopped
 	}
 	return nil
 }
 
-// yieldDelta yields the part of a delta that was not yielded before: after a reconnect the server sends the text of open
-// blocks from its start.
-func (f *follower) yieldDelta(w events.Wire, raw json.RawMessage) error {
+// yieldDelta yields the part of a delta's text that was not yielded before. After a reconnect the server sends the text
+// of open blocks from its start.
+func (f *followIteration) yieldDelta(w events.Wire, raw json.RawMessage) error {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return fmt.Errorf("decode a delta: %w", err)
@@ -301,19 +306,19 @@ func (f *follower) yieldDelta(w events.Wire, raw json.RawMessage) error {
 			return err
 		}
 		w.Data = again.Data
-		if raw, err = encode(w); err != nil {
+		if raw, err = encodeJSON(w); err != nil {
 			return err
 		}
 	}
-	if !f.yield(Message{Event: &w, Raw: raw}) {
-		return errStopped
+	if !f.yield(FollowItem{Event: &w, Raw: raw}) {
+		return errIterationStopped
 	}
 	return nil
 }
 
-// yieldSnapshot moves the cursor to a snapshot, and yields the snapshot.
-func (f *follower) yieldSnapshot(cause *Error, m serverMessage) error {
-	if f.holes++; f.holes >= maxHoles && cause != nil {
+// yieldSnapshot sets the cursor to the end of a snapshot that the server sent, and yields the snapshot.
+func (f *followIteration) yieldSnapshot(cause *Error, m serverMessage) error {
+	if f.holes++; f.holes >= maxSkippingConnections && cause != nil {
 		return cause
 	}
 	f.cursor = m.Seq
@@ -325,20 +330,20 @@ func (f *follower) yieldSnapshot(cause *Error, m serverMessage) error {
 			f.done[b.ID] = true
 		}
 	}
-	if !f.yield(Message{Snapshot: &Snapshot{cause, m.Seq, m.Blocks}}) {
-		return errStopped
+	if !f.yield(FollowItem{Snapshot: &FollowSnapshot{cause, m.Seq, m.Blocks}}) {
+		return errIterationStopped
 	}
 	return nil
 }
 
-// dial opens a WebSocket. The error is an *Error if the gateway refused the connection.
-func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+// dialWebSocket opens the WebSocket to the gateway. The error is an *Error if the gateway refused the connection.
+func (f *followIteration) dialWebSocket(ctx context.Context) (*websocket.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, webSocketDialTimeout)
 	defer cancel()
 	u := *f.client.base.JoinPath("api", "ws")
 	u.Scheme = strings.Replace(u.Scheme, "http", "ws", 1)
 	//nolint:bodyclose // after Dial the body never needs to be closed
-	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: f.client.cfg.HTTP, HTTPHeader: f.client.header()})
+	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: f.client.cfg.HTTP, HTTPHeader: f.client.requestHeader()})
 	if err == nil {
 		return conn, nil
 	}
@@ -352,9 +357,9 @@ func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
 	return nil, f.client.responseError(resp, bytes.TrimSpace(body))
 }
 
-// keepAlive closes the connection when the server no longer responds to pings. It returns when ctx ends.
+// keepAlive sends pings until ctx ends, and closes the connection when the server does not respond to one.
 func keepAlive(ctx context.Context, conn *websocket.Conn) {
-	tick := time.NewTicker(pingEvery)
+	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
 	for {
 		select {

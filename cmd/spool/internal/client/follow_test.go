@@ -298,7 +298,7 @@ func speak(t *testing.T, messages ...string) http.Handler {
 }
 
 // first returns the first message that is neither Joined nor Lost, or the error.
-func first(t *testing.T, c *client.Client, after uint32) (client.Message, error) {
+func first(t *testing.T, c *client.Client, after uint32) (client.FollowItem, error) {
 	t.Helper()
 	for m, err := range c.Follow(t.Context(), sesID, after) {
 		if err != nil || !m.Joined && m.Lost == nil {
@@ -306,7 +306,7 @@ func first(t *testing.T, c *client.Client, after uint32) (client.Message, error)
 		}
 	}
 	t.Fatal("nothing came")
-	return client.Message{}, nil
+	return client.FollowItem{}, nil
 }
 
 func TestFollow_ReturnsErrors(t *testing.T) {

@@ -18,15 +18,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// A replay is read in parts, which are held in memory. A part ends after this number of events or bytes.
+// Replay reads events in batches, each of which it holds in memory. A batch ends after this number of events or bytes.
 const (
-	partEvents = 200
-	partBytes  = 4 << 20
+	maxBatchEvents = 200
+	maxBatchBytes  = 4 << 20
 )
 
 // Server-sent events are not part of spool.proto, although their data is the JSON of its messages.
 
-// ReplayItem is one item of a replay. Exactly one of Event, Started and Whole is set.
+// ReplayItem is one item that Replay yields. Exactly one of Event, Started and Whole is set.
 type ReplayItem struct {
 	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
 	Raw     json.RawMessage // the event as JSON
@@ -34,16 +34,16 @@ type ReplayItem struct {
 	Whole   *pace.BlockWithoutDeltas
 }
 
-// Replay yields the events of a session from the seq from up to the seq to, and the deltas of these events that are
-// still stored, as fast as they are consumed. A nil to means the session's last event when Replay begins. It reads one
-// part at a time, so that a consumer may take any time, and continues after a lost connection. It ends with the last
-// event, or with an error: that of ctx, an *Error or an *UnreachableError.
+// Replay yields the events of a session from the seq from to the seq to, and the stored deltas of these events, as fast
+// as they are consumed. A nil to means the session's last event when Replay begins. Replay requests one batch of events
+// at a time, so the consumer may be slow, and it continues after a lost connection. It ends after the last event, or
+// with an error: that of ctx, an *Error or an *UnreachableError.
 func (c *Client) Replay(ctx context.Context, session string, from uint32, to *uint32) iter.Seq2[ReplayItem, error] {
 	return func(yield func(ReplayItem, error) bool) {
-		r := &replayer{client: c, session: session, from: from, to: to, known: map[string]int{}}
+		r := &replayIteration{client: c, session: session, from: from, to: to, known: map[string]int{}}
 		for !r.ended {
-			part, err := r.part(ctx)
-			for _, item := range part {
+			batch, err := r.nextBatch(ctx)
+			for _, item := range batch {
 				if !yield(item, nil) {
 					return
 				}
@@ -56,8 +56,8 @@ func (c *Client) Replay(ctx context.Context, session string, from uint32, to *ui
 	}
 }
 
-// replayer is one call of Replay. It holds the position, over any number of connections.
-type replayer struct {
+// replayIteration is the state of one call of Replay: its position, over any number of connections.
+type replayIteration struct {
 	client  *Client
 	session string
 	from    uint32 // seq of the next event
@@ -67,53 +67,54 @@ type replayer struct {
 	ended   bool
 }
 
-// part returns the next part. A part that a lost connection ended early is returned if it has an event.
-func (r *replayer) part(ctx context.Context) ([]ReplayItem, error) {
-	again := newAttempts()
+// nextBatch returns the next items of the replay, and retries after a lost connection. If a connection is lost after an
+// event was received, nextBatch returns the items up to that point.
+func (r *replayIteration) nextBatch(ctx context.Context) ([]ReplayItem, error) {
+	again := newRetryState()
 	for {
 		before := r.from
-		list, err := r.read(ctx)
+		list, err := r.readBatch(ctx)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
 		if err == nil || r.from > before {
 			return list, nil
 		}
-		if err := again.wait(ctx, err); err != nil {
+		if err := again.waitForRetry(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// brokenError is returned if a connection ended before the last event of the replay.
-type brokenError struct{ err error }
+// connectionLostError is returned if a connection ended before the last event of the replay.
+type connectionLostError struct{ err error }
 
-func (e *brokenError) Error() string {
-	return "the connection ended before the end of the replay: " + reason(e.err)
+func (e *connectionLostError) Error() string {
+	return "the connection ended before the end of the replay: " + shortCause(e.err)
 }
 
-func (e *brokenError) Unwrap() error { return e.err }
+func (e *connectionLostError) Unwrap() error { return e.err }
 
-// read opens one connection and reads until the part or the replay is complete.
-func (r *replayer) read(ctx context.Context) (list []ReplayItem, err error) {
+// readBatch opens a connection and reads items until the batch is full or the replay has ended.
+func (r *replayIteration) readBatch(ctx context.Context) (list []ReplayItem, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.client.cfg.Timeout)
 	defer cancel() // ends the connection, on which further events may follow
 	q := url.Values{"replay": {"1"}, "speed": {"max"}, "from": {strconv.FormatUint(uint64(r.from), 10)}}
 	if r.to != nil {
 		q.Set("to", strconv.FormatUint(uint64(*r.to), 10))
 	}
-	body, err := r.client.openStream(ctx, call{method: http.MethodGet, path: []string{"api", "sessions", r.session, "events", "stream"}, query: q})
+	body, err := r.client.openEventStream(ctx, apiCall{method: http.MethodGet, path: []string{"api", "sessions", r.session, "events", "stream"}, query: q})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }()
-	lines := bufio.NewReader(io.LimitReader(body, maxResponse))
-	for size, count := 0, 0; count < partEvents && size < partBytes && !r.ended; {
-		kind, data, err := serverSent(lines)
+	lines := bufio.NewReader(io.LimitReader(body, maxResponseBytes))
+	for size, count := 0, 0; count < maxBatchEvents && size < maxBatchBytes && !r.ended; {
+		kind, data, err := readServerSentEvent(lines)
 		if err != nil {
-			return list, &brokenError{err}
+			return list, &connectionLostError{err}
 		}
-		item, err := r.take(kind, data)
+		item, err := r.decodeItem(kind, data)
 		if err != nil {
 			return list, err
 		}
@@ -127,9 +128,9 @@ func (r *replayer) read(ctx context.Context) (list []ReplayItem, err error) {
 	return list, nil
 }
 
-// openStream requests server-sent events.
-func (c *Client) openStream(ctx context.Context, r call) (io.ReadCloser, error) {
-	req, err := c.request(ctx, r, http.NoBody)
+// openEventStream requests server-sent events and returns the body of the response.
+func (c *Client) openEventStream(ctx context.Context, r apiCall) (io.ReadCloser, error) {
+	req, err := c.newRequest(ctx, r, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
@@ -141,12 +142,12 @@ func (c *Client) openStream(ctx context.Context, r call) (io.ReadCloser, error) 
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); resp.StatusCode == http.StatusOK && err == nil && media == "text/event-stream" {
 		return resp.Body, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes))
 	return nil, errors.Join(c.responseError(resp, body), err, resp.Body.Close())
 }
 
-// serverSent reads one server-sent event that has data.
-func serverSent(r *bufio.Reader) (kind string, data []byte, err error) {
+// readServerSentEvent reads one server-sent event that has data, and returns its type and data.
+func readServerSentEvent(r *bufio.Reader) (kind string, data []byte, err error) {
 	for {
 		line, err := r.ReadBytes('\n')
 		if err != nil {
@@ -174,8 +175,8 @@ func serverSent(r *bufio.Reader) (kind string, data []byte, err error) {
 	}
 }
 
-// take decodes a server-sent event. It returns nil for an event without anything new.
-func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
+// decodeItem decodes a server-sent event of a replay. It returns nil if the event contains nothing new.
+func (r *replayIteration) decodeItem(kind string, data []byte) (*ReplayItem, error) {
 	read := func(into any) error {
 		if err := json.Unmarshal(data, into); err != nil {
 			return fmt.Errorf("decode a server-sent event of type %s: %w", kind, err)
@@ -207,16 +208,17 @@ func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 	if err := read(&w); err != nil {
 		return nil, err
 	}
-	return r.event(w, data)
+	return r.newEventItem(w, data)
 }
 
-// event checks that no event was skipped.
-func (r *replayer) event(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+// newEventItem returns the item for an event of the log. It returns a *skippedEventsError if the server skipped an
+// event.
+func (r *replayIteration) newEventItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	if w.Type == events.TextDelta {
-		return r.text(w, raw)
+		return r.newDeltaItem(w, raw)
 	}
 	if w.Seq != r.from {
-		return nil, &holeError{r.from - 1, w.Seq}
+		return nil, &skippedEventsError{r.from - 1, w.Seq}
 	}
 	r.from++
 	if d, ok := w.Event().Data.(events.BlockComplete); ok {
@@ -225,8 +227,9 @@ func (r *replayer) event(w events.Wire, raw json.RawMessage) (*ReplayItem, error
 	return &ReplayItem{Event: &w, Raw: raw}, nil
 }
 
-// text returns a delta with new text, or nil: on each connection the server sends the text of open blocks from its start.
-func (r *replayer) text(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+// newDeltaItem returns the item for a delta, or nil if its text was already received. On each connection the server
+// sends the text of open blocks from its start.
+func (r *replayIteration) newDeltaItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return nil, fmt.Errorf("decode a delta: %w", err)

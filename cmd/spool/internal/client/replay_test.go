@@ -133,7 +133,7 @@ func TestReplay_Fails(t *testing.T) {
 		t.Errorf("asked %d times, got %v", s.asked.Load(), err)
 	}
 	s = &replayServer{tip: 5, statuses: []int{503, 503, 503, 503, 503}}
-	if _, _, _, err := replayAll(t, s, 1); !IsCode(err, "UNAVAILABLE") || s.asked.Load() != retries+1 {
+	if _, _, _, err := replayAll(t, s, 1); !IsCode(err, "UNAVAILABLE") || s.asked.Load() != maxRetries+1 {
 		t.Errorf("asked %d times, got %v", s.asked.Load(), err)
 	}
 	hole := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -147,7 +147,7 @@ func TestReplay_Fails(t *testing.T) {
 	}
 	defer c.Close()
 	for _, err := range c.Replay(context.Background(), "ses", 1, nil) {
-		var left *holeError
+		var left *skippedEventsError
 		if !errors.As(err, &left) {
 			t.Errorf("got %v", err)
 		}

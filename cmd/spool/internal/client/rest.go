@@ -23,15 +23,16 @@ import (
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
-// Doc is an object of the API. Raw is its JSON as the server sent it, which may have fields that this version does not
-// know; a Doc is encoded as Raw. T is a generated message (a pointer), or a type that encoding/json decodes.
-type Doc[T any] struct {
+// APIObject is an object in a response of the API: its decoded Value, and Raw, its JSON as the server sent it. Raw may
+// have fields that this version of the client does not know. An APIObject is encoded as Raw. T is a pointer to a
+// generated message, or a type that encoding/json decodes.
+type APIObject[T any] struct {
 	Raw   json.RawMessage
 	Value T
 }
 
-// UnmarshalJSON sets Raw and Value.
-func (d *Doc[T]) UnmarshalJSON(b []byte) error {
+// UnmarshalJSON sets Raw and Value from the JSON of the object.
+func (d *APIObject[T]) UnmarshalJSON(b []byte) error {
 	d.Raw = bytes.Clone(b)
 	message, ok := any(d.Value).(proto.Message)
 	if !ok {
@@ -43,32 +44,32 @@ func (d *Doc[T]) UnmarshalJSON(b []byte) error {
 }
 
 // MarshalJSON returns Raw.
-func (d Doc[T]) MarshalJSON() ([]byte, error) { return d.Raw, nil }
+func (d APIObject[T]) MarshalJSON() ([]byte, error) { return d.Raw, nil }
 
 // Method is a method of a generated client of a service, such as Client.Sessions.GetSession. Q is its request and R
 // its response.
 type Method[Q, R any] func(context.Context, *Q, ...grpc.CallOption) (*R, error)
 
-// Call calls a method over REST. The error is an *Error, an *UnreachableError or that of ctx.
-func Call[Q, R any](ctx context.Context, method Method[Q, R], request *Q) (doc Doc[*R], err error) {
-	doc.Value, err = method(ctx, request, rawOption{raw: &doc.Raw})
+// Call calls a method of the API over REST. The error is an *Error, an *UnreachableError or that of ctx.
+func Call[Q, R any](ctx context.Context, method Method[Q, R], request *Q) (doc APIObject[*R], err error) {
+	doc.Value, err = method(ctx, request, rawResponseOption{raw: &doc.Raw})
 	return doc, err
 }
 
-// List yields the items of a method that lists, page by page. T is the message of an item.
-func List[T proto.Message, Q, R any](ctx context.Context, method Method[Q, R], request *Q) iter.Seq2[Doc[T], error] {
-	return func(yield func(Doc[T], error) bool) {
+// List yields the items of all pages that a list method of the API returns. T is the message of an item.
+func List[T proto.Message, Q, R any](ctx context.Context, method Method[Q, R], request *Q) iter.Seq2[APIObject[T], error] {
+	return func(yield func(APIObject[T], error) bool) {
 		message := any(request).(proto.Message).ProtoReflect() // generated clients take messages
 		for {
 			page, err := Call(ctx, method, request)
 			if err != nil {
-				yield(Doc[T]{}, err)
+				yield(APIObject[T]{}, err)
 				return
 			}
 			response := any(page.Value).(proto.Message).ProtoReflect() // generated clients return messages
-			items, err := itemsOf[T](page.Raw, response.Descriptor())
+			items, err := decodePageItems[T](page.Raw, response.Descriptor())
 			if err != nil {
-				yield(Doc[T]{}, err)
+				yield(APIObject[T]{}, err)
 				return
 			}
 			for _, item := range items {
@@ -85,8 +86,8 @@ func List[T proto.Message, Q, R any](ctx context.Context, method Method[Q, R], r
 	}
 }
 
-// itemsOf decodes the list of a page.
-func itemsOf[T proto.Message](raw json.RawMessage, page protoreflect.MessageDescriptor) (items []Doc[T], err error) {
+// decodePageItems decodes the items in a page of a list method.
+func decodePageItems[T proto.Message](raw json.RawMessage, page protoreflect.MessageDescriptor) (items []APIObject[T], err error) {
 	var item T
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
@@ -103,26 +104,28 @@ func itemsOf[T proto.Message](raw json.RawMessage, page protoreflect.MessageDesc
 	return items, nil
 }
 
-// Stored converts an event or a block of a response to events.Wire or events.Block, which have the same JSON.
-func Stored[T any](m proto.Message) (stored T, err error) {
+// ConvertStored converts a message of the API that contains an event or a block to events.Wire or events.Block, which
+// have the same JSON.
+func ConvertStored[T any](m proto.Message) (stored T, err error) {
 	if err := json.Unmarshal(wirejson.Marshal(m), &stored); err != nil {
 		return stored, fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
 	return stored, nil
 }
 
-// rawOption is a grpc.CallOption that makes rest.Invoke store the JSON of the response.
-type rawOption struct {
+// rawResponseOption is a grpc.CallOption with which restConn.Invoke stores the JSON of the response in raw.
+type rawResponseOption struct {
 	grpc.EmptyCallOption
 	raw *json.RawMessage
 }
 
-// rest lets the generated clients of spool.v1 call their methods over REST, with the routes that are annotated in
-// spool.proto.
-type rest struct{ client *Client }
+// restConn is a grpc.ClientConnInterface that calls methods over REST, with the routes that are annotated in
+// spool.proto. The generated clients of spool.v1 use it.
+type restConn struct{ client *Client }
 
-// Invoke calls a method such as "/spool.v1.Sessions/GetSession". request and response are messages of spool.v1.
-func (r rest) Invoke(ctx context.Context, method string, request, response any, options ...grpc.CallOption) error {
+// Invoke calls a method such as "/spool.v1.Sessions/GetSession" over REST. request and response are messages of
+// spool.v1.
+func (r restConn) Invoke(ctx context.Context, method string, request, response any, options ...grpc.CallOption) error {
 	in, isMessage := request.(proto.Message)
 	out, ok := response.(proto.Message)
 	if !isMessage || !ok {
@@ -132,27 +135,27 @@ func (r rest) Invoke(ctx context.Context, method string, request, response any, 
 	if err != nil {
 		return err
 	}
-	raw, err := r.client.do(ctx, call)
+	raw, err := r.client.sendWithRetries(ctx, call)
 	if err != nil {
 		return err
 	}
 	for _, option := range options {
-		if o, ok := option.(rawOption); ok {
+		if o, ok := option.(rawResponseOption); ok {
 			*o.raw = raw
 		}
 	}
-	return r.client.decodeError(wirejson.UnmarshalResponse(raw, out))
+	return r.client.wrapDecodeError(wirejson.UnmarshalResponse(raw, out))
 }
 
-// NewStream returns an error: over HTTP events are streamed by SSE and WebSocket, which follow.go and replay.go read.
-func (rest) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+// NewStream always returns an error. Over HTTP, events are streamed by SSE and WebSocket, which Replay and Follow use.
+func (restConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// newCall returns the HTTP request of a method. Fields of the message that are not in the path become the body or the
-// query, as the method's annotation says.
-func newCall(method string, request proto.Message) (call, error) {
-	c := call{repeatable: isRepeatable(method)}
+// newCall returns the HTTP request of a method of spool.v1. Fields of the message that are not in the path become the
+// body or the query, as the annotation of the method in spool.proto states.
+func newCall(method string, request proto.Message) (apiCall, error) {
+	c := apiCall{repeatable: isRepeatable(method)}
 	descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(strings.ReplaceAll(method[1:], "/", ".")))
 	if err != nil {
 		return c, fmt.Errorf("%s: %w", method, err)
@@ -177,7 +180,7 @@ func newCall(method string, request proto.Message) (call, error) {
 	}
 	c.query = url.Values{}
 	if rule.GetBody() != "" {
-		c.moveParameters(message)
+		c.moveQueryParameters(message)
 		c.body = wirejson.MarshalRequest(message.Interface())
 		return c, nil
 	}
@@ -194,9 +197,9 @@ func newCall(method string, request proto.Message) (call, error) {
 	return c, nil
 }
 
-// moveParameters moves fields of a message with a body to the query, if they are parameters over REST. The server may wait for
-// as long as the field wait says before it responds.
-func (c *call) moveParameters(message protoreflect.Message) {
+// moveQueryParameters moves the fields that are query parameters over REST from the message, which becomes the body, to
+// the query. It sets c.wait from the field wait, the time for which the server may delay its response.
+func (c *apiCall) moveQueryParameters(message protoreflect.Message) {
 	message.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if spoolv1.IsQueryParameter(fd.FullName()) {
 			c.query.Set(fd.JSONName(), v.String())
@@ -207,7 +210,8 @@ func (c *call) moveParameters(message protoreflect.Message) {
 	})
 }
 
-// isRepeatable reports whether a second call with the same request, and the same Idempotency-Key, changes nothing.
+// isRepeatable reports whether repeating a call of a method with the same request and the same Idempotency-Key changes
+// nothing.
 func isRepeatable(method string) bool {
 	switch method {
 	case spoolv1.Sessions_InterruptSession_FullMethodName, // the second one could interrupt the next turn

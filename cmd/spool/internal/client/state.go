@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// State returns the state of a session after an event (nil: the last one), with the blocks of all pages.
-func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc[*spoolv1.SessionState], err error) {
+// GetState returns the state of a session after the event with the seq at, or after the last event if at is nil. It
+// combines the blocks of all pages.
+func (c *Client) GetState(ctx context.Context, session string, at *uint32) (doc APIObject[*spoolv1.SessionState], err error) {
 	request := &spoolv1.GetSessionStateRequest{SessionId: session, At: at, PageSize: 200}
 	lists := map[string][]json.RawMessage{"blocks": {}, "incompleteText": {}} // the members that pages split
 	var state map[string]json.RawMessage
@@ -20,7 +21,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 		}
 		var members map[string]json.RawMessage
 		if err := json.Unmarshal(page.Raw, &members); err != nil {
-			return doc, c.decodeError(err)
+			return doc, c.wrapDecodeError(err)
 		}
 		if state == nil {
 			state = members
@@ -29,7 +30,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 			var part []json.RawMessage
 			if members[name] != nil {
 				if err := json.Unmarshal(members[name], &part); err != nil {
-					return doc, c.decodeError(err)
+					return doc, c.wrapDecodeError(err)
 				}
 			}
 			lists[name] = append(lists[name], part...)
@@ -40,41 +41,42 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 	}
 	delete(state, "nextPageToken")
 	for name, list := range lists {
-		if state[name], err = encode(list); err != nil {
+		if state[name], err = encodeJSON(list); err != nil {
 			return doc, err
 		}
 	}
-	raw, err := encode(state)
+	raw, err := encodeJSON(state)
 	if err != nil {
 		return doc, err
 	}
-	return doc, c.decodeError(doc.UnmarshalJSON(raw))
+	return doc, c.wrapDecodeError(doc.UnmarshalJSON(raw))
 }
 
-// EventsPage is a page of stored events. Events are decoded as they are stored: data depends on an event's type, which
-// the generated messages do not describe.
+// EventsPage is a page of stored events of a session. The events are decoded as they are stored, because the data of an
+// event depends on its type and has no generated message.
 type EventsPage struct {
-	Events []Doc[events.Wire] `json:"events"`
-	End    uint32             `json:"-"` // the value of Next on the last page
-	Next   uint32             `json:"next"`
+	Events []APIObject[events.Wire] `json:"events"`
+	End    uint32                   `json:"-"` // the value of Next on the last page
+	Next   uint32                   `json:"next"`
 }
 
-// Events returns a page of a session's events with a greater seq than after.
-func (c *Client) Events(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
+// ListEvents returns a page of the events of a session whose seq is greater than after.
+func (c *Client) ListEvents(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
 	doc, err := Call(ctx, c.events.ListEvents, &spoolv1.ListEventsRequest{SessionId: session, After: after})
 	if err != nil {
 		return page, err
 	}
 	page.End = doc.Value.Tip
-	return page, c.decodeError(json.Unmarshal(doc.Raw, &page))
+	return page, c.wrapDecodeError(json.Unmarshal(doc.Raw, &page))
 }
 
-// History returns a page of the events that a fork inherits from its ancestors, without the first ones up to after.
-func (c *Client) History(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
+// ListHistory returns a page of the events that a fork has inherited from its ancestors. It skips the first events up
+// to the number after.
+func (c *Client) ListHistory(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
 	doc, err := Call(ctx, c.events.ListHistory, &spoolv1.ListHistoryRequest{SessionId: session, After: after})
 	if err != nil {
 		return page, err
 	}
 	page.End = doc.Value.Total
-	return page, c.decodeError(json.Unmarshal(doc.Raw, &page))
+	return page, c.wrapDecodeError(json.Unmarshal(doc.Raw, &page))
 }

@@ -17,34 +17,36 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applyCommand is the command "apply" of agents, instances and envs.
+// applyCommand is the command "apply" of agents, instances and envs, which stores the definitions in a file on the
+// server.
 type applyCommand struct {
-	server
+	serverFlags
 	File string `short:"f" required:"" placeholder:"FILE" help:"Definitions in YAML or JSON, of any kind (docs/agents.md); - for standard input. Environments are applied first, then agents, then instances."`
 }
 
-// Run applies the definitions of a file. It sends nothing unless the whole file is valid.
+// Run stores the definitions of a file on the server. It sends no request unless the whole file is valid.
 func (c *applyCommand) Run(a *app) error {
-	docs, err := c.read(a)
+	docs, err := c.readDefinitions(a)
 	if err != nil {
-		return a.printErrors(err, "nothing was applied")
+		return a.printFileErrors(err, "nothing was applied")
 	}
-	specs, err := c.specs(a, docs)
+	specs, err := c.buildSpecs(a, docs)
 	if err != nil {
-		return a.printErrors(err, "nothing was applied")
+		return a.printFileErrors(err, "nothing was applied")
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
-			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
-				return printApplied(a, docs, i, withPosition(ctx, d, err))
+			if err := c.applyDefinition(ctx, a, cl, d, specs[i]); err != nil {
+				return printApplied(a, docs, i, addFilePosition(ctx, d, err))
 			}
 		}
 		return nil
 	})
 }
 
-// read returns the definitions in the order in which they are applied.
-func (c *applyCommand) read(a *app) ([]definition.Document, error) {
+// readDefinitions reads the definitions from the command's file, and returns them in the order in which they must be
+// applied.
+func (c *applyCommand) readDefinitions(a *app) ([]definition.Document, error) {
 	name, in := "stdin", a.In
 	if c.File != "-" {
 		f, err := os.Open(c.File)
@@ -65,8 +67,9 @@ func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 	return docs, err
 }
 
-// specs returns the specs to send, with the values that environments take from this machine.
-func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) {
+// buildSpecs returns the specs of the definitions in the form in which they are sent. It reads the files that they
+// name, and the variables that environments take from this machine.
+func (c *applyCommand) buildSpecs(a *app, docs []definition.Document) ([]any, error) {
 	out := make([]any, len(docs))
 	var wrong definition.Errors
 	for i, d := range docs {
@@ -76,7 +79,7 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 		case d.Instance != nil:
 			out[i] = d.Instance
 		default:
-			spec, faults := d.Environment.Fill(a.lookupEnv, c.readFile)
+			spec, faults := d.Environment.Fill(a.lookupEnv, c.readReferencedFile)
 			for _, f := range faults {
 				wrong = append(wrong, d.At(f.Field, f.Detail))
 			}
@@ -89,8 +92,9 @@ func (c *applyCommand) specs(a *app, docs []definition.Document) ([]any, error) 
 	return out, nil
 }
 
-// readFile reads a file that a definition names. Relative paths start at the definition's folder.
-func (c *applyCommand) readFile(path string) ([]byte, error) {
+// readReferencedFile reads a file that a definition names. A relative path starts at the folder of the definition's
+// file.
+func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) && c.File != "-" {
 		path = filepath.Join(filepath.Dir(c.File), path)
 	}
@@ -102,9 +106,9 @@ func (c *applyCommand) readFile(path string) ([]byte, error) {
 	return b, errors.Join(err, f.Close())
 }
 
-// apply sends one definition and prints the result.
-func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
-	applied, err := cl.Apply(ctx, listOf(d.Kind), d.Ref, d.Tags, spec)
+// applyDefinition sends one definition to the server and prints the result.
+func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.Client, d definition.Document, spec any) error {
+	applied, err := cl.ApplyDefinition(ctx, catalogueServiceOf(d.Kind), d.Ref, d.Tags, spec)
 	if err != nil {
 		return err
 	}
@@ -121,12 +125,12 @@ func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d d
 	if applied.Same {
 		done = "unchanged"
 	}
-	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.Line(ref.String()))
+	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.SafeLine(ref.String()))
 	return err
 }
 
-// withPosition adds the position of the invalid field in the file to a server's error.
-func withPosition(ctx context.Context, d definition.Document, err error) error {
+// addFilePosition adds the line and column of the invalid field in the definition's file to an error of the server.
+func addFilePosition(ctx context.Context, d definition.Document, err error) error {
 	var problem *client.Error
 	switch cause := context.Cause(ctx); {
 	case cause != nil:
@@ -147,7 +151,7 @@ func withPosition(ctx context.Context, d definition.Document, err error) error {
 	return &exitError{code, d.At(field, withoutField.Error())}
 }
 
-// printApplied prints which definitions were applied before definition i failed.
+// printApplied prints which definitions were applied before definition i failed with err, and returns err.
 func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	if len(docs) == 1 {
 		return err
@@ -163,14 +167,14 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// printErrors prints all errors of a file, one per line, and returns an error that begins with the outcome.
-func (a *app) printErrors(err error, outcome string) error {
+// printFileErrors prints all errors of a definition file, one per line. It returns an error that begins with outcome.
+func (a *app) printFileErrors(err error, outcome string) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
 		return err
 	}
 	for _, e := range list {
-		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
+		fmt.Fprintln(a.Err, terminal.SafeLine(e.Error()))
 	}
 	if len(list) == 1 {
 		return usageError("%s: the file has an error", outcome)
@@ -178,7 +182,7 @@ func (a *app) printErrors(err error, outcome string) error {
 	return usageError("%s: the file has %d errors", outcome, len(list))
 }
 
-// lookupEnv returns a variable of spool's own environment.
+// lookupEnv returns a variable from the environment of the program spool.
 func (a *app) lookupEnv(name string) (string, bool) {
 	if a.LookupEnv == nil {
 		return "", false
@@ -186,8 +190,8 @@ func (a *app) lookupEnv(name string) (string, bool) {
 	return a.LookupEnv(name)
 }
 
-// listOf returns the catalogue list of a kind of definition.
-func listOf(k definition.Kind) client.Catalogue {
+// catalogueServiceOf returns the API service that manages definitions of a kind.
+func catalogueServiceOf(k definition.Kind) client.CatalogueService {
 	switch k {
 	case definition.KindAgent:
 		return client.Agents
@@ -197,8 +201,8 @@ func listOf(k definition.Kind) client.Catalogue {
 	return client.Environments
 }
 
-// reference parses a reference that the user entered.
-func reference(name, s string) (events.Reference, error) {
+// parseReference parses a reference that the user entered. name is the argument or flag, for the error message.
+func parseReference(name, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {
 		return ref, usageError("%s: %v", name, err)

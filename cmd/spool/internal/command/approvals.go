@@ -18,23 +18,23 @@ import (
 )
 
 type approvalsCommand struct {
-	Ls      approvalsLs      `cmd:"" help:"List open approval requests, newest first."`
-	Show    approvalsShow    `cmd:"" help:"Show an approval request completely."`
-	Approve approvalsApprove `cmd:"" help:"Approve a call."`
-	Reject  approvalsReject  `cmd:"" help:"Reject a call, and tell the agent why."`
-	Skip    approvalsSkip    `cmd:"" help:"Skip a call: the agent goes on without it."`
-	Answer  approvalsAnswer  `cmd:"" help:"Answer the questions of an agent or of an MCP server."`
+	Ls      approvalsLsCommand      `cmd:"" help:"List open approval requests, newest first."`
+	Show    approvalsShowCommand    `cmd:"" help:"Show an approval request completely."`
+	Approve approvalsApproveCommand `cmd:"" help:"Approve a call."`
+	Reject  approvalsRejectCommand  `cmd:"" help:"Reject a call, and tell the agent why."`
+	Skip    approvalsSkipCommand    `cmd:"" help:"Skip a call: the agent goes on without it."`
+	Answer  approvalsAnswerCommand  `cmd:"" help:"Answer the questions of an agent or of an MCP server."`
 }
 
-type approvalsLs struct {
-	server
+type approvalsLsCommand struct {
+	serverFlags
 	Session string `placeholder:"SESSION" help:"Only requests of this session."`
 	All     bool   `help:"Also list requests that have ended."`
 	Limit   int    `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists approval requests.
-func (c *approvalsLs) Run(a *app) error {
+func (c *approvalsLsCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
@@ -48,21 +48,21 @@ func (c *approvalsLs) Run(a *app) error {
 		request.Status = ""
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Approval](ctx, cl.Approvals.ListApprovals, request),
+		return printList(a, c.JSON, c.Limit, client.List[*spoolv1.Approval](ctx, cl.Approvals.ListApprovals, request),
 			[]any{"APPROVAL", "SESSION", "STATUS", "KIND", "TOOL", "TITLE", "REQUESTED"},
 			func(x *spoolv1.Approval) []any {
-				return []any{x.ApprovalId, x.SessionId, x.Status, x.Kind, x.GetToolName(), excerpt(x.Title), formatTime(x.RequestedAt)}
+				return []any{x.ApprovalId, x.SessionId, x.Status, x.Kind, x.GetToolName(), titleExcerpt(x.Title), formatTime(x.RequestedAt)}
 			})
 	})
 }
 
-type approvalsShow struct {
-	server
+type approvalsShowCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
-// Run shows one approval request.
-func (c *approvalsShow) Run(a *app) error {
+// Run prints one approval request.
+func (c *approvalsShowCommand) Run(a *app) error {
 	if err := checkID("approval", events.KindApproval, c.Approval); err != nil {
 		return err
 	}
@@ -74,12 +74,13 @@ func (c *approvalsShow) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		return showApproval(a, doc.Value)
+		return printApproval(a, doc.Value)
 	})
 }
 
-func showApproval(a *app, x *spoolv1.Approval) error {
-	asked, err := approvalRequest(x)
+// printApproval prints an approval request with all of its fields.
+func printApproval(a *app, x *spoolv1.Approval) error {
+	request, err := decodeApprovalRequest(x)
 	if err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func showApproval(a *app, x *spoolv1.Approval) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range terminal.ApprovalLines(asked) {
+	for _, line := range terminal.ApprovalLines(request) {
 		if _, err := fmt.Fprintln(a.Out, line); err != nil {
 			return err
 		}
@@ -111,16 +112,17 @@ func showApproval(a *app, x *spoolv1.Approval) error {
 	return nil
 }
 
-// approvalRequest decodes the data of the event approval_requested.
-func approvalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
-	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &asked); err != nil {
-		return asked, fmt.Errorf("decode the approval request: %w", err)
+// decodeApprovalRequest decodes the data of the event approval_requested in an approval request.
+func decodeApprovalRequest(x *spoolv1.Approval) (request events.ApprovalRequested, err error) {
+	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &request); err != nil {
+		return request, fmt.Errorf("decode the approval request: %w", err)
 	}
-	return asked, nil
+	return request, nil
 }
 
-// decideApproval sends a decision, and prints done or the response.
-func (s server) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
+// sendDecision sends the decision that request returns to the server. It prints the text done, or the response with
+// --json.
+func (s serverFlags) sendDecision(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
 	if err := checkID("approval", events.KindApproval, id); err != nil {
 		return err
 	}
@@ -142,76 +144,77 @@ func (s server) decideApproval(a *app, id, done string, request func(context.Con
 	})
 }
 
-// decision returns the request of a decision that needs no look at the approval request.
-func decision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+// fixedDecision returns a function for sendDecision that always returns r. It is used for decisions that do not
+// depend on the approval request.
+func fixedDecision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 	return func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) { return r, nil }
 }
 
-type approvalsApprove struct {
-	server
+type approvalsApproveCommand struct {
+	serverFlags
 	Approval  string `arg:"" help:"The approval request's id."`
 	All       bool   `help:"Also approve all later requests of the same class in this execution; show ID names the class."`
 	Arguments string `placeholder:"JSON|@FILE" help:"Run the call with these arguments instead; only if the request is editable."`
 }
 
-// Run approves a call.
-func (c *approvalsApprove) Run(a *app) error {
+// Run approves the tool call of an approval request, or all calls of its class.
+func (c *approvalsApproveCommand) Run(a *app) error {
 	r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}
 	if c.All {
 		r.Decision = events.DecisionApproveAll
 	}
 	var err error
-	if r.Arguments, err = jsonFlag("arguments", c.Arguments); err != nil {
+	if r.Arguments, err = parseJSONFlag("arguments", c.Arguments); err != nil {
 		return err
 	}
 	if c.All && r.Arguments != nil {
 		return usageError("arguments: --arguments changes this call only; leave out --all")
 	}
-	return c.decideApproval(a, c.Approval, "approved", decision(r))
+	return c.sendDecision(a, c.Approval, "approved", fixedDecision(r))
 }
 
-type approvalsReject struct {
-	server
+type approvalsRejectCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 	Comment  string `placeholder:"TEXT" help:"What the agent is told."`
 }
 
-// Run rejects a call.
-func (c *approvalsReject) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "rejected", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
+// Run rejects the tool call of an approval request.
+func (c *approvalsRejectCommand) Run(a *app) error {
+	return c.sendDecision(a, c.Approval, "rejected", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
 }
 
-type approvalsSkip struct {
-	server
+type approvalsSkipCommand struct {
+	serverFlags
 	Approval string `arg:"" help:"The approval request's id."`
 }
 
-// Run skips a call.
-func (c *approvalsSkip) Run(a *app) error {
-	return c.decideApproval(a, c.Approval, "skipped", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
+// Run decides an approval request without an answer, so that the agent continues without the call.
+func (c *approvalsSkipCommand) Run(a *app) error {
+	return c.sendDecision(a, c.Approval, "skipped", fixedDecision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
 }
 
-type approvalsAnswer struct {
-	server
+type approvalsAnswerCommand struct {
+	serverFlags
 	Approval   string   `arg:"" help:"The approval request's id."`
 	Answer     []string `sep:"none" placeholder:"QUESTION=VALUE" help:"The answer to a question, which is named by its number or its id; the value is the number of an option, its label, or text. May be repeated, also for a question that takes several answers."`
 	AnswerFile []string `sep:"none" placeholder:"QUESTION=FILE" help:"Like --answer, with the first line of a file, or of standard input for -, as the value: for secrets, because other processes can read arguments."`
 	Content    string   `placeholder:"JSON|@FILE" help:"The answer to an MCP server: an object that matches the schema of the request."`
 }
 
-// Run answers questions.
-func (c *approvalsAnswer) Run(a *app) error {
-	content, err := jsonFlag("content", c.Content)
+// Run answers the questions of an approval request.
+func (c *approvalsAnswerCommand) Run(a *app) error {
+	content, err := parseJSONFlag("content", c.Content)
 	if err != nil {
 		return err
 	}
 	given := c.Answer
 	for _, s := range c.AnswerFile {
-		question, file, ok := cutLast(s)
+		question, file, ok := cutAtLastEquals(s)
 		if !ok {
 			return usageError("answer-file: %.100q is not QUESTION=FILE", s)
 		}
-		value, err := firstLine(a, file)
+		value, err := readFirstLine(a, file)
 		if err != nil {
 			return err
 		}
@@ -220,7 +223,7 @@ func (c *approvalsAnswer) Run(a *app) error {
 	if (len(given) > 0) == (content != nil) {
 		return usageError("answer: give --answer for each question, or --content for an MCP server")
 	}
-	return c.decideApproval(a, c.Approval, "answered", func(ctx context.Context, cl *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+	return c.sendDecision(a, c.Approval, "answered", func(ctx context.Context, cl *client.Client) (*spoolv1.DecideApprovalRequest, error) {
 		r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Content: content}
 		if content != nil {
 			return r, nil
@@ -229,20 +232,20 @@ func (c *approvalsAnswer) Run(a *app) error {
 		if err != nil {
 			return nil, err
 		}
-		asked, err := approvalRequest(x)
+		request, err := decodeApprovalRequest(x)
 		if err != nil {
 			return nil, err
 		}
-		answers, err := parseAnswers(asked.Questions, given)
+		answers, err := parseAnswers(request.Questions, given)
 		if err == nil {
-			r.Answers, err = answersJSON(answers)
+			r.Answers, err = encodeAnswers(answers)
 		}
 		return r, err
 	})
 }
 
-// cutLast cuts s at its last "=", since the id of a question may contain one.
-func cutLast(s string) (before, after string, found bool) {
+// cutAtLastEquals cuts s at its last "=", because the id of a question may also contain one.
+func cutAtLastEquals(s string) (before, after string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {
 		return s, "", false
@@ -250,8 +253,8 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-// firstLine returns the first line of a file, or of standard input for "-".
-func firstLine(a *app, file string) (string, error) {
+// readFirstLine returns the first line of a file, or of standard input if file is "-".
+func readFirstLine(a *app, file string) (string, error) {
 	in := a.In
 	if file != "-" {
 		f, err := os.Open(file)
@@ -269,7 +272,7 @@ func firstLine(a *app, file string) (string, error) {
 	return strings.TrimSuffix(line, "\r"), nil
 }
 
-// parseAnswers returns the answers by the id of their question. Each of given is QUESTION=VALUE.
+// parseAnswers converts arguments of the form QUESTION=VALUE to answers by the id of their question.
 func parseAnswers(questions []events.Question, given []string) (map[string][]string, error) {
 	if len(questions) == 0 {
 		return nil, usageError("answer: the request asks no questions; approve, reject or skip it, or answer an MCP server with --content")
@@ -289,7 +292,8 @@ func parseAnswers(questions []events.Question, given []string) (map[string][]str
 	return out, nil
 }
 
-// findQuestion returns the question that QUESTION=VALUE names, and the value. It returns nil for none.
+// findQuestion returns the question that an argument of the form QUESTION=VALUE names, and the value. It returns nil if
+// there is no such question.
 func findQuestion(questions []events.Question, s string) (q *events.Question, value string) {
 	for i := range questions {
 		for _, name := range []string{questions[i].ID, strconv.Itoa(i + 1)} {
@@ -301,11 +305,11 @@ func findQuestion(questions []events.Question, s string) (q *events.Question, va
 	return nil, ""
 }
 
-// errNoOption is returned for an answer that is none of the options of a question.
-var errNoOption = errors.New("is not one of the options, and the question takes no other answer")
+// errUnknownOption is returned for an answer that is none of the options of a question that allows no other answer.
+var errUnknownOption = errors.New("is not one of the options, and the question takes no other answer")
 
-// parseAnswer returns the answers in a text: the label or the number of an option, numbers of several options with commas between them, or text.
-// Its error does not contain the text, which may be secret.
+// parseAnswer returns the answers to a question in a text: the label or the number of an option, several numbers with
+// commas between them, or free text. Its error does not contain the text, which may be secret.
 func parseAnswer(q events.Question, text string) ([]string, error) {
 	if slices.ContainsFunc(q.Options, func(o events.QuestionOption) bool { return o.Label == text }) {
 		return []string{text}, nil
@@ -325,15 +329,15 @@ func parseAnswer(q events.Question, text string) ([]string, error) {
 	case len(labels) > 0:
 		return labels, nil
 	case len(q.Options) > 0 && !q.Other:
-		return nil, errNoOption
+		return nil, errUnknownOption
 	case text == "":
 		return nil, errors.New("the answer is empty")
 	}
 	return []string{text}, nil
 }
 
-// answersJSON encodes answers for a request.
-func answersJSON(answers map[string][]string) (*spoolv1.Json, error) {
+// encodeAnswers encodes the answers to the questions of an approval request as JSON.
+func encodeAnswers(answers map[string][]string) (*spoolv1.Json, error) {
 	b, err := json.Marshal(answers)
 	if err != nil {
 		return nil, fmt.Errorf("encode the answers: %w", err)
@@ -341,8 +345,8 @@ func answersJSON(answers map[string][]string) (*spoolv1.Json, error) {
 	return &spoolv1.Json{Text: string(b)}, nil
 }
 
-// jsonFlag returns the JSON of a flag, or of a file if it begins with @; nil for "".
-func jsonFlag(flag, s string) (*spoolv1.Json, error) {
+// parseJSONFlag returns the JSON that is the value of a flag, or that is in the file after "@". It returns nil for "".
+func parseJSONFlag(flag, s string) (*spoolv1.Json, error) {
 	if file, ok := strings.CutPrefix(s, "@"); ok {
 		b, err := os.ReadFile(file)
 		if err != nil {

@@ -79,7 +79,7 @@ func TestApprovals_SendDecisions(t *testing.T) {
 	} {
 		f := serve(t)
 		f.approvals = map[string]string{apr1: approvalJSON(t, "pending", bash(apr1)), apr2: approvalJSON(t, "pending", asksTwo(apr2))}
-		w := world(t)
+		w := testIO(t)
 		w.In = strings.NewReader("from a pipe\r\nsecond line")
 		got := spool(t, w, append([]string{"approvals", c.args[0], "--url", f.URL}, c.args[1:]...)...)
 		switch {
@@ -97,20 +97,20 @@ func TestApprovals_AreListedAndShown(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.approvals = map[string]string{apr1: approvalJSON(t, "pending", bash(apr1))}
-	got := spool(t, world(t), "approvals", "ls", "--url", f.URL, "--session", ses)
+	got := spool(t, testIO(t), "approvals", "ls", "--url", f.URL, "--session", ses)
 	if got.code != ExitDone || !strings.Contains(got.out, apr1) || !strings.Contains(got.out, "List files") || strings.Contains(got.out, "\x1b") || !f.wasRequested("GET /api/approvals?sessionId="+ses+"&status=open") {
 		t.Errorf("%+v, requested %q", got, f.requests)
 	}
-	if got := spool(t, world(t), "approvals", "ls", "--url", f.URL, "--all"); got.code != ExitDone || !f.wasRequested("GET /api/approvals") {
+	if got := spool(t, testIO(t), "approvals", "ls", "--url", f.URL, "--all"); got.code != ExitDone || !f.wasRequested("GET /api/approvals") {
 		t.Errorf("%+v, requested %q", got, f.requests)
 	}
-	got = spool(t, world(t), "approvals", "show", "--url", f.URL, apr1)
+	got = spool(t, testIO(t), "approvals", "show", "--url", f.URL, apr1)
 	for _, want := range []string{"pending", "Bash asks for approval: List files", "command: ls -l", "class: commands that begin with `ls`"} {
 		if got.code != ExitDone || !strings.Contains(got.out, want) || strings.Contains(got.out, "\x1b") {
 			t.Errorf("show lacks %q: %+v", want, got)
 		}
 	}
-	if got := spool(t, world(t), "approvals", "show", "--url", f.URL, "--json", apr1); got.code != ExitDone || strings.TrimSpace(got.out) != f.approvals[apr1] {
+	if got := spool(t, testIO(t), "approvals", "show", "--url", f.URL, "--json", apr1); got.code != ExitDone || strings.TrimSpace(got.out) != f.approvals[apr1] {
 		t.Errorf("%+v", got)
 	}
 }
@@ -190,7 +190,7 @@ const prompt = "[?] whole request: "
 // run runs a command until its end, while steps run. It returns the exit code.
 func (r *terminalRun) run(steps func(), args ...string) int {
 	r.t.Helper()
-	w := world(r.t)
+	w := testIO(r.t)
 	w.In, w.InTTY, w.Out, w.OutTTY, w.Err, w.Signals, w.Edit = r.keys, true, r.screen, true, &r.err, r.signals, r.edit
 	w.Width = func() int { return 200 }
 	w.Raw = func() (func() error, error) {
@@ -200,7 +200,7 @@ func (r *terminalRun) run(steps func(), args ...string) int {
 	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
 	defer cancel()
 	code := make(chan int)
-	go func() { code <- Main(ctx, append(args, "--url", r.f.URL), w) }()
+	go func() { code <- Run(ctx, append(args, "--url", r.f.URL), w) }()
 	steps()
 	got := <-code
 	if !r.raw.TryLock() {
@@ -311,8 +311,8 @@ func TestPrompt_UsesTheEditor(t *testing.T) {
 	}
 }
 
-// TestPrompt_KeysForAnEndedRequestDecideNothing tests that a prompt goes away with its request, and that what was typed for it does not
-// decide the next request.
+// TestPrompt_KeysForAnEndedRequestDecideNothing tests that a prompt goes away with its request, and that what was typed
+// for it does not decide the next request.
 func TestPrompt_KeysForAnEndedRequestDecideNothing(t *testing.T) {
 	t.Parallel()
 	r := newTerminalRun(t, bash(apr1), bash(apr2))
@@ -331,7 +331,8 @@ func TestPrompt_KeysForAnEndedRequestDecideNothing(t *testing.T) {
 	}
 }
 
-// TestPrompt_DoesNotDecideByItself tests that Ctrl-C, the end of the input and requests that are decided elsewhere decide nothing.
+// TestPrompt_DoesNotDecideByItself tests that Ctrl-C, the end of the input and requests that are decided elsewhere
+// decide nothing.
 func TestPrompt_DoesNotDecideByItself(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -381,7 +382,7 @@ func TestRun_IsUnattendedWithoutATerminal(t *testing.T) {
 		want bool
 	}{{false, "", true}, {false, "--attended", false}, {false, "--unattended", true}, {true, "", false}, {true, "--unattended", true}} {
 		f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
-		w := world(t)
+		w := testIO(t)
 		w.InTTY = c.tty
 		args := []string{"run", "--url", f.URL, "q"}
 		if c.flag != "" {
@@ -396,7 +397,7 @@ func TestRun_IsUnattendedWithoutATerminal(t *testing.T) {
 			t.Errorf("%+v: %+v, posted %q", c, got, f.bodies)
 		}
 	}
-	if got := spool(t, world(t), "run", "--attended", "--unattended", "q"); got.code != ExitUsage || !strings.Contains(got.err, "exclude each other") {
+	if got := spool(t, testIO(t), "run", "--attended", "--unattended", "q"); got.code != ExitUsage || !strings.Contains(got.err, "exclude each other") {
 		t.Errorf("%+v", got)
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// ask prints a question and returns the answer in lower case. It may be called only if InTTY is set. The end of the
-// input is an empty answer. When ctx ends, ask returns its cause at once; the goroutine that reads the terminal
-// then remains until the program ends.
-func (a *app) ask(ctx context.Context, question string) (string, error) {
+// askUser prints a question and returns the line that the user types, in lower case. The end of the input is an empty
+// answer. It must be called only if InTTY is set. When ctx ends, askUser returns the cause at once; its goroutine that
+// reads the terminal remains until the program ends.
+func (a *app) askUser(ctx context.Context, question string) (string, error) {
 	fmt.Fprintf(a.Err, "%s ", question)
 	if a.lines == nil {
 		a.lines = bufio.NewReader(a.In)
@@ -38,4 +38,5 @@ func (a *app) ask(ctx context.Context, question string) (string, error) {
 	}
 }
 
+// isYes reports whether an answer of the user means yes.
 func isYes(answer string) bool { return answer == "y" || answer == "yes" }

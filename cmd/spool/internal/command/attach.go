@@ -11,32 +11,32 @@ import (
 )
 
 type attachCommand struct {
-	server
+	serverFlags
 	Session string `arg:"" help:"The session's id."`
 }
 
-// Run shows a session from its first event, and then live.
+// Run shows a session from its first event on, and then live until the session ends.
 func (c *attachCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return c.attach(ctx, a, cl) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return c.followSession(ctx, a, cl) })
 }
 
-func (c *attachCommand) attach(ctx context.Context, a *app, cl *client.Client) (err error) {
+func (c *attachCommand) followSession(ctx context.Context, a *app, cl *client.Client) (err error) {
 	if _, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session}); err != nil {
 		return err
 	}
-	w := &watcher{app: a, client: cl, session: c.Session, json: c.JSON}
-	closeRenderer := w.show(ctx)
+	w := &sessionWatcher{app: a, client: cl, session: c.Session, json: c.JSON}
+	closeRenderer := w.startRenderer(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
 	if w.renderer != nil {
-		w.renderer.Hint("Ctrl-C detaches; the agent continues")
+		w.renderer.SetHint("Ctrl-C detaches; the agent continues")
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stopPrompts := w.prompt(ctx, func() *client.Client { return cl }, func() { cancel(errInterrupted) })
-	_, err = w.watch(ctx, 0)
+	stopPrompts := w.startPrompts(ctx, func() *client.Client { return cl }, func() { cancel(errInterrupted) })
+	_, err = w.followToEnd(ctx, 0)
 	stopPrompts()
 	if errors.Is(err, errInterrupted) {
 		err = errors.Join(err, closeRenderer())

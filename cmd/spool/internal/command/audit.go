@@ -11,35 +11,36 @@ import (
 )
 
 type auditCommand struct {
-	server
+	serverFlags
 	Session string `placeholder:"S" help:"Only actions on this session, which may be deleted."`
 	Actor   string `placeholder:"A" help:"Only actions of this actor: id or name of an API key, an end user as stated in Spool-User, or local."`
 	Since   string `placeholder:"T" help:"Only actions from this time on: a time in RFC 3339, or a duration before now, such as 24h."`
 	Limit   int    `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run lists who did what, newest first.
+// Run lists which users and keys did what, newest first.
 func (c *auditCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is less than 0", c.Limit)
 	}
-	since, err := sinceTime(c.Since, time.Now())
+	since, err := parseSince(c.Since, time.Now())
 	if err != nil {
 		return err
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		entries := client.List[*spoolv1.AuditEntry](ctx, cl.Audit.ListAudit, &spoolv1.ListAuditRequest{Session: c.Session, Actor: c.Actor, Since: since})
-		return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e *spoolv1.AuditEntry) []any {
+		return printList(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e *spoolv1.AuditEntry) []any {
 			return []any{
-				exactTime(e.Time), cmp.Or(e.Actor.GetKeyName(), e.Actor.GetKeyId(), e.Actor.GetId()), e.Actor.GetUser(), e.Actor.GetAddress(),
+				formatExactTime(e.Time), cmp.Or(e.Actor.GetKeyName(), e.Actor.GetKeyId(), e.Actor.GetId()), e.Actor.GetUser(), e.Actor.GetAddress(),
 				strings.Join(e.Types, ","), cmp.Or(e.GetSessionId(), e.GetAbout(), e.Aspect), e.GetExecutionId(), e.Position,
 			}
 		})
 	})
 }
 
-// sinceTime returns a time in the form of the API. s is a time in RFC 3339 or a duration before now; "" returns "".
-func sinceTime(s string, now time.Time) (string, error) {
+// parseSince converts the flag --since to a time for the API. s is a time in RFC 3339 or a duration before now. An
+// empty s returns "".
+func parseSince(s string, now time.Time) (string, error) {
 	if s == "" {
 		return "", nil
 	}

@@ -13,12 +13,12 @@ import (
 )
 
 type budgetsCommand struct {
-	Set budgetsSet `cmd:"" help:"Set a tenant's budget for a period; it replaces the previous one. Requires the root key."`
-	Ls  budgetsLs  `cmd:"" help:"List a tenant's budgets and their usage."`
-	Rm  budgetsRm  `cmd:"" help:"Remove budgets. Requires the root key."`
+	Set budgetsSetCommand `cmd:"" help:"Set a tenant's budget for a period; it replaces the previous one. Requires the root key."`
+	Ls  budgetsLsCommand  `cmd:"" help:"List a tenant's budgets and their usage."`
+	Rm  budgetsRmCommand  `cmd:"" help:"Remove budgets. Requires the root key."`
 }
 
-// budgetFlags are the limits of a budget. 0 means no limit.
+// budgetFlags are the flags with the limits of a budget. 0 means no limit.
 type budgetFlags struct {
 	USD    float64       `name:"usd" placeholder:"DOLLARS" help:"Limit in US dollars."`
 	Tokens uint64        `placeholder:"N" help:"Limit of input and output tokens, cached ones included."`
@@ -26,8 +26,8 @@ type budgetFlags struct {
 	Time   time.Duration `placeholder:"T" help:"Limit of execution time, such as 90m."`
 }
 
-// budget returns the budget of the flags, or nil if none is set.
-func (f budgetFlags) budget(prefix string) (*spoolv1.Budget, error) {
+// toBudget returns the budget that the flags describe, or nil if no flag is set.
+func (f budgetFlags) toBudget(prefix string) (*spoolv1.Budget, error) {
 	if f.USD < 0 {
 		return nil, usageError("%susd: value is less than 0", prefix)
 	}
@@ -41,41 +41,42 @@ func (f budgetFlags) budget(prefix string) (*spoolv1.Budget, error) {
 	return b, nil
 }
 
-type budgetsSet struct {
-	tenantServer
+type budgetsSetCommand struct {
+	tenantFlags
 	Period string `arg:"" help:"day or month (calendar, in UTC), or total."`
 	budgetFlags
 }
 
-// Run replaces the tenant's budget of a period by the one of the flags. Without its flag, a quantity has no limit.
-func (c *budgetsSet) Run(a *app) error {
+// Run replaces a tenant's budget for a period by the budget in the flags. A quantity without a flag has no limit.
+func (c *budgetsSetCommand) Run(a *app) error {
 	if err := events.CheckPeriod("period", events.Period(c.Period)); err != nil {
 		return usageError("%v", err)
 	}
-	b, err := c.budget("")
+	b, err := c.toBudget("")
 	if err != nil {
 		return err
 	}
 	if b == nil {
 		return usageError("the budget has no limit: set --usd, --tokens, --turns or --time, or remove the budget")
 	}
-	return c.change(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
+	return c.changeAndPrint(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
 		return client.Call(ctx, cl.Budgets.SetBudget, &spoolv1.SetBudgetRequest{Period: c.Period, Tenant: c.Tenant, Budget: b})
 	})
 }
 
-type budgetsLs struct{ tenantServer }
+type budgetsLsCommand struct{ tenantFlags }
 
-// Run prints a tenant's budgets and what was spent of each.
-func (c *budgetsLs) Run(a *app) error {
+// Run prints a tenant's budgets, and how much of each was used.
+func (c *budgetsLsCommand) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
-		return list(a, c.JSON, 0, budgets, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, budgetRow)
+		return printList(a, c.JSON, 0, budgets, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, budgetColumns)
 	})
 }
 
-// budgetRow returns the row of a budget: each usage, and the limit if there is one.
-func budgetRow(b *spoolv1.TenantBudget) []any {
+// budgetColumns returns the columns that "spool budgets ls" prints for a budget: each usage, with its limit if there is
+// one.
+func budgetColumns(b *spoolv1.TenantBudget) []any {
 	column := func(value func(*spoolv1.Budget) float64, format func(float64) string) string {
 		spent, limit := value(b.Spent), value(b.Budget)
 		if limit > 0 {
@@ -87,29 +88,29 @@ func budgetRow(b *spoolv1.TenantBudget) []any {
 	return []any{
 		b.Period, b.From,
 		column((*spoolv1.Budget).GetCostUsd, func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }),
-		column((*spoolv1.Budget).GetTokens, wholeNumber),
-		column(func(b *spoolv1.Budget) float64 { return float64(b.GetTurns()) }, wholeNumber),
+		column((*spoolv1.Budget).GetTokens, formatWholeNumber),
+		column(func(b *spoolv1.Budget) float64 { return float64(b.GetTurns()) }, formatWholeNumber),
 		column((*spoolv1.Budget).GetTimeMs, duration),
 		b.Exceeded,
 	}
 }
 
-// wholeNumber formats a number that is whole, without an exponent.
-func wholeNumber(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
+// formatWholeNumber formats a number without decimals and without an exponent.
+func formatWholeNumber(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
 
-type budgetsRm struct {
-	tenantServer
+type budgetsRmCommand struct {
+	tenantFlags
 	Periods []string `arg:"" name:"period" help:"day, month or total."`
 }
 
-// Run removes the tenant's budgets of the given periods.
-func (c *budgetsRm) Run(a *app) error {
+// Run removes the tenant's budgets for the given periods.
+func (c *budgetsRmCommand) Run(a *app) error {
 	for _, p := range c.Periods {
 		if err := events.CheckPeriod("period", events.Period(p)); err != nil {
 			return usageError("%v", err)
 		}
 	}
-	return forEachName(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
+	return forEachName(c.serverFlags, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
 		return client.Call(ctx, cl.Budgets.RemoveBudget, &spoolv1.RemoveBudgetRequest{Period: period, Tenant: c.Tenant})
 	})
 }

@@ -22,48 +22,48 @@ import (
 )
 
 type agentsCommand struct {
-	Apply applyCommand `cmd:"" help:"Create versions from the definitions in a file."`
-	Ls    agentsLs     `cmd:"" help:"List agents, each in its latest version."`
-	Show  agentsShow   `cmd:"" help:"Print an agent in the file format of apply."`
-	Rm    agentsRm     `cmd:"" help:"Remove agents: new sessions cannot use them, existing sessions continue."`
+	Apply applyCommand      `cmd:"" help:"Create versions from the definitions in a file."`
+	Ls    agentsLsCommand   `cmd:"" help:"List agents, each in its latest version."`
+	Show  agentsShowCommand `cmd:"" help:"Print an agent in the file format of apply."`
+	Rm    agentsRmCommand   `cmd:"" help:"Remove agents: new sessions cannot use them, existing sessions continue."`
 }
 
 type instancesCommand struct {
-	Apply applyCommand  `cmd:"" help:"Create versions from the definitions in a file."`
-	Ls    instancesLs   `cmd:"" help:"List agent instances, each in its latest version."`
-	Show  instancesShow `cmd:"" help:"Print an agent instance in the file format of apply."`
-	Rm    instancesRm   `cmd:"" help:"Remove agent instances: new sessions cannot use them, existing sessions continue."`
+	Apply applyCommand         `cmd:"" help:"Create versions from the definitions in a file."`
+	Ls    instancesLsCommand   `cmd:"" help:"List agent instances, each in its latest version."`
+	Show  instancesShowCommand `cmd:"" help:"Print an agent instance in the file format of apply."`
+	Rm    instancesRmCommand   `cmd:"" help:"Remove agent instances: new sessions cannot use them, existing sessions continue."`
 }
 
 type envsCommand struct {
-	Apply   applyCommand `cmd:"" help:"Create versions from the definitions in a file."`
-	Ls      envsLs       `cmd:"" help:"List environments, each in its latest version."`
-	Show    envsShow     `cmd:"" help:"Print an environment in the file format of apply. The values of secrets are never shown; applying the file keeps them."`
-	Rm      envsRm       `cmd:"" help:"Remove environments: new executions cannot use them, running executions continue."`
-	Explain envsExplain  `cmd:"" help:"Show where each variable and each allowed host would come from."`
+	Apply   applyCommand       `cmd:"" help:"Create versions from the definitions in a file."`
+	Ls      envsLsCommand      `cmd:"" help:"List environments, each in its latest version."`
+	Show    envsShowCommand    `cmd:"" help:"Print an environment in the file format of apply. The values of secrets are never shown; applying the file keeps them."`
+	Rm      envsRmCommand      `cmd:"" help:"Remove environments: new executions cannot use them, running executions continue."`
+	Explain envsExplainCommand `cmd:"" help:"Show where each variable and each allowed host would come from."`
 }
 
-type catalogueLs struct {
-	server
+type catalogueLsFlags struct {
+	serverFlags
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 type (
-	agentsLs    struct{ catalogueLs }
-	instancesLs struct{ catalogueLs }
-	envsLs      struct{ catalogueLs }
+	agentsLsCommand    struct{ catalogueLsFlags }
+	instancesLsCommand struct{ catalogueLsFlags }
+	envsLsCommand      struct{ catalogueLsFlags }
 )
 
 // Run lists agents.
-func (c *agentsLs) Run(a *app) error {
-	return listEntries(&c.catalogueLs, a, definition.KindAgent, []any{"AGENT", "VERSION", "ARCHITECTURE", "MODEL", "TAGS", "CREATED"}, func(s events.AgentSpec) []any {
+func (c *agentsLsCommand) Run(a *app) error {
+	return printEntries(&c.catalogueLsFlags, a, definition.KindAgent, []any{"AGENT", "VERSION", "ARCHITECTURE", "MODEL", "TAGS", "CREATED"}, func(s events.AgentSpec) []any {
 		return []any{s.Architecture, s.Model}
 	})
 }
 
-// Run lists instances.
-func (c *instancesLs) Run(a *app) error {
-	return listEntries(&c.catalogueLs, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
+// Run lists agent instances.
+func (c *instancesLsCommand) Run(a *app) error {
+	return printEntries(&c.catalogueLsFlags, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
 		var names []string
 		for _, e := range s.Environments {
 			names = append(names, e.String())
@@ -73,8 +73,8 @@ func (c *instancesLs) Run(a *app) error {
 }
 
 // Run lists environments.
-func (c *envsLs) Run(a *app) error {
-	return listEntries(&c.catalogueLs, a, definition.KindEnvironment, []any{"ENVIRONMENT", "VERSION", "VARIABLES", "SECRETS", "TAGS", "CREATED"}, func(s events.EnvironmentSpec) []any {
+func (c *envsLsCommand) Run(a *app) error {
+	return printEntries(&c.catalogueLsFlags, a, definition.KindEnvironment, []any{"ENVIRONMENT", "VERSION", "VARIABLES", "SECRETS", "TAGS", "CREATED"}, func(s events.EnvironmentSpec) []any {
 		secrets := 0
 		for _, v := range s.Variables {
 			if v.Secret {
@@ -85,15 +85,15 @@ func (c *envsLs) Run(a *app) error {
 	})
 }
 
-// listEntries lists entries. row returns the columns of a spec. A spec from a newer server may have fields that this version
-// does not know.
-func listEntries[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row func(S) []any) error {
+// printEntries prints the latest version of each catalogue entry of a kind as a table with the header head. row returns
+// the columns for a spec. A spec from a newer server may have fields that this version of spool does not know.
+func printEntries[S any](c *catalogueLsFlags, a *app, kind definition.Kind, head []any, row func(S) []any) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var unread []error
-		err := list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d *spoolv1.Definition) []any {
+		err := printList(a, c.JSON, c.Limit, cl.ListDefinitions(ctx, catalogueServiceOf(kind)), head, func(d *spoolv1.Definition) []any {
 			ref := client.Reference(d.Ref)
 			var spec S
 			if err := json.Unmarshal([]byte(d.Spec.GetText()), &spec); err != nil {
@@ -106,37 +106,38 @@ func listEntries[S any](c *catalogueLs, a *app, kind definition.Kind, head []any
 	})
 }
 
-// shortDigest returns the beginning of a digest, which is enough to distinguish versions; `show` prints the whole digest.
+// shortDigest returns the first characters of a digest, which are enough to distinguish versions. "show" prints the
+// whole digest.
 func shortDigest(digest string) string {
 	const most = 12
 	return digest[:min(len(digest), most)]
 }
 
-type catalogueShow struct {
-	server
+type catalogueShowFlags struct {
+	serverFlags
 	Ref     string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
 	Version string `placeholder:"V" help:"A tag or a digest; by default the version in the reference, or the latest."`
 }
 
 type (
-	agentsShow    struct{ catalogueShow }
-	instancesShow struct{ catalogueShow }
-	envsShow      struct{ catalogueShow }
+	agentsShowCommand    struct{ catalogueShowFlags }
+	instancesShowCommand struct{ catalogueShowFlags }
+	envsShowCommand      struct{ catalogueShowFlags }
 )
 
 // Run shows an agent.
-func (c *agentsShow) Run(a *app) error {
-	return c.show(a, definition.KindAgent, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Agent) })
+func (c *agentsShowCommand) Run(a *app) error {
+	return c.printDefinition(a, definition.KindAgent, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Agent) })
 }
 
 // Run shows an instance.
-func (c *instancesShow) Run(a *app) error {
-	return c.show(a, definition.KindInstance, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Instance) })
+func (c *instancesShowCommand) Run(a *app) error {
+	return c.printDefinition(a, definition.KindInstance, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Instance) })
 }
 
 // Run shows an environment.
-func (c *envsShow) Run(a *app) error {
-	return c.show(a, definition.KindEnvironment, func(d *definition.Document, spec []byte) error {
+func (c *envsShowCommand) Run(a *app) error {
+	return c.printDefinition(a, definition.KindEnvironment, func(d *definition.Document, spec []byte) error {
 		var s events.EnvironmentSpec
 		if err := decodeStrict(spec, &s); err != nil {
 			return err
@@ -147,7 +148,8 @@ func (c *envsShow) Run(a *app) error {
 	})
 }
 
-// decodeStrict decodes a spec and returns an error for fields that this version does not know.
+// decodeStrict decodes the spec of a definition, and returns an error for fields that this version of spool does not
+// know.
 func decodeStrict(spec []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(spec))
 	dec.DisallowUnknownFields()
@@ -157,9 +159,10 @@ func decodeStrict(spec []byte, into any) error {
 	return nil
 }
 
-// show prints a version. fill sets its spec in the document.
-func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition.Document, []byte) error) error {
-	ref, err := reference("ref", c.Ref)
+// printDefinition prints a version of a definition as YAML that can be applied. fill decodes the spec into the
+// document.
+func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill func(*definition.Document, []byte) error) error {
+	ref, err := parseReference("ref", c.Ref)
 	if err != nil {
 		return err
 	}
@@ -173,7 +176,7 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 		}
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		doc, err := cl.Definition(ctx, listOf(kind), ref)
+		doc, err := cl.GetDefinition(ctx, catalogueServiceOf(kind), ref)
 		if err != nil {
 			return err
 		}
@@ -185,65 +188,66 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
+		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.SafeLine(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
 		return definition.Write(a.Out, d)
 	})
 }
 
-type catalogueRm struct {
-	server
+type catalogueRmFlags struct {
+	serverFlags
 	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug"`
 }
 
 type (
-	agentsRm    struct{ catalogueRm }
-	instancesRm struct{ catalogueRm }
-	envsRm      struct{ catalogueRm }
+	agentsRmCommand    struct{ catalogueRmFlags }
+	instancesRmCommand struct{ catalogueRmFlags }
+	envsRmCommand      struct{ catalogueRmFlags }
 )
 
-// Run hides all versions of agents: new sessions cannot use them.
-func (c *agentsRm) Run(a *app) error { return c.removeEntries(a, definition.KindAgent) }
+// Run hides all versions of agents, so that new sessions cannot use them.
+func (c *agentsRmCommand) Run(a *app) error { return c.removeEntries(a, definition.KindAgent) }
 
 // Run hides all versions of agent instances.
-func (c *instancesRm) Run(a *app) error { return c.removeEntries(a, definition.KindInstance) }
+func (c *instancesRmCommand) Run(a *app) error { return c.removeEntries(a, definition.KindInstance) }
 
 // Run hides all versions of environments.
-func (c *envsRm) Run(a *app) error { return c.removeEntries(a, definition.KindEnvironment) }
+func (c *envsRmCommand) Run(a *app) error { return c.removeEntries(a, definition.KindEnvironment) }
 
-// removeEntries hides the entries of a kind that c.Refs names. It checks all references before the first removal. After a failure it continues,
-// and returns the joined errors at the end.
-func (c *catalogueRm) removeEntries(a *app, kind definition.Kind) error {
+// removeEntries hides the catalogue entries that c.Refs names. It checks all references before the first removal. After
+// a failure it continues, and returns the joined errors at the end.
+func (c *catalogueRmFlags) removeEntries(a *app, kind definition.Kind) error {
 	refs := make([]events.Reference, len(c.Refs))
 	for i, s := range c.Refs {
 		var err error
-		if refs[i], err = reference("ref", s); err != nil {
+		if refs[i], err = parseReference("ref", s); err != nil {
 			return err
 		}
 		if refs[i].Version != "" {
 			return usageError("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
 		}
 	}
-	return forEachName(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
-		return cl.RemoveDefinition(ctx, listOf(kind), ref)
+	return forEachName(c.serverFlags, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+		return cl.RemoveDefinition(ctx, catalogueServiceOf(kind), ref)
 	})
 }
 
-type envsExplain struct {
-	server
+type envsExplainCommand struct {
+	serverFlags
 	Agent    string   `xor:"of" placeholder:"REF" help:"Explain this agent."`
 	Instance string   `xor:"of" placeholder:"REF" help:"Explain this agent instance: its agent, then its environments."`
 	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one overrides an earlier one."`
 }
 
-// Run prints the variables and hosts that an execution would have, with the layer that each comes from.
-func (c *envsExplain) Run(a *app) error {
+// Run prints the variables and the allowed hosts that an execution would have, and which part of the agent or
+// environments each comes from.
+func (c *envsExplainCommand) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
 		return usageError("agent: name an agent, an instance, or environments with --env")
 	}
-	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairs("env", c.Env)) {
-		if _, err := reference(r[0], r[1]); err != nil && (r[1] != "" || r[0] == "env") {
+	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairWithName("env", c.Env)) {
+		if _, err := parseReference(r[0], r[1]); err != nil && (r[1] != "" || r[0] == "env") {
 			return err
 		}
 	}
@@ -261,7 +265,7 @@ func (c *envsExplain) Run(a *app) error {
 			lines = append(lines, v)
 		}
 		if !c.JSON {
-			return printExplanation(a, doc.Value)
+			return printEnvironmentExplanation(a, doc.Value)
 		}
 		for _, h := range doc.Value.Egress {
 			lines = append(lines, h)
@@ -275,18 +279,18 @@ func (c *envsExplain) Run(a *app) error {
 	})
 }
 
-// printExplanation prints a table of variables and a table of hosts.
-func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
+// printEnvironmentExplanation prints a table of an execution's variables, and a table of its allowed hosts.
+func printEnvironmentExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
 		if i == 0 {
-			writeRow(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
+			writeTableRow(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
 		}
 		secret := ""
 		if v.Secret {
 			secret = "secret"
 		}
-		writeRow(table, []any{v.Name, v.From, secret, v.GetValue()})
+		writeTableRow(table, []any{v.Name, v.From, secret, v.GetValue()})
 	}
 	if err := table.Flush(); err != nil || len(e.Egress) == 0 {
 		return err
@@ -296,14 +300,15 @@ func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 			return err
 		}
 	}
-	writeRow(table, []any{"EGRESS", "FROM"})
+	writeTableRow(table, []any{"EGRESS", "FROM"})
 	for _, h := range e.Egress {
-		writeRow(table, []any{h.Entry, h.From})
+		writeTableRow(table, []any{h.Entry, h.From})
 	}
 	return table.Flush()
 }
 
-func pairs(name string, values []string) [][2]string {
+// pairWithName returns a pair of name and value for each value.
+func pairWithName(name string, values []string) [][2]string {
 	out := make([][2]string, len(values))
 	for i, v := range values {
 		out[i] = [2]string{name, v}

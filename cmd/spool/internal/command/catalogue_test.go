@@ -138,7 +138,7 @@ func machine(t *testing.T, text string) (IO, string) {
 			t.Fatal(err)
 		}
 	}
-	w := world(t)
+	w := testIO(t)
 	w.LookupEnv = func(name string) (string, bool) { return "t0ken", name == "CI_TOKEN" }
 	return w, file
 }
@@ -190,7 +190,7 @@ func TestApply_ReportsErrorsOfTheFileBeforeARequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := world(t)
+			w := testIO(t)
 			w.In = strings.NewReader(x.text)
 			got := spool(t, w, "agents", "apply", "-f", "-", "--url", c.URL)
 			if got.code != ExitUsage || got.out != "" || x.says != "" && got.err != x.says || !strings.Contains(got.err, "nothing was applied") || strings.Contains(got.err, "\x1b") {
@@ -199,7 +199,7 @@ func TestApply_ReportsErrorsOfTheFileBeforeARequest(t *testing.T) {
 		})
 	}
 	for _, args := range [][]string{{"apply"}, {"apply", "-f", "/nonsense"}, {"apply", "-f", t.TempDir()}} {
-		if got := spool(t, world(t), append([]string{"agents"}, append(args, "--url", c.URL)...)...); got.code != ExitUsage || strings.Count(got.err, "\n") != 1 {
+		if got := spool(t, testIO(t), append([]string{"agents"}, append(args, "--url", c.URL)...)...); got.code != ExitUsage || strings.Count(got.err, "\n") != 1 {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -210,8 +210,8 @@ func TestApply_ReportsErrorsOfTheFileBeforeARequest(t *testing.T) {
 	})
 }
 
-// TestApply_StopsAtARefusedDefinition tests that a refused definition ends the command, with the position of the error in
-// the file and with the definitions that were applied before.
+// TestApply_StopsAtARefusedDefinition tests that a refused definition ends the command, with the position of the error
+// in the file and with the definitions that were applied before.
 func TestApply_StopsAtARefusedDefinition(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
@@ -261,15 +261,15 @@ func TestCatalogueLs_PrintsTables(t *testing.T) {
 		"instances": "i         5e5e5e5e5e5e  payments/reviewer  ci            latest",
 		"envs":      "platform/ci  5e5e5e5e5e5e  2          1        latest",
 	} {
-		got := spool(t, world(t), noun, "ls", "--url", c.URL)
+		got := spool(t, testIO(t), noun, "ls", "--url", c.URL)
 		lines := strings.Split(got.out, "\n")
 		if got.code != ExitDone || len(lines) != 4 || !strings.HasPrefix(lines[1], want) || lines[1] != lines[2] || strings.Contains(got.out, "\x1b") || strings.Contains(got.out, "hunter2") {
 			t.Errorf("%s: %+v", noun, got)
 		}
-		if got := spool(t, world(t), noun, "ls", "--limit", "1", "--json", "--url", c.URL); got.code != ExitDone || strings.Count(got.out, "\n") != 1 || !json.Valid([]byte(got.out)) {
+		if got := spool(t, testIO(t), noun, "ls", "--limit", "1", "--json", "--url", c.URL); got.code != ExitDone || strings.Count(got.out, "\n") != 1 || !json.Valid([]byte(got.out)) {
 			t.Errorf("%s: %+v", noun, got)
 		}
-		if got := spool(t, world(t), noun, "ls", "--limit=-1", "--url", c.URL); got.code != ExitUsage {
+		if got := spool(t, testIO(t), noun, "ls", "--limit=-1", "--url", c.URL); got.code != ExitUsage {
 			t.Errorf("%s: %+v", noun, got)
 		}
 	}
@@ -279,7 +279,7 @@ func TestCatalogueLs_PrintsTables(t *testing.T) {
 	bad := serveCatalogue(t, func(string) (int, string) {
 		return 200, `{"agents":[{"ref":{"slug":"a"},"spec":{"model":7}}]}`
 	})
-	if got := spool(t, world(t), "agents", "ls", "--url", bad.URL); got.code != ExitFailed || !strings.Contains(got.err, "a: decode the spec") {
+	if got := spool(t, testIO(t), "agents", "ls", "--url", bad.URL); got.code != ExitFailed || !strings.Contains(got.err, "a: decode the spec") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -329,26 +329,26 @@ spec:
       description: d
 `},
 	} {
-		got := spool(t, world(t), append(x.args, "--url", c.URL)...)
+		got := spool(t, testIO(t), append(x.args, "--url", c.URL)...)
 		if requested := c.requests(); got != (result{ExitDone, x.want, ""}) || requested[len(requested)-1] != x.requested {
 			t.Errorf("requested %v: %d %s\n%s", requested, got.code, got.err, got.out)
 		}
-		w := world(t)
+		w := testIO(t)
 		w.In = strings.NewReader(strings.ReplaceAll(got.out, `"m\e[2J"`, "m"))
 		if got := spool(t, w, x.args[0], "apply", "-f", "-", "--url", c.URL); got.code != ExitDone {
 			t.Errorf("%v is not applied again: %+v", x.args, got)
 		}
 	}
-	if got := spool(t, world(t), "agents", "show", "payments/reviewer", "--json", "--url", c.URL); got.code != ExitDone || got.out != fmt.Sprintf(agentDoc, version)+"\n" {
+	if got := spool(t, testIO(t), "agents", "show", "payments/reviewer", "--json", "--url", c.URL); got.code != ExitDone || got.out != fmt.Sprintf(agentDoc, version)+"\n" {
 		t.Errorf("%+v", got)
 	}
-	if got := spool(t, world(t), "agents", "show", "missing", "--url", c.URL); got != (result{ExitFailed, "", "spool: slug: there is no such entry (NOT_FOUND)\n"}) {
+	if got := spool(t, testIO(t), "agents", "show", "missing", "--url", c.URL); got != (result{ExitFailed, "", "spool: slug: there is no such entry (NOT_FOUND)\n"}) {
 		t.Errorf("%+v", got)
 	}
 	newer := serveCatalogue(t, func(string) (int, string) {
 		return 200, `{"ref":{"slug":"a"},"spec":{"architecture":"spool","instructions":"x","mood":"new"}}`
 	})
-	if got := spool(t, world(t), "agents", "show", "a", "--url", newer.URL); got.code != ExitFailed || !strings.Contains(got.err, `unknown field "mood"`) || got.out != "" {
+	if got := spool(t, testIO(t), "agents", "show", "a", "--url", newer.URL); got.code != ExitFailed || !strings.Contains(got.err, `unknown field "mood"`) || got.out != "" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -356,7 +356,7 @@ spec:
 func TestCatalogueRm_ContinuesAfterAFailure(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
-	got := spool(t, world(t), "agents", "rm", "payments/a", "missing", "platform/b", "--url", c.URL)
+	got := spool(t, testIO(t), "agents", "rm", "payments/a", "missing", "platform/b", "--url", c.URL)
 	if got != (result{ExitFailed, "removed agent payments/a\nremoved agent platform/b\n", "spool: missing: slug: there is no such entry (NOT_FOUND)\n"}) {
 		t.Errorf("%+v", got)
 	}
@@ -364,7 +364,7 @@ func TestCatalogueRm_ContinuesAfterAFailure(t *testing.T) {
 		t.Errorf("requested %v", requested)
 	}
 	for noun, requested := range map[string]string{"instances": "DELETE /api/instances/x", "envs": "DELETE /api/environments/x"} {
-		if got := spool(t, world(t), noun, "rm", "x", "--json", "--url", c.URL); got != (result{ExitDone, `{"position":"0-9"}` + "\n", ""}) || !slices.Contains(c.requests(), requested) {
+		if got := spool(t, testIO(t), noun, "rm", "x", "--json", "--url", c.URL); got != (result{ExitDone, `{"position":"0-9"}` + "\n", ""}) || !slices.Contains(c.requests(), requested) {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -373,14 +373,14 @@ func TestCatalogueRm_ContinuesAfterAFailure(t *testing.T) {
 func TestExplain_NeverPrintsSecrets(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
-	got := spool(t, world(t), "envs", "explain", "--agent", "payments/reviewer@stable", "--env", "ci", "--env", "platform/ci", "--url", c.URL)
+	got := spool(t, testIO(t), "envs", "explain", "--agent", "payments/reviewer@stable", "--env", "ci", "--env", "platform/ci", "--url", c.URL)
 	if want := "NAME   FROM            SECRET  VALUE\nMODE   agent           -       a\nTOKEN  platform/ci@5e  secret  -\n\nEGRESS                    FROM\nGET,HEAD api.example.com  platform/ci@5e\n"; got != (result{ExitDone, want, ""}) {
 		t.Errorf("%+v", got)
 	}
 	if c.bodies[0] != `{"agent":"payments/reviewer@stable","environments":["ci","platform/ci"]}` || c.requests()[0] != "POST /api/environments/explain" {
 		t.Errorf("requested %v %s", c.requests(), c.bodies)
 	}
-	got = spool(t, world(t), "envs", "explain", "--instance", "i", "--json", "--url", c.URL)
+	got = spool(t, testIO(t), "envs", "explain", "--instance", "i", "--json", "--url", c.URL)
 	if got.code != ExitDone || strings.Count(got.out, "\n") != 3 || strings.Contains(got.out, "hunter2") || !strings.Contains(got.out, `{"name":"TOKEN","from":"platform/ci@5e","secret":true}`+"\n"+`{"entry":"GET,HEAD api.example.com","from":"platform/ci@5e"}`) {
 		t.Errorf("%+v", got)
 	}
@@ -406,7 +406,7 @@ func TestCatalogue_RefusesInvalidArguments(t *testing.T) {
 		{[]string{"envs", "explain", "--instance", "*"}, "instance: slug: "},
 		{[]string{"envs", "explain", "--env", "ok", "--env", "a,b"}, "env: slug: "},
 	} {
-		got := spool(t, world(t), append(x.args, "--url", nowhere)...)
+		got := spool(t, testIO(t), append(x.args, "--url", nowhere)...)
 		if got.code != ExitUsage || !strings.Contains(got.err, x.says) || strings.Count(got.err, "\n") != 1 || got.out != "" {
 			t.Errorf("%v: %+v, want %q", x.args, got, x.says)
 		}

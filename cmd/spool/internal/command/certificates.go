@@ -19,7 +19,7 @@ type certificatesCommand struct {
 	JSON        bool          `help:"Print one JSON object per line."`
 }
 
-// Run creates the authority and the certificates that are missing, expire soon or have other names.
+// Run creates the certificate authority and the TLS certificates that are missing, expire soon or have other names.
 func (c *certificatesCommand) Run(a *app) error {
 	type server struct {
 		folder string
@@ -59,14 +59,15 @@ func (c *certificatesCommand) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		if err := c.print(a, s.folder, s.names, issued); err != nil {
+		if err := c.printIssued(a, s.folder, s.names, issued); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *certificatesCommand) print(a *app, folder string, names []string, issued certificate.Issued) error {
+// printIssued prints which certificates were issued, and how to use them.
+func (c *certificatesCommand) printIssued(a *app, folder string, names []string, issued certificate.Issued) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}

@@ -25,11 +25,11 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	ca, server, other := filepath.Join(dir, "public", "ca.pem"), filepath.Join(dir, "server"), filepath.Join(dir, "other")
 	certificates := func(args ...string) string {
 		t.Helper()
-		w := world(t)
+		w := testIO(t)
 		var out, stderr bytes.Buffer
 		w.Out, w.Err = &out, &stderr
 		args = append([]string{"certificates", "--authority", filepath.Join(dir, "authority"), "--ca-file", ca, "--issue", server + "=localhost, 127.0.0.1,", "--issue", other + "=other:7443,[2001:db8::1]:7443,2001:db8::2"}, args...)
-		if code := Main(t.Context(), args, w); code != ExitDone {
+		if code := Run(t.Context(), args, w); code != ExitDone {
 			t.Fatalf("%v ended with %d: %s", args, code, stderr.String())
 		}
 		return out.String()
@@ -61,10 +61,10 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 	for want, args := range map[string][]string{
 		"": {"--ca-file", ca}, "certificate signed by unknown authority; name the file of its authority with --ca-file": nil, "ca-file: open " + dir: {"--ca-file", filepath.Join(dir, "missing")},
 	} {
-		w := world(t)
+		w := testIO(t)
 		var stderr bytes.Buffer
 		w.Out, w.Err = &bytes.Buffer{}, &stderr
-		code := Main(t.Context(), append([]string{"sessions", "ls", "--url", url}, args...), w)
+		code := Run(t.Context(), append([]string{"sessions", "ls", "--url", url}, args...), w)
 		if (code == ExitDone) != (want == "") || !strings.Contains(stderr.String(), want) {
 			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}
@@ -86,7 +86,7 @@ func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 	}
 	for _, command := range [][]string{{"provision", "--wait=1ms"}, {"verify"}} {
 		for file, want := range map[string]string{ca: "secure connection not available", missing: "nats-ca: open " + missing} {
-			got := spool(t, world(t), append(command, "--nats-url", srv.ClientURL(), "--nats-ca", file)...)
+			got := spool(t, testIO(t), append(command, "--nats-url", srv.ClientURL(), "--nats-ca", file)...)
 			if got.code != ExitFailed || !strings.Contains(got.err, want) {
 				t.Errorf("%v with %s: %+v, want %s", command, file, got, want)
 			}
@@ -99,11 +99,11 @@ func TestCertificates_RefusesInvalidFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"is not a folder with names": {"--issue", "folder"}, "issue: \"=nats\" is not": {"--issue", "=nats"}, "must be positive": {"--issue", "d=nats", "--valid-for=-1h"},
 	} {
-		w := world(t)
+		w := testIO(t)
 		var stderr bytes.Buffer
 		w.Out, w.Err = &bytes.Buffer{}, &stderr
 		dir := t.TempDir()
-		code := Main(t.Context(), append([]string{"certificates", "--authority", dir, "--ca-file", filepath.Join(dir, "ca.pem")}, args...), w)
+		code := Run(t.Context(), append([]string{"certificates", "--authority", dir, "--ca-file", filepath.Join(dir, "ca.pem")}, args...), w)
 		if code != ExitUsage || !strings.Contains(stderr.String(), want) {
 			t.Errorf("%v: ended with %d: %s", args, code, stderr.String())
 		}

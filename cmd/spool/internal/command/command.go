@@ -33,7 +33,8 @@ const (
 	ExitCancelled = 130
 )
 
-// IO is the environment of a command: its streams, the terminal and the local machine.
+// IO is what a command uses of the machine: input, output and error streams, the terminal, signals, and local
+// installations of Spool.
 type IO struct {
 	In      io.Reader
 	InTTY   bool // input comes from a terminal, not from a pipe
@@ -53,13 +54,13 @@ type IO struct {
 	Edit func(ctx context.Context, text []byte) ([]byte, error)
 	// LookupEnv returns an environment variable that a definition names; nil means that there are none.
 	LookupEnv func(name string) (value string, ok bool)
-	Local     Local
+	Local     LocalMachine
 	// DefaultURL is the gateway's URL if the user names none; "" means the default address of `spool up`.
 	DefaultURL string
 }
 
-// commands is the complete command line.
-type commands struct {
+// commandLine defines all commands and flags of spool, as kong parses them.
+type commandLine struct {
 	Up                upCommand                `cmd:"" help:"Run all services in one process."`
 	Run               runCommand               `cmd:"" help:"Run a query and stream what the agent does."`
 	Attach            attachCommand            `cmd:"" help:"Show a session and follow it live."`
@@ -93,18 +94,18 @@ type commands struct {
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
 }
 
-// Grammar returns the command line as kong parses it, for generated documents.
-func Grammar() (*kong.Application, error) {
-	parser, err := newParser(&commands{})
+// CLIModel returns kong's model of all commands and flags, from which documents are generated.
+func CLIModel() (*kong.Application, error) {
+	parser, err := newParser(&commandLine{})
 	if err != nil {
 		return nil, err
 	}
 	return parser.Model, nil
 }
 
-// newParser returns the parser of the command line. Where a command has a setting of a service, its tag names the service's
-// default, such as ${gateway_Listen}.
-func newParser(c *commands, options ...kong.Option) (*kong.Kong, error) {
+// newParser returns the parser of the command line. If a flag of a command is also a setting of a service, its tag
+// refers to the default of the service, such as ${gateway_Listen}.
+func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
 		kong.Vars(settings.Vars("daemon", daemon.Settings{}, "NATSURL")),
 		kong.Vars(settings.Vars("executor", executor.Config{}, "Sandbox", "DiskLimit")),
@@ -112,14 +113,15 @@ func newParser(c *commands, options ...kong.Option) (*kong.Kong, error) {
 		kong.Vars(settings.Vars("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
 }
 
-// app is the state that all commands share.
+// app is the state that one run of spool shares with its command.
 type app struct {
 	IO
-	ctx   context.Context // the context that Main received
-	lines *bufio.Reader   // reader of In, used by ask
+	ctx   context.Context // the context that Run received
+	lines *bufio.Reader   // reader of In, used by askUser
 }
 
-// exitError ends the program with an exit code. Without an error the command has already printed its messages.
+// exitError is an error that ends the program with an exit code. If err is nil, the command has already printed its
+// messages.
 type exitError struct {
 	code int
 	err  error
@@ -134,32 +136,32 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usageError returns an error for a command that was called with invalid arguments.
+// usageError returns an error that ends the program with ExitUsage, because the user entered invalid arguments.
 func usageError(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
 
-// errInterrupted is the cause of a context that a signal ended.
+// errInterrupted is the cause of a context that a signal has ended.
 var errInterrupted = errors.New("interrupted")
 
-// Main runs a command line and returns the exit code.
-func Main(ctx context.Context, args []string, world IO) int {
-	if world.DefaultURL == "" {
-		world.DefaultURL = defaultURL()
+// Run parses and runs a command line, and returns the exit code.
+func Run(ctx context.Context, args []string, env IO) int {
+	if env.DefaultURL == "" {
+		env.DefaultURL = defaultURL()
 	}
-	var c commands
+	var c commandLine
 	exited, code := false, 0
 	parser, err := newParser(&c,
 		kong.Description("Runs AI agents in sandboxes, records what they do as one ordered log, and streams it."),
-		kong.Writers(world.Out, world.Err), kong.Exit(func(n int) { exited, code = true, n }),
+		kong.Writers(env.Out, env.Err), kong.Exit(func(n int) { exited, code = true, n }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
 	if err != nil {
-		fmt.Fprintf(world.Err, "spool: %v\n", err)
+		fmt.Fprintf(env.Err, "spool: %v\n", err)
 		return ExitFailed
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			fmt.Fprintf(world.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.Line(truncate.Text(arg, 64)))
+			fmt.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.SafeLine(truncate.Text(arg, 64)))
 			return ExitUsage
 		}
 	}
@@ -176,14 +178,14 @@ func Main(ctx context.Context, args []string, world IO) int {
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Command() != "" {
 			hint = "spool " + firstWord(wrong.Context.Command()) + " --help"
 		}
-		fmt.Fprintf(world.Err, "spool: %s; see `%s`\n", terminal.Line(err.Error()), hint)
+		fmt.Fprintf(env.Err, "spool: %s; see `%s`\n", terminal.SafeLine(err.Error()), hint)
 		return ExitUsage
 	}
-	return world.exit(parsed.Run(&app{IO: world, ctx: ctx}))
+	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
 }
 
-// exit prints an error on one line and returns the exit code.
-func (w IO) exit(err error) int {
+// reportError prints an error on one line of the error stream, and returns the exit code for it.
+func (w IO) reportError(err error) int {
 	if err == nil {
 		return ExitDone
 	}
@@ -198,7 +200,7 @@ func (w IO) exit(err error) int {
 		code = ExitUsage
 	}
 	if shown != nil {
-		text := "spool: " + terminal.Line(shown.Error())
+		text := "spool: " + terminal.SafeLine(shown.Error())
 		if w.OutTTY && w.Color {
 			text = "\x1b[31m" + text + "\x1b[0m"
 		}
@@ -207,8 +209,8 @@ func (w IO) exit(err error) int {
 	return code
 }
 
-// interruptible returns a context that ends at the first signal, with errInterrupted as its cause.
-func (a *app) interruptible() (context.Context, context.CancelFunc) {
+// interruptibleContext returns a context that ends at the first signal, with errInterrupted as its cause.
+func (a *app) interruptibleContext() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	go func() {
 		select {
@@ -220,26 +222,27 @@ func (a *app) interruptible() (context.Context, context.CancelFunc) {
 	return ctx, func() { cancel(nil) }
 }
 
-// printJSON prints one object on one line.
+// printJSON prints v as JSON on one line.
 func (a *app) printJSON(v any) error {
 	enc := json.NewEncoder(a.Out)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)
 }
 
-// renderer returns a renderer of sessions for the output.
-func (a *app) renderer() *terminal.Renderer {
+// newRenderer returns a renderer that shows a session on the app's output.
+func (a *app) newRenderer() *terminal.Renderer {
 	if a.canPrompt() {
-		return a.rendererOn(rawWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		return a.newRendererFor(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
 	}
-	return a.rendererOn(a.Out, time.Now)
+	return a.newRendererFor(a.Out, time.Now)
 }
 
-// rendererOn returns a renderer for another writer than the output, with its own clock.
-func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {
+// newRendererFor returns a renderer that shows a session on out, with now as its clock.
+func (a *app) newRendererFor(out io.Writer, now func() time.Time) *terminal.Renderer {
 	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
 }
 
+// firstWord returns the part of s before the first space.
 func firstWord(s string) string {
 	for i, r := range s {
 		if r == ' ' {

@@ -34,8 +34,8 @@ type result struct {
 	out, err string
 }
 
-// world returns a machine without a server and without a terminal.
-func world(t *testing.T) IO {
+// testIO returns an IO without a terminal, on a machine where no server runs.
+func testIO(t *testing.T) IO {
 	return IO{In: strings.NewReader(""), Signals: make(chan os.Signal), Local: &fakeLocal{dir: t.TempDir()}, DefaultURL: nowhere}
 }
 
@@ -45,7 +45,7 @@ func spool(t *testing.T, w IO, args ...string) result {
 	w.Out, w.Err = &out, &err
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	code := Main(ctx, args, w)
+	code := Run(ctx, args, w)
 	return result{code, out.String(), err.String()}
 }
 
@@ -55,7 +55,7 @@ var (
 	answered   = events.BlockComplete{Block: events.Block{ID: "blk_a", Kind: events.KindAssistantText, Status: events.StatusComplete, Content: "hi there"}}
 )
 
-func TestMain_RefusesInvalidArguments(t *testing.T) {
+func TestRun_RefusesInvalidArguments(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		args []string
@@ -67,7 +67,7 @@ func TestMain_RefusesInvalidArguments(t *testing.T) {
 		{[]string{"run", "  \n"}, "query: empty"},
 		{[]string{"run", "-"}, "query: empty"},
 		{[]string{"run", "bad \xff"}, "argument 2 is not valid UTF-8"},
-		{[]string{"run", strings.Repeat("x", maxQuery+1)}, "query: larger than 1 MiB"},
+		{[]string{"run", strings.Repeat("x", maxQueryBytes+1)}, "query: larger than 1 MiB"},
 		{[]string{"run", "--session", "ses_*", "q"}, "session: "},
 		{[]string{"run", "--session", ses, "--model", "m", "q"}, "leave them out with --session"},
 		{[]string{"run", "--session", ses, "--model-provider", "nvidia", "q"}, "leave them out with --session"},
@@ -102,7 +102,7 @@ func TestMain_RefusesInvalidArguments(t *testing.T) {
 	} {
 		t.Run(strings.Join(c.args, " ")[:min(40, len(strings.Join(c.args, " ")))], func(t *testing.T) {
 			t.Parallel()
-			got := spool(t, world(t), c.args...)
+			got := spool(t, testIO(t), c.args...)
 			if got.code != ExitUsage || !strings.Contains(got.err, c.says) || strings.Count(got.err, "\n") != 1 || got.out != "" {
 				t.Errorf("got %d %q %q, want one line with %q", got.code, got.out, got.err, c.says)
 			}
@@ -110,23 +110,23 @@ func TestMain_RefusesInvalidArguments(t *testing.T) {
 	}
 }
 
-func TestMain_PrintsHelp(t *testing.T) {
+func TestRun_PrintsHelp(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{}, {"--help"}, {"run", "--help"}, {"sessions", "--help"}} {
-		if got := spool(t, world(t), args...); got.code != ExitDone || !strings.Contains(got.out, "Usage: spool") {
+		if got := spool(t, testIO(t), args...); got.code != ExitDone || !strings.Contains(got.out, "Usage: spool") {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
 }
 
-func TestMain_ReportsAnUnreachableServer(t *testing.T) {
+func TestRun_ReportsAnUnreachableServer(t *testing.T) {
 	t.Parallel()
 	says := "spool: cannot reach " + nowhere + ": connection refused; start it with `spool up` or pass --url\n"
 	for _, args := range [][]string{
 		{"run", "--url", nowhere, "q"}, {"attach", ses}, {"events", ses}, {"events", ses, "--url", nowhere}, {"sessions", "ls"}, {"sessions", "show", ses},
 		{"executions", "show", exe}, {"keys", "ls"},
 	} {
-		if got := spool(t, world(t), args...); got != (result{ExitFailed, "", says}) {
+		if got := spool(t, testIO(t), args...); got != (result{ExitFailed, "", says}) {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -148,7 +148,7 @@ func TestRun_ExitCodeShowsHowTheQueryEnded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := serve(t, accepted, dispatched, answered, c.end)
-			got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "spool", "hello")
+			got := spool(t, testIO(t), "run", "--url", f.URL, "--architecture", "spool", "hello")
 			if got.code != c.code || !strings.Contains(got.out, "> hello\n\nhi there\n") || !strings.HasSuffix(got.err, c.says) || !strings.Contains(got.err, "continue with `spool run --session "+ses) {
 				t.Errorf("text: %+v", got)
 			}
@@ -157,7 +157,7 @@ func TestRun_ExitCodeShowsHowTheQueryEnded(t *testing.T) {
 			}
 
 			f = serve(t, accepted, dispatched, answered, c.end)
-			got = spool(t, world(t), "run", "--url", f.URL, "--session", ses, "--json", "hello")
+			got = spool(t, testIO(t), "run", "--url", f.URL, "--session", ses, "--json", "hello")
 			lines := strings.Split(strings.TrimSpace(got.out), "\n")
 			if got.code != c.code || got.err != c.says || len(lines) != 4 || !strings.Contains(lines[3], `"type":"`+string(c.end.EventType())+`"`) {
 				t.Errorf("json: %+v", got)
@@ -175,19 +175,19 @@ func TestRun_ReadsStandardInput(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"-"}, {}} {
 		f := serve(t, accepted, events.ExecutionCompleted{})
-		w := world(t)
+		w := testIO(t)
 		w.In = strings.NewReader("from a pipe\n")
 		got := spool(t, w, append([]string{"run", "--url", f.URL}, args...)...)
 		if got.code != ExitDone || f.bodies[0] != `{"content":"from a pipe","permissions":{"unattended":true}}` {
 			t.Errorf("%v: %+v, posted %v", args, got, f.bodies)
 		}
 	}
-	w := world(t)
+	w := testIO(t)
 	w.In = strings.NewReader("bad \xff")
 	if got := spool(t, w, "run", "-"); got.code != ExitUsage || !strings.Contains(got.err, "query: not valid UTF-8") {
 		t.Errorf("not UTF-8: %+v", got)
 	}
-	w = world(t)
+	w = testIO(t)
 	w.InTTY = true
 	if got := spool(t, w, "run"); got.code != ExitUsage || !strings.Contains(got.err, "query: state what to do") {
 		t.Errorf("on a terminal: %+v", got)
@@ -197,7 +197,7 @@ func TestRun_ReadsStandardInput(t *testing.T) {
 func TestRun_ReportsARefusedQuery(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "nonsense", "q")
+	got := spool(t, testIO(t), "run", "--url", f.URL, "--architecture", "nonsense", "q")
 	if want := "spool: architecture: \"nonsense\" is none of claude-code, spool (INVALID_REQUEST)\n"; got != (result{ExitUsage, "", want}) {
 		t.Errorf("got %+v", got)
 	}
@@ -206,14 +206,14 @@ func TestRun_ReportsARefusedQuery(t *testing.T) {
 func TestRun_DetachPrintsIDs(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	if got := spool(t, world(t), "run", "--url", f.URL, "--detach", "q"); got.code != ExitDone || !strings.Contains(got.out, exe) {
+	if got := spool(t, testIO(t), "run", "--url", f.URL, "--detach", "q"); got.code != ExitDone || !strings.Contains(got.out, exe) {
 		t.Errorf("got %+v", got)
 	}
-	got := spool(t, world(t), "run", "--url", f.URL, "--detach", "--json", "q")
+	got := spool(t, testIO(t), "run", "--url", f.URL, "--detach", "--json", "q")
 	if want := fmt.Sprintf(`{"sessionId":%q,"executionId":%q,"position":"0-3"}`+"\n", ses, exe); got != (result{ExitDone, want, ""}) {
 		t.Errorf("got %+v", got)
 	}
-	if got := spool(t, world(t), "run", "--detach", "q"); got.code != ExitFailed || !strings.Contains(got.err, "needs a server that stays") {
+	if got := spool(t, testIO(t), "run", "--detach", "q"); got.code != ExitFailed || !strings.Contains(got.err, "needs a server that stays") {
 		t.Errorf("without a server: %+v", got)
 	}
 }
@@ -241,7 +241,7 @@ func TestRun_TurnsSignalsIntoControls(t *testing.T) {
 			f := serve(t, c.begin...)
 			f.controls = c.controls
 			signals := make(chan os.Signal)
-			w := world(t)
+			w := testIO(t)
 			w.Signals = signals
 			out := &watched{lines: len(c.begin), full: make(chan struct{})}
 			w.Out, w.Err = out, &bytes.Buffer{}
@@ -252,7 +252,7 @@ func TestRun_TurnsSignalsIntoControls(t *testing.T) {
 					signals <- s
 				}
 			})
-			code := Main(t.Context(), []string{"run", "--url", f.URL, "--json", "hello"}, w)
+			code := Run(t.Context(), []string{"run", "--url", f.URL, "--json", "hello"}, w)
 			sending.Wait()
 			if code != ExitCancelled {
 				t.Errorf("exit code %d", code)
@@ -272,25 +272,25 @@ func TestRun_TurnsSignalsIntoControls(t *testing.T) {
 func TestAttach_ShowsTheSession(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{}, events.SessionDeleted{})
-	if got := spool(t, world(t), "attach", "--url", f.URL, ses); got.code != ExitDone || !strings.Contains(got.out, "hi there") || !strings.Contains(got.out, "the session was deleted") {
+	if got := spool(t, testIO(t), "attach", "--url", f.URL, ses); got.code != ExitDone || !strings.Contains(got.out, "hi there") || !strings.Contains(got.out, "the session was deleted") {
 		t.Errorf("got %+v", got)
 	}
 	f = serve(t, accepted, dispatched, answered, events.ExecutionCompleted{}, events.SessionClosed{Reason: "limit"})
-	if got := spool(t, world(t), "attach", "--url", f.URL, ses); got.code != ExitDone {
+	if got := spool(t, testIO(t), "attach", "--url", f.URL, ses); got.code != ExitDone {
 		t.Errorf("closed: %+v", got)
 	}
 	other := strings.Replace(ses, "V", "W", 1)
-	if got := spool(t, world(t), "attach", "--url", f.URL, other); got != (result{ExitFailed, "", "spool: sessionId: there is no such session (SESSION_NOT_FOUND)\n"}) {
+	if got := spool(t, testIO(t), "attach", "--url", f.URL, other); got != (result{ExitFailed, "", "spool: sessionId: there is no such session (SESSION_NOT_FOUND)\n"}) {
 		t.Errorf("unknown session: %+v", got)
 	}
 
 	f = serve(t, accepted, dispatched)
 	signals, out, errs := make(chan os.Signal), &watched{lines: 1, full: make(chan struct{})}, &bytes.Buffer{}
-	w := world(t)
+	w := testIO(t)
 	w.Signals, w.Out, w.Err = signals, out, errs
 	var sending sync.WaitGroup
 	sending.Go(func() { <-out.full; signals <- os.Interrupt })
-	if code := Main(t.Context(), []string{"attach", "--url", f.URL, ses}, w); code != ExitCancelled || errs.String() != "spool: detached; the session continues\n" {
+	if code := Run(t.Context(), []string{"attach", "--url", f.URL, ses}, w); code != ExitCancelled || errs.String() != "spool: detached; the session continues\n" {
 		t.Errorf("left with %d %q", code, errs)
 	}
 	sending.Wait()
@@ -299,35 +299,35 @@ func TestAttach_ShowsTheSession(t *testing.T) {
 func TestLists_PrintTablesAndJSON(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	got := spool(t, world(t), "sessions", "ls", "--url", f.URL)
+	got := spool(t, testIO(t), "sessions", "ls", "--url", f.URL)
 	if got.code != ExitDone || !strings.Contains(got.out, ses+"  open") || strings.Contains(got.out, "\x1b") {
 		t.Errorf("table: %+v", got)
 	}
-	got = spool(t, world(t), "sessions", "ls", "--url", f.URL, "--json")
+	got = spool(t, testIO(t), "sessions", "ls", "--url", f.URL, "--json")
 	if want := `{"sessionId":"` + ses + `","status":"open","architecture":"spool\u001b[2J","extra":7}` + "\n"; got.out != want {
 		t.Errorf("json: %q", got.out)
 	}
-	got = spool(t, world(t), "sessions", "rm", "--url", f.URL, ses)
+	got = spool(t, testIO(t), "sessions", "rm", "--url", f.URL, ses)
 	if got.code != ExitDone || !f.wasRequested("DELETE /api/sessions/"+ses) {
 		t.Errorf("rm: %+v", got)
 	}
-	got = spool(t, world(t), "keys", "create", "ci", "--url", f.URL, "--tenant", "acme", "--role", "use", "--agents", "a,b", "--expires", "720h")
+	got = spool(t, testIO(t), "keys", "create", "ci", "--url", f.URL, "--tenant", "acme", "--role", "use", "--agents", "a,b", "--expires", "720h")
 	if want := `{"name":"ci","tenant":"acme","role":"use","agents":["a","b"],"expires":"720h"}`; got.code != ExitDone || got.out != "spool_sk_x\n" || !f.wasSent(want) {
 		t.Errorf("create: %+v", got)
 	}
-	got = spool(t, world(t), "keys", "ls", "--url", f.URL)
+	got = spool(t, testIO(t), "keys", "ls", "--url", f.URL)
 	if got.code != ExitDone || !strings.Contains(got.out, "use") || !strings.Contains(got.out, "a,b") || !strings.Contains(got.out, "key_maker") || !strings.Contains(got.out, "2026-01-0") {
 		t.Errorf("ls: %+v", got)
 	}
-	got = spool(t, world(t), "keys", "ls", "--url", f.URL, "--tenant", "acme")
+	got = spool(t, testIO(t), "keys", "ls", "--url", f.URL, "--tenant", "acme")
 	if got.code != ExitDone || !f.wasRequested("GET /api/keys?tenant=acme") {
 		t.Errorf("ls of a tenant: %+v", got)
 	}
-	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, key)
+	got = spool(t, testIO(t), "keys", "revoke", "--url", f.URL, key)
 	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key) {
 		t.Errorf("revoke: %+v", got)
 	}
-	got = spool(t, world(t), "keys", "revoke", "--url", f.URL, "--tenant", "acme", key)
+	got = spool(t, testIO(t), "keys", "revoke", "--url", f.URL, "--tenant", "acme", key)
 	if got.code != ExitDone || !f.wasRequested("DELETE /api/keys/"+key+"?tenant=acme") {
 		t.Errorf("revoke of a tenant: %+v", got)
 	}
@@ -340,7 +340,7 @@ func TestRun_StartsAStack(t *testing.T) {
 	f := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
 	stack := newFakeStack(f.URL)
 	l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
-	w := world(t)
+	w := testIO(t)
 	w.Local = l
 	if got := spool(t, w, "run", "--mock-llm", "q"); got.code != ExitDone || !strings.Contains(got.out, "hi there") {
 		t.Fatalf("got %+v", got)
@@ -356,7 +356,7 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 	t.Run("the default address", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, accepted, events.ExecutionCompleted{})
-		w := world(t)
+		w := testIO(t)
 		w.DefaultURL = f.URL
 		if got := spool(t, w, "run", "q"); got.code != ExitDone {
 			t.Errorf("got %+v", got)
@@ -365,8 +365,8 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 	t.Run("the stack on the data folder", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, accepted, events.ExecutionCompleted{})
-		w := world(t)
-		w.Local = &fakeLocal{dir: t.TempDir(), found: &Connection{URL: f.URL}}
+		w := testIO(t)
+		w.Local = &fakeLocal{dir: t.TempDir(), found: &StackConnection{URL: f.URL}}
 		if got := spool(t, w, "run", "q"); got.code != ExitDone {
 			t.Errorf("got %+v", got)
 		}
@@ -374,11 +374,11 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 	t.Run("a stack that another run started at the same time", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, accepted, events.ExecutionCompleted{})
-		w := world(t)
+		w := testIO(t)
 		l := &fakeLocal{dir: t.TempDir()}
 		l.start = func(StackOptions) (Stack, error) {
-			l.found = &Connection{URL: f.URL}
-			return nil, ErrBusy
+			l.found = &StackConnection{URL: f.URL}
+			return nil, ErrDataFolderLocked
 		}
 		w.Local = l
 		if got := spool(t, w, "run", "q"); got.code != ExitDone {
@@ -390,9 +390,9 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 		first := serve(t, accepted, dispatched)
 		second := serve(t, accepted, dispatched, answered, events.ExecutionCompleted{})
 		stack := newFakeStack(second.URL)
-		l := &fakeLocal{dir: t.TempDir(), found: &Connection{URL: first.URL}}
+		l := &fakeLocal{dir: t.TempDir(), found: &StackConnection{URL: first.URL}}
 		l.start = func(StackOptions) (Stack, error) { return stack, nil }
-		w := world(t)
+		w := testIO(t)
 		out := &watched{lines: 2, full: make(chan struct{})}
 		var text, errs bytes.Buffer
 		w.Local, w.Out, w.Err = l, io.MultiWriter(&text, out), &errs
@@ -403,7 +403,7 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 			close(first.gone)
 			first.Close()
 		})
-		code := Main(t.Context(), []string{"run", "--json", "q"}, w)
+		code := Run(t.Context(), []string{"run", "--json", "q"}, w)
 		ending.Wait()
 		if code != ExitDone || len(l.started) != 1 || stack.closed != 1 || strings.Count(text.String(), "\n") != 4 || strings.Count(text.String(), "message_accepted") != 1 {
 			t.Errorf("got %d, started %d, closed %d:\n%s%s", code, len(l.started), stack.closed, text.String(), errs.String())
@@ -414,14 +414,14 @@ func TestRun_JoinsARunningStack(t *testing.T) {
 		f := serve(t, accepted, dispatched)
 		stack := newFakeStack(f.URL)
 		stack.err = errors.New("the disk is full")
-		w := world(t)
+		w := testIO(t)
 		w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
 		out := &watched{lines: 2, full: make(chan struct{})}
 		errs := &bytes.Buffer{}
 		w.Out, w.Err = out, errs
 		var ending sync.WaitGroup
 		ending.Go(func() { <-out.full; _ = stack.Close() })
-		if code := Main(t.Context(), []string{"run", "--json", "q"}, w); code != ExitFailed || !strings.Contains(errs.String(), "the disk is full") {
+		if code := Run(t.Context(), []string{"run", "--json", "q"}, w); code != ExitFailed || !strings.Contains(errs.String(), "the disk is full") {
 			t.Errorf("got %d %s", code, errs)
 		}
 		ending.Wait()
@@ -434,12 +434,12 @@ func TestUp_RunsUntilASignalOrAFailure(t *testing.T) {
 		t.Parallel()
 		stack, signals := newFakeStack("http://127.0.0.1:7"), make(chan os.Signal)
 		l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
-		w, out := world(t), &watched{lines: 1, full: make(chan struct{})}
+		w, out := testIO(t), &watched{lines: 1, full: make(chan struct{})}
 		var text bytes.Buffer
 		w.Local, w.Signals, w.Out, w.Err = l, signals, io.MultiWriter(&text, out), &bytes.Buffer{}
 		var sending sync.WaitGroup
 		sending.Go(func() { <-out.full; signals <- syscall.SIGTERM })
-		code := Main(t.Context(), []string{"up", "--data", "/d", "--listen", "127.0.0.1:0", "--grpc-listen", ":0", "--mock-llm", "--auth", "keys", "--root-key", "k"}, w)
+		code := Run(t.Context(), []string{"up", "--data", "/d", "--listen", "127.0.0.1:0", "--grpc-listen", ":0", "--mock-llm", "--auth", "keys", "--root-key", "k"}, w)
 		sending.Wait()
 		o := l.started[0]
 		if code != ExitDone || text.String() != "ready http://127.0.0.1:7\n" || stack.closed != 1 {
@@ -454,13 +454,13 @@ func TestUp_RunsUntilASignalOrAFailure(t *testing.T) {
 		err   error
 		says  string
 	}{
-		"busy":   {nil, ErrBusy, "spool: data: another Spool runs on this data folder; `spool run` joins it, or choose another folder with --data\n"},
+		"busy":   {nil, ErrDataFolderLocked, "spool: data: another Spool runs on this data folder; `spool run` joins it, or choose another folder with --data\n"},
 		"broken": {nil, errors.New("listen: 127.0.0.1:7700 is in use"), "spool: listen: 127.0.0.1:7700 is in use\n"},
 		"ended":  {&fakeStack{done: func() chan struct{} { c := make(chan struct{}); close(c); return c }(), err: errors.New("projector: gone"), closed: 1}, nil, "spool: the stack ended: projector: gone\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := world(t)
+			w := testIO(t)
 			w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) {
 				if c.stack == nil {
 					return nil, c.err
@@ -485,7 +485,7 @@ func TestCursorError_AddsTheRemedy(t *testing.T) {
 		{&client.Error{Code: client.CodeCursorExpired, Detail: "x"}, "after: events after 9 are no longer stored; `spool attach SESSION` shows the resulting blocks (CURSOR_EXPIRED)"},
 		{errInterrupted, "interrupted"},
 	} {
-		if got := cursorError(c.err, 9).Error(); got != c.want {
+		if got := explainCursorError(c.err, 9).Error(); got != c.want {
 			t.Errorf("got %q", got)
 		}
 	}

@@ -9,41 +9,41 @@ import (
 )
 
 type deadCommand struct {
-	Ls    deadLs    `cmd:"" help:"List dead letters, oldest first."`
-	Show  deadShow  `cmd:"" help:"Show a dead letter and its message."`
-	Retry deadRetry `cmd:"" help:"Process the sessions of dead letters again, and remove the letters."`
-	Drop  deadDrop  `cmd:"" help:"Remove dead letters."`
+	Ls    deadLsCommand    `cmd:"" help:"List dead letters, oldest first."`
+	Show  deadShowCommand  `cmd:"" help:"Show a dead letter and its message."`
+	Retry deadRetryCommand `cmd:"" help:"Process the sessions of dead letters again, and remove the letters."`
+	Drop  deadDropCommand  `cmd:"" help:"Remove dead letters."`
 }
 
-type deadLs struct {
-	server
+type deadLsCommand struct {
+	serverFlags
 	Limit int `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run prints the caller's dead letters, at most c.Limit.
-func (c *deadLs) Run(a *app) error {
+// Run prints the dead letters of the caller's tenant, at most c.Limit.
+func (c *deadLsCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is less than 0", c.Limit)
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		letters := client.List[*spoolv1.DeadLetter](ctx, cl.DeadLetters.ListDeadLetters, &spoolv1.ListDeadLettersRequest{})
-		return list(a, c.JSON, c.Limit, letters, []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d *spoolv1.DeadLetter) []any {
+		return printList(a, c.JSON, c.Limit, letters, []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d *spoolv1.DeadLetter) []any {
 			retry := "no"
 			if d.Retryable {
 				retry = "yes"
 			}
-			return []any{d.Id, exactTime(d.Time), d.Subject, d.SessionId, retry, d.Reason}
+			return []any{d.Id, formatExactTime(d.Time), d.Subject, d.SessionId, retry, d.Reason}
 		})
 	})
 }
 
-type deadShow struct {
-	server
+type deadShowCommand struct {
+	serverFlags
 	ID string `arg:"" help:"Id of the letter, from dead ls."`
 }
 
-// Run prints a dead letter: why the message was given up, and the message.
-func (c *deadShow) Run(a *app) error {
+// Run prints a dead letter: the message, and why a service gave it up.
+func (c *deadShowCommand) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
 		if err != nil {
@@ -54,31 +54,31 @@ func (c *deadShow) Run(a *app) error {
 		}
 		d := doc.Value
 		_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
-			exactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, d.GetMessage())
+			formatExactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, d.GetMessage())
 		return err
 	})
 }
 
-type deadRetry struct {
-	server
+type deadRetryCommand struct {
+	serverFlags
 	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
-// Run makes the services look at the sessions of dead letters again, and removes the letters.
-func (c *deadRetry) Run(a *app) error {
-	return forEachName(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+// Run removes dead letters, and makes the services process the sessions of the letters again.
+func (c *deadRetryCommand) Run(a *app) error {
+	return forEachName(c.serverFlags, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})
 	})
 }
 
-type deadDrop struct {
-	server
+type deadDropCommand struct {
+	serverFlags
 	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
 // Run removes dead letters without any other effect.
-func (c *deadDrop) Run(a *app) error {
-	return forEachName(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+func (c *deadDropCommand) Run(a *app) error {
+	return forEachName(c.serverFlags, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.DropDeadLetter, &spoolv1.DropDeadLetterRequest{Id: id})
 	})
 }

@@ -24,7 +24,7 @@ func TestDead_ListsShowsRetriesAndDrops(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := spool(t, world(t), append(append([]string{"dead"}, c.args...), "--url", f.URL)...)
+			got := spool(t, testIO(t), append(append([]string{"dead"}, c.args...), "--url", f.URL)...)
 			if got.code != c.code || !strings.Contains(got.out, c.out) || !strings.Contains(got.err, c.err) {
 				t.Errorf("got %+v", got)
 			}

@@ -16,22 +16,23 @@ import (
 )
 
 type diffCommand struct {
-	sessionServer
+	sessionFlags
 	From string `arg:"" name:"from" help:"Seq of the first event, or another session's id."`
 	To   string `arg:"" name:"to" optional:"" help:"Seq of the second event."`
 
 	ExitCode bool `name:"exit-code" help:"Exit with code 1 if there is a difference, as git diff does."`
 }
 
-// exit returns the error with the command's exit code.
-func (c *diffCommand) exit(equal bool) error {
+// differenceError returns the error that sets the exit code of "spool diff": nil, unless there is a difference and the
+// flag --exit-code is set.
+func (c *diffCommand) differenceError(equal bool) error {
 	if c.ExitCode && !equal {
 		return &exitError{code: ExitFailed}
 	}
 	return nil
 }
 
-// Run compares two events of a session, or two sessions.
+// Run compares the states of a session after two events, or two sessions, and prints the differences.
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
@@ -39,11 +40,11 @@ func (c *diffCommand) Run(a *app) error {
 		}
 		return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.compareSessions(ctx, a, cl) })
 	}
-	from, err := seq("from", c.From)
+	from, err := parseSeq("from", c.From)
 	if err != nil {
 		return err
 	}
-	to, err := seq("to", c.To)
+	to, err := parseSeq("to", c.To)
 	if err != nil {
 		return err
 	}
@@ -55,23 +56,23 @@ func (c *diffCommand) Run(a *app) error {
 		if c.JSON {
 			err = a.printJSON(doc)
 		} else {
-			err = showDiff(a, doc.Value)
+			err = printDiff(a, doc.Value)
 		}
 		if err != nil {
 			return err
 		}
-		return c.exit(isEmpty(doc.Value))
+		return c.differenceError(isEmptyDiff(doc.Value))
 	})
 }
 
-// isEmpty reports whether a diff shows no difference. Files that could not be compared count as a difference.
-func isEmpty(d *spoolv1.SessionDiff) bool {
+// isEmptyDiff reports whether a diff contains no difference. Files that could not be compared count as a difference.
+func isEmptyDiff(d *spoolv1.SessionDiff) bool {
 	usage := proto.Size(d.Reported) + proto.Size(d.Metered)
 	return len(d.Statuses) == 0 && d.BlockCount == 0 && usage == 0 && d.Files.GetFileCount() == 0 && !d.Files.GetSnapshotGone()
 }
 
-// seq parses the seq of an event.
-func seq(field, text string) (uint32, error) {
+// parseSeq parses the seq of an event. field is the argument, for the error message.
+func parseSeq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
 		return 0, usageError("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, truncate.Text(text, 64))
@@ -79,7 +80,7 @@ func seq(field, text string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// compareSessions compares two sessions.
+// compareSessions compares two sessions and prints the differences.
 func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Client) error {
 	doc, err := client.Call(ctx, cl.Sessions.CompareSessions, &spoolv1.CompareSessionsRequest{SessionId: c.Session, With: c.From})
 	if err != nil {
@@ -89,10 +90,10 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if err := a.printJSON(doc); err != nil {
 			return err
 		}
-		return c.exit(doc.Value.Equal)
+		return c.differenceError(doc.Value.Equal)
 	}
 	d := doc.Value
-	fmt.Fprintln(a.Out, terminal.Line(d.Summary))
+	fmt.Fprintln(a.Out, terminal.SafeLine(d.Summary))
 	if !d.Equal {
 		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
 	}
@@ -103,40 +104,41 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if side.e == nil {
 			continue
 		}
-		e, err := client.Stored[events.Wire](side.e)
+		e, err := client.ConvertStored[events.Wire](side.e)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.Line(string(e.Type)), summary(e))
+		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.SafeLine(string(e.Type)), summarizeEvent(e))
 	}
-	return c.exit(d.Equal)
+	return c.differenceError(d.Equal)
 }
 
-func showDiff(a *app, d *spoolv1.SessionDiff) error {
+// printDiff prints the differences in files, conversations and states.
+func printDiff(a *app, d *spoolv1.SessionDiff) error {
 	fmt.Fprintf(a.Out, "event %d to event %d\n", d.From, d.To)
 	for _, s := range d.Statuses {
 		was := s.From
 		if was == "" {
 			was = "none"
 		}
-		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.Line(s.Id), terminal.Line(was), terminal.Line(s.To))
+		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.SafeLine(s.Id), terminal.SafeLine(was), terminal.SafeLine(s.To))
 	}
-	fmt.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", usageTotal(d.Reported), usageTotal(d.Metered), d.BlockCount)
+	fmt.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
 	for _, b := range d.Blocks {
 		mark := "~ "
 		if b.Change == "added" {
 			mark = "+ "
 		}
-		if err := blockLine(a, mark, b.Block); err != nil {
+		if err := printBlockSummary(a, mark, b.Block); err != nil {
 			return err
 		}
 	}
 	if n := int(d.BlockCount) - len(d.Blocks); n > 0 {
 		fmt.Fprintf(a.Out, "and %d more\n", n)
 	}
-	fmt.Fprintf(a.Out, "\n%s\n", terminal.Line(d.Files.GetSummary()))
+	fmt.Fprintf(a.Out, "\n%s\n", terminal.SafeLine(d.Files.GetSummary()))
 	for _, f := range d.Files.GetFiles() {
-		showFile(a, f)
+		printFileDiff(a, f)
 	}
 	if n := int(d.Files.GetFileCount()) - len(d.Files.GetFiles()); n > 0 {
 		fmt.Fprintf(a.Out, "and %d more files\n", n)
@@ -147,26 +149,28 @@ func showDiff(a *app, d *spoolv1.SessionDiff) error {
 	return nil
 }
 
-func showFile(a *app, f *spoolv1.FileDiff) {
+// printFileDiff prints the difference of one file.
+func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	if f.GetText() != "" {
 		for _, line := range strings.Split(strings.TrimSuffix(f.GetText(), "\n"), "\n") {
-			fmt.Fprintln(a.Out, terminal.Safe(line))
+			fmt.Fprintln(a.Out, terminal.SafeText(line))
 		}
 		return
 	}
-	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.Line(f.Path), terminal.Line(f.GetOmitted()), fileVersion(f.From), fileVersion(f.To))
+	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.SafeLine(f.Path), terminal.SafeLine(f.GetOmitted()), describeFileVersion(f.From), describeFileVersion(f.To))
 }
 
-func fileVersion(v *spoolv1.FileVersion) string {
+// describeFileVersion returns a short text for a version of a file.
+func describeFileVersion(v *spoolv1.FileVersion) string {
 	if v == nil {
 		return "none"
 	}
-	text := fmt.Sprintf("%s, mode %o", size(int64(v.Size)), v.Mode)
+	text := fmt.Sprintf("%s, mode %o", formatSize(int64(v.Size)), v.Mode)
 	if v.Kind == "symlink" {
-		text = "a link to " + terminal.Line(v.GetTarget())
+		text = "a link to " + terminal.SafeLine(v.GetTarget())
 	}
 	if v.GetSha256() != "" {
-		text += ", SHA-256 " + terminal.Line(v.GetSha256())
+		text += ", SHA-256 " + terminal.SafeLine(v.GetSha256())
 	}
 	return text
 }

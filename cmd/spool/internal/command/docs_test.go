@@ -15,7 +15,7 @@ import (
 // of every page. Decision records and the changelog describe the past and are not checked.
 func TestPages_NameCommandsThatExist(t *testing.T) {
 	t.Parallel()
-	grammar, err := Grammar()
+	grammar, err := CLIModel()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestPages_NameCommandsThatExist(t *testing.T) {
 
 func TestUnknownIn_FindsCommandsAndFlags(t *testing.T) {
 	t.Parallel()
-	grammar, err := Grammar()
+	grammar, err := CLIModel()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,17 +29,19 @@ import (
 )
 
 const (
-	// Free disk space in bytes: below the first value nothing works, below the second one it soon will not.
-	diskRequired  = 200 << 20
-	diskSuggested = 2 << 30
+	// requiredDiskBytes is the free disk space below which Spool does not work.
+	requiredDiskBytes = 200 << 20
+	// suggestedDiskBytes is the free disk space below which doctor advises the user to free some.
+	suggestedDiskBytes = 2 << 30
 
+	// checkTimeout is the time limit of one check of doctor.
 	checkTimeout = 10 * time.Second
-	// engineTimeout is the time limit of checks that start containers.
-	engineTimeout = time.Minute
+	// engineCheckTimeout is the time limit of checks of doctor that start containers.
+	engineCheckTimeout = time.Minute
 )
 
 type doctorCommand struct {
-	server
+	serverFlags
 	Listen     string `default:"${gateway_Listen}" env:"SPOOL_LISTEN" help:"Where spool up will listen."`
 	GRPCListen string `name:"grpc-listen" default:"${gateway_GRPCListen}" env:"SPOOL_GRPC_LISTEN" help:"Where spool up will listen for gRPC."`
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
@@ -58,7 +60,7 @@ type doctorCommand struct {
 	sysctls string              // folder of the kernel's settings; "" means /proc/sys
 }
 
-// finding is the result of a check.
+// finding is the result of one check of doctor.
 type finding struct {
 	Check  string `json:"check"`
 	Status string `json:"status"` // ok, note (Spool works without it) or failed
@@ -66,81 +68,87 @@ type finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-func ok(detail string, args ...any) finding {
+// okFinding returns a finding with the status ok.
+func okFinding(detail string, args ...any) finding {
 	return finding{Status: "ok", Detail: fmt.Sprintf(detail, args...)}
 }
-func note(detail, remedy string) finding {
+
+// noteFinding returns a finding with the status note: Spool works without it.
+func noteFinding(detail, remedy string) finding {
 	return finding{Status: "note", Detail: detail, Remedy: remedy}
 }
+
+// failedFinding returns a finding with the status failed.
 func failedFinding(detail, remedy string) finding {
 	return finding{Status: "failed", Detail: detail, Remedy: remedy}
 }
 
-// examination is the state that the checks share.
-type examination struct {
+// doctorChecks is the state that the checks of one run of doctor share.
+type doctorChecks struct {
 	*doctorCommand
 	app     *app
 	dir     string
-	running *Connection // the stack on the data folder; nil if none runs
+	running *StackConnection // the stack on the data folder; nil if none runs
 }
 
-// diskLimits is the name of the check that starts containers.
-const diskLimits = "disk limits"
+// diskLimitCheckName is the name of the check that tries the disk limits of Docker sandboxes. It starts containers.
+const diskLimitCheckName = "disk limits"
 
-// modalSettings is the name of the check that asks Modal.
-const modalSettings = "Modal"
+// modalCheckName is the name of the check that starts a sandbox at Modal.
+const modalCheckName = "Modal"
 
-// check is one check of doctor.
-type check struct {
+// doctorCheck is one check of doctor, with the name under which its result is printed.
+type doctorCheck struct {
 	name string
 	run  func(context.Context) finding
 }
 
-func (c check) within() time.Duration {
-	if c.name == diskLimits || c.name == modalSettings {
-		return engineTimeout
+// timeLimit returns the time limit of the check.
+func (c doctorCheck) timeLimit() time.Duration {
+	if c.name == diskLimitCheckName || c.name == modalCheckName {
+		return engineCheckTimeout
 	}
 	return checkTimeout
 }
 
-// checks returns the requested checks.
-func (x *examination) checks(ctx context.Context) []check {
+// requestedChecks returns the checks that the flags of doctor select.
+func (x *doctorChecks) requestedChecks(ctx context.Context) []doctorCheck {
 	if x.Security {
-		base := []check{{"data folder", x.folder}, {"running stack", x.stack}}
-		return append(base, newSecurityExamination(ctx, x).checks()...)
+		base := []doctorCheck{{"data folder", x.checkDataFolder}, {"running stack", x.checkRunningStack}}
+		return append(base, newSecurityChecks(ctx, x).allChecks()...)
 	}
-	list := []check{
-		{"data folder", x.folder},
-		{"disk space", x.disk},
-		{"running stack", x.stack},
-		{"port of REST", func(context.Context) finding { return x.port("listen", x.Listen) }},
-		{"port of gRPC", func(context.Context) finding { return x.port("grpc-listen", x.GRPCListen) }},
-		{"Postgres", x.postgres},
-		{"runner", x.runner},
-		{"kernel", x.kernel},
-		{diskLimits, x.diskLimit},
-		{"Claude Code", x.claude},
-		{"models", x.models},
-		{"server", x.gateway},
+	list := []doctorCheck{
+		{"data folder", x.checkDataFolder},
+		{"disk space", x.checkDiskSpace},
+		{"running stack", x.checkRunningStack},
+		{"port of REST", func(context.Context) finding { return x.checkPort("listen", x.Listen) }},
+		{"port of gRPC", func(context.Context) finding { return x.checkPort("grpc-listen", x.GRPCListen) }},
+		{"Postgres", x.checkPostgres},
+		{"runner", x.checkRunner},
+		{"kernel", x.checkKernel},
+		{diskLimitCheckName, x.checkDiskLimit},
+		{"Claude Code", x.checkClaude},
+		{"models", x.checkModels},
+		{"server", x.checkGateway},
 	}
 	if x.Sandbox == executor.ProviderModal {
-		list = append(list, check{modalSettings, x.modal})
+		list = append(list, doctorCheck{modalCheckName, x.checkModal})
 	}
 	return list
 }
 
-// Run performs every check. It returns an error if a requirement is missing, or if something is exposed that must
-// not be.
+// Run performs every check and prints the results. It returns an error if a requirement is missing, or if something is
+// exposed that must not be.
 func (c *doctorCommand) Run(a *app) error {
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	if c.environ == nil {
 		c.environ = os.Getenv
 	}
-	x := &examination{doctorCommand: c, app: a}
+	x := &doctorChecks{doctorCommand: c, app: a}
 	bad := 0
-	for _, check := range x.checks(ctx) {
-		one, done := context.WithTimeout(ctx, check.within())
+	for _, check := range x.requestedChecks(ctx) {
+		one, done := context.WithTimeout(ctx, check.timeLimit())
 		f := check.run(one)
 		done()
 		if cause := context.Cause(ctx); cause != nil {
@@ -150,7 +158,7 @@ func (c *doctorCommand) Run(a *app) error {
 		if f.Status == "failed" {
 			bad++
 		}
-		if err := c.print(a, f); err != nil {
+		if err := c.printFinding(a, f); err != nil {
 			return err
 		}
 	}
@@ -160,30 +168,31 @@ func (c *doctorCommand) Run(a *app) error {
 	return nil
 }
 
-func (c *doctorCommand) print(a *app, f finding) error {
+func (c *doctorCommand) printFinding(a *app, f finding) error {
 	if c.JSON {
 		return a.printJSON(f)
 	}
-	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
+	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.SafeLine(f.Detail))
 	if err == nil && f.Remedy != "" {
-		_, err = fmt.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", terminal.Line(f.Remedy))
+		_, err = fmt.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", terminal.SafeLine(f.Remedy))
 	}
 	return err
 }
 
-func (x *examination) folder(context.Context) finding {
+// checkDataFolder checks that the data folder exists or can be created, and can be written.
+func (x *doctorChecks) checkDataFolder(context.Context) finding {
 	remedy := "choose another folder with --data or SPOOL_DATA_DIR, or change its owner"
 	var err error
-	if x.dir, err = dataDir(x.app, x.Data); err != nil {
+	if x.dir, err = dataDirOrDefault(x.app, x.Data); err != nil {
 		return failedFinding(err.Error(), remedy)
 	}
-	existed := exists(x.dir)
+	existed := pathExists(x.dir)
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
-		return failedFinding(fmt.Sprintf("%s cannot be created: %v", x.dir, removePath(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be created: %v", x.dir, stripPath(err)), remedy)
 	}
 	f, err := os.CreateTemp(x.dir, ".doctor-")
 	if err != nil {
-		return failedFinding(fmt.Sprintf("%s cannot be written: %v", x.dir, removePath(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be written: %v", x.dir, stripPath(err)), remedy)
 	}
 	err = errors.Join(f.Close(), os.Remove(f.Name()))
 	if !existed { // a check must not leave anything behind
@@ -192,60 +201,64 @@ func (x *examination) folder(context.Context) finding {
 	if err != nil {
 		return failedFinding(err.Error(), remedy)
 	}
-	return ok("%s can be written", x.dir)
+	return okFinding("%s can be written", x.dir)
 }
 
-func (x *examination) disk(context.Context) finding {
+// checkDiskSpace checks the free disk space of the data folder.
+func (x *doctorChecks) checkDiskSpace(context.Context) finding {
 	dir := x.dir
-	for dir != "" && !exists(dir) && dir != filepath.Dir(dir) {
+	for dir != "" && !pathExists(dir) && dir != filepath.Dir(dir) {
 		dir = filepath.Dir(dir)
 	}
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(dir, &s); err != nil {
-		return note(fmt.Sprintf("free space of %s is unknown: %v", dir, err), "")
+		return noteFinding(fmt.Sprintf("free space of %s is unknown: %v", dir, err), "")
 	}
 	free := s.Bavail * uint64(s.Bsize)
 	has := fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), x.dir)
 	switch {
-	case free < diskRequired:
+	case free < requiredDiskBytes:
 		return failedFinding(has, "free some space, or choose another disk with --data")
-	case free < diskSuggested:
-		return note(has, "logs and workspaces grow: free some space, or choose another disk with --data")
+	case free < suggestedDiskBytes:
+		return noteFinding(has, "logs and workspaces grow: free some space, or choose another disk with --data")
 	}
-	return ok("%s", has)
+	return okFinding("%s", has)
 }
 
-func (x *examination) stack(context.Context) finding {
+// checkRunningStack reports whether a stack runs on the data folder, and stores it in x.running for later checks.
+func (x *doctorChecks) checkRunningStack(context.Context) finding {
 	c, found, err := x.app.Local.Find(x.dir)
 	if err != nil {
 		return failedFinding(err.Error(), "look at "+x.dir)
 	}
 	if !found {
-		return ok("none on %s; `spool up` or `spool run` starts one", x.dir)
+		return okFinding("none on %s; `spool up` or `spool run` starts one", x.dir)
 	}
 	x.running = &c
-	return ok("process %d on %s, at %s", c.PID, x.dir, c.URL)
+	return okFinding("process %d on %s, at %s", c.PID, x.dir, c.URL)
 }
 
-// port checks that an address is free, or is used by the running stack.
-func (x *examination) port(flag, address string) finding {
+// checkPort checks that an address is free, or that the running stack listens on it. flag is the flag that sets the
+// address.
+func (x *doctorChecks) checkPort(flag, address string) finding {
 	l, err := net.Listen("tcp", address)
 	if err == nil {
 		if err := l.Close(); err != nil {
 			return failedFinding(err.Error(), "")
 		}
-		return ok("%s is free", address)
+		return okFinding("%s is free", address)
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		if x.running != nil {
-			return ok("%s is used by the running stack", address)
+			return okFinding("%s is used by the running stack", address)
 		}
 		return failedFinding(address+" is in use by another program", fmt.Sprintf("stop that program, or choose another address with --%s (port 0 means any free port)", flag))
 	}
-	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, removePath(err)), "choose another address with --"+flag)
+	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, stripPath(err)), "choose another address with --"+flag)
 }
 
-func (x *examination) postgres(ctx context.Context) finding {
+// checkPostgres checks that Postgres can be reached, or that its binaries are on this machine.
+func (x *doctorChecks) checkPostgres(ctx context.Context) finding {
 	database := x.Database
 	if database == "" && x.running != nil {
 		database = x.running.DatabaseURL
@@ -253,12 +266,12 @@ func (x *examination) postgres(ctx context.Context) finding {
 	if database == "" {
 		found, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(x.dir, "postgres")})
 		if errors.Is(err, pgserver.ErrNoBinary) {
-			return note("no binary on this machine; the first start downloads one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
+			return noteFinding("no binary on this machine; the first start downloads one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
 		}
 		if err != nil {
 			return failedFinding(err.Error(), "")
 		}
-		return ok("%s", found)
+		return okFinding("%s", found)
 	}
 	remedy := "check that Postgres is running and that SPOOL_DATABASE_URL is correct"
 	cfg, err := pgx.ParseConfig(database)
@@ -274,11 +287,11 @@ func (x *examination) postgres(ctx context.Context) finding {
 	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
 		return failedFinding(err.Error(), remedy)
 	}
-	return x.role(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
+	return x.checkDatabaseRole(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
 }
 
-// role reports which privileges the database role has beyond what a gateway needs.
-func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) finding {
+// checkDatabaseRole checks whether the database role has privileges that a gateway does not need.
+func (x *doctorChecks) checkDatabaseRole(ctx context.Context, conn *pgx.Conn, where string) finding {
 	const rights = `SELECT rolname, rolsuper OR pg_has_role(oid, 'pg_execute_server_program', 'USAGE'), has_database_privilege(oid, current_database(), 'CREATE')
 		FROM pg_catalog.pg_roles WHERE rolname = current_user`
 	const remedy = `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`
@@ -289,41 +302,42 @@ func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) fi
 	}
 	switch private := x.Database == "" && role == readmodel.ProjectorRole; {
 	case programs:
-		return note(fmt.Sprintf("%s; role %s may run programs on the machine of Postgres, and every service connects as it", where, role), remedy)
+		return noteFinding(fmt.Sprintf("%s; role %s may run programs on the machine of Postgres, and every service connects as it", where, role), remedy)
 	case owns && !private:
-		return note(fmt.Sprintf("%s; one role, %s, serves every service: the gateway may write, and read the hashes of API keys", where, role), remedy)
+		return noteFinding(fmt.Sprintf("%s; one role, %s, serves every service: the gateway may write, and read the hashes of API keys", where, role), remedy)
 	}
-	return ok("%s as role %s", where, role)
+	return okFinding("%s as role %s", where, role)
 }
 
-func (x *examination) runner(context.Context) finding {
+// checkRunner checks that the runner's binary exists.
+func (x *doctorChecks) checkRunner(context.Context) finding {
 	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
 	if x.Runner != "" {
 		if !isExecutable(x.Runner) {
 			return failedFinding(x.Runner+" is not an executable program", remedy)
 		}
-		return ok("%s", x.Runner)
+		return okFinding("%s", x.Runner)
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return failedFinding(err.Error(), remedy)
 	}
 	if beside := filepath.Join(filepath.Dir(self), "runner"); isExecutable(beside) {
-		return ok("%s", beside)
+		return okFinding("%s", beside)
 	}
 	if path, err := exec.LookPath("runner"); err == nil {
-		return ok("%s", path)
+		return okFinding("%s", path)
 	}
 	return failedFinding("there is no runner beside "+self+", and none on the PATH", remedy)
 }
 
-// diskLimit tries the mechanism that enforces the disk limits of Docker sandboxes.
-func (x *examination) diskLimit(ctx context.Context) finding {
+// checkDiskLimit tries the mechanism that enforces the disk limits of Docker sandboxes.
+func (x *doctorChecks) checkDiskLimit(ctx context.Context) finding {
 	if x.Sandbox == executor.ProviderModal {
-		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
+		return okFinding("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
 	if x.Sandbox != executor.ProviderDocker {
-		return ok("%s sandboxes have no disk limits; only Docker sandboxes do", x.Sandbox)
+		return okFinding("%s sandboxes have no disk limits; only Docker sandboxes do", x.Sandbox)
 	}
 	mode, err := executor.Config{DockerHost: x.DockerHost, ImageSettings: imagepolicy.ImageSettings{SandboxImage: x.SandboxImage}, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
 	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
@@ -331,13 +345,13 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	case err != nil:
 		return failedFinding(err.Error(), remedy)
 	case mode == executor.DiskLimitWatch:
-		return note("watch: the limits are not enforced; a sandbox can fill the engine's disk before its turn is ended", remedy)
+		return noteFinding("watch: the limits are not enforced; a sandbox can fill the engine's disk before its turn is ended", remedy)
 	}
-	return ok("enforced by %s, tested on the engine", mode)
+	return okFinding("enforced by %s, tested on the engine", mode)
 }
 
-// modal reports whether Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
-func (x *examination) modal(ctx context.Context) finding {
+// checkModal checks that Modal accepts the settings of its sandboxes. It starts a sandbox and ends it.
+func (x *doctorChecks) checkModal(ctx context.Context) finding {
 	var cfg executor.Config
 	parser, err := kong.New(&cfg, kong.Exit(func(int) {}))
 	if err == nil {
@@ -357,23 +371,24 @@ func (x *examination) modal(ctx context.Context) finding {
 	if err != nil {
 		return failedFinding(strings.Join(append(found, err.Error()), "; "), remedy)
 	}
-	return ok("%s", strings.Join(found, "; "))
+	return okFinding("%s", strings.Join(found, "; "))
 }
 
-func (x *examination) claude(ctx context.Context) finding {
+func (x *doctorChecks) checkClaude(ctx context.Context) finding {
 	path, err := exec.LookPath("claude")
 	if err != nil {
-		return note("not on the PATH", "for architecture claude-code: npm install -g @anthropic-ai/claude-code; architecture spool works without it")
+		return noteFinding("not on the PATH", "for architecture claude-code: npm install -g @anthropic-ai/claude-code; architecture spool works without it")
 	}
 	out, err := exec.CommandContext(ctx, path, "--version").Output()
 	if err != nil {
-		return note(fmt.Sprintf("%s does not run: %v", path, err), "install it again: npm install -g @anthropic-ai/claude-code")
+		return noteFinding(fmt.Sprintf("%s does not run: %v", path, err), "install it again: npm install -g @anthropic-ai/claude-code")
 	}
-	return ok("%s at %s", strings.TrimSpace(string(out)), path)
+	return okFinding("%s at %s", strings.TrimSpace(string(out)), path)
 }
 
-// models reports which models are configured. Keys are neither shown nor tried, because a request would cost money.
-func (x *examination) models(context.Context) finding {
+// checkModels checks whether keys or URLs of model providers are set. It neither prints nor tries the keys, because a
+// request would cost money.
+func (x *doctorChecks) checkModels(context.Context) finding {
 	var have, odd []string
 	for _, m := range []struct{ key, base, serves string }{
 		{"ANTHROPIC_API_KEY", "SPOOL_ANTHROPIC_BASE_URL", "claude-code"},
@@ -395,22 +410,22 @@ func (x *examination) models(context.Context) finding {
 		return failedFinding(strings.Join(odd, ", "), "write it like https://host/v1, Anthropic's without /v1")
 	}
 	if len(have) == 0 {
-		return note("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or use --mock-llm, which needs no key")
+		return noteFinding("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or use --mock-llm, which needs no key")
 	}
-	return ok("%s", strings.Join(have, "; "))
+	return okFinding("%s", strings.Join(have, "; "))
 }
 
-// gateway asks a server, if one is named or runs, for the state of its components.
-func (x *examination) gateway(ctx context.Context) finding {
-	c, _, err := x.find(ctx, x.app)
+// checkGateway asks the server that the user named, or the running one, for the state of its parts.
+func (x *doctorChecks) checkGateway(ctx context.Context) finding {
+	c, _, err := x.findServer(ctx, x.app)
 	if err != nil && (x.URL != "" || x.running != nil) {
 		return failedFinding(err.Error(), "")
 	}
 	if err != nil {
-		return ok("none runs")
+		return okFinding("none runs")
 	}
 	defer c.Close()
-	r, err := c.Ready(ctx)
+	r, err := c.GetReadiness(ctx)
 	var gone *client.UnreachableError
 	if errors.As(err, &gone) {
 		return failedFinding(err.Error(), "")
@@ -425,10 +440,10 @@ func (x *examination) gateway(ctx context.Context) finding {
 	if !r.Ready {
 		return failedFinding(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; it waits for the components that are not ok")
 	}
-	return ok("%s is ready: %s", c.URL(), strings.Join(parts, ", "))
+	return okFinding("%s is ready: %s", c.URL(), strings.Join(parts, ", "))
 }
 
-func exists(path string) bool {
+func pathExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
@@ -438,8 +453,9 @@ func isExecutable(path string) bool {
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }
 
-// removePath removes the path and the operation from an error, because the message already contains them.
-func removePath(err error) error {
+// stripPath removes the path and the operation from an error of the package os, because the message already contains
+// them.
+func stripPath(err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {
 		return path.Err

@@ -10,15 +10,16 @@ import (
 	"strings"
 )
 
-// KernelSetting is a kernel limit that sandboxes can reach.
+// KernelSetting is a limit of the Linux kernel that many sandboxes on one machine can reach, with the lowest value that
+// doctor accepts.
 type KernelSetting struct {
 	Name    string
 	Least   int64  // spool doctor reports lower values
 	Purpose string // who shares the limit, and what counts towards it
 }
 
-// KernelSettings returns the limits that spool doctor checks. A Docker sandbox has its own user; local sandboxes
-// share the executor's user.
+// KernelSettings returns the kernel limits that "spool doctor" checks. A Docker sandbox has a user of its own; local
+// sandboxes share the user of the executor.
 func KernelSettings() []KernelSetting {
 	return []KernelSetting{
 		{"fs.inotify.max_user_instances", 512, "per user; the runner and every program that watches files use one"},
@@ -30,10 +31,10 @@ func KernelSettings() []KernelSetting {
 	}
 }
 
-// kernel checks the limits of this machine's kernel, which is also the kernel of an engine on this machine.
-func (x *examination) kernel(context.Context) finding {
+// checkKernel checks the limits of this machine's kernel, which a Docker engine on this machine uses too.
+func (x *doctorChecks) checkKernel(context.Context) finding {
 	if host := cmp.Or(x.environ("SPOOL_DOCKER_HOST"), x.environ("DOCKER_HOST")); host != "" && !strings.HasPrefix(host, "unix:") {
-		return note("sandboxes are on another machine, "+host, "run spool doctor on that machine")
+		return noteFinding("sandboxes are on another machine, "+host, "run spool doctor on that machine")
 	}
 	root := cmp.Or(x.sysctls, "/proc/sys")
 	var low, set []string
@@ -55,9 +56,9 @@ func (x *examination) kernel(context.Context) finding {
 	}
 	switch {
 	case read == 0:
-		return note("no Linux kernel settings are readable on this machine", "run spool doctor on the machine of the Docker engine")
+		return noteFinding("no Linux kernel settings are readable on this machine", "run spool doctor on the machine of the Docker engine")
 	case len(low) > 0:
-		return note("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, so that they survive a reboot")
+		return noteFinding("low on this machine: "+strings.Join(low, "; "), "sysctl -w "+strings.Join(set, " ")+"; also write these settings to a file in /etc/sysctl.d, so that they survive a reboot")
 	}
-	return ok("%d settings of this machine's kernel are high enough for sandboxes", read)
+	return okFinding("%d settings of this machine's kernel are high enough for sandboxes", read)
 }

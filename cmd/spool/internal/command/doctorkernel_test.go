@@ -55,13 +55,13 @@ func TestDoctor_KernelSettings(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			x := &examination{doctorCommand: &doctorCommand{sysctls: dir, environ: func(name string) string {
+			x := &doctorChecks{doctorCommand: &doctorCommand{sysctls: dir, environ: func(name string) string {
 				if name == "SPOOL_DOCKER_HOST" {
 					return c.host
 				}
 				return ""
 			}}}
-			f := x.kernel(t.Context())
+			f := x.checkKernel(t.Context())
 			text := f.Detail + " " + f.Remedy
 			if f.Status != c.status || c.never != "" && strings.Contains(text, c.never) {
 				t.Errorf("found %+v", f)

@@ -28,54 +28,57 @@ import (
 
 // The labels with which compose marks its containers.
 const (
-	composeProject = "com.docker.compose.project"
-	composeService = "com.docker.compose.service"
+	composeProjectLabel = "com.docker.compose.project"
+	composeServiceLabel = "com.docker.compose.service"
 )
 
-// engineSocket is the path of the engine's socket in containers that mount it.
-const engineSocket = "/var/run/docker.sock"
+// engineSocketPath is the path of the Docker engine's socket in containers that mount it.
+const engineSocketPath = "/var/run/docker.sock"
 
-// securityExamination is the state that the checks of an installation's hardening share.
-type securityExamination struct {
-	*examination
+// securityChecks is the state that the checks of "spool doctor --security" share.
+type securityChecks struct {
+	*doctorChecks
 	containers []container.InspectResponse // containers of the compose project; nil if there are none
 	engine     *dockersystem.Info          // nil if no engine responds
 	engineErr  error
 }
 
-// checks returns the checks in the order of "Hardening checklist" in docs/security.md.
-func (x *securityExamination) checks() []check {
-	return []check{
-		{"transport", x.transport},
-		{"keys required", x.keysRequired},
-		{"metrics closed", x.metricsClosed},
-		{"secret files", x.secretFiles},
-		{"database roles", x.databaseRoles},
-		{"published ports", x.publishedPorts},
-		{"services confined", x.servicesConfined},
-		{"engine's socket", x.socketHolders},
-		{"engine", x.engineOptions},
-		{"sandbox runtime", x.sandboxRuntime},
-		{"kernel", x.kernel},
-		{"disk limits of sandboxes", x.projectDiskLimit},
-		{"image allowlist", x.imageAllowlist},
-		{"images by digest", x.imageDigests},
-		{"egress", x.egressSettings},
-		{"signed log", x.signedLog},
-		{"web origins", x.webOrigins},
+// allChecks returns the checks of an installation's security, in the order of "Hardening checklist" in
+// docs/security.md.
+func (x *securityChecks) allChecks() []doctorCheck {
+	return []doctorCheck{
+		{"transport", x.checkGatewayTLS},
+		{"keys required", x.checkAPIRequiresKey},
+		{"metrics closed", x.checkMetricsRequireKey},
+		{"secret files", x.checkSecretFiles},
+		{"database roles", x.checkDatabaseRoles},
+		{"published ports", x.checkPublishedPorts},
+		{"services confined", x.checkContainerRestrictions},
+		{"engine's socket", x.checkEngineSocketHolders},
+		{"engine", x.checkEngineOptions},
+		{"sandbox runtime", x.checkSandboxRuntime},
+		{"kernel", x.checkKernel},
+		{"disk limits of sandboxes", x.checkProjectDiskLimit},
+		{"image allowlist", x.checkImageAllowlist},
+		{"images by digest", x.checkImageDigests},
+		{"egress", x.checkEgressSettings},
+		{"signed log", x.checkSignedLog},
+		{"web origins", x.checkWebOrigins},
 	}
 }
 
-// newSecurityExamination asks the engine for the containers of a compose project.
-func newSecurityExamination(ctx context.Context, x *examination) *securityExamination {
+// newSecurityChecks returns the security checks. It reads the containers of the compose project from the Docker engine.
+func newSecurityChecks(ctx context.Context, x *doctorChecks) *securityChecks {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	s := &securityExamination{examination: x}
-	s.engineErr = s.askEngine(ctx)
+	s := &securityChecks{doctorChecks: x}
+	s.engineErr = s.inspectContainers(ctx)
 	return s
 }
 
-func (x *securityExamination) askEngine(ctx context.Context) error {
+// inspectContainers reads the running containers of the compose project, and the engine's options, from the Docker
+// engine.
+func (x *securityChecks) inspectContainers(ctx context.Context) error {
 	api, err := client.NewClientWithOpts(client.FromEnv, client.WithAPIVersionNegotiation())
 	if err != nil {
 		return err
@@ -86,7 +89,7 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 		return err
 	}
 	x.engine = &info
-	list, err := api.ContainerList(ctx, container.ListOptions{Filters: filters.NewArgs(filters.Arg("label", composeProject+"="+x.Project))})
+	list, err := api.ContainerList(ctx, container.ListOptions{Filters: filters.NewArgs(filters.Arg("label", composeProjectLabel+"="+x.Project))})
 	if err != nil {
 		return err
 	}
@@ -103,27 +106,30 @@ func (x *securityExamination) askEngine(ctx context.Context) error {
 	return nil
 }
 
-// service returns the name of a container's compose service.
-func service(c container.InspectResponse) string { return c.Config.Labels[composeService] }
+// composeServiceOf returns the name of the compose service to which a container belongs.
+func composeServiceOf(c container.InspectResponse) string {
+	return c.Config.Labels[composeServiceLabel]
+}
 
-// needsServices reports whether a compose installation with these services runs. If not, f is the result of the check.
-func (x *securityExamination) needsServices(services ...string) (f finding, runs bool) {
+// requireServices reports whether containers of all given services of the compose project run. If not, f is the finding
+// of a check that needs them.
+func (x *securityChecks) requireServices(services ...string) (f finding, runs bool) {
 	if x.engineErr != nil {
-		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
+		return noteFinding(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST"), false
 	}
 	if len(x.containers) == 0 {
-		return ok("no compose project %s runs on this engine", x.Project), false
+		return okFinding("no compose project %s runs on this engine", x.Project), false
 	}
 	for _, s := range services {
-		if !slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return service(c) == s }) {
-			return note(fmt.Sprintf("no %s of compose project %s runs on this engine", s, x.Project), "start it, and run spool doctor again"), false
+		if !slices.ContainsFunc(x.containers, func(c container.InspectResponse) bool { return composeServiceOf(c) == s }) {
+			return noteFinding(fmt.Sprintf("no %s of compose project %s runs on this engine", s, x.Project), "start it, and run spool doctor again"), false
 		}
 	}
 	return finding{}, true
 }
 
-// variable returns the value of a container's environment variable, or "".
-func variable(c container.InspectResponse, name string) string {
+// containerVariable returns the value of an environment variable of a container, or "".
+func containerVariable(c container.InspectResponse, name string) string {
 	for _, e := range c.Config.Env {
 		if value, is := strings.CutPrefix(e, name+"="); is {
 			return value
@@ -132,18 +138,19 @@ func variable(c container.InspectResponse, name string) string {
 	return ""
 }
 
-// setting returns the values of a variable in the containers of services.
-func (x *securityExamination) setting(name string, services ...string) []string {
+// variableValues returns the distinct values that an environment variable has in the containers of the given services.
+func (x *securityChecks) variableValues(name string, services ...string) []string {
 	var out []string
 	for _, c := range x.containers {
-		if value := variable(c, name); slices.Contains(services, service(c)) && !slices.Contains(out, value) {
+		if value := containerVariable(c, name); slices.Contains(services, composeServiceOf(c)) && !slices.Contains(out, value) {
 			out = append(out, value)
 		}
 	}
 	return out
 }
 
-func (x *securityExamination) address() string {
+// gatewayURL returns the URL of the gateway to check.
+func (x *securityChecks) gatewayURL() string {
 	switch {
 	case x.URL != "":
 		return x.URL
@@ -153,13 +160,14 @@ func (x *securityExamination) address() string {
 	return x.app.DefaultURL
 }
 
-func (x *securityExamination) transport(context.Context) finding {
-	u, err := url.Parse(x.address())
+// checkGatewayTLS checks that the gateway's URL uses TLS or is on this machine.
+func (x *securityChecks) checkGatewayTLS(context.Context) finding {
+	u, err := url.Parse(x.gatewayURL())
 	if err != nil || u.Host == "" {
-		return failedFinding(fmt.Sprintf("url: %q is not an address", x.address()), "use a URL like https://spool.example.com")
+		return failedFinding(fmt.Sprintf("url: %q is not an address", x.gatewayURL()), "use a URL like https://spool.example.com")
 	}
 	if u.Scheme == "https" || isLoopback(u.Hostname()) {
-		return ok("%s", u.Redacted())
+		return okFinding("%s", u.Redacted())
 	}
 	return failedFinding(fmt.Sprintf("%s is neither TLS nor loopback: others on the network can read keys and content", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
 }
@@ -170,17 +178,17 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func (x *securityExamination) keysRequired(ctx context.Context) finding {
-	return x.requiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
+func (x *securityChecks) checkAPIRequiresKey(ctx context.Context) finding {
+	return x.checkPathRequiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
 }
 
-func (x *securityExamination) metricsClosed(ctx context.Context) finding {
-	return x.requiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
+func (x *securityChecks) checkMetricsRequireKey(ctx context.Context) finding {
+	return x.checkPathRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
 }
 
-// requiresKey checks that a server rejects requests for a path without a key.
-func (x *securityExamination) requiresKey(ctx context.Context, path, remedy string) finding {
-	address := strings.TrimRight(x.address(), "/") + path
+// checkPathRequiresKey checks that the server rejects requests for a path that have no API key.
+func (x *securityChecks) checkPathRequiresKey(ctx context.Context, path, remedy string) finding {
+	address := strings.TrimRight(x.gatewayURL(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return failedFinding(err.Error(), "")
@@ -195,22 +203,22 @@ func (x *securityExamination) requiresKey(ctx context.Context, path, remedy stri
 	}
 	res, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
-		return note(fmt.Sprintf("no server responds: %v", err), "name it with --url")
+		return noteFinding(fmt.Sprintf("no server responds: %v", err), "name it with --url")
 	}
 	defer res.Body.Close() //nolint:errcheck // it is not read
 	switch {
 	case res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden:
-		return ok("%s without a key is rejected with %d", path, res.StatusCode)
+		return okFinding("%s without a key is rejected with %d", path, res.StatusCode)
 	case res.StatusCode >= http.StatusInternalServerError:
-		return note(fmt.Sprintf("%s responds with %d", address, res.StatusCode), "try again when the server is ready")
+		return noteFinding(fmt.Sprintf("%s responds with %d", address, res.StatusCode), "try again when the server is ready")
 	case isLoopback(req.URL.Hostname()):
-		return note(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
+		return noteFinding(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
 	}
 	return failedFinding(fmt.Sprintf("%s is served without a key", address), remedy)
 }
 
-// secretFiles checks that only their owner may read the files with passwords and keys.
-func (x *securityExamination) secretFiles(context.Context) finding {
+// checkSecretFiles checks that the files with passwords and keys can be read by their owner only.
+func (x *securityChecks) checkSecretFiles(context.Context) finding {
 	files := []string{x.EnvFile, filepath.Join(x.dir, "log.keys"), filepath.Join(x.dir, "secrets.key")}
 	var seen, open []string
 	for _, f := range files {
@@ -219,7 +227,7 @@ func (x *securityExamination) secretFiles(context.Context) finding {
 			continue
 		}
 		if err != nil {
-			return note(err.Error(), "run spool doctor as the owner of the file")
+			return noteFinding(err.Error(), "run spool doctor as the owner of the file")
 		}
 		seen = append(seen, f)
 		if info.Mode().Perm()&0o077 != 0 {
@@ -230,33 +238,34 @@ func (x *securityExamination) secretFiles(context.Context) finding {
 	case len(open) > 0:
 		return failedFinding("others may read "+strings.Join(open, ", "), "chmod 600, and renew the secrets in them if other users are on this machine")
 	case len(seen) == 0:
-		return ok("none at %s", strings.Join(files, ", "))
+		return okFinding("none at %s", strings.Join(files, ", "))
 	}
-	return ok("%s: readable only by the owner", strings.Join(seen, ", "))
+	return okFinding("%s: readable only by the owner", strings.Join(seen, ", "))
 }
 
-// databaseRoles checks the role of the named database, or else of the gateway of the compose project.
-func (x *securityExamination) databaseRoles(ctx context.Context) finding {
+// checkDatabaseRoles checks the privileges of the role with which the gateway connects to Postgres. It uses the URL of
+// --database-url, or else the URL in the gateway's container.
+func (x *securityChecks) checkDatabaseRoles(ctx context.Context) finding {
 	if x.Database != "" || x.running != nil {
-		return x.postgres(ctx)
+		return x.checkPostgres(ctx)
 	}
-	if f, there := x.needsServices("gateway"); !there {
+	if f, there := x.requireServices("gateway"); !there {
 		return f
 	}
-	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
+	for _, database := range x.variableValues("SPOOL_DATABASE_URL", "gateway") {
 		u, err := url.Parse(database)
 		if err != nil {
 			return failedFinding("the gateway's SPOOL_DATABASE_URL is not a URL", "use a URL like postgres://user:password@host:5432/name")
 		}
 		if u.User.Username() != readmodel.GatewayRole {
-			return note("gateways connect as "+u.User.Username(), `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`)
+			return noteFinding("gateways connect as "+u.User.Username(), `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`)
 		}
 	}
-	return ok("gateways connect as %s", readmodel.GatewayRole)
+	return okFinding("gateways connect as %s", readmodel.GatewayRole)
 }
 
-func (x *securityExamination) publishedPorts(context.Context) finding {
-	if f, there := x.needsServices(); !there {
+func (x *securityChecks) checkPublishedPorts(context.Context) finding {
+	if f, there := x.requireServices(); !there {
 		return f
 	}
 	var inner, clear, proxied []string
@@ -266,13 +275,13 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 				if isLoopback(b.HostIP) {
 					continue
 				}
-				published := fmt.Sprintf("%s %s at %s", service(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
+				published := fmt.Sprintf("%s %s at %s", composeServiceOf(c), port, net.JoinHostPort(b.HostIP, b.HostPort))
 				switch {
 				case isEgressListener(c, port):
-				case service(c) != "gateway":
+				case composeServiceOf(c) != "gateway":
 					inner = append(inner, published)
-				case variable(c, "SPOOL_TLS_CERT") != "":
-				case variable(c, "SPOOL_BEHIND_TLS_PROXY") == "true":
+				case containerVariable(c, "SPOOL_TLS_CERT") != "":
+				case containerVariable(c, "SPOOL_BEHIND_TLS_PROXY") == "true":
 					proxied = append(proxied, published)
 				default:
 					clear = append(clear, published)
@@ -286,26 +295,28 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	case len(clear) > 0:
 		return failedFinding("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
 	case len(proxied) > 0:
-		return note("SPOOL_BEHIND_TLS_PROXY is set, so these addresses serve the gateway without TLS: "+strings.Join(proxied, ", "), "restrict them to the proxy, with a firewall or a separate network")
+		return noteFinding("SPOOL_BEHIND_TLS_PROXY is set, so these addresses serve the gateway without TLS: "+strings.Join(proxied, ", "), "restrict them to the proxy, with a firewall or a separate network")
 	}
-	return ok("only gateways with TLS, and the egress proxy's TLS listener, are published beyond loopback")
+	return okFinding("only gateways with TLS, and the egress proxy's TLS listener, are published beyond loopback")
 }
 
-// isEgressListener reports whether a container's port is the TLS listener of the egress proxy, which sandboxes on Modal reach.
+// isEgressListener reports whether a port of a container is the TLS listener of the egress proxy, to which sandboxes at
+// Modal connect.
 func isEgressListener(c container.InspectResponse, port nat.Port) bool {
-	_, listens, err := net.SplitHostPort(variable(c, "SPOOL_EGRESS_LISTEN_TLS"))
-	return err == nil && service(c) == "egress" && port == nat.Port(listens+"/tcp")
+	_, listens, err := net.SplitHostPort(containerVariable(c, "SPOOL_EGRESS_LISTEN_TLS"))
+	return err == nil && composeServiceOf(c) == "egress" && port == nat.Port(listens+"/tcp")
 }
 
-// usesModal reports whether all executors of the project make their sandboxes at Modal.
-func (x *securityExamination) usesModal() bool {
-	providers := x.setting("SPOOL_SANDBOX", "executor")
+// usesModal reports whether all executors of the compose project run their sandboxes at Modal.
+func (x *securityChecks) usesModal() bool {
+	providers := x.variableValues("SPOOL_SANDBOX", "executor")
 	return len(providers) > 0 && !slices.ContainsFunc(providers, func(p string) bool { return p != executor.ProviderModal })
 }
 
-// servicesConfined checks that each container still has the restrictions of deploy/compose.yaml.
-func (x *securityExamination) servicesConfined(context.Context) finding {
-	if f, there := x.needsServices(); !there {
+// checkContainerRestrictions checks that each container of the project has the restrictions that deploy/compose.yaml
+// sets.
+func (x *securityChecks) checkContainerRestrictions(context.Context) finding {
+	if f, there := x.requireServices(); !there {
 		return f
 	}
 	var wrong []string
@@ -323,7 +334,7 @@ func (x *securityExamination) servicesConfined(context.Context) finding {
 			"sees the machine's processes":  h.PidMode.IsHost(),
 		} {
 			if is {
-				wrong = append(wrong, service(c)+": "+what)
+				wrong = append(wrong, composeServiceOf(c)+": "+what)
 			}
 		}
 	}
@@ -331,23 +342,23 @@ func (x *securityExamination) servicesConfined(context.Context) finding {
 		slices.Sort(wrong)
 		return failedFinding(strings.Join(wrong, "; "), "compare the compose file with that of this release")
 	}
-	return ok("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
+	return okFinding("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
 }
 
-func (x *securityExamination) socketHolders(context.Context) finding {
-	if f, there := x.needsServices(); !there {
+func (x *securityChecks) checkEngineSocketHolders(context.Context) finding {
+	if f, there := x.requireServices(); !there {
 		return f
 	}
 	var others []string
 	held := false
 	for _, c := range x.containers {
 		for _, m := range c.Mounts {
-			if m.Destination != engineSocket && !strings.HasSuffix(m.Source, "/docker.sock") {
+			if m.Destination != engineSocketPath && !strings.HasSuffix(m.Source, "/docker.sock") {
 				continue
 			}
 			held = true
-			if service(c) != "executor" {
-				others = append(others, service(c))
+			if composeServiceOf(c) != "executor" {
+				others = append(others, composeServiceOf(c))
 			}
 		}
 	}
@@ -355,14 +366,14 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 		return failedFinding(strings.Join(others, ", ")+": access to the engine's socket is access to the machine", "mount it only into executors")
 	}
 	if !held {
-		return ok("no container has it")
+		return okFinding("no container has it")
 	}
-	return ok("executors alone have it; whoever takes one over has the machine")
+	return okFinding("executors alone have it; whoever takes one over has the machine")
 }
 
-func (x *securityExamination) engineOptions(context.Context) finding {
+func (x *securityChecks) checkEngineOptions(context.Context) finding {
 	if x.engine == nil {
-		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST")
+		return noteFinding(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST")
 	}
 	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
 		return failedFinding("the connection to the engine at "+host+" is without TLS: anyone who reaches the engine controls its machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
@@ -379,113 +390,113 @@ func (x *securityExamination) engineOptions(context.Context) finding {
 		without = append(without, "user namespaces (userns-remap) or rootless mode")
 	}
 	if len(without) > 0 {
-		return note("seccomp, without "+strings.Join(without, ", "), "they bound what a process that escapes from a sandbox may do: docs.docker.com/engine/security")
+		return noteFinding("seccomp, without "+strings.Join(without, ", "), "they bound what a process that escapes from a sandbox may do: docs.docker.com/engine/security")
 	}
-	return ok("%s", options)
+	return okFinding("%s", options)
 }
 
-func (x *securityExamination) sandboxRuntime(context.Context) finding {
-	if f, there := x.needsServices("executor"); !there {
+func (x *securityChecks) checkSandboxRuntime(context.Context) finding {
+	if f, there := x.requireServices("executor"); !there {
 		return f
 	}
 	if x.usesModal() {
-		return ok("sandboxes run at Modal, not on this machine")
+		return okFinding("sandboxes run at Modal, not on this machine")
 	}
-	runtimes := slices.DeleteFunc(x.setting("SPOOL_SANDBOX_RUNTIME", "executor"), func(r string) bool { return r == "" || r == "runc" })
+	runtimes := slices.DeleteFunc(x.variableValues("SPOOL_SANDBOX_RUNTIME", "executor"), func(r string) bool { return r == "" || r == "runc" })
 	if len(runtimes) == 0 {
-		return note("sandboxes share the machine's kernel", "for agents that you do not trust install gVisor, and set SPOOL_SANDBOX_RUNTIME=runsc")
+		return noteFinding("sandboxes share the machine's kernel", "for agents that you do not trust install gVisor, and set SPOOL_SANDBOX_RUNTIME=runsc")
 	}
-	return ok("%s", strings.Join(runtimes, ", "))
+	return okFinding("%s", strings.Join(runtimes, ", "))
 }
 
-func (x *securityExamination) projectDiskLimit(context.Context) finding {
-	if f, there := x.needsServices("executor"); !there {
+func (x *securityChecks) checkProjectDiskLimit(context.Context) finding {
+	if f, there := x.requireServices("executor"); !there {
 		return f
 	}
 	if x.usesModal() {
-		return ok("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
+		return okFinding("the runner enforces them in Modal sandboxes: it ends a turn that wrote more")
 	}
-	for _, mode := range x.setting("SPOOL_SANDBOX_DISK_LIMIT", "executor") {
+	for _, mode := range x.variableValues("SPOOL_SANDBOX_DISK_LIMIT", "executor") {
 		if mode == executor.DiskLimitWatch {
-			return note("watch: one sandbox can fill the engine's disk before its turn is ended", "set SPOOL_SANDBOX_DISK_LIMIT=auto, or look into the executor's log why it chose it")
+			return noteFinding("watch: one sandbox can fill the engine's disk before its turn is ended", "set SPOOL_SANDBOX_DISK_LIMIT=auto, or look into the executor's log why it chose it")
 		}
 	}
-	return ok("by what executors proved at their start, which spool_executor_sandbox_disk_limit tells")
+	return okFinding("by what executors proved at their start, which spool_executor_sandbox_disk_limit tells")
 }
 
-func (x *securityExamination) imageAllowlist(context.Context) finding {
-	if f, there := x.needsServices("executor"); !there {
+func (x *securityChecks) checkImageAllowlist(context.Context) finding {
+	if f, there := x.requireServices("executor"); !there {
 		return f
 	}
-	pulls := slices.Contains(x.setting("SPOOL_SANDBOX_IMAGES_PULL", "executor"), "true")
-	for _, list := range x.setting("SPOOL_SANDBOX_IMAGES", "executor", "session") {
+	pulls := slices.Contains(x.variableValues("SPOOL_SANDBOX_IMAGES_PULL", "executor"), "true")
+	for _, list := range x.variableValues("SPOOL_SANDBOX_IMAGES", "executor", "session") {
 		for _, entry := range strings.Split(list, ",") {
 			if strings.TrimSpace(entry) == "*" && pulls {
 				return failedFinding("tenants may have the engine pull any image from any host", "name the images in SPOOL_SANDBOX_IMAGES, or unset SPOOL_SANDBOX_IMAGES_PULL")
 			}
 			if strings.TrimSpace(entry) == "*" {
-				return note("tenants may name every image that is on the engine", "name the images in SPOOL_SANDBOX_IMAGES")
+				return noteFinding("tenants may name every image that is on the engine", "name the images in SPOOL_SANDBOX_IMAGES")
 			}
 		}
 	}
-	return ok("tenants name no image but those that you listed")
+	return okFinding("tenants name no image but those that you listed")
 }
 
-func (x *securityExamination) imageDigests(context.Context) finding {
-	if f, there := x.needsServices(); !there {
+func (x *securityChecks) checkImageDigests(context.Context) finding {
+	if f, there := x.requireServices(); !there {
 		return f
 	}
 	var tagged []string
 	for _, c := range x.containers {
-		if name := c.Config.Image; !strings.Contains(name, "@sha256:") && (service(c) == "nats" || service(c) == "postgres") {
+		if name := c.Config.Image; !strings.Contains(name, "@sha256:") && (composeServiceOf(c) == "nats" || composeServiceOf(c) == "postgres") {
 			tagged = append(tagged, name)
 		}
 	}
 	if len(tagged) > 0 {
 		slices.Sort(tagged)
-		return note(strings.Join(slices.Compact(tagged), ", ")+": a tag may stand for something else tomorrow", "run deploy/env --pin once they are pulled")
+		return noteFinding(strings.Join(slices.Compact(tagged), ", ")+": a tag may stand for something else tomorrow", "run deploy/env --pin once they are pulled")
 	}
-	return ok("NATS and Postgres are named by digest")
+	return okFinding("NATS and Postgres are named by digest")
 }
 
-func (x *securityExamination) egressSettings(context.Context) finding {
-	if f, there := x.needsServices("egress"); !there {
+func (x *securityChecks) checkEgressSettings(context.Context) finding {
+	if f, there := x.requireServices("egress"); !there {
 		return f
 	}
-	if slices.Contains(x.setting("SPOOL_EGRESS_ALL_PATHS", "egress"), "true") {
-		return note("SPOOL_EGRESS_ALL_PATHS: agents reach every path of the models' hosts, and those requests pass unread", "unset it")
+	if slices.Contains(x.variableValues("SPOOL_EGRESS_ALL_PATHS", "egress"), "true") {
+		return noteFinding("SPOOL_EGRESS_ALL_PATHS: agents reach every path of the models' hosts, and those requests pass unread", "unset it")
 	}
-	for _, open := range x.setting("SPOOL_EGRESS_OPEN", "egress") {
+	for _, open := range x.variableValues("SPOOL_EGRESS_OPEN", "egress") {
 		if open != "" {
-			return note("SPOOL_EGRESS_OPEN: agents that are allowed to reach "+open+", which is in your own network", "keep it as small as agents need")
+			return noteFinding("SPOOL_EGRESS_OPEN: agents that are allowed to reach "+open+", which is in your own network", "keep it as small as agents need")
 		}
 	}
-	return ok("no private network, and no unread path of models")
+	return okFinding("no private network, and no unread path of models")
 }
 
-func (x *securityExamination) signedLog(context.Context) finding {
-	if f, there := x.needsServices("session", "executor", "projector"); !there {
+func (x *securityChecks) checkSignedLog(context.Context) finding {
+	if f, there := x.requireServices("session", "executor", "projector"); !there {
 		return f
 	}
 	for _, s := range []string{"session", "executor", "projector"} {
-		if slices.Contains(x.setting("SPOOL_LOG_KEYS", s), "") {
+		if slices.Contains(x.variableValues("SPOOL_LOG_KEYS", s), "") {
 			return failedFinding(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
 		}
 	}
-	if slices.ContainsFunc(x.setting("SPOOL_LOG_KEYS", "gateway"), func(k string) bool { return k != "" }) {
+	if slices.ContainsFunc(x.variableValues("SPOOL_LOG_KEYS", "gateway"), func(k string) bool { return k != "" }) {
 		return failedFinding("the gateway has keys of the log", "take SPOOL_LOG_KEYS out of its environment")
 	}
-	return ok("commits are signed, and gateways hold no key")
+	return okFinding("commits are signed, and gateways hold no key")
 }
 
-func (x *securityExamination) webOrigins(context.Context) finding {
-	if f, there := x.needsServices("gateway"); !there {
+func (x *securityChecks) checkWebOrigins(context.Context) finding {
+	if f, there := x.requireServices("gateway"); !there {
 		return f
 	}
-	for _, origins := range x.setting("SPOOL_ALLOWED_ORIGINS", "gateway") {
+	for _, origins := range x.variableValues("SPOOL_ALLOWED_ORIGINS", "gateway") {
 		if slices.Contains(strings.Split(origins, ","), "*") {
-			return note("SPOOL_ALLOWED_ORIGINS=*: every web page may use this gateway with a key that it has", "name your application's origin")
+			return noteFinding("SPOOL_ALLOWED_ORIGINS=*: every web page may use this gateway with a key that it has", "name your application's origin")
 		}
 	}
-	return ok("web pages of named origins alone")
+	return okFinding("web pages of named origins alone")
 }

@@ -21,7 +21,7 @@ func hardened(name string, env ...string) container.InspectResponse {
 		ContainerJSONBase: &container.ContainerJSONBase{HostConfig: &container.HostConfig{
 			CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges:true"}, Resources: container.Resources{PidsLimit: &limit},
 		}},
-		Config: &container.Config{Labels: map[string]string{composeService: name}, Env: env, Image: "spool/" + name},
+		Config: &container.Config{Labels: map[string]string{composeServiceLabel: name}, Env: env, Image: "spool/" + name},
 	}
 }
 
@@ -32,7 +32,7 @@ func project() []container.InspectResponse {
 	nats := hardened("nats")
 	nats.Config.Image = "nats@sha256:" + strings.Repeat("0", 64)
 	executor := hardened("executor", "SPOOL_LOG_KEYS=executor:k", "SPOOL_SANDBOX_RUNTIME=runsc", "SPOOL_SANDBOX_IMAGES=registry.example.com/*", "SPOOL_SANDBOX_IMAGES_PULL=true")
-	executor.Mounts = []container.MountPoint{{Source: "/run/user/1000/docker.sock", Destination: engineSocket}}
+	executor.Mounts = []container.MountPoint{{Source: "/run/user/1000/docker.sock", Destination: engineSocketPath}}
 	return []container.InspectResponse{
 		gateway, nats, executor, hardened("session", "SPOOL_LOG_KEYS=session:k"), hardened("projector", "SPOOL_LOG_KEYS=session:k"),
 		hardened("egress", "SPOOL_EGRESS_ALL_PATHS=false", "SPOOL_EGRESS_OPEN="),
@@ -55,24 +55,24 @@ func highEnough(t *testing.T) string {
 	return dir
 }
 
-// securityOf returns an examination of an installation whose server responds to every request with a status.
-func securityOf(t *testing.T, status int) *securityExamination {
+// securityOf returns the security checks of an installation whose server responds to every request with a status.
+func securityOf(t *testing.T, status int) *securityChecks {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 	t.Cleanup(s.Close)
 	dir := t.TempDir()
 	c := &doctorCommand{EnvFile: filepath.Join(dir, ".env"), Project: "spool", sysctls: highEnough(t), environ: func(string) string { return "" }}
 	c.URL = s.URL
-	return &securityExamination{
-		examination: &examination{doctorCommand: c, app: &app{}, dir: dir}, containers: project(),
+	return &securityChecks{
+		doctorChecks: &doctorChecks{doctorCommand: c, app: &app{}, dir: dir}, containers: project(),
 		engine: &system.Info{SecurityOptions: []string{"name=apparmor", "name=seccomp,profile=default", "name=userns"}},
 	}
 }
 
 // container returns the container of a service.
-func (x *securityExamination) container(name string) *container.InspectResponse {
+func (x *securityChecks) container(name string) *container.InspectResponse {
 	for i := range x.containers {
-		if service(x.containers[i]) == name {
+		if composeServiceOf(x.containers[i]) == name {
 			return &x.containers[i]
 		}
 	}
@@ -81,8 +81,8 @@ func (x *securityExamination) container(name string) *container.InspectResponse 
 
 func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 	t.Parallel()
-	env := func(service, variable string) func(*testing.T, *securityExamination) {
-		return func(_ *testing.T, x *securityExamination) {
+	env := func(service, variable string) func(*testing.T, *securityChecks) {
+		return func(_ *testing.T, x *securityChecks) {
 			name, _, _ := strings.Cut(variable, "=")
 			c := x.container(service)
 			var kept []string
@@ -94,26 +94,26 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 			c.Config.Env = append(kept, variable)
 		}
 	}
-	host := func(service string, change func(*container.HostConfig)) func(*testing.T, *securityExamination) {
-		return func(_ *testing.T, x *securityExamination) { change(x.container(service).HostConfig) }
+	host := func(service string, change func(*container.HostConfig)) func(*testing.T, *securityChecks) {
+		return func(_ *testing.T, x *securityChecks) { change(x.container(service).HostConfig) }
 	}
 	publish := func(port nat.Port, ip string) func(*container.HostConfig) {
 		return func(h *container.HostConfig) { h.PortBindings = nat.PortMap{port: {{HostIP: ip, HostPort: "9"}}} }
 	}
-	file := func(name string, mode os.FileMode) func(*testing.T, *securityExamination) {
-		return func(t *testing.T, x *securityExamination) {
+	file := func(name string, mode os.FileMode) func(*testing.T, *securityChecks) {
+		return func(t *testing.T, x *securityChecks) {
 			if err := os.WriteFile(filepath.Join(x.dir, name), nil, mode); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	for name, c := range map[string]struct {
-		change              func(*testing.T, *securityExamination)
+		change              func(*testing.T, *securityChecks)
 		check, status, says string
 		answers             int
 	}{
-		"clear text from afar":       {change: func(_ *testing.T, x *securityExamination) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
-		"TLS from afar":              {change: func(_ *testing.T, x *securityExamination) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
+		"clear text from afar":       {change: func(_ *testing.T, x *securityChecks) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
+		"TLS from afar":              {change: func(_ *testing.T, x *securityChecks) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
 		"no key":                     {answers: 200, check: "keys required", status: "note", says: "everybody on this machine"},
 		"a server that fails":        {answers: 503, check: "keys required", status: "note", says: "503"},
 		"open metrics":               {answers: 200, check: "metrics closed", status: "note", says: "/metrics"},
@@ -124,11 +124,11 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 		"NATS from afar":             {change: host("nats", publish("4222/tcp", "")), check: "published ports", status: "failed", says: "nats 4222/tcp"},
 		"NATS on loopback":           {change: host("nats", publish("4222/tcp", "127.0.0.1")), check: "published ports", status: "ok"},
 		"the egress proxy from afar": {change: host("egress", publish("7443/tcp", "0.0.0.0")), check: "published ports", status: "failed", says: "egress 7443/tcp"},
-		"the egress proxy's TLS listener": {change: func(t *testing.T, x *securityExamination) {
+		"the egress proxy's TLS listener": {change: func(t *testing.T, x *securityChecks) {
 			env("egress", "SPOOL_EGRESS_LISTEN_TLS=0.0.0.0:7443")(t, x)
 			host("egress", publish("7443/tcp", "0.0.0.0"))(t, x)
 		}, check: "published ports", status: "ok"},
-		"another port of an egress proxy with TLS": {change: func(t *testing.T, x *securityExamination) {
+		"another port of an egress proxy with TLS": {change: func(t *testing.T, x *securityChecks) {
 			env("egress", "SPOOL_EGRESS_LISTEN_TLS=0.0.0.0:7443")(t, x)
 			host("egress", publish("9090/tcp", "0.0.0.0"))(t, x)
 		}, check: "published ports", status: "failed", says: "egress 9090/tcp"},
@@ -139,37 +139,37 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 		"no processes' limit":   {change: host("session", func(h *container.HostConfig) { h.PidsLimit = nil }), check: "services confined", status: "failed", says: "no limit of processes"},
 		"the machine's network": {change: host("session", func(h *container.HostConfig) { h.NetworkMode = "host" }), check: "services confined", status: "failed", says: "in the network of the machine"},
 		"no seccomp":            {change: host("session", func(h *container.HostConfig) { h.SecurityOpt = append(h.SecurityOpt, "seccomp=unconfined") }), check: "services confined", status: "failed", says: "without a seccomp profile"},
-		"a socket of another": {change: func(_ *testing.T, x *securityExamination) {
+		"a socket of another": {change: func(_ *testing.T, x *securityChecks) {
 			x.container("gateway").Mounts = x.container("executor").Mounts
 		}, check: "engine's socket", status: "failed", says: "gateway"},
-		"no socket":                 {change: func(_ *testing.T, x *securityExamination) { x.container("executor").Mounts = nil }, check: "engine's socket", status: "ok", says: "no container has it"},
-		"an engine without seccomp": {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = nil }, check: "engine", status: "failed", says: "no seccomp"},
-		"an engine without more":    {change: func(_ *testing.T, x *securityExamination) { x.engine.SecurityOptions = []string{"name=seccomp"} }, check: "engine", status: "note", says: "AppArmor"},
-		"an engine without TLS": {change: func(_ *testing.T, x *securityExamination) {
+		"no socket":                 {change: func(_ *testing.T, x *securityChecks) { x.container("executor").Mounts = nil }, check: "engine's socket", status: "ok", says: "no container has it"},
+		"an engine without seccomp": {change: func(_ *testing.T, x *securityChecks) { x.engine.SecurityOptions = nil }, check: "engine", status: "failed", says: "no seccomp"},
+		"an engine without more":    {change: func(_ *testing.T, x *securityChecks) { x.engine.SecurityOptions = []string{"name=seccomp"} }, check: "engine", status: "note", says: "AppArmor"},
+		"an engine without TLS": {change: func(_ *testing.T, x *securityChecks) {
 			x.environ = func(name string) string { return map[string]string{"DOCKER_HOST": "tcp://10.0.0.9:2375"}[name] }
 		}, check: "engine", status: "failed", says: "without TLS"},
 		"the machine's kernel": {change: env("executor", "SPOOL_SANDBOX_RUNTIME="), check: "sandbox runtime", status: "note", says: "runsc"},
-		"sandboxes at Modal": {change: func(t *testing.T, x *securityExamination) {
+		"sandboxes at Modal": {change: func(t *testing.T, x *securityChecks) {
 			env("executor", "SPOOL_SANDBOX_RUNTIME=")(t, x)
 			env("executor", "SPOOL_SANDBOX=modal")(t, x)
 		}, check: "sandbox runtime", status: "ok", says: "at Modal"},
 		"disk limits at Modal": {change: env("executor", "SPOOL_SANDBOX=modal"), check: "disk limits of sandboxes", status: "ok", says: "the runner enforces them"},
 		"any image":            {change: env("executor", "SPOOL_SANDBOX_IMAGES=spool/agents,*"), check: "image allowlist", status: "failed", says: "pull any image"},
-		"any image of the engine": {change: func(t *testing.T, x *securityExamination) {
+		"any image of the engine": {change: func(t *testing.T, x *securityChecks) {
 			env("executor", "SPOOL_SANDBOX_IMAGES=*")(t, x)
 			env("executor", "SPOOL_SANDBOX_IMAGES_PULL=false")(t, x)
 		}, check: "image allowlist", status: "note", says: "every image"},
-		"a tag":               {change: func(_ *testing.T, x *securityExamination) { x.container("nats").Config.Image = "nats:2" }, check: "images by digest", status: "note", says: "nats:2"},
+		"a tag":               {change: func(_ *testing.T, x *securityChecks) { x.container("nats").Config.Image = "nats:2" }, check: "images by digest", status: "note", says: "nats:2"},
 		"all paths":           {change: env("egress", "SPOOL_EGRESS_ALL_PATHS=true"), check: "egress", status: "note", says: "pass unread"},
 		"a private host":      {change: env("egress", "SPOOL_EGRESS_OPEN=mcp.internal:8080"), check: "egress", status: "note", says: "mcp.internal:8080"},
 		"no keys of the log":  {change: env("projector", "SPOOL_LOG_KEYS="), check: "signed log", status: "failed", says: "projector has no SPOOL_LOG_KEYS"},
 		"a gateway with keys": {change: env("gateway", "SPOOL_LOG_KEYS=session:k"), check: "signed log", status: "failed", says: "the gateway has keys"},
 		"any page":            {change: env("gateway", "SPOOL_ALLOWED_ORIGINS=https://a.example,*"), check: "web origins", status: "note", says: "every web page"},
-		"no project":          {change: func(_ *testing.T, x *securityExamination) { x.containers = nil }, check: "services confined", status: "ok", says: "no compose project spool"},
-		"no engine": {change: func(_ *testing.T, x *securityExamination) {
+		"no project":          {change: func(_ *testing.T, x *securityChecks) { x.containers = nil }, check: "services confined", status: "ok", says: "no compose project spool"},
+		"no engine": {change: func(_ *testing.T, x *securityChecks) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
 		}, check: "engine", status: "note", says: "cannot be reached"},
-		"no engine for a project": {change: func(_ *testing.T, x *securityExamination) {
+		"no engine for a project": {change: func(_ *testing.T, x *securityChecks) {
 			x.containers, x.engine, x.engineErr = nil, nil, os.ErrNotExist
 		}, check: "signed log", status: "note", says: "cannot be reached"},
 	} {
@@ -179,7 +179,7 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 			if c.answers > 0 {
 				x = securityOf(t, c.answers)
 			}
-			for _, one := range x.checks() { // without the change every check passes
+			for _, one := range x.allChecks() { // without the change every check passes
 				if f := one.run(t.Context()); c.answers == 0 && f.Status != "ok" {
 					t.Errorf("%s of a hardened installation: %+v", one.name, f)
 				}
@@ -187,7 +187,7 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 			if c.change != nil {
 				c.change(t, x)
 			}
-			for _, one := range x.checks() {
+			for _, one := range x.allChecks() {
 				if one.name != c.check {
 					continue
 				}
@@ -211,7 +211,7 @@ func TestDoctorSecurity_MatchesTheChecklist(t *testing.T) {
 	_, list, _ := strings.Cut(string(raw), "\n## Hardening checklist\n")
 	list, _, _ = strings.Cut(list, "\n## ")
 	at := -1
-	for _, c := range securityOf(t, 401).checks() {
+	for _, c := range securityOf(t, 401).allChecks() {
 		next := strings.Index(list, "\n| "+c.name+" |")
 		if next <= at {
 			t.Errorf("%s is not in the list, or not at its place", c.name)

@@ -9,9 +9,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// eachID calls do for every id that the user named, and prints done, or the response with --json. It checks all ids
-// before the first call. After a failure it continues, and returns the joined errors at the end.
-func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
+// forEachID calls do for every id that the user has named, and prints the text done for it, or the response with
+// --json. It checks all ids before the first call. After a failure it continues, and returns the joined errors at the
+// end.
+func (s serverFlags) forEachID(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	for _, id := range ids {
 		if err := checkID(what, kind, id); err != nil {
 			return err
@@ -20,8 +21,9 @@ func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done
 	return forEachName(s, a, ids, done, do)
 }
 
-// forEachName calls do for each name, which need not be an id, and prints done for it.
-func forEachName[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
+// forEachName calls do for each name, and prints the text done for it, or the response with --json. Unlike forEachID it
+// does not check the names.
+func forEachName[N any](s serverFlags, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
 	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var failed []error
 		for _, name := range names {

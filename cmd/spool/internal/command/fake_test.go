@@ -172,7 +172,7 @@ func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// count returns the number of requests.
+// countFiles returns the number of requests.
 func (f *fakeServer) count(what string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -206,18 +206,18 @@ func (f *fakeServer) wasRequested(what string) bool {
 type fakeLocal struct {
 	dir     string
 	mu      sync.Mutex
-	found   *Connection
+	found   *StackConnection
 	start   func(StackOptions) (Stack, error)
 	open    func() (Installation, error)
 	started []StackOptions
 }
 
 func (l *fakeLocal) DefaultDir() (string, error) { return l.dir, nil }
-func (l *fakeLocal) Find(string) (Connection, bool, error) {
+func (l *fakeLocal) Find(string) (StackConnection, bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.found == nil {
-		return Connection{}, false, nil
+		return StackConnection{}, false, nil
 	}
 	return *l.found, true, nil
 }

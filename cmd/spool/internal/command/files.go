@@ -20,22 +20,23 @@ import (
 )
 
 type filesCommand struct {
-	Ls   filesLs   `cmd:"" help:"List the files of the last snapshot, or of the running sandbox."`
-	Get  filesGet  `cmd:"" help:"Get a file of the last snapshot, or of the running sandbox."`
-	Put  filesPut  `cmd:"" help:"Put a file, or a folder with everything below it, into the workspace."`
-	Rm   filesRm   `cmd:"" help:"Remove files or folders from the workspace."`
-	Pull filesPull `cmd:"" help:"Copy a session's changes back into the uploaded folder, after you accept them as a diff."`
-	Tar  filesTar  `cmd:"" help:"Get all files of the last snapshot as a tar."`
+	Ls   filesLsCommand   `cmd:"" help:"List the files of the last snapshot, or of the running sandbox."`
+	Get  filesGetCommand  `cmd:"" help:"Get a file of the last snapshot, or of the running sandbox."`
+	Put  filesPutCommand  `cmd:"" help:"Put a file, or a folder with everything below it, into the workspace."`
+	Rm   filesRmCommand   `cmd:"" help:"Remove files or folders from the workspace."`
+	Pull filesPullCommand `cmd:"" help:"Copy a session's changes back into the uploaded folder, after you accept them as a diff."`
+	Tar  filesTarCommand  `cmd:"" help:"Get all files of the last snapshot as a tar."`
 }
 
-// sessionServer holds the flags of server, and a session.
-type sessionServer struct {
-	server
+// sessionFlags holds the flags of commands that talk to a server, and the argument that names a session.
+type sessionFlags struct {
+	serverFlags
 	Session string `arg:"" help:"The session's id."`
 }
 
-// checkPath returns an error if p cannot be a path in a workspace, before a server is asked. folder allows "".
-func checkPath(field, p string, folder bool) error {
+// checkWorkspacePath returns a usage error if p cannot be a path in a workspace. If folder is true, "" is valid and
+// means the workspace itself.
+func checkWorkspacePath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
 		return usageError("%s: %q: %s", field, truncate.Text(p, 64), wrong.Detail)
@@ -43,28 +44,28 @@ func checkPath(field, p string, folder bool) error {
 	return nil
 }
 
-// withClientAndPath checks the id and a path ("" for none), and calls do with a client.
-func (c sessionServer) withClientAndPath(a *app, field, p string, do func(context.Context, *client.Client) error) error {
+// withClientAndPath checks the session's id and the path p, which may be "", and then calls do with a client.
+func (c sessionFlags) withClientAndPath(a *app, field, p string, do func(context.Context, *client.Client) error) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	if err := checkPath(field, p, true); err != nil {
+	if err := checkWorkspacePath(field, p, true); err != nil {
 		return err
 	}
 	return c.withClient(a, do)
 }
 
-type filesLs struct {
-	sessionServer
+type filesLsCommand struct {
+	sessionFlags
 	Dir  string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
 	Live bool    `xor:"as" help:"The files in the running sandbox, instead of the last snapshot."`
 	At   *uint32 `xor:"as" placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
-// Run lists files.
-func (c *filesLs) Run(a *app) error {
+// Run lists the files of a session's workspace.
+func (c *filesLsCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
-		l, err := cl.Files(ctx, c.Session, c.Dir, client.AsOf{Live: c.Live, At: c.At})
+		l, err := cl.ListFiles(ctx, c.Session, c.Dir, client.WorkspaceVersion{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
 		}
@@ -77,10 +78,10 @@ func (c *filesLs) Run(a *app) error {
 				continue
 			}
 			if i == 0 {
-				writeRow(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
+				writeTableRow(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
 			}
 			f := d.Value
-			name, bytes := f.Path, size(f.Size)
+			name, bytes := f.Path, formatSize(f.Size)
 			switch f.Kind {
 			case "dir":
 				name, bytes = name+"/", ""
@@ -93,16 +94,16 @@ func (c *filesLs) Run(a *app) error {
 			}
 			modified := ""
 			if f.ModTime != nil {
-				modified = localTime(*f.ModTime)
+				modified = formatLocalTime(*f.ModTime)
 			}
-			writeRow(table, []any{mode, bytes, modified, name})
+			writeTableRow(table, []any{mode, bytes, modified, name})
 		}
 		return table.Flush()
 	})
 }
 
-type filesGet struct {
-	sessionServer
+type filesGetCommand struct {
+	sessionFlags
 	Path  string  `arg:"" help:"Path in the workspace."`
 	To    string  `arg:"" optional:"" help:"Destination: a file, a folder, or - for standard output; by default a file of the same name in the current folder."`
 	Force bool    `help:"Overwrite an existing file."`
@@ -111,9 +112,9 @@ type filesGet struct {
 }
 
 // Run downloads a file of a session's workspace into a local file, or to standard output.
-func (c *filesGet) Run(a *app) error {
+func (c *filesGetCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
-		r, _, err := cl.GetFile(ctx, c.Session, c.Path, client.AsOf{Live: c.Live, At: c.At})
+		r, _, err := cl.GetFile(ctx, c.Session, c.Path, client.WorkspaceVersion{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
 		}
@@ -126,26 +127,26 @@ func (c *filesGet) Run(a *app) error {
 		if info, err := os.Stat(to); to == "" || err == nil && info.IsDir() {
 			to = filepath.Join(to, path.Base(c.Path))
 		}
-		n, err := save(to, r, c.Force)
-		return c.printSaved(a, to, n, err)
+		n, err := saveFile(to, r, c.Force)
+		return c.printDownloaded(a, to, n, err)
 	})
 }
 
-// printSaved prints what was written.
-func (c sessionServer) printSaved(a *app, to string, n int64, err error) error {
+// printDownloaded prints that n bytes were written to the file to. It returns err if err is not nil.
+func (c sessionFlags) printDownloaded(a *app, to string, n int64, err error) error {
 	switch {
 	case err != nil:
 		return err
 	case c.JSON:
 		return a.printJSON(map[string]any{"file": to, "size": n})
 	}
-	_, err = fmt.Fprintf(a.Out, "%s, %s\n", to, size(n))
+	_, err = fmt.Fprintf(a.Out, "%s, %s\n", to, formatSize(n))
 	return err
 }
 
-// save writes the content of r to the file to, and returns its size in bytes. After an error the file is as it was. It replaces an existing file
-// only if force is set.
-func save(to string, r io.Reader, force bool) (n int64, err error) {
+// saveFile writes the content of r to the file to, and returns the number of bytes. It replaces an existing file only
+// if force is set. After an error the file is unchanged.
+func saveFile(to string, r io.Reader, force bool) (n int64, err error) {
 	if _, err := os.Lstat(to); err == nil && !force {
 		return 0, usageError("to: %s already exists; overwrite it with --force, or name another file", to)
 	}
@@ -163,21 +164,21 @@ func save(to string, r io.Reader, force bool) (n int64, err error) {
 	return n, nil
 }
 
-type filesTar struct {
-	sessionServer
+type filesTarCommand struct {
+	sessionFlags
 	Dir    string  `arg:"" optional:"" help:"A folder; by default the whole workspace."`
 	Output string  `short:"o" placeholder:"FILE" help:"Output file; by default standard output."`
 	Force  bool    `help:"Overwrite an existing file."`
 	At     *uint32 `placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
-// Run downloads a folder of a session's workspace as a tar, into a local file or to standard output.
-func (c *filesTar) Run(a *app) error {
+// Run downloads a folder of a session's workspace as a tar archive, into a local file or to standard output.
+func (c *filesTarCommand) Run(a *app) error {
 	if (c.Output == "" || c.Output == "-") && a.OutTTY {
 		return usageError("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
 	}
 	return c.withClientAndPath(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
-		r, err := cl.Tar(ctx, c.Session, c.Dir, client.AsOf{At: c.At})
+		r, err := cl.GetTar(ctx, c.Session, c.Dir, client.WorkspaceVersion{At: c.At})
 		if err != nil {
 			return err
 		}
@@ -186,26 +187,26 @@ func (c *filesTar) Run(a *app) error {
 			_, err := io.Copy(a.Out, r)
 			return err
 		}
-		n, err := save(c.Output, r, c.Force)
-		return c.printSaved(a, c.Output, n, err)
+		n, err := saveFile(c.Output, r, c.Force)
+		return c.printDownloaded(a, c.Output, n, err)
 	})
 }
 
-type filesPut struct {
-	sessionServer
+type filesPutCommand struct {
+	sessionFlags
 	From string `arg:"" help:"A file or a folder of this machine, or - for standard input."`
 	Path string `arg:"" optional:"" help:"Path in the workspace; by default the same name. The content of a folder goes into this folder."`
 	Tar  bool   `help:"The input is a tar, whose files go into the folder Path."`
 }
 
-// Run uploads a local file, folder or tar into a session's workspace.
-func (c *filesPut) Run(a *app) error {
+// Run uploads a local file, a folder or a tar archive into a session's workspace.
+func (c *filesPutCommand) Run(a *app) error {
 	to := filepath.ToSlash(c.Path)
 	if c.From == "-" {
 		if to == "" && !c.Tar {
 			return usageError("path: standard input needs a path in the workspace")
 		}
-		return c.send(a, to, "", a.In, -1)
+		return c.uploadContent(a, to, "", a.In, -1)
 	}
 	info, err := os.Stat(c.From)
 	if err != nil {
@@ -216,9 +217,9 @@ func (c *filesPut) Run(a *app) error {
 			return usageError("tar: %s is a folder; leave --tar out", c.From)
 		}
 		if to == "" {
-			to = path.Base(filepath.ToSlash(absolute(c.From)))
+			to = path.Base(filepath.ToSlash(absolutePath(c.From)))
 		}
-		return c.sendFolder(a, to)
+		return c.uploadFolder(a, to)
 	}
 	f, err := os.Open(c.From)
 	if err != nil {
@@ -232,29 +233,32 @@ func (c *filesPut) Run(a *app) error {
 	if !info.Mode().IsRegular() {
 		length = -1
 	}
-	return c.send(a, to, mode, f, length)
+	return c.uploadContent(a, to, mode, f, length)
 }
 
-// absolute replaces "." and ".." by the folder's name.
-func absolute(name string) string {
+// absolutePath returns the absolute path of name, so that "." and ".." get a base name. It returns name if the current
+// folder is unknown.
+func absolutePath(name string) string {
 	if abs, err := filepath.Abs(name); err == nil {
 		return abs
 	}
 	return name
 }
 
-func (c *filesPut) send(a *app, to, mode string, r io.Reader, length int64) error {
+// uploadContent uploads the content of r as the file to and prints the result.
+func (c *filesPutCommand) uploadContent(a *app, to, mode string, r io.Reader, length int64) error {
 	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		if c.Tar {
 			d, err := cl.PutTar(ctx, c.Session, to, r)
-			return c.printStored(a, to, d, err)
+			return c.printUploaded(a, to, d, err)
 		}
 		d, err := cl.PutFile(ctx, c.Session, to, mode, r, length)
-		return c.printStored(a, to, d, err)
+		return c.printUploaded(a, to, d, err)
 	})
 }
 
-func (c *filesPut) printStored(a *app, to string, d client.Doc[client.Put], err error) error {
+// printUploaded prints the size and the path of the uploaded content. It returns err if err is not nil.
+func (c *filesPutCommand) printUploaded(a *app, to string, d client.APIObject[client.UploadResult], err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -263,12 +267,12 @@ func (c *filesPut) printStored(a *app, to string, d client.Doc[client.Put], err 
 	case to == "":
 		to = "the workspace"
 	}
-	_, err = fmt.Fprintf(a.Out, "stored %s for %s\n", size(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
+	_, err = fmt.Fprintf(a.Out, "stored %s for %s\n", formatSize(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
 	return err
 }
 
-// sendFolder sends a folder as a tar, which is created while it is sent.
-func (c *filesPut) sendFolder(a *app, to string) error {
+// uploadFolder uploads a folder as a tar archive, which is created during the upload.
+func (c *filesPutCommand) uploadFolder(a *app, to string) error {
 	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		r, w := io.Pipe()
 		done := make(chan struct{})
@@ -281,19 +285,19 @@ func (c *filesPut) sendFolder(a *app, to string) error {
 		d, err := cl.PutTar(ctx, c.Session, to, r)
 		_ = r.Close() // stops the tar if nobody reads it any more
 		<-done
-		return c.printStored(a, to, d, err)
+		return c.printUploaded(a, to, d, err)
 	})
 }
 
-type filesRm struct {
-	sessionServer
+type filesRmCommand struct {
+	sessionFlags
 	Paths []string `arg:"" name:"path" help:"Paths in the workspace."`
 }
 
-// Run removes files.
-func (c *filesRm) Run(a *app) error {
+// Run removes files and folders of a session's workspace.
+func (c *filesRmCommand) Run(a *app) error {
 	for _, p := range c.Paths {
-		if err := checkPath("path", p, false); err != nil {
+		if err := checkWorkspacePath("path", p, false); err != nil {
 			return err
 		}
 	}
@@ -315,12 +319,12 @@ func (c *filesRm) Run(a *app) error {
 	})
 }
 
-// maxQueryFiles is the maximum size in bytes of the files that are sent with a query: in base64 they fit into one
+// maxQueryFileBytes is the maximum total size of the files that are sent with a query. In base64 they must fit into one
 // request.
-const maxQueryFiles = 11 << 20
+const maxQueryFileBytes = 11 << 20
 
-// readFiles reads the files of --file. A path that leaves the current folder keeps only its last element.
-func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
+// readQueryFiles reads the files of the flag --file. A path outside of the current folder keeps only its last element.
+func readQueryFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	var out []*spoolv1.WorkspaceFile
 	total := 0
 	add := func(name, to string, mode fs.FileMode) error {
@@ -328,12 +332,12 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 		if err != nil {
 			return usageError("file: %v", err)
 		}
-		content, err := io.ReadAll(io.LimitReader(f, maxQueryFiles+1))
+		content, err := io.ReadAll(io.LimitReader(f, maxQueryFileBytes+1))
 		if err = errors.Join(err, f.Close()); err != nil {
 			return usageError("file: %v", err)
 		}
-		if total += len(content); total > maxQueryFiles {
-			return usageError("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxQueryFiles), name)
+		if total += len(content); total > maxQueryFileBytes {
+			return usageError("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", formatSize(maxQueryFileBytes), name)
 		}
 		encoded := base64.StdEncoding.EncodeToString(content)
 		out = append(out, &spoolv1.WorkspaceFile{Path: to, ContentBase64: &encoded, Mode: uint32(mode.Perm())})
@@ -346,7 +350,7 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 		}
 		to := path.Clean(filepath.ToSlash(name))
 		if !filepath.IsLocal(name) || to == "." {
-			to = path.Base(filepath.ToSlash(absolute(name)))
+			to = path.Base(filepath.ToSlash(absolutePath(name)))
 		}
 		if !info.IsDir() {
 			if err := add(name, to, info.Mode()); err != nil {
@@ -378,8 +382,8 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	return out, nil
 }
 
-// size formats a number of bytes for people.
-func size(n int64) string {
+// formatSize formats a number of bytes for people, such as "1.5 MiB".
+func formatSize(n int64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)

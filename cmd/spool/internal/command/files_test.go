@@ -90,7 +90,7 @@ func TestFiles_ListGetAndTar(t *testing.T) {
 	dir := t.TempDir()
 	run := func(code int, args ...string) result {
 		t.Helper()
-		got := spool(t, world(t), append([]string{"files"}, append(args, "--url", s.URL)...)...)
+		got := spool(t, testIO(t), append([]string{"files"}, append(args, "--url", s.URL)...)...)
 		if got.code != code {
 			t.Errorf("%v: %+v", args, got)
 		}
@@ -134,7 +134,7 @@ func TestFiles_ListGetAndTar(t *testing.T) {
 	if err != nil || len(list) != 2 {
 		t.Errorf("left behind: %v, %v", list, err)
 	}
-	w := world(t)
+	w := testIO(t)
 	w.OutTTY = true
 	if got := spool(t, w, "files", "tar", ses, "--url", s.URL); got.code != ExitUsage || !strings.Contains(got.err, "terminal") {
 		t.Errorf("%+v", got)
@@ -161,15 +161,15 @@ func TestFiles_PutAndRemove(t *testing.T) {
 		t.Errorf("%v: %+v, requested %s, want %s", args, got, requested, want)
 		return got, nil
 	}
-	if got, body := run(world(t), "PUT /files/run.sh?mode=755 application/octet-stream", "put", ses, script); string(body) != "#!/bin/sh\n" || got.out != "stored 3 B for run.sh\n" {
+	if got, body := run(testIO(t), "PUT /files/run.sh?mode=755 application/octet-stream", "put", ses, script); string(body) != "#!/bin/sh\n" || got.out != "stored 3 B for run.sh\n" {
 		t.Errorf("sent %q, %+v", body, got)
 	}
-	w := world(t)
+	w := testIO(t)
 	w.In = strings.NewReader("piped")
 	if _, body := run(w, "PUT /files/a/b application/octet-stream", "put", ses, "-", "a/b"); string(body) != "piped" {
 		t.Errorf("sent %q", body)
 	}
-	_, body := run(world(t), "PUT /files?dir=to application/x-tar", "put", ses, filepath.Join(dir, "sub"), "to")
+	_, body := run(testIO(t), "PUT /files?dir=to application/x-tar", "put", ses, filepath.Join(dir, "sub"), "to")
 	var names []string
 	for r := tar.NewReader(bytes.NewReader(body)); ; {
 		h, err := r.Next()
@@ -181,9 +181,9 @@ func TestFiles_PutAndRemove(t *testing.T) {
 	if !slices.Equal(names, []string{"deep/", "deep/y", "x"}) {
 		t.Errorf("the tar holds %v", names)
 	}
-	run(world(t), "PUT /files?dir=sub application/x-tar", "put", ses, filepath.Join(dir, "sub"))
-	run(world(t), "PUT /files application/x-tar", "put", ses, "--tar", script)
-	if got, _ := run(world(t), "DELETE /files/b ", "rm", ses, "a", "b"); got.out != "requested to remove a\nrequested to remove b\n" {
+	run(testIO(t), "PUT /files?dir=sub application/x-tar", "put", ses, filepath.Join(dir, "sub"))
+	run(testIO(t), "PUT /files application/x-tar", "put", ses, "--tar", script)
+	if got, _ := run(testIO(t), "DELETE /files/b ", "rm", ses, "a", "b"); got.out != "requested to remove a\nrequested to remove b\n" {
 		t.Errorf("%+v", got)
 	}
 	before := s.count()
@@ -191,7 +191,7 @@ func TestFiles_PutAndRemove(t *testing.T) {
 		{"put", ses, "/nonsense"}, {"put", ses, "-"}, {"put", ses, script, "../x"}, {"put", ses, script, "/etc/x"}, {"put", "ses_*", script}, {"put", ses, dir, "--tar"},
 		{"rm", ses, "a", "b/../../c"}, {"rm", ses, `a\b`}, {"get", ses, "/etc/passwd"}, {"ls", ses, ".."}, {"ls", ses, "a//b"},
 	} {
-		if got := spool(t, world(t), append([]string{"files"}, append(args, "--url", s.URL)...)...); got.code != ExitUsage || strings.Count(got.err, "\n") != 1 {
+		if got := spool(t, testIO(t), append([]string{"files"}, append(args, "--url", s.URL)...)...); got.code != ExitUsage || strings.Count(got.err, "\n") != 1 {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -209,7 +209,7 @@ func TestRun_SendsFilesAndOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := serve(t, accepted, dispatched, events.ExecutionCompleted{})
-	got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "acp", "--sandbox", "docker", "--image", "agents:2", "--command", `my-agent --acp 'a b'`, "--model-preset", "qwen",
+	got := spool(t, testIO(t), "run", "--url", f.URL, "--architecture", "acp", "--sandbox", "docker", "--image", "agents:2", "--command", `my-agent --acp 'a b'`, "--model-preset", "qwen",
 		"--egress", "pypi.org", "--egress", "GET,HEAD a.example.com", "--egress", "*.example.com:8443", "--file", file, "--file", filepath.Join(dir, "sub"), "q")
 	want := `{"architecture":"acp","sandbox":"docker","sessionOptions":{"image":"agents:2","command":["my-agent","--acp","a b"],"egress":["pypi.org","GET,HEAD a.example.com","*.example.com:8443"],"modelSettings":{"preset":"qwen"}},"content":"q",` +
 		`"workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384},{"path":"sub/x","contentBase64":"","mode":384}],"permissions":{"unattended":true}}`
@@ -217,12 +217,12 @@ func TestRun_SendsFilesAndOptions(t *testing.T) {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})
-	got = spool(t, world(t), "run", "--url", f.URL, "--session", ses, "--file", file, "q")
+	got = spool(t, testIO(t), "run", "--url", f.URL, "--session", ses, "--file", file, "q")
 	if want := `{"content":"q","workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384}],"permissions":{"unattended":true}}`; got.code != ExitDone || !slices.Contains(f.bodies, want) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	large := filepath.Join(dir, "large")
-	if err := os.WriteFile(large, make([]byte, maxQueryFiles), 0o600); err != nil {
+	if err := os.WriteFile(large, make([]byte, maxQueryFileBytes), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for says, args := range map[string][]string{
@@ -233,7 +233,7 @@ func TestRun_SendsFilesAndOptions(t *testing.T) {
 		"leave them out with --session":              {"--session", ses, "--image", "i"},
 		"command: the last character is a backslash": {"--command", `a\`},
 	} {
-		if got := spool(t, world(t), append(append([]string{"run", "--url", nowhere}, args...), "q")...); got.code != ExitUsage || !strings.Contains(got.err, says) {
+		if got := spool(t, testIO(t), append(append([]string{"run", "--url", nowhere}, args...), "q")...); got.code != ExitUsage || !strings.Contains(got.err, says) {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -244,7 +244,7 @@ func TestWords_SplitsACommandLine(t *testing.T) {
 	for line, want := range map[string][]string{
 		"": nil, "  ": nil, "a": {"a"}, " a  b\tc ": {"a", "b", "c"}, `a "b c" 'd "e'`: {"a", "b c", `d "e`}, `a\ b \"`: {"a b", `"`}, `'a\b' "c\"d"`: {`a\b`, `c"d`}, `"" x''y`: {"", "xy"},
 	} {
-		if got, err := words(line); err != nil || !slices.Equal(got, want) {
+		if got, err := splitWords(line); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%q: got %q, %v", line, got, err)
 		}
 	}
@@ -253,12 +253,12 @@ func TestWords_SplitsACommandLine(t *testing.T) {
 func TestShow_PrintsSandboxSnapshotAndMeteredUsage(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	got := spool(t, world(t), "sessions", "show", ses, "--url", f.URL)
+	got := spool(t, testIO(t), "sessions", "show", ses, "--url", f.URL)
 	if got.code != ExitDone || !strings.Contains(got.out, "running in    sbx_1, paused, unhealthy (no answer)\n") || !strings.Contains(got.out, "3 files, 5.0 GiB\n") ||
 		!strings.Contains(got.out, "sandbox time  1m1.5s, $0.2500\n") {
 		t.Errorf("%+v", got)
 	}
-	got = spool(t, world(t), "executions", "show", exe, "--url", f.URL)
+	got = spool(t, testIO(t), "executions", "show", exe, "--url", f.URL)
 	if got.code != ExitDone || !strings.Contains(got.out, "phase         paused\n") || !strings.Contains(got.out, "sandbox time  1.5s\n") || !strings.Contains(got.out, "anthropic   m      3         1       15         2    $0.5000\n") {
 		t.Errorf("%+v", got)
 	}
@@ -274,11 +274,11 @@ func TestControls_RequestThePathOfEachCommand(t *testing.T) {
 		"POST /api/sessions/" + ses + "/environment/terminate": {"sessions", "terminate", ses},
 	} {
 		f := serve(t)
-		got := spool(t, world(t), append(args, "--url", f.URL)...)
+		got := spool(t, testIO(t), append(args, "--url", f.URL)...)
 		if got.code != ExitDone || !f.wasRequested(requested) || !strings.Contains(got.out, args[2]) {
 			t.Errorf("%v: %+v, requests %v", args, got, f.requests)
 		}
-		if got := spool(t, world(t), args[0], args[1], "x", "--url", f.URL); got.code != ExitUsage {
+		if got := spool(t, testIO(t), args[0], args[1], "x", "--url", f.URL); got.code != ExitUsage {
 			t.Errorf("%v of no id: %+v", args[:2], got)
 		}
 	}

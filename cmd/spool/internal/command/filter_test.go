@@ -32,16 +32,16 @@ func TestLists_SendEachFlagAsParameter(t *testing.T) {
 	for noun, state := range map[string][2]string{"sessions": {"status", "closed"}, "executions": {"phase", "failed"}} {
 		want := url.Values(http.Header(want).Clone())
 		want.Set(state[0], state[1])
-		got := spool(t, world(t), append([]string{noun, "ls", "--url", s.URL, "--" + state[0] + "=" + state[1]}, flags...)...)
+		got := spool(t, testIO(t), append([]string{noun, "ls", "--url", s.URL, "--" + state[0] + "=" + state[1]}, flags...)...)
 		if got.code != ExitDone || requested.Encode() != want.Encode() {
 			t.Errorf("%s: %+v requested %s, want %s", noun, got, requested.Encode(), want.Encode())
 		}
-		if got := spool(t, world(t), noun, "ls", "--url", s.URL, "--metadata=team"); got.code != ExitDone || requested.Encode() != "metadataKey=team" {
+		if got := spool(t, testIO(t), noun, "ls", "--url", s.URL, "--metadata=team"); got.code != ExitDone || requested.Encode() != "metadataKey=team" {
 			t.Errorf("%s: %+v requested %s", noun, got, requested.Encode())
 		}
 	}
 	const ses = "ses_01ARZ3NDEKTSV4RRFFQ69G5FAV"
-	if got := spool(t, world(t), "executions", "ls", "--url", s.URL, "--session", ses, "--text=x"); got.code != ExitUsage {
+	if got := spool(t, testIO(t), "executions", "ls", "--url", s.URL, "--session", ses, "--text=x"); got.code != ExitUsage {
 		t.Errorf("a session's executions with another filter: %+v", got)
 	}
 }
@@ -64,7 +64,7 @@ func TestShow_PrintsTitleAgentAndInstance(t *testing.T) {
 	}))
 	defer s.Close()
 	for noun, id := range map[string]string{"sessions": ses, "executions": exe} {
-		got := spool(t, world(t), noun, "show", "--url", s.URL, id)
+		got := spool(t, testIO(t), noun, "show", "--url", s.URL, id)
 		for _, want := range []string{instance, "look at it", "reviewer"} {
 			if got.code != ExitDone || !strings.Contains(got.out, want) {
 				t.Errorf("%s show: %+v lacks %s", noun, got, want)

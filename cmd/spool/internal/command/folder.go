@@ -21,24 +21,24 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// folderLimits limit the upload of a folder.
+// folderLimits are limits on the number of entries and the size of a folder that is uploaded or downloaded.
 type folderLimits struct {
 	entries int
 	bytes   int64 // approximate size of the tar
 }
 
-// uploadLimits are the limits of a server with default settings.
+// uploadLimits are the limits that a server with default settings has for the upload of a folder.
 var uploadLimits = folderLimits{entries: 50_000, bytes: 1 << 30}
 
 // The kinds of entries, with the names of the API.
 const (
-	kindFile    = "file"
-	kindDir     = "dir"
-	kindSymlink = "symlink"
+	entryKindFile    = "file"
+	entryKindDir     = "dir"
+	entryKindSymlink = "symlink"
 )
 
-// entry is a file, a folder or a symbolic link in a folder, with its slash-separated path.
-type entry struct {
+// folderEntry is a file, a folder or a symbolic link in a folder. Its path is relative to the folder, with slashes.
+type folderEntry struct {
 	Path   string `json:"path"`
 	Kind   string `json:"kind"`
 	Size   int64  `json:"size,omitempty"` // bytes
@@ -47,15 +47,17 @@ type entry struct {
 	SHA256 string `json:"sha256,omitempty"` // hex, of a file's content
 }
 
-// same reports whether two entries are equal in everything that a pull transfers.
-func (e *entry) same(other *entry) bool {
+// equals reports whether two entries agree in everything that "spool files pull" transfers: kind, mode, link target and
+// content.
+func (e *folderEntry) equals(other *folderEntry) bool {
 	if e == nil || other == nil {
 		return e == other
 	}
 	return e.Kind == other.Kind && e.Mode == other.Mode && e.Target == other.Target && e.SHA256 == other.SHA256
 }
 
-// localFolder returns the absolute path of a folder that the user named, or an error if it is not a folder.
+// localFolder returns the absolute path of a folder that the user has named. It returns a usage error if name is not a
+// folder.
 func localFolder(field, name string) (string, error) {
 	abs, err := filepath.Abs(name)
 	if err != nil {
@@ -73,8 +75,9 @@ func localFolder(field, name string) (string, error) {
 	return abs, nil
 }
 
-// sensitiveFolder reports whether a folder is the root of the file system or the user's home, and describes it.
-func sensitiveFolder(dir string) (what string, is bool) {
+// describeSensitiveFolder reports whether dir is the root of the file system or the user's home, and returns a
+// description of it.
+func describeSensitiveFolder(dir string) (what string, is bool) {
 	if dir == filepath.VolumeName(dir)+string(filepath.Separator) {
 		return "the root of the file system", true
 	}
@@ -84,38 +87,40 @@ func sensitiveFolder(dir string) (what string, is bool) {
 	return "", false
 }
 
+// sameFolder reports whether two paths name the same folder.
 func sameFolder(a, b string) bool {
 	one, err1 := os.Stat(a)
 	two, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(one, two)
 }
 
-// scanner walks a folder and applies its ignore files.
-type scanner struct {
+// folderScanner lists the entries of a folder, without those that its ignore files exclude.
+type folderScanner struct {
 	ctx     context.Context
 	root    *os.Root
 	limits  folderLimits
-	entries []entry
+	entries []folderEntry
 	bytes   int64
 }
 
-// scan lists the entries of a folder that are not ignored, sorted by path, without digests of their content. It
-// returns an error that names the first entry that cannot be uploaded.
-func scan(ctx context.Context, root *os.Root, limits folderLimits) ([]entry, error) {
+// scanFolder returns the entries of a folder that its ignore files do not exclude, sorted by path and without digests.
+// It returns an error for an entry that cannot be uploaded.
+func scanFolder(ctx context.Context, root *os.Root, limits folderLimits) ([]folderEntry, error) {
 	tree, err := ignore.ReadTree(root.FS())
 	if err != nil {
 		return nil, usageError("workspace: %v", err)
 	}
-	s := &scanner{ctx: ctx, root: root, limits: limits}
+	s := &folderScanner{ctx: ctx, root: root, limits: limits}
 	if err := s.listFolder("", tree); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(s.entries, func(a, b entry) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortFunc(s.entries, func(a, b folderEntry) int { return strings.Compare(a.Path, b.Path) })
 	return s.entries, nil
 }
 
-func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
-	list, err := fs.ReadDir(s.root.FS(), cleanDir(dir))
+// listFolder adds the entries of a folder that are not ignored.
+func (s *folderScanner) listFolder(dir string, tree ignore.Tree) error {
+	list, err := fs.ReadDir(s.root.FS(), dirOrRoot(dir))
 	if err != nil {
 		return unreadableError(dir, err)
 	}
@@ -131,7 +136,7 @@ func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
 		if err != nil {
 			return unreadableError(p, err)
 		}
-		if err := s.add(p, info); err != nil {
+		if err := s.addEntry(p, info); err != nil {
 			return err
 		}
 		if !info.IsDir() {
@@ -144,8 +149,9 @@ func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
 	return nil
 }
 
-// listSubfolder lists a folder below the root with the rules of its parents and its own.
-func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
+// listSubfolder adds the entries of a folder below the root, to which the ignore rules of its parents and its own
+// apply.
+func (s *folderScanner) listSubfolder(p string, above ignore.Tree) error {
 	sub, err := fs.Sub(s.root.FS(), p)
 	if err != nil {
 		return unreadableError(p, err)
@@ -160,59 +166,62 @@ func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
 	return s.listFolder(p, tree)
 }
 
-func cleanDir(dir string) string {
+// dirOrRoot returns dir, or "." if dir is "".
+func dirOrRoot(dir string) string {
 	if dir == "" {
 		return "."
 	}
 	return dir
 }
 
-// Entries of a tar are rounded up to tarBlock. longName is the size of a name that does not fit into a header.
+// Entries of a tar are rounded up to tarBlockBytes. longNameTarBytes is the size of a name that does not fit into a
+// header.
 const (
-	tarBlock = 512
-	longName = 3 * tarBlock
-	maxShort = 100
+	tarBlockBytes     = 512
+	longNameTarBytes  = 3 * tarBlockBytes
+	maxShortNameBytes = 100
 )
 
-func (s *scanner) add(p string, info fs.FileInfo) error {
+// addEntry adds an entry to the list. It returns a usage error if the entry cannot be uploaded or exceeds the limits.
+func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
 		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
 	}
-	if err := checkPath("workspace", p, false); err != nil {
+	if err := checkWorkspacePath("workspace", p, false); err != nil {
 		return err
 	}
-	e := entry{Path: p, Mode: uint32(info.Mode().Perm())}
+	e := folderEntry{Path: p, Mode: uint32(info.Mode().Perm())}
 	switch info.Mode().Type() {
 	case 0:
-		e.Kind, e.Size = kindFile, info.Size()
+		e.Kind, e.Size = entryKindFile, info.Size()
 	case fs.ModeDir:
-		e.Kind = kindDir
+		e.Kind = entryKindDir
 	case fs.ModeSymlink:
 		target, err := s.root.Readlink(p)
 		if err != nil {
 			return unreadableError(p, err)
 		}
-		if !staysInside(p, target) {
+		if !linkStaysInside(p, target) {
 			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
 		}
-		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
+		e.Kind, e.Mode, e.Target = entryKindSymlink, 0, target
 	default:
-		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
+		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, specialFileType(info.Mode()), ignore.SpoolFile)
 	}
-	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
-	if len(p) > maxShort || len(e.Target) > maxShort {
-		s.bytes += longName
+	s.bytes += tarBlockBytes + (e.Size+tarBlockBytes-1)/tarBlockBytes*tarBlockBytes
+	if len(p) > maxShortNameBytes || len(e.Target) > maxShortNameBytes {
+		s.bytes += longNameTarBytes
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
 		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
 	case e.Size > s.limits.bytes:
-		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, formatSize(e.Size), formatSize(s.limits.bytes), ignore.SpoolFile)
 	case s.bytes > s.limits.bytes:
-		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", formatSize(s.limits.bytes), ignore.SpoolFile)
 	}
-	if e.Kind == kindFile {
-		f, _, err := openRegular(s.root, p)
+	if e.Kind == entryKindFile {
+		f, _, err := openRegularFile(s.root, p)
 		if err != nil {
 			return unreadableError(p, err)
 		}
@@ -224,8 +233,8 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	return nil
 }
 
-// special returns the name of a file type that is not a file, folder or link.
-func special(mode fs.FileMode) string {
+// specialFileType returns a name for the type of a file that is not a regular file, a folder or a link.
+func specialFileType(mode fs.FileMode) string {
 	switch {
 	case mode&fs.ModeNamedPipe != 0:
 		return "named pipe"
@@ -237,17 +246,17 @@ func special(mode fs.FileMode) string {
 	return "special file"
 }
 
-// unreadableError returns the error for a path of the folder that cannot be read.
+// unreadableError returns the error for a path in the folder that could not be read because of err.
 func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
+		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", dirOrRoot(p), ignore.SpoolFile)
 	}
-	return usageError("workspace: %q: %v", cleanDir(p), err)
+	return usageError("workspace: %q: %v", dirOrRoot(p), err)
 }
 
-// staysInside reports whether a link leads into its own folder, whatever links are on the way: a ".." after a name
-// counts as outside.
-func staysInside(p, target string) bool {
+// linkStaysInside reports whether the target of a link at path p stays inside the folder, wherever other links lead. A
+// ".." after a name counts as outside.
+func linkStaysInside(p, target string) bool {
 	if target == "" || path.IsAbs(target) || strings.ContainsFunc(target, unicode.IsControl) {
 		return false
 	}
@@ -266,20 +275,20 @@ func staysInside(p, target string) bool {
 	return true
 }
 
-// totalBytes returns the size of all files in bytes.
-func totalBytes(list []entry) (n int64) {
+// totalBytes returns the total size of all files in the list.
+func totalBytes(list []folderEntry) (n int64) {
 	for _, e := range list {
 		n += e.Size
 	}
 	return n
 }
 
-// errChanged is returned for a file that changed since the folder was listed.
-var errChanged = errors.New("changed while it was read: try again when no program writes to the folder")
+// errFileChanged is returned for a file that has changed since the folder was listed.
+var errFileChanged = errors.New("changed while it was read: try again when no program writes to the folder")
 
-// pack writes the entries of a folder as a tar and sets the digests of their content. It calls moved with the
-// number of bytes as it writes them.
-func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved func(n int64)) error {
+// packFolder writes the entries of a folder to a tar archive, and sets the digests of their content. It calls moved
+// with the number of bytes after each write.
+func packFolder(ctx context.Context, root *os.Root, list []folderEntry, to io.Writer, moved func(n int64)) error {
 	w := tar.NewWriter(to)
 	for i := range list {
 		if err := ctx.Err(); err != nil {
@@ -294,49 +303,50 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 	return w.Close()
 }
 
-func packEntry(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error {
+// packEntry writes one entry to a tar archive, and sets the digest of its content.
+func packEntry(root *os.Root, e *folderEntry, w *tar.Writer, moved func(n int64)) error {
 	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
 	switch e.Kind {
-	case kindDir:
+	case entryKindDir:
 		h.Typeflag, h.Name = tar.TypeDir, e.Path+"/"
 		return w.WriteHeader(h)
-	case kindSymlink:
+	case entryKindSymlink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, e.Target
 		return w.WriteHeader(h)
 	}
-	f, info, err := openRegular(root, e.Path)
+	f, info, err := openRegularFile(root, e.Path)
 	if err != nil {
 		return err
 	}
 	defer f.Close() //nolint:errcheck // only read
 	if info.Size() != e.Size {
-		return errChanged
+		return errFileChanged
 	}
 	h.Typeflag, h.Size, h.ModTime = tar.TypeReg, e.Size, info.ModTime()
 	if err := w.WriteHeader(h); err != nil {
 		return err
 	}
 	sum := sha256.New()
-	n, err := io.Copy(io.MultiWriter(w, sum, countingWriter(moved)), io.LimitReader(f, e.Size))
+	n, err := io.Copy(io.MultiWriter(w, sum, writeCounter(moved)), io.LimitReader(f, e.Size))
 	if err != nil {
 		return err
 	}
 	if n != e.Size {
-		return errChanged
+		return errFileChanged
 	}
 	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	return nil
 }
 
-// openRegular opens a regular file. It does not block on a named pipe.
-func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
+// openRegularFile opens a regular file. It returns an error for other files, and does not block on a named pipe.
+func openRegularFile(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errChanged
+		err = errFileChanged
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())
@@ -344,10 +354,10 @@ func openRegular(root *os.Root, p string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// countingWriter is a writer that reports the number of written bytes.
-type countingWriter func(n int64)
+// writeCounter is an io.Writer that calls itself with the number of bytes of each write.
+type writeCounter func(n int64)
 
-func (c countingWriter) Write(p []byte) (int, error) {
+func (c writeCounter) Write(p []byte) (int, error) {
 	c(int64(len(p)))
 	return len(p), nil
 }

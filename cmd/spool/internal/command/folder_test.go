@@ -30,14 +30,14 @@ func makeFolder(t *testing.T, names ...string) string {
 	return dir
 }
 
-func scanned(t *testing.T, dir string, limits folderLimits) ([]entry, error) {
+func scanned(t *testing.T, dir string, limits folderLimits) ([]folderEntry, error) {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer root.Close() //nolint:errcheck // only read
-	return scan(t.Context(), root, limits)
+	return scanFolder(t.Context(), root, limits)
 }
 
 func TestScan_OmitsIgnoredFiles(t *testing.T) {
@@ -150,7 +150,7 @@ func TestRunWorkspace_ReportsErrorsBeforeARequest(t *testing.T) {
 		{[]string{"--copy"}, "requires --workspace"},
 	} {
 		f := serve(t, accepted)
-		got := spool(t, world(t), append([]string{"run", "--url", f.URL, "q"}, c.args...)...)
+		got := spool(t, testIO(t), append([]string{"run", "--url", f.URL, "q"}, c.args...)...)
 		if got.code != ExitUsage || !strings.Contains(got.err, c.says) || len(f.requests) > 0 {
 			t.Errorf("%v: %+v, requests %v", c.args, got, f.requests)
 		}
@@ -166,7 +166,7 @@ func TestStaysInside_DetectsLinksOutOfTheFolder(t *testing.T) {
 		{"a", "b", true}, {"d/a", "../b", true}, {"d/e/a", "../../b", true}, {"a", ".", true}, {"a", "./b/c", true},
 		{"a", "..", false}, {"d/a", "../../b", false}, {"a", "/b", false}, {"a", "", false}, {"d/a", "b/../../c", false}, {"d/a", "b/../c", false}, {"a", "b\n", false},
 	} {
-		if got := staysInside(c.path, c.target); got != c.want {
+		if got := linkStaysInside(c.path, c.target); got != c.want {
 			t.Errorf("%s -> %s: %v", c.path, c.target, got)
 		}
 	}

@@ -12,14 +12,14 @@ import (
 )
 
 type forkCommand struct {
-	server
+	serverFlags
 	Session  string  `arg:"" help:"The id of the session to fork."`
 	At       *uint32 `placeholder:"N" help:"Fork at the event with this seq; by default at the last event."`
 	Agent    string  `placeholder:"REF" help:"Another version of the session's agent, or another agent of the same architecture."`
 	Metadata string  `placeholder:"JSON" help:"Metadata of the new session; by default the session's."`
 }
 
-// Run creates a session that continues after an event of another session, and prints its id.
+// Run creates a session that continues from an event of another session, and prints the new session's id.
 func (c *forkCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
@@ -45,16 +45,16 @@ func (c *forkCommand) Run(a *app) error {
 		if _, err := fmt.Fprintln(a.Out, doc.Value.SessionId); err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Err, "spool: %s\n", forkedFrom(doc.Value.Parent))
+		fmt.Fprintf(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
 		return nil
 	})
 }
 
-// forkedFrom describes the start of a fork.
-func forkedFrom(p *spoolv1.ParentSession) string {
+// describeForkOrigin returns a text that states from which session and event a fork continues.
+func describeForkOrigin(p *spoolv1.ParentSession) string {
 	s := fmt.Sprintf("%s at event %d", p.GetSessionId(), p.GetEffective())
 	if p.GetEffective() != p.GetAsked() {
-		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.Line(p.GetReason()))
+		s += fmt.Sprintf(" (requested %d: %s)", p.GetAsked(), terminal.SafeLine(p.GetReason()))
 	}
 	switch {
 	case p.GetSnapshot() == "":

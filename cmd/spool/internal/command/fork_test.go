@@ -55,7 +55,7 @@ func TestSessionsShow_ListsForks(t *testing.T) {
 		hint  string
 	}{0: {}, 3: {shown: 3}, 20: {shown: 20}, 40: {20, "only the newest 20 of 40 forks are shown; `spool sessions ls --parent " + ses + " --limit 0` shows all\n"}} {
 		url, requested := serveForks(t, forks)
-		got := spool(t, world(t), "sessions", "show", ses, "--url", url)
+		got := spool(t, testIO(t), "sessions", "show", ses, "--url", url)
 		if got.code != ExitDone || strings.Count(got.out, "ses_fork") != want.shown || got.err != want.hint || strings.Contains(got.out, "FORK  ") != (forks > 0) || strings.Contains(got.out, "\x1b") {
 			t.Errorf("%d forks: %+v", forks, got)
 		}
@@ -71,11 +71,11 @@ func TestSessionsShow_ListsForks(t *testing.T) {
 func TestSessionsLs_ListsForksOfAParent(t *testing.T) {
 	t.Parallel()
 	url, requested := serveForks(t, 40)
-	got := spool(t, world(t), "sessions", "ls", "--parent", ses, "--limit", "0", "--url", url)
+	got := spool(t, testIO(t), "sessions", "ls", "--parent", ses, "--limit", "0", "--url", url)
 	if got.code != ExitDone || strings.Count(got.out, "ses_fork") != 40 || len(*requested) != 3 || (*requested)[0] != "/api/sessions?parent="+ses {
 		t.Errorf("requested %v: %+v", *requested, got)
 	}
-	if got = spool(t, world(t), "sessions", "ls", "--parent", "x", "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "parent: ") {
+	if got = spool(t, testIO(t), "sessions", "ls", "--parent", "x", "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "parent: ") {
 		t.Errorf("of no session: %+v", got)
 	}
 }

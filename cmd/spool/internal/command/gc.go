@@ -13,7 +13,7 @@ import (
 )
 
 type gcCommand struct {
-	installation
+	installationFlags
 	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"Postgres of the installation; by default that of the stack on the data folder."`
 	DryRun   bool   `help:"Remove nothing: list what would be removed, and what has to wait."`
 
@@ -22,10 +22,10 @@ type gcCommand struct {
 	Snapshots int           `default:"${janitor_Snapshots}" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
 }
 
-// gcWait is the time that gc waits for the installation's janitor to finish its current pass.
-const gcWait = time.Minute
+// janitorTimeout is the time for which "spool gc" waits while the installation's own janitor performs a pass.
+const janitorTimeout = time.Minute
 
-// Run performs one pass of the janitor.
+// Run performs one pass of the janitor, which erases the content of deleted sessions.
 func (c *gcCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
@@ -38,11 +38,11 @@ func (c *gcCommand) Run(a *app) (err error) {
 	if c.Grace < time.Millisecond {
 		return usageError("grace: %s is less than 1ms", c.Grace)
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	inst, err := c.open(ctx, a, c.Database)
+	inst, err := c.openInstallation(ctx, a, c.Database)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
 	j, err := janitor.New(janitor.Config{DatabaseURL: inst.DatabaseURL, Grace: c.Grace, Uploads: c.Uploads, Snapshots: c.Snapshots},
@@ -50,19 +50,20 @@ func (c *gcCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	report, err := c.pass(ctx, j)
-	if printed := c.print(a, report); err == nil {
+	report, err := c.runPass(ctx, j)
+	if printed := c.printReport(a, report); err == nil {
 		err = printed
 	}
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	return nil
 }
 
-// pass waits while the installation's own janitor performs a pass.
-func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
-	late := time.After(gcWait)
+// runPass performs one pass of the janitor j. If the installation's own janitor performs a pass, runPass waits for its
+// end first.
+func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
+	late := time.After(janitorTimeout)
 	for {
 		report, err := j.Pass(ctx, c.DryRun)
 		if !errors.Is(err, janitor.ErrBusy) {
@@ -78,7 +79,8 @@ func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Repor
 	}
 }
 
-func (c *gcCommand) print(a *app, r janitor.Report) error {
+// printReport prints what a pass of the janitor erased or would erase.
+func (c *gcCommand) printReport(a *app, r janitor.Report) error {
 	if c.JSON {
 		for _, i := range r.Items {
 			if err := a.printJSON(i); err != nil {

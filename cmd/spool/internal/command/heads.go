@@ -25,7 +25,7 @@ type headsPublicKeyCommand struct {
 	KeyFile string `name:"heads-key-file" env:"SPOOL_HEADS_KEY_FILE" placeholder:"FILE" help:"File of the private key, such as heads.key in the data folder."`
 }
 
-// Run prints the public key.
+// Run prints the public key that verifies the signed heads of the log.
 func (c *headsPublicKeyCommand) Run(a *app) error {
 	text := c.Key
 	switch {
@@ -46,11 +46,11 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	return err
 }
 
-// signedHeads returns the signed heads of the installation, or nil without public keys.
-func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
+// readSignedHeads returns the signed heads of the log, or nil if the command has no public key.
+func (c *verifyCommand) readSignedHeads(ctx context.Context, inst Installation) ([]*heads.Chain, error) {
 	var keys []heads.PublicKey
 	for _, file := range c.PublicKey {
-		more, err := publicKeys(file)
+		more, err := readPublicKeys(file)
 		if err != nil {
 			return nil, err
 		}
@@ -71,8 +71,8 @@ func (c *verifyCommand) signedHeads(ctx context.Context, inst Installation) ([]*
 	return chains, err
 }
 
-// publicKeys reads a file with at least one public key.
-func publicKeys(file string) ([]heads.PublicKey, error) {
+// readPublicKeys reads a file that contains at least one public key.
+func readPublicKeys(file string) ([]heads.PublicKey, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("public-key: %w", err)
@@ -91,27 +91,29 @@ func publicKeys(file string) ([]heads.PublicKey, error) {
 	return keys, nil
 }
 
-// provedShard describes how far the signed heads of a shard reach.
-type provedShard struct {
+// signedShard states up to which commit the signed heads of a shard cover the log.
+type signedShard struct {
 	Shard     int       `json:"shard"`
-	Position  string    `json:"position"`      // up to which they list every change
-	Time      time.Time `json:"time,omitzero"` // time of that signature; absent if there is none
+	Position  string    `json:"position"`      // position up to which the signed heads cover every commit
+	Time      time.Time `json:"time,omitzero"` // time of the signature at this position; absent if there is none
 	Entries   uint64    `json:"entries"`
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
 
-func provedShards(chains []*heads.Chain) []provedShard {
-	var list []provedShard
+// describeSignedShards returns for each shard how far its signed heads reach.
+func describeSignedShards(chains []*heads.Chain) []signedShard {
+	var list []signedShard
 	for _, c := range chains {
 		through, at := c.Proved()
 		n, hash, _ := c.Last()
-		list = append(list, provedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
+		list = append(list, signedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
 	}
 	return list
 }
 
-func printProved(w io.Writer, chains []*heads.Chain) error {
-	for i, p := range provedShards(chains) {
+// printSignedShards prints for each shard how far its signed heads reach.
+func printSignedShards(w io.Writer, chains []*heads.Chain) error {
+	for i, p := range describeSignedShards(chains) {
 		_, _, last := chains[i].Last()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {

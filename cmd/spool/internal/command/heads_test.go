@@ -16,8 +16,8 @@ func TestHeadsPublicKey_PrintsThePublicKey(t *testing.T) {
 	if err := os.WriteFile(file, []byte(seed+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	one := spool(t, world(t), "heads", "public-key", "--heads-key", seed)
-	if two := spool(t, world(t), "heads", "public-key", "--heads-key-file", file); one.code != 0 || len(one.out) != 65 || two.out != one.out {
+	one := spool(t, testIO(t), "heads", "public-key", "--heads-key", seed)
+	if two := spool(t, testIO(t), "heads", "public-key", "--heads-key-file", file); one.code != 0 || len(one.out) != 65 || two.out != one.out {
 		t.Errorf("got %+v and %+v", one, two)
 	}
 	for name, args := range map[string][]string{
@@ -25,15 +25,15 @@ func TestHeadsPublicKey_PrintsThePublicKey(t *testing.T) {
 		"heads-key: is not a key": {"--heads-key", seed[1:]},
 		"heads-key-file: open ":   {"--heads-key-file", file + "x"},
 	} {
-		got := spool(t, world(t), append([]string{"heads", "public-key"}, args...)...)
+		got := spool(t, testIO(t), append([]string{"heads", "public-key"}, args...)...)
 		if got.code == 0 || !strings.HasPrefix(got.err, "spool: "+name) || strings.Contains(got.err, seed[1:]) {
 			t.Errorf("%q: got %+v", name, got)
 		}
 	}
 }
 
-// TestVerify_RefusesWrongPublicKeys tests that an invalid key file is an error that names the option and the file, before
-// the log is read.
+// TestVerify_RefusesWrongPublicKeys tests that an invalid key file is an error that names the option and the file,
+// before the log is read.
 func TestVerify_RefusesWrongPublicKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -46,7 +46,7 @@ func TestVerify_RefusesWrongPublicKeys(t *testing.T) {
 		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		w := world(t)
+		w := testIO(t)
 		w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) {
 			return Installation{Log: logged(t), Close: func() error { return nil }}, nil
 		}}

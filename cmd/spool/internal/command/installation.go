@@ -16,11 +16,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// dialTimeout is the maximum wait for a connection to NATS.
-const dialTimeout = 5 * time.Second
+// natsDialTimeout is the maximum time for connecting to NATS.
+const natsDialTimeout = 5 * time.Second
 
-// installation holds the flags of commands that work directly on the log.
-type installation struct {
+// installationFlags are the flags of commands that read and write the log and the database directly, without a gateway.
+type installationFlags struct {
 	NATSURL      string `name:"nats-url" env:"SPOOL_NATS_URL" placeholder:"URL" help:"NATS of the installation; by default that of the stack on the data folder, or the data folder itself if no stack runs."`
 	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may read the log, such as admin."`
 	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
@@ -30,17 +30,17 @@ type installation struct {
 	JSON         bool   `help:"Print one JSON object per line."`
 }
 
-// open opens the installation's log and its database. If database is not empty, it is the URL of the database to open
-// instead.
-func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
+// openInstallation opens the log and the database of the installation that the flags name. If database is not empty, it
+// is the URL of the database to open instead.
+func (i installationFlags) openInstallation(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
 		secure, err := bus.TLSOptions(i.NATSCA)
 		if err != nil {
 			return Installation{}, err
 		}
-		return i.dial(ctx, i.NATSURL, database, i.LogKeys, secure...)
+		return i.dialInstallation(ctx, i.NATSURL, database, i.LogKeys, secure...)
 	}
-	dir, err := dataDir(a, i.Data)
+	dir, err := dataDirOrDefault(a, i.Data)
 	if err != nil {
 		return Installation{}, err
 	}
@@ -52,22 +52,23 @@ func (i installation) open(ctx context.Context, a *app, database string) (Instal
 		if database == "" {
 			database = running.DatabaseURL
 		}
-		return i.dial(ctx, running.NATSURL, database, running.LogKeys)
+		return i.dialInstallation(ctx, running.NATSURL, database, running.LogKeys)
 	}
 	opened, err := a.Local.Open(ctx, StackOptions{DataDir: dir, DatabaseURL: database})
-	if errors.Is(err, ErrBusy) {
+	if errors.Is(err, ErrDataFolderLocked) {
 		return Installation{}, fmt.Errorf("data: %w and is not ready yet: try again later, or set its --nats-url", err)
 	}
 	return opened, err
 }
 
-func (i installation) dial(ctx context.Context, url, database, logKeys string, secure ...nats.Option) (Installation, error) {
+// dialInstallation connects to the NATS server at url, and opens the log on it and the database.
+func (i installationFlags) dialInstallation(ctx context.Context, url, database, logKeys string, secure ...nats.Option) (Installation, error) {
 	// Commands that write to the log from here do the work of the janitor.
 	keys, err := eventlog.ParseKeys(logKeys, topology.UserJanitor)
 	if err != nil {
 		return Installation{}, err
 	}
-	options := append([]nats.Option{nats.Name("spool-cli"), nats.Timeout(dialTimeout)}, secure...)
+	options := append([]nats.Option{nats.Name("spool-cli"), nats.Timeout(natsDialTimeout)}, secure...)
 	if i.NATSUser != "" {
 		options = append(options, nats.UserInfo(i.NATSUser, i.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(i.NATSUser)))
 	}
@@ -80,7 +81,7 @@ func (i installation) dial(ctx context.Context, url, database, logKeys string, s
 		nc.Close()
 		return Installation{}, fmt.Errorf("jetstream: %w", err)
 	}
-	try, cancel := context.WithTimeout(ctx, dialTimeout)
+	try, cancel := context.WithTimeout(ctx, natsDialTimeout)
 	defer cancel()
 	layout, err := topology.ReadLayout(try, js)
 	if err != nil {

@@ -77,7 +77,7 @@ func TestVerify_PrintsTheReport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			closed := 0
-			w := world(t)
+			w := testIO(t)
 			w.Local = open(c.log, &closed)
 			got := spool(t, w, append([]string{"verify"}, c.args...)...)
 			if got.code != c.code || got.out != c.out || !strings.HasPrefix(got.err, c.err) || c.err == "" && got.err != "" || closed != 1 {
@@ -87,7 +87,8 @@ func TestVerify_PrintsTheReport(t *testing.T) {
 	}
 }
 
-// TestVerify_ShowsEveryFault tests that a fault in the log fails the command until the fault is accepted at its position.
+// TestVerify_ShowsEveryFault tests that a fault in the log fails the command until the fault is accepted at its
+// position.
 func TestVerify_ShowsEveryFault(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -103,7 +104,7 @@ func TestVerify_ShowsEveryFault(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := world(t)
+			w := testIO(t)
 			w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) {
 				return Installation{Log: broken{logged(t)}, Close: func() error { return nil }}, nil
 			}}
@@ -117,12 +118,12 @@ func TestVerify_ShowsEveryFault(t *testing.T) {
 
 func TestInstallation_ReportsWhatIsUnreachable(t *testing.T) {
 	t.Parallel()
-	got := spool(t, world(t), "verify", "--nats-url", "nats://127.0.0.1:1")
+	got := spool(t, testIO(t), "verify", "--nats-url", "nats://127.0.0.1:1")
 	if got.code != ExitFailed || !strings.HasPrefix(got.err, "spool: nats-url: cannot reach NATS") || strings.Count(got.err, "\n") != 1 {
 		t.Errorf("got %+v", got)
 	}
-	w := world(t)
-	w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) { return Installation{}, ErrBusy }}
+	w := testIO(t)
+	w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) { return Installation{}, ErrDataFolderLocked }}
 	if got := spool(t, w, "rebuild"); got.code != ExitFailed || !strings.Contains(got.err, "is not ready yet") {
 		t.Errorf("busy: %+v", got)
 	}
@@ -172,9 +173,9 @@ func TestDoctor_ChecksTheMachine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := world(t)
+			w := testIO(t)
 			if name == private {
-				w.Local = &fakeLocal{dir: "/d", found: &Connection{DatabaseURL: db.Projector}}
+				w.Local = &fakeLocal{dir: "/d", found: &StackConnection{DatabaseURL: db.Projector}}
 			}
 			got := spool(t, w, append(append([]string{"doctor", "--json"}, good...), c.change...)...)
 			var found finding

@@ -11,13 +11,13 @@ import (
 )
 
 type keysCommand struct {
-	Create keysCreate `cmd:"" help:"Create an API key and show it, only this once."`
-	Ls     keysLs     `cmd:"" help:"List keys, including revoked ones."`
-	Revoke keysRevoke `cmd:"" help:"Revoke keys and the keys that they created."`
+	Create keysCreateCommand `cmd:"" help:"Create an API key and show it, only this once."`
+	Ls     keysLsCommand     `cmd:"" help:"List keys, including revoked ones."`
+	Revoke keysRevokeCommand `cmd:"" help:"Revoke keys and the keys that they created."`
 }
 
-type keysCreate struct {
-	server
+type keysCreateCommand struct {
+	serverFlags
 	Name   string `arg:"" help:"Name of the key."`
 	Tenant string `placeholder:"T" help:"Tenant of the key; by default the caller's."`
 
@@ -26,8 +26,8 @@ type keysCreate struct {
 	Expires string   `placeholder:"E" help:"Expiry of the key: a duration such as 720h, or a time in RFC 3339; by default the expiry of the caller's key."`
 }
 
-// Run creates a key. Standard output receives only the key.
-func (c *keysCreate) Run(a *app) error {
+// Run creates an API key. It prints only the key on standard output.
+func (c *keysCreateCommand) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
@@ -46,9 +46,9 @@ func (c *keysCreate) Run(a *app) error {
 	})
 }
 
-type keysLs struct{ tenantServer }
+type keysLsCommand struct{ tenantFlags }
 
-// checkTenant returns a usage error if a flag is neither a valid tenant nor empty.
+// checkTenant returns a usage error if tenant is neither empty nor a valid tenant.
 func checkTenant(tenant string) error {
 	if tenant == "" {
 		return nil
@@ -60,29 +60,29 @@ func checkTenant(tenant string) error {
 }
 
 // Run lists keys.
-func (c *keysLs) Run(a *app) error {
+func (c *keysLsCommand) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		keys := client.List[*spoolv1.Key](ctx, cl.Keys.ListKeys, &spoolv1.ListKeysRequest{Tenant: c.Tenant})
-		return list(a, c.JSON, 0, keys, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k *spoolv1.Key) []any {
+		return printList(a, c.JSON, 0, keys, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k *spoolv1.Key) []any {
 			return []any{k.KeyId, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), formatTime(k.CreatedAt), formatTime(k.ExpiresAt), formatTime(k.RevokedAt), k.GetCreatedBy()}
 		})
 	})
 }
 
-type keysRevoke struct {
-	tenantServer
+type keysRevokeCommand struct {
+	tenantFlags
 	Keys []string `arg:"" name:"key" help:"Ids of the keys."`
 }
 
-// Run revokes API keys, and the keys that descend from them.
-func (c *keysRevoke) Run(a *app) error {
+// Run revokes API keys, and the keys that were created with them.
+func (c *keysRevokeCommand) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	return c.eachID(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return c.forEachID(a, events.KindKey, "key", c.Keys, "revoked", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Keys.RevokeKey, &spoolv1.RevokeKeyRequest{KeyId: id, Tenant: c.Tenant})
 	})
 }

@@ -11,24 +11,25 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-// Local provides access to Spool on this machine.
-type Local interface {
+// LocalMachine finds, starts and opens installations of Spool on this machine.
+type LocalMachine interface {
 	// DefaultDir returns the user's data folder.
 	DefaultDir() (string, error)
 	// Find returns how to reach the stack that runs on a data folder; ok is false if none runs.
-	Find(dir string) (c Connection, ok bool, err error)
-	// Start starts a stack on a data folder and returns when it is ready. It returns ErrBusy if a stack runs on the
-	// folder already.
+	Find(dir string) (c StackConnection, ok bool, err error)
+	// Start starts a stack on a data folder and returns when it is ready. It returns ErrDataFolderLocked if a stack
+	// runs on the folder already.
 	Start(ctx context.Context, o StackOptions) (Stack, error)
-	// Open opens the log and the database of a data folder. It returns ErrBusy if a stack runs on the folder.
+	// Open opens the log and the database of a data folder. It returns ErrDataFolderLocked if a stack runs on the
+	// folder.
 	Open(ctx context.Context, o StackOptions) (Installation, error)
 }
 
-// ErrBusy is returned if another process has locked the data folder.
-var ErrBusy = errors.New("another Spool runs on this data folder")
+// ErrDataFolderLocked is returned if another process uses the data folder.
+var ErrDataFolderLocked = errors.New("another Spool runs on this data folder")
 
-// Connection describes how to reach a running stack.
-type Connection struct {
+// StackConnection describes how to reach a stack that runs on this machine.
+type StackConnection struct {
 	PID         int
 	URL         string
 	NATSURL     string
@@ -36,7 +37,7 @@ type Connection struct {
 	LogKeys     string
 }
 
-// StackOptions configure a stack. DataDir is required.
+// StackOptions are the options with which a stack is started. DataDir is required.
 type StackOptions struct {
 	DataDir     string
 	DatabaseURL string        // empty means a private Postgres
@@ -55,7 +56,7 @@ type StackOptions struct {
 	Logger      *slog.Logger
 }
 
-// Stack is a set of all services in this process.
+// Stack is a running set of all services of Spool in this process.
 type Stack interface {
 	URL() string
 	// Done returns a channel that is closed when the stack has ended, by Close or by itself. Err then returns the
@@ -65,7 +66,7 @@ type Stack interface {
 	Close() error
 }
 
-// Installation gives access to the log and the database of a stack, wherever it runs.
+// Installation is an open connection to the log and the database of an installation, on this machine or on others.
 type Installation struct {
 	Log         eventlog.Log
 	NATS        *nats.Conn

@@ -15,29 +15,29 @@ import (
 	"golang.org/x/term"
 )
 
-// OS returns the IO of this process.
-func OS(local Local) IO {
+// ProcessIO returns the IO with the standard streams, the terminal and the signals of this process.
+func ProcessIO(local LocalMachine) IO {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	world := IO{
+	env := IO{
 		In: os.Stdin, InTTY: isTerminal(os.Stdin),
 		Out: os.Stdout, OutTTY: isTerminal(os.Stdout) && os.Getenv("TERM") != "dumb",
 		Err: os.Stderr, ErrTTY: isTerminal(os.Stderr) && os.Getenv("TERM") != "dumb", Color: os.Getenv("NO_COLOR") == "",
-		Width: width, Signals: signals, Local: local, LookupEnv: os.LookupEnv,
+		Width: terminalWidth, Signals: signals, Local: local, LookupEnv: os.LookupEnv,
 	}
-	if world.InTTY {
-		world.Raw = func() (func() error, error) { return raw(signals) }
-		world.DropInput = func() error { return unix.IoctlSetInt(int(os.Stdin.Fd()), unix.TCFLSH, unix.TCIFLUSH) }
+	if env.InTTY {
+		env.Raw = func() (func() error, error) { return enterRawMode(signals) }
+		env.DropInput = func() error { return unix.IoctlSetInt(int(os.Stdin.Fd()), unix.TCFLSH, unix.TCIFLUSH) }
 		if command := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR")); command != "" {
-			world.Edit = func(ctx context.Context, text []byte) ([]byte, error) { return edit(ctx, command, text) }
+			env.Edit = func(ctx context.Context, text []byte) ([]byte, error) { return editText(ctx, command, text) }
 		}
 	}
-	return world
+	return env
 }
 
-// raw puts the terminal into raw mode. Until it is restored, every signal that ends a process goes to signals, so
-// that the program can restore the terminal before it ends.
-func raw(signals chan<- os.Signal) (restore func() error, err error) {
+// enterRawMode puts the terminal into raw mode until restore is called. Until then every signal that would end the
+// process is sent to signals, so that the program can restore the terminal before it ends.
+func enterRawMode(signals chan<- os.Signal) (restore func() error, err error) {
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGQUIT)
 	fd := int(os.Stdin.Fd())
 	was, err := term.MakeRaw(fd)
@@ -51,8 +51,8 @@ func raw(signals chan<- os.Signal) (restore func() error, err error) {
 	}, nil
 }
 
-// edit opens a text in an editor, whose command may have arguments.
-func edit(ctx context.Context, command string, text []byte) (changed []byte, err error) {
+// editText opens text in the user's editor and returns the edited text. command is the editor with its arguments.
+func editText(ctx context.Context, command string, text []byte) (changed []byte, err error) {
 	folder, err := os.MkdirTemp("", "spool")
 	if err != nil {
 		return nil, err
@@ -72,8 +72,8 @@ func edit(ctx context.Context, command string, text []byte) (changed []byte, err
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// width returns the terminal's width in columns, or 80 if it is unknown.
-func width() int {
+// terminalWidth returns the width of the terminal in columns, or 80 if it is unknown.
+func terminalWidth() int {
 	if n, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && n > 0 {
 		return n
 	}

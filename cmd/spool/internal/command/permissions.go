@@ -19,58 +19,59 @@ import (
 )
 
 type permissionsCommand struct {
-	Explain permissionsExplain `cmd:"" help:"Show what an agent's permissions decide about a call of a tool, and which rule decides."`
+	Explain permissionsExplainCommand `cmd:"" help:"Show what an agent's permissions decide about a call of a tool, and which rule decides."`
 }
 
-type permissionsExplain struct {
-	server
+type permissionsExplainCommand struct {
+	serverFlags
 	Call                 string `arg:"" help:"A tool, or a tool with its argument in parentheses: a command, a path or a URL, as in 'Bash(rm -rf x)'."`
 	Agent                string `placeholder:"REF" help:"The agent; with --file the agent in the file, which is only needed if the file has several."`
 	File                 string `short:"f" placeholder:"FILE" help:"Definitions in YAML or JSON that are not applied yet; - for standard input."`
 	ExecutionPermissions string `placeholder:"FILE" help:"Permissions of a message in YAML or JSON, with rules that come before the agent's."`
 }
 
-// maxExecutionPermissions is the maximum size of the file of --execution-permissions in bytes.
-const maxExecutionPermissions = 1 << 20
+// maxPermissionsBytes is the maximum size of the file that --execution-permissions names.
+const maxPermissionsBytes = 1 << 20
 
-// Run prints the decision. It evaluates the permissions on this machine.
-func (c *permissionsExplain) Run(a *app) error {
+// Run prints what the permissions of an agent decide about a tool call, and which rule decides. It evaluates the
+// permissions on this machine.
+func (c *permissionsExplainCommand) Run(a *app) error {
 	if c.Agent == "" && c.File == "" {
 		return usageError("agent: name an agent with --agent, or a file with --file")
 	}
 	var ref events.Reference
 	if c.Agent != "" {
 		var err error
-		if ref, err = reference("agent", c.Agent); err != nil {
+		if ref, err = parseReference("agent", c.Agent); err != nil {
 			return err
 		}
 	}
-	execution, err := c.execution()
+	execution, err := c.readExecutionPermissions()
 	if err != nil {
 		return err
 	}
 	if c.File != "" {
-		spec, err := c.agentInFile(a, ref)
+		spec, err := c.readAgentFile(a, ref)
 		if err != nil {
-			return a.printErrors(err, "nothing was decided")
+			return a.printFileErrors(err, "nothing was decided")
 		}
-		return c.explain(a, spec, execution)
+		return c.printDecision(a, spec, execution)
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		doc, err := cl.Definition(ctx, listOf(definition.KindAgent), ref)
+		doc, err := cl.GetDefinition(ctx, catalogueServiceOf(definition.KindAgent), ref)
 		if err != nil {
 			return err
 		}
-		spec, err := agentSpec([]byte(doc.Value.Spec.GetText()))
+		spec, err := decodeAgentSpec([]byte(doc.Value.Spec.GetText()))
 		if err != nil {
 			return fmt.Errorf("agent %s: %w", ref, err)
 		}
-		return c.explain(a, spec, execution)
+		return c.printDecision(a, spec, execution)
 	})
 }
 
-// execution returns the permissions of the message.
-func (c *permissionsExplain) execution() (p events.ExecutionPermissions, err error) {
+// readExecutionPermissions returns the permissions of the message, from the flags.
+func (c *permissionsExplainCommand) readExecutionPermissions() (p events.ExecutionPermissions, err error) {
 	if c.ExecutionPermissions == "" {
 		return p, nil
 	}
@@ -79,12 +80,12 @@ func (c *permissionsExplain) execution() (p events.ExecutionPermissions, err err
 		return p, usageError("execution-permissions: %v", err)
 	}
 	defer f.Close() //nolint:errcheck // the file is only read
-	data, err := io.ReadAll(io.LimitReader(f, maxExecutionPermissions+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxPermissionsBytes+1))
 	switch {
 	case err != nil:
 		return p, usageError("execution-permissions: %v", err)
-	case len(data) > maxExecutionPermissions:
-		return p, usageError("execution-permissions: the file has more than %d bytes", maxExecutionPermissions)
+	case len(data) > maxPermissionsBytes:
+		return p, usageError("execution-permissions: the file has more than %d bytes", maxPermissionsBytes)
 	}
 	var tree any
 	if err := yaml.Unmarshal(data, &tree); err != nil { // JSON is YAML
@@ -92,7 +93,7 @@ func (c *permissionsExplain) execution() (p events.ExecutionPermissions, err err
 	}
 	data, err = json.Marshal(tree)
 	if err == nil {
-		err = decodeKnown(data, &p)
+		err = decodeKnownFields(data, &p)
 	}
 	if err != nil {
 		return p, usageError("execution-permissions: %v", err)
@@ -103,16 +104,17 @@ func (c *permissionsExplain) execution() (p events.ExecutionPermissions, err err
 	return p, nil
 }
 
-// decodeKnown decodes JSON and returns an error for fields that are not known.
-func decodeKnown(data []byte, into any) error {
+// decodeKnownFields decodes JSON and returns an error for fields that into does not have.
+func decodeKnownFields(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	return dec.Decode(into)
 }
 
-// agentInFile returns the agent that the file contains. ref names it if there are several; its version is ignored.
-func (c *permissionsExplain) agentInFile(a *app, ref events.Reference) (events.AgentSpec, error) {
-	docs, err := (&applyCommand{File: c.File}).read(a)
+// readAgentFile returns the spec of an agent in the command's file. If the file defines several agents, ref selects
+// one; the version of ref is ignored.
+func (c *permissionsExplainCommand) readAgentFile(a *app, ref events.Reference) (events.AgentSpec, error) {
+	docs, err := (&applyCommand{File: c.File}).readDefinitions(a)
 	if err != nil {
 		return events.AgentSpec{}, err
 	}
@@ -130,9 +132,9 @@ func (c *permissionsExplain) agentInFile(a *app, ref events.Reference) (events.A
 	return events.AgentSpec{}, usageError("file: the file has no agent")
 }
 
-// agentSpec decodes the spec of an agent. Permissions from a newer server may have fields that this version does not know and
-// that would change the decision.
-func agentSpec(data []byte) (events.AgentSpec, error) {
+// decodeAgentSpec decodes the spec of an agent. It returns an error if the permissions have fields that this version of
+// spool does not know, because they could change the decision.
+func decodeAgentSpec(data []byte) (events.AgentSpec, error) {
 	var spec events.AgentSpec
 	var parts struct{ Permissions json.RawMessage }
 	if err := errors.Join(json.Unmarshal(data, &spec), json.Unmarshal(data, &parts)); err != nil {
@@ -141,14 +143,14 @@ func agentSpec(data []byte) (events.AgentSpec, error) {
 	if parts.Permissions == nil {
 		return spec, nil
 	}
-	if err := decodeKnown(parts.Permissions, &spec.Permissions); err != nil {
+	if err := decodeKnownFields(parts.Permissions, &spec.Permissions); err != nil {
 		return spec, fmt.Errorf("this version of spool does not know all of its permissions: %w", err)
 	}
 	return spec, nil
 }
 
-// explain prints what the permissions decide about the call.
-func (c *permissionsExplain) explain(a *app, spec events.AgentSpec, execution events.ExecutionPermissions) error {
+// printDecision evaluates the permissions for the tool call and prints the decision.
+func (c *permissionsExplainCommand) printDecision(a *app, spec events.AgentSpec, execution events.ExecutionPermissions) error {
 	call, err := permission.ParseCall(c.Call, spec)
 	if err != nil {
 		return usageError("call: %v", err)
@@ -176,7 +178,7 @@ func (c *permissionsExplain) explain(a *app, spec events.AgentSpec, execution ev
 		{"ACTION", e.Action}, {"RULE", rule}, {"LAYER", e.Layer}, {"REASON", e.Reason}, {"CLASS", e.Class}, {"UNATTENDED", e.Unattended},
 	} {
 		if row[1] != "" {
-			writeRow(table, row)
+			writeTableRow(table, row)
 		}
 	}
 	return table.Flush()

@@ -21,7 +21,7 @@ func TestPermissionsExplain_NamesTheRule(t *testing.T) {
 		"Read(a)":                      "ACTION  allow\nRULE    workspace-path\nLAYER   preset\n",
 		"Write(a)":                     "ACTION  deny\nRULE    left-out\nLAYER   tools\nREASON  The tool \"Write\" is not one that this agent has. Go on without it.\n",
 	} {
-		got := spool(t, world(t), "permissions", "explain", "--agent", "strict", call, "--url", c.URL)
+		got := spool(t, testIO(t), "permissions", "explain", "--agent", "strict", call, "--url", c.URL)
 		if strings.Contains(want, "SHA-256") {
 			got.out, want = strings.Split(got.out, "SHA-256")[0], strings.Split(want, "SHA-256")[0]
 		}
@@ -32,12 +32,12 @@ func TestPermissionsExplain_NamesTheRule(t *testing.T) {
 	if requested := c.requests(); requested[0] != "GET /api/agents/strict" {
 		t.Errorf("requested %v", requested)
 	}
-	got := spool(t, world(t), "permissions", "explain", "--agent", "strict", "Read(a)", "--json", "--url", c.URL)
+	got := spool(t, testIO(t), "permissions", "explain", "--agent", "strict", "Read(a)", "--json", "--url", c.URL)
 	if got != (result{ExitDone, `{"call":"Read(a)","action":"allow","rule":"workspace-path","layer":"preset"}` + "\n", ""}) {
 		t.Errorf("%+v", got)
 	}
 	newer := serveCatalogue(t, func(string) (int, string) { return 200, fmt.Sprintf(strictAgent, version, `,"mood":"new"`) })
-	if got := spool(t, world(t), "permissions", "explain", "--agent", "strict", "Read(a)", "--url", newer.URL); got.code != ExitFailed || got.out != "" || !strings.Contains(got.err, "this version of spool does not know all of its permissions") {
+	if got := spool(t, testIO(t), "permissions", "explain", "--agent", "strict", "Read(a)", "--url", newer.URL); got.code != ExitFailed || got.out != "" || !strings.Contains(got.err, "this version of spool does not know all of its permissions") {
 		t.Errorf("permissions of a newer server: %+v", got)
 	}
 }
@@ -85,7 +85,7 @@ func TestPermissionsExplain_ReadsFiles(t *testing.T) {
 		{[]string{call}, ExitUsage, "agent: name an agent with --agent, or a file with --file"},
 		{[]string{"--agent", "*", call}, ExitUsage, "agent: slug: "},
 	} {
-		got := spool(t, world(t), append([]string{"permissions", "explain"}, x.args...)...)
+		got := spool(t, testIO(t), append([]string{"permissions", "explain"}, x.args...)...)
 		text := got.out
 		if x.code != ExitDone {
 			text = got.err
@@ -117,7 +117,7 @@ func TestPages_PermissionExamplesDecideAsShown(t *testing.T) {
 		if err := os.WriteFile(file, []byte(agent), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got := spool(t, world(t), "permissions", "explain", "-f", file, call)
+		got := spool(t, testIO(t), "permissions", "explain", "-f", file, call)
 		if got.code != ExitDone {
 			t.Errorf("%s: %+v", call, got)
 		}

@@ -17,12 +17,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// settleTime is the time for which keys are ignored after a prompt went away by itself: they were typed for that prompt, not for the next.
-const settleTime = 500 * time.Millisecond
+// ignoredKeysTime is the time for which typed keys are ignored after a prompt has been removed because its request was
+// decided elsewhere. The user typed these keys for that prompt, not for the next one.
+const ignoredKeysTime = 500 * time.Millisecond
 
-// prompter asks the user to decide approval requests, one after the other, below the output of a session. Only a line that the user types
-// for a request decides it: keys that were typed earlier, a closed input and Ctrl-C decide nothing.
-type prompter struct {
+// approvalPrompter asks the user to decide approval requests, one after the other, below the output of a session. Only
+// a line that the user types for a request decides it: keys that were typed earlier, a closed input and Ctrl-C decide
+// nothing.
+type approvalPrompter struct {
 	app       *app
 	renderer  *terminal.Renderer
 	client    func() *client.Client
@@ -40,7 +42,7 @@ type prompter struct {
 	restore func() error // ends the raw mode; nil without it
 }
 
-// openApproval is a request that waits for a decision.
+// openApproval is an approval request that waits for a decision.
 type openApproval struct {
 	events.ApprovalRequested
 	execution string
@@ -52,31 +54,31 @@ var (
 	errNoDecision  = errors.New("the user makes no decision")
 )
 
-// canPrompt reports whether requests can be decided on the terminal.
+// canPrompt reports whether the user can decide approval requests on the terminal.
 func (a *app) canPrompt() bool { return a.InTTY && a.OutTTY && a.Raw != nil }
 
-func newPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *prompter {
-	return &prompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
+func newApprovalPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *approvalPrompter {
+	return &approvalPrompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
 }
 
-// event adds and removes requests.
-func (p *prompter) event(e events.Event) {
+// updateQueue adds a request to the queue, or removes requests that are decided or over, as the event e states.
+func (p *approvalPrompter) updateQueue(e events.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch d := e.Data.(type) {
 	case events.ApprovalRequested:
 		p.queue = append(p.queue, openApproval{d, e.ExecutionID})
 	case events.ApprovalDecided:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	case events.ApprovalResolved:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	case events.ApprovalRetracted:
-		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
+		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	default:
 		if !events.Terminal(e.Type()) {
 			return
 		}
-		p.remove(func(o openApproval) bool { return o.execution == e.ExecutionID })
+		p.removeRequests(func(o openApproval) bool { return o.execution == e.ExecutionID })
 	}
 	select {
 	case p.changed <- struct{}{}:
@@ -84,12 +86,13 @@ func (p *prompter) event(e events.Event) {
 	}
 }
 
-func (p *prompter) remove(which func(openApproval) bool) {
+// removeRequests removes the requests from the queue for which which returns true. The caller must hold mu.
+func (p *approvalPrompter) removeRequests(which func(openApproval) bool) {
 	p.queue = slices.DeleteFunc(p.queue, which)
 }
 
-// first returns the first request of the queue, or nil.
-func (p *prompter) first() *openApproval {
+// firstRequest returns the first request in the queue, or nil if the queue is empty.
+func (p *approvalPrompter) firstRequest() *openApproval {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.queue) == 0 {
@@ -99,10 +102,10 @@ func (p *prompter) first() *openApproval {
 	return &o
 }
 
-// run asks about the requests of the queue until ctx or the input ends.
-func (p *prompter) run(ctx context.Context) {
+// run asks the user about the requests in the queue until ctx or the input ends.
+func (p *approvalPrompter) run(ctx context.Context) {
 	for ctx.Err() == nil && !p.closed {
-		o := p.first()
+		o := p.firstRequest()
 		if o == nil {
 			select {
 			case <-ctx.Done():
@@ -110,38 +113,39 @@ func (p *prompter) run(ctx context.Context) {
 			}
 			continue
 		}
-		if p.isOpen(ctx, o.ApprovalID) {
-			p.ask(ctx, *o)
+		if p.isRequestOpen(ctx, o.ApprovalID) {
+			p.promptForDecision(ctx, *o)
 		}
 		p.mu.Lock()
-		p.remove(func(other openApproval) bool { return other.ApprovalID == o.ApprovalID })
+		p.removeRequests(func(other openApproval) bool { return other.ApprovalID == o.ApprovalID })
 		p.mu.Unlock()
 	}
 }
 
-// isOpen reports whether a request waits for a decision. The events of a past request arrive one by one.
-func (p *prompter) isOpen(ctx context.Context, id string) bool {
+// isRequestOpen asks the server whether an approval request still waits for a decision. When a past session is shown,
+// the event of a decided request arrives before the event of its decision.
+func (p *approvalPrompter) isRequestOpen(ctx context.Context, id string) bool {
 	x, err := p.client().Approvals.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: id})
 	return ctx.Err() == nil && (err != nil || x.Status == "pending")
 }
 
-// ask shows a prompt until the request is decided or not open any more, or the user makes no decision.
-func (p *prompter) ask(ctx context.Context, o openApproval) {
-	if err := p.beginKeys(); err != nil {
-		p.renderer.Note("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
+// promptForDecision shows prompts until the request is decided or no longer open, or the user declines to decide.
+func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval) {
+	if err := p.enterKeyMode(); err != nil {
+		p.renderer.ShowNote("the terminal cannot be read, so that the request must be decided elsewhere: " + err.Error())
 		p.closed = true
 		return
 	}
 	defer func() {
-		p.renderer.Prompt("", "")
-		if err := p.endKeys(); err != nil {
-			p.renderer.Note("restore the terminal: " + err.Error())
+		p.renderer.ShowPrompt("", "")
+		if err := p.leaveKeyMode(); err != nil {
+			p.renderer.ShowNote("restore the terminal: " + err.Error())
 		}
 	}()
 	for {
-		r, err := p.dialog(ctx, o)
+		r, err := p.askDecision(ctx, o)
 		if err == nil {
-			p.renderer.Prompt("", "")
+			p.renderer.ShowPrompt("", "")
 			r.ApprovalId = o.ApprovalID
 			_, err = p.client().Approvals.DecideApproval(ctx, r)
 		}
@@ -149,21 +153,21 @@ func (p *prompter) ask(ctx context.Context, o openApproval) {
 		case err == nil, ctx.Err() != nil:
 			return
 		case errors.Is(err, errRequestGone):
-			p.settled = time.Now().Add(settleTime)
+			p.settled = time.Now().Add(ignoredKeysTime)
 			return
 		case errors.Is(err, errNoDecision):
-			p.renderer.Note("the request stays open; decide it with spool approvals, " + o.ApprovalID)
+			p.renderer.ShowNote("the request stays open; decide it with spool approvals, " + o.ApprovalID)
 			return
 		case client.IsCode(err, "APPROVAL_DECIDED", "APPROVAL_NOT_OPEN", "APPROVAL_NOT_FOUND"):
-			p.renderer.Note(err.Error())
+			p.renderer.ShowNote(err.Error())
 			return
 		}
-		p.renderer.Note("nothing was decided: " + err.Error())
+		p.renderer.ShowNote("nothing was decided: " + err.Error())
 	}
 }
 
-// dialog returns the decision that the user makes.
-func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askDecision asks the user about an approval request, and returns the decision to send.
+func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	switch o.Kind {
 	case events.ApprovalQuestion:
 		return p.askQuestions(ctx, o)
@@ -172,7 +176,7 @@ func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideA
 	}
 	label := "[y]es, [n]o, "
 	if o.Class != "" {
-		label += "[a]ll " + terminal.Line(o.Class) + ", "
+		label += "[a]ll " + terminal.SafeLine(o.Class) + ", "
 	}
 	label += "[s]kip, "
 	canEdit := o.Editable && len(o.Input) > 0 && o.Kind == events.ApprovalTool
@@ -189,68 +193,69 @@ func (p *prompter) dialog(ctx context.Context, o openApproval) (*spoolv1.DecideA
 		case isYes(answer):
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}, nil
 		case answer == "n" || answer == "no":
-			return p.reject(ctx, o)
+			return p.askRejection(ctx, o)
 		case (answer == "a" || answer == "all") && o.Class != "":
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApproveAll}, nil
 		case answer == "s" || answer == "skip":
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case (answer == "e" || answer == "edit") && canEdit:
-			if r, err := p.edit(ctx, o); r != nil || err != nil {
+			if r, err := p.askEditedArguments(ctx, o); r != nil || err != nil {
 				return r, err
 			}
 		case answer == "?":
-			p.renderer.Approval(o.ApprovalRequested)
+			p.renderer.WriteApproval(o.ApprovalRequested)
 		}
 	}
 }
 
-// reject asks for the comment of a rejection.
-func (p *prompter) reject(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askRejection asks the user for a comment, and returns the decision that rejects the call.
+func (p *approvalPrompter) askRejection(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	comment, err := p.readLine(ctx, o.ApprovalID, "what to tell the agent (empty for nothing):", "", false)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: strings.TrimSpace(comment)}, err
 }
 
-// askQuestions returns the answers to the questions of a request.
-func (p *prompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askQuestions asks the user the questions of an approval request, and returns the decision with the answers.
+func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	answers := map[string][]string{}
 	for i := 0; i < len(o.Questions); {
 		q := o.Questions[i]
-		label := terminal.Line(q.Question) + " (text"
+		label := terminal.SafeLine(q.Question) + " (text"
 		if len(q.Options) > 0 {
-			label = terminal.Line(q.Question) + " (number or text"
+			label = terminal.SafeLine(q.Question) + " (number or text"
 		}
-		line, other, err := p.answerLine(ctx, o, label, q.Secret)
+		line, other, err := p.askAnswer(ctx, o, label, q.Secret)
 		if other != nil || err != nil {
 			return other, err
 		}
 		answer, err := parseAnswer(q, line)
 		if err != nil {
-			p.renderer.Note(err.Error())
+			p.renderer.ShowNote(err.Error())
 			continue
 		}
 		answers[q.ID] = answer
 		i++
 	}
-	text, err := answersJSON(answers)
+	text, err := encodeAnswers(answers)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Answers: text}, err
 }
 
-// askContent returns the answer to an MCP server.
-func (p *prompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+// askContent asks the user for the content that an MCP server has requested, and returns the decision with it.
+func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	for {
-		line, other, err := p.answerLine(ctx, o, "answer (a JSON object", false)
+		line, other, err := p.askAnswer(ctx, o, "answer (a JSON object", false)
 		if other != nil || err != nil {
 			return other, err
 		}
 		if isJSONObject([]byte(line)) {
 			return &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Content: &spoolv1.Json{Text: line}}, nil
 		}
-		p.renderer.Note("the answer is not a JSON object")
+		p.renderer.ShowNote("the answer is not a JSON object")
 	}
 }
 
-// answerLine returns a line with an answer, or the decision to give none. label has an open parenthesis.
-func (p *prompter) answerLine(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
+// askAnswer returns a line that the user types as an answer, or, in other, the decision to give no answer. The label
+// has an open parenthesis, to which askAnswer adds the keys.
+func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
 	for {
 		line, err := p.readLine(ctx, o.ApprovalID, label+", /skip, /no or ?):", "", secret)
 		if err != nil {
@@ -259,11 +264,11 @@ func (p *prompter) answerLine(ctx context.Context, o openApproval, label string,
 		switch strings.TrimSpace(line) {
 		case "":
 		case "?":
-			p.renderer.Approval(o.ApprovalRequested)
+			p.renderer.WriteApproval(o.ApprovalRequested)
 		case "/skip":
 			return "", &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case "/no":
-			other, err = p.reject(ctx, o)
+			other, err = p.askRejection(ctx, o)
 			return "", other, err
 		default:
 			return strings.TrimSpace(line), nil, nil
@@ -271,21 +276,22 @@ func (p *prompter) answerLine(ctx context.Context, o openApproval, label string,
 	}
 }
 
-// edit lets the user change the arguments of a call, and asks for a confirmation. It returns nil for no decision.
-func (p *prompter) edit(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
-	changed, err := p.editJSON(ctx, o)
+// askEditedArguments lets the user edit the arguments of a call and confirm them, and returns the decision. It returns
+// nil if the user confirms nothing.
+func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+	changed, err := p.readEditedArguments(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case !isJSONObject(changed):
-		p.renderer.Note("the arguments are not a JSON object, so that nothing was changed")
+		p.renderer.ShowNote("the arguments are not a JSON object, so that nothing was changed")
 		return nil, nil
 	case sameJSON(changed, o.Input):
-		p.renderer.Note("the arguments are not changed")
+		p.renderer.ShowNote("the arguments are not changed")
 		return nil, nil
 	}
-	p.renderer.Lines("changed arguments", changed)
+	p.renderer.WriteSection("changed arguments", changed)
 	answer, err := p.readLine(ctx, o.ApprovalID, "approve with these arguments? [y/n]:", "", false)
 	if err != nil || !isYes(strings.ToLower(strings.TrimSpace(answer))) {
 		return nil, err
@@ -293,8 +299,9 @@ func (p *prompter) edit(ctx context.Context, o openApproval) (*spoolv1.DecideApp
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove, Arguments: &spoolv1.Json{Text: string(changed)}}, nil
 }
 
-// editJSON returns the arguments of a call as the user has edited them: in an editor if there is one, else as a line.
-func (p *prompter) editJSON(ctx context.Context, o openApproval) ([]byte, error) {
+// readEditedArguments returns the arguments of a call as the user has edited them, in the user's editor or else on one
+// line.
+func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApproval) ([]byte, error) {
 	var text bytes.Buffer
 	if p.app.Edit == nil {
 		if err := json.Compact(&text, o.Input); err != nil {
@@ -308,23 +315,23 @@ func (p *prompter) editJSON(ctx context.Context, o openApproval) ([]byte, error)
 	}
 	p.renderer.Suspend()
 	defer p.renderer.Resume()
-	if err := p.endKeys(); err != nil {
+	if err := p.leaveKeyMode(); err != nil {
 		return nil, err
 	}
 	changed, err := p.app.Edit(ctx, append(text.Bytes(), '\n'))
-	return bytes.TrimSpace(changed), errors.Join(err, p.beginKeys())
+	return bytes.TrimSpace(changed), errors.Join(err, p.enterKeyMode())
 }
 
-// beginKeys puts the terminal into raw mode, in which keys are read one by one. It drops what was typed before.
-func (p *prompter) beginKeys() (err error) {
+// enterKeyMode puts the terminal into raw mode, in which single keys are read, and drops what was typed before.
+func (p *approvalPrompter) enterKeyMode() (err error) {
 	if p.restore, err = p.app.Raw(); err != nil || p.app.DropInput == nil {
 		return err
 	}
 	return p.app.DropInput()
 }
 
-// endKeys restores the terminal, if it is in raw mode.
-func (p *prompter) endKeys() error {
+// leaveKeyMode restores the terminal if it is in raw mode.
+func (p *approvalPrompter) leaveKeyMode() error {
 	if p.restore == nil {
 		return nil
 	}
@@ -333,13 +340,13 @@ func (p *prompter) endKeys() error {
 	return restore()
 }
 
-// isJSONObject reports whether a text is a JSON object.
+// isJSONObject reports whether b is a JSON object.
 func isJSONObject(b []byte) bool {
 	var o map[string]json.RawMessage
 	return json.Unmarshal(b, &o) == nil && o != nil
 }
 
-// sameJSON reports whether two JSON texts differ in spaces only.
+// sameJSON reports whether two JSON texts are equal except for white space.
 func sameJSON(a, b []byte) bool {
 	var x, y bytes.Buffer
 	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
@@ -347,29 +354,29 @@ func sameJSON(a, b []byte) bool {
 
 // The keys of a prompt, besides text.
 const (
-	keyEnd       = 0x04 // Ctrl-D
-	keyBackspace = 0x7f
-	keyErase     = 0x08
-	keyClear     = 0x15 // Ctrl-U
-	keyEscape    = 0x1b
+	keyEndOfInput = 0x04 // Ctrl-D
+	keyBackspace  = 0x7f
+	keyCtrlH      = 0x08
+	keyClearLine  = 0x15 // Ctrl-U
+	keyEscape     = 0x1b
 )
 
-// readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is not open any more,
-// errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx.
-func (p *prompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
+// readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is no
+// longer open, errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx when ctx ends.
+func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
 	line := []byte(text)
 	for {
 		shown := string(line)
 		if secret {
 			shown = strings.Repeat("*", utf8.RuneCount(line))
 		}
-		p.renderer.Prompt(label, shown)
-		p.read()
+		p.renderer.ShowPrompt(label, shown)
+		p.startReading()
 		select {
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
 		case <-p.changed:
-			if o := p.first(); o == nil || o.ApprovalID != id {
+			if o := p.firstRequest(); o == nil || o.ApprovalID != id {
 				return "", errRequestGone
 			}
 		case keys := <-p.keys:
@@ -383,16 +390,17 @@ func (p *prompter) readLine(ctx context.Context, id, label, text string, secret 
 			}
 			var done bool
 			var err error
-			if line, done, err = p.typed(line, keys); done || err != nil {
+			if line, done, err = p.applyKeys(line, keys); done || err != nil {
 				return strings.ToValidUTF8(string(line), "\uFFFD"), err
 			}
 		}
 	}
 }
 
-// read begins to read keys, unless a read is pending. Nothing is read between prompts, so that an editor, and the shell after this program,
-// get what is typed for them. The goroutine ends with the read, or with the process.
-func (p *prompter) read() {
+// startReading starts a goroutine that reads keys once, unless one is already reading. Between prompts nothing is read,
+// so that an editor, and the shell after this program, receive what is typed for them. The goroutine ends with the
+// read, or with the process.
+func (p *approvalPrompter) startReading() {
 	if p.reading || p.closed {
 		return
 	}
@@ -408,21 +416,22 @@ func (p *prompter) read() {
 	}()
 }
 
-// typed applies keys to a line. done reports that the line is complete; keys after its end are dropped.
-func (p *prompter) typed(line, keys []byte) (_ []byte, done bool, err error) {
+// applyKeys applies typed keys to a line and returns the new line. done reports whether the line is complete; keys
+// after its end are dropped.
+func (p *approvalPrompter) applyKeys(line, keys []byte) (_ []byte, done bool, err error) {
 	for _, key := range keys {
 		switch {
 		case key == '\r' || key == '\n':
 			return line, true, nil
-		case key == keyCancel:
+		case key == keyCtrlC:
 			p.interrupt()
 			return nil, false, errNoDecision
-		case key == keyEnd && len(line) == 0:
+		case key == keyEndOfInput && len(line) == 0:
 			return nil, false, errNoDecision
-		case key == keyBackspace || key == keyErase:
+		case key == keyBackspace || key == keyCtrlH:
 			_, size := utf8.DecodeLastRune(line)
 			line = line[:len(line)-size]
-		case key == keyClear:
+		case key == keyClearLine:
 			line = line[:0]
 		case key == keyEscape:
 			return line, false, nil // a key such as an arrow, with the rest of its sequence

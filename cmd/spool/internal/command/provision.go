@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// provisionShards is the number of shards, each a stream, of a log that "spool provision" installs for services that
-	// run separately. "spool up" runs all of them in one process and has fewer.
+	// provisionShards is the number of shards of the log that "spool provision" creates, for services that run in
+	// separate processes. "spool up" runs all services in one process and uses fewer.
 	provisionShards = 4
-	// provisionTime is the time limit of the work after NATS has responded.
-	provisionTime = time.Minute
-	// provisionPause is the pause between two tries to reach NATS.
-	provisionPause = 250 * time.Millisecond
+	// provisionTimeout is the time limit for creating the streams after NATS has responded.
+	provisionTimeout = time.Minute
+	// connectRetryPause is the pause between two attempts to connect to NATS.
+	connectRetryPause = 250 * time.Millisecond
 )
 
 type provisionCommand struct {
@@ -43,23 +43,23 @@ type provisionCommand struct {
 	JSON bool          `help:"Print one JSON object."`
 }
 
-// Run creates or updates the streams and buckets.
+// Run creates or updates the streams and buckets of an installation on NATS.
 func (c *provisionCommand) Run(a *app) error {
-	if err := c.check(); err != nil {
+	if err := c.checkFlags(); err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	nc, err := c.connect(ctx)
+	nc, err := c.connectNATS(ctx)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer nc.Close()
-	work, done := context.WithTimeout(ctx, provisionTime)
+	work, done := context.WithTimeout(ctx, provisionTimeout)
 	defer done()
-	layout, err := c.provision(work, nc)
+	layout, err := c.provisionLog(work, nc)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	if c.JSON {
 		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.Count()})
@@ -68,7 +68,8 @@ func (c *provisionCommand) Run(a *app) error {
 	return err
 }
 
-func (c *provisionCommand) check() error {
+// checkFlags returns a usage error if flags of the command are invalid.
+func (c *provisionCommand) checkFlags() error {
 	switch {
 	case c.LogKeysLost && c.LogKeys == "":
 		return usageError("log-keys-lost: set the new signing keys with --log-keys")
@@ -86,11 +87,12 @@ func (c *provisionCommand) check() error {
 	return c.checkTextAge()
 }
 
-// textAgeFlag is the flag of commands that install the streams of NATS.
+// textAgeFlag is the flag that sets how long NATS keeps the deltas of text.
 type textAgeFlag struct {
 	TextAge time.Duration `default:"24h" env:"SPOOL_TEXT_AGE" help:"How long text in flight is stored, at least a minute. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
 }
 
+// checkTextAge returns a usage error if the flag is invalid.
 func (f textAgeFlag) checkTextAge() error {
 	if f.TextAge < topology.MinDeltasAge {
 		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasAge)
@@ -98,9 +100,10 @@ func (f textAgeFlag) checkTextAge() error {
 	return nil
 }
 
-// connect waits for NATS. It does not wait if NATS rejects the user.
-func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
-	options := append(bus.ConnOptions(slog.New(slog.DiscardHandler)), nats.Name("spool-provision"), nats.Timeout(dialTimeout))
+// connectNATS connects to NATS, and retries until NATS responds. It returns an error at once if NATS rejects the
+// credentials.
+func (c *provisionCommand) connectNATS(ctx context.Context) (*nats.Conn, error) {
+	options := append(bus.ConnOptions(slog.New(slog.DiscardHandler)), nats.Name("spool-provision"), nats.Timeout(natsDialTimeout))
 	if c.NATSUser != "" {
 		options = append(options, nats.UserInfo(c.NATSUser, c.NATSPassword), nats.CustomInboxPrefix(topology.InboxPrefix(c.NATSUser)))
 	}
@@ -124,13 +127,13 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 			return nil, ctx.Err()
 		case <-late.C:
 			return nil, fmt.Errorf("nats-url: NATS did not respond within %s: %w; check that it runs, --nats-url and --nats-ca", c.Wait, err)
-		case <-time.After(provisionPause):
+		case <-time.After(connectRetryPause):
 		}
 	}
 }
 
-// provision creates or updates everything and returns the layout of the log.
-func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (layout topology.Layout, err error) {
+// provisionLog creates or updates all streams and buckets, and returns the layout of the log.
+func (c *provisionCommand) provisionLog(ctx context.Context, nc *nats.Conn) (layout topology.Layout, err error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return layout, fmt.Errorf("jetstream: %w", err)

@@ -34,7 +34,7 @@ func TestProvision_CreatesStreams(t *testing.T) {
 		{"as JSON", []string{"--json"}, ExitDone, `{"natsUrl":"` + url + `","partitions":8,"shards":2}` + "\n", ""},
 		{"another number", []string{"--shards", "4"}, ExitFailed, "", "shards: the log is installed with 2, not 4"},
 	} {
-		got := spool(t, world(t), append(as, c.args...)...)
+		got := spool(t, testIO(t), append(as, c.args...)...)
 		if got.code != c.code || got.out != c.out || !strings.Contains(got.err, c.err) {
 			t.Errorf("%s: %+v", c.name, got)
 		}
@@ -56,7 +56,7 @@ func TestProvision_CreatesStreams(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: topology.StreamDead, Subjects: []string{"dead.>"}, Storage: jetstream.MemoryStorage}); err != nil {
 		t.Fatal(err)
 	}
-	got := spool(t, world(t), as...)
+	got := spool(t, testIO(t), as...)
 	if got.code != ExitFailed || !strings.Contains(got.err, "provision stream DEAD: storage is Memory and must be File") {
 		t.Errorf("a stream that is in the way: %+v", got)
 	}
@@ -65,7 +65,7 @@ func TestProvision_CreatesStreams(t *testing.T) {
 func TestProvision_CreatesFourShardsByDefault(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
-	got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL())
+	got := spool(t, testIO(t), "provision", "--nats-url", srv.ClientURL())
 	if got.code != ExitDone || !strings.Contains(got.out, "has 4 streams") {
 		t.Fatalf("%+v", got)
 	}
@@ -90,7 +90,7 @@ func TestProvision_CommitVersion(t *testing.T) {
 		code, want int
 		says       string
 	}{{"1", ExitDone, 1, ""}, {"1", ExitDone, 1, ""}, {"3", ExitUsage, 1, "commit-version: 3 must be 1 to 2"}, {"0", ExitDone, 2, ""}, {"1", ExitFailed, 2, "cannot go back to 1"}, {"2", ExitDone, 2, ""}} {
-		got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL(), "--shards", "1", "--commit-version", step.arg)
+		got := spool(t, testIO(t), "provision", "--nats-url", srv.ClientURL(), "--shards", "1", "--commit-version", step.arg)
 		if got.code != step.code || !strings.Contains(got.err, step.says) {
 			t.Errorf("--commit-version %s: %+v", step.arg, got)
 		}
@@ -110,7 +110,7 @@ func TestProvision_WaitsForNATS(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	got := spool(t, world(t), "provision", "--nats-url", "nats://"+addr, "--wait", "300ms")
+	got := spool(t, testIO(t), "provision", "--nats-url", "nats://"+addr, "--wait", "300ms")
 	if got.code != ExitFailed || !strings.Contains(got.err, "NATS did not respond within 300ms") {
 		t.Errorf("nobody listens: %+v", got)
 	}
@@ -118,7 +118,7 @@ func TestProvision_WaitsForNATS(t *testing.T) {
 	// The wait ends with the context.
 	signals := make(chan os.Signal, 1)
 	signals <- os.Interrupt
-	w := world(t)
+	w := testIO(t)
 	w.Signals = signals
 	if got := spool(t, w, "provision", "--nats-url", "nats://"+addr); got.code != ExitCancelled {
 		t.Errorf("interrupted: %+v", got)
@@ -141,7 +141,7 @@ func TestSettingPartitions_AreFixedAtTheInstallation(t *testing.T) {
 		{"2", ExitDone, "has 2 streams and 2 partitions"}, {"2", ExitDone, "2 partitions"}, {"0", ExitDone, "2 partitions"},
 		{"8", ExitFailed, "partitions: the log is installed with 2, not 8"},
 	} {
-		got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL(), "--partitions="+step.arg)
+		got := spool(t, testIO(t), "provision", "--nats-url", srv.ClientURL(), "--partitions="+step.arg)
 		if got.code != step.code || !strings.Contains(got.out+got.err, step.says) {
 			t.Errorf("--partitions %s: %+v", step.arg, got)
 		}

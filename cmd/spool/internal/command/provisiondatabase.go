@@ -16,7 +16,7 @@ type provisionDatabaseCommand struct {
 	JSON              bool   `help:"Print one JSON object."`
 }
 
-// Run creates or updates the services' roles in Postgres.
+// Run creates or updates the Postgres roles of the services.
 func (c *provisionDatabaseCommand) Run(a *app) error {
 	cfg, err := pgx.ParseConfig(c.AdminURL)
 	if err != nil {
@@ -27,14 +27,14 @@ func (c *provisionDatabaseCommand) Run(a *app) error {
 			return usageError("%s: the password is empty: set a password for the role", p.flag)
 		}
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	err = readmodel.CreateRoles(ctx, c.AdminURL, readmodel.Passwords{Projector: c.ProjectorPassword, Gateway: c.GatewayPassword})
 	if errors.Is(err, readmodel.ErrNotSuperuser) {
 		return fmt.Errorf("admin-url: %w: use a superuser, or create the roles as described in docs/operations.md", err)
 	}
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	if c.JSON {
 		return a.printJSON(map[string]any{"database": cfg.Database, "roles": []string{readmodel.ProjectorRole, readmodel.GatewayRole}})

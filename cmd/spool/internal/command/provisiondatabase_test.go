@@ -32,7 +32,7 @@ func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 		{"as another role", append([]string{"--admin-url", readmodeltest.As(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
 		{"nobody answers", append([]string{"--admin-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, passwords...), ExitFailed, "", "create the roles: "},
 	} {
-		got := spool(t, world(t), append([]string{"provision-database"}, c.args...)...)
+		got := spool(t, testIO(t), append([]string{"provision-database"}, c.args...)...)
 		if got.code != c.code || got.out != c.out || !strings.Contains(got.err, c.err) || c.err == "" && got.err != "" {
 			t.Errorf("%s: %+v", c.name, got)
 		}

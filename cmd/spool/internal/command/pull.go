@@ -12,16 +12,16 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-type filesPull struct {
-	sessionServer
+type filesPullCommand struct {
+	sessionFlags
 	Dir    string `arg:"" optional:"" help:"Folder that receives the changes; by default the folder that spool run --workspace uploaded."`
 	DryRun bool   `help:"Only show the changes."`
 	Yes    bool   `short:"y" help:"Apply the changes without a question, except conflicts."`
 	Force  bool   `help:"With --yes or after your confirmation: also apply the session's side of conflicts, which overwrites local changes."`
 }
 
-// Run copies the changes of a session's workspace back into a local folder.
-func (c *filesPull) Run(a *app) error {
+// Run copies the changes in a session's workspace into a local folder.
+func (c *filesPullCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
 		s, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session})
 		if err != nil {
@@ -35,24 +35,25 @@ func (c *filesPull) Run(a *app) error {
 	})
 }
 
-// pullRun is one run of spool files pull. It compares three versions of each path: the uploaded one, the session's
+// pullRun is one run of "spool files pull". For each path it compares three versions: the uploaded one, the session's
 // and the local one.
 type pullRun struct {
 	app    *app
-	cmd    *filesPull
+	cmd    *filesPullCommand
 	client *client.Client
 
-	recordFile string       // file that holds record
+	recordFile string       // path of the file with the upload record
 	record     uploadRecord // the last state that the session's workspace and the recorded folder had in common
 	folder     string       // the local folder, absolute
-	root       *os.Root     // of folder
+	root       *os.Root     // the open folder
 	staging    string       // temporary folder with the session's content
 	remote     map[string]*remoteEntry
-	changes    []*change
+	changes    []*pathChange
 }
 
+// run compares the workspace of the session with the local folder, asks the user, and applies the changes.
 func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
-	if err := p.readRecord(); err != nil {
+	if err := p.readUploadRecord(); err != nil {
 		return err
 	}
 	if p.root, err = os.OpenRoot(p.folder); err != nil {
@@ -66,10 +67,10 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	if err := p.requestSnapshot(ctx, s); err != nil {
 		return err
 	}
-	if err := p.download(ctx); err != nil {
+	if err := p.downloadWorkspace(ctx); err != nil {
 		return err
 	}
-	if err := p.compare(ctx); err != nil {
+	if err := p.findChanges(ctx); err != nil {
 		return err
 	}
 	if len(p.changes) == 0 {
@@ -78,26 +79,26 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 	return p.confirmAndApply(ctx)
 }
 
-// finishUnchanged ends a pull without changes.
+// finishUnchanged prints that the session has changed nothing, and stores the upload record.
 func (p *pullRun) finishUnchanged() error {
 	if !p.cmd.JSON {
-		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.Line(p.folder))
+		fmt.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", terminal.SafeLine(p.folder))
 	}
 	return p.saveRecord()
 }
 
-// confirmAndApply shows the changes, asks which of them to apply, and applies them.
+// confirmAndApply prints the changes, asks the user which of them to apply, and applies them.
 func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	if !p.cmd.JSON {
-		p.show()
+		p.printChanges()
 	}
-	agreed, err := p.confirm(ctx)
+	agreed, err := p.confirmChanges(ctx)
 	if err != nil {
 		return err
 	}
 	var failed error
 	if agreed {
-		failed = p.apply()
+		failed = p.applyChanges()
 	}
 	for _, c := range p.changes {
 		if p.cmd.JSON {
@@ -110,34 +111,34 @@ func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	return errors.Join(failed, p.saveRecord(), p.conflictError())
 }
 
-// confirm reports whether changes are to be applied. It marks the changes that the user declines.
-func (p *pullRun) confirm(ctx context.Context) (bool, error) {
+// confirmChanges asks the user and reports whether changes are to be applied. It marks changes that the user declines.
+func (p *pullRun) confirmChanges(ctx context.Context) (bool, error) {
 	if p.cmd.DryRun {
 		return false, nil
 	}
-	if p.cmd.Yes || !slices.ContainsFunc(p.changes, (*change).applicable) {
+	if p.cmd.Yes || !slices.ContainsFunc(p.changes, (*pathChange).isApplicable) {
 		return true, nil
 	}
 	if !p.app.InTTY {
 		return false, usageError("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
 	}
-	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
+	answer, err := p.app.askUser(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.SafeLine(p.folder)))
 	switch {
 	case err != nil:
 		return false, err
 	case answer == "e" || answer == "each":
-		return p.askEach(ctx)
+		return p.askForEachChange(ctx)
 	}
 	return isYes(answer), nil
 }
 
-// askEach asks for each change that would be applied, and reports whether any is accepted.
-func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
+// askForEachChange asks the user about each change that would be applied, and reports whether the user accepted any.
+func (p *pullRun) askForEachChange(ctx context.Context) (wanted bool, err error) {
 	for _, c := range p.changes {
-		if !c.applicable() || c.Conflict && !p.cmd.Force {
+		if !c.isApplicable() || c.Conflict && !p.cmd.Force {
 			continue
 		}
-		answer, err := p.app.ask(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.Line(c.Path)))
+		answer, err := p.app.askUser(ctx, fmt.Sprintf("%s %s? [y/N]", changeLetters[c.Change], terminal.SafeLine(c.Path)))
 		if err != nil {
 			return false, err
 		}
@@ -147,8 +148,8 @@ func (p *pullRun) askEach(ctx context.Context) (wanted bool, err error) {
 	return wanted, nil
 }
 
-// saveRecord stores the state with which the next pull compares. A pull into a folder other than the recorded one
-// does not change the record.
+// saveRecord stores the state with which the next pull compares. A pull into another folder than the recorded one does
+// not change the record.
 func (p *pullRun) saveRecord() error {
 	if p.cmd.DryRun || !sameFolder(p.folder, p.record.Folder) {
 		return nil
@@ -156,11 +157,11 @@ func (p *pullRun) saveRecord() error {
 	return p.record.save(p.recordFile)
 }
 
-// conflictError returns an error if changes were not applied although the user did not decline them.
+// conflictError returns an error if changes were not applied for another reason than that the user declined them.
 func (p *pullRun) conflictError() error {
 	n := 0
 	for _, c := range p.changes {
-		if !c.Applied && !c.declined && c.applicable() {
+		if !c.Applied && !c.declined && c.isApplicable() {
 			n++
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// apply applies the changes that the user did not decline: first deletions, deepest paths first, then the others. A
-// failed change does not stop the others.
-func (p *pullRun) apply() error {
+// applyChanges applies the changes that the user has not declined: first deletions, deepest paths first, and then all
+// others. It continues after a change that fails.
+func (p *pullRun) applyChanges() error {
 	var failed error
 	ordered := slices.Clone(p.changes)
-	slices.SortStableFunc(ordered, func(a, b *change) int {
-		switch del := a.Change == changeDeleted; {
-		case del != (b.Change == changeDeleted):
+	slices.SortStableFunc(ordered, func(a, b *pathChange) int {
+		switch del := a.Change == changeKindDeleted; {
+		case del != (b.Change == changeKindDeleted):
 			if del {
 				return -1
 			}
@@ -32,40 +32,40 @@ func (p *pullRun) apply() error {
 		return strings.Compare(a.Path, b.Path)
 	})
 	for _, c := range ordered {
-		if !c.applicable() || c.declined || c.Conflict && !p.cmd.Force {
+		if !c.isApplicable() || c.declined || c.Conflict && !p.cmd.Force {
 			continue
 		}
-		if err := p.applyOne(c); err != nil {
-			failed = errors.Join(failed, applyError(c.Path, err))
+		if err := p.applyChange(c); err != nil {
+			failed = errors.Join(failed, explainApplyError(c.Path, err))
 			continue
 		}
 		c.Applied = true
-		p.setRecorded(c.Path, c.remote)
+		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
-			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.Line(c.Path))
+			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.SafeLine(c.Path))
 		}
 	}
 	return failed
 }
 
-// applyError adds the remedy to the error of a change that could not be applied.
-func applyError(name string, err error) error {
+// explainApplyError adds a remedy to the error of a change that could not be applied.
+func explainApplyError(name string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%s: no permission to write to the folder %s: change its mode and pull again", name, path.Dir(name))
 	}
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// errLocalChange is returned for a path that changed locally after the comparison.
+// errLocalChange is returned for a path that has changed locally since the comparison.
 var errLocalChange = errors.New("changed locally meanwhile: pull again")
 
-// applyOne applies a change if the local version is still the compared one.
-func (p *pullRun) applyOne(c *change) error {
+// applyChange applies one change, unless the local entry has changed since the comparison.
+func (p *pullRun) applyChange(c *pathChange) error {
 	now, err := statEntry(p.root, c.Path)
 	if err != nil {
 		return err
 	}
-	if !unchanged(now, c.local) {
+	if !isUnchanged(now, c.local) {
 		return errLocalChange
 	}
 	if c.remote == nil {
@@ -76,12 +76,12 @@ func (p *pullRun) applyOne(c *change) error {
 			return err
 		}
 	}
-	if now != nil && now.Kind == kindDir && c.Kind != kindDir {
+	if now != nil && now.Kind == entryKindDir && c.Kind != entryKindDir {
 		if err := p.root.Remove(c.Path); err != nil { // an empty folder is replaced
 			return err
 		}
 	}
-	if c.Kind == kindDir {
+	if c.Kind == entryKindDir {
 		if now != nil {
 			if err := p.root.Remove(c.Path); err != nil {
 				return err
@@ -89,20 +89,20 @@ func (p *pullRun) applyOne(c *change) error {
 		}
 		return p.root.Mkdir(c.Path, fs.FileMode(c.remote.Mode)|0o700)
 	}
-	return p.replace(c)
+	return p.replaceEntry(c)
 }
 
-// replace writes a file or a link under a temporary name and renames it, so that a partial file is never visible.
-func (p *pullRun) replace(c *change) error {
+// replaceEntry writes a file or a link under a temporary name and renames it, so that a partial file is never visible.
+func (p *pullRun) replaceEntry(c *pathChange) error {
 	tmp := path.Join(path.Dir(c.Path), ".spool-put-"+rand.Text())
 	var err error
 	switch {
-	case c.Kind == kindSymlink:
+	case c.Kind == entryKindSymlink:
 		err = p.root.Symlink(c.remote.Target, tmp)
 	case c.staged == "": // the content equals the uploaded one
 		return fmt.Errorf("the content was not downloaded: %w", fs.ErrInvalid)
 	default:
-		err = p.copyStaged(c, tmp)
+		err = p.copyStagedFile(c, tmp)
 	}
 	if err == nil {
 		err = p.root.Rename(tmp, c.Path)
@@ -115,8 +115,8 @@ func (p *pullRun) replace(c *change) error {
 	return err
 }
 
-// copyStaged copies the session's content of a file to a new local file.
-func (p *pullRun) copyStaged(c *change, tmp string) error {
+// copyStagedFile copies the staged content of a file to a new file in the local folder.
+func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
 		return err

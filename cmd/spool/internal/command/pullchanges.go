@@ -20,33 +20,33 @@ import (
 
 // What a pull does with a path.
 const (
-	changeAdded    = "added"
-	changeModified = "modified"
-	changeDeleted  = "deleted"
-	changeRefused  = "refused" // an entry that is never written locally
+	changeKindAdded    = "added"
+	changeKindModified = "modified"
+	changeKindDeleted  = "deleted"
+	changeKindRefused  = "refused" // an entry that is never written locally
 )
 
-// change is the change of one path that a pull would apply.
-type change struct {
+// pathChange is the change of one path that a pull applies to the local folder.
+type pathChange struct {
 	Path     string `json:"path"`
 	Change   string `json:"change"`
 	Kind     string `json:"kind"`
 	Size     int64  `json:"size,omitempty"` // bytes of the session's file
 	Conflict bool   `json:"conflict,omitempty"`
-	Reason   string `json:"reason,omitempty"` // of a conflict or a refusal
+	Reason   string `json:"reason,omitempty"` // why the change is a conflict or is refused
 	Applied  bool   `json:"applied"`
 
-	local, remote *entry
+	local, remote *folderEntry
 	staged        string // local file with the session's content
-	declined      bool   // by the user
+	declined      bool   // the user does not want the change
 }
 
-// applicable reports whether a pull can apply the change at all.
-func (c *change) applicable() bool { return c.Change != changeRefused }
+// isApplicable reports whether a pull may apply the change. A refused change is never applied.
+func (c *pathChange) isApplicable() bool { return c.Change != changeKindRefused }
 
-// compare fills in the changes: what the session changed since the upload, and whether the local folder changed it
-// too.
-func (p *pullRun) compare(ctx context.Context) error {
+// findChanges sets p.changes to the paths that the session has changed since the upload. A path that has changed in the
+// local folder too is a conflict.
+func (p *pullRun) findChanges(ctx context.Context) error {
 	tree, err := ignore.ReadTree(p.root.FS())
 	if err != nil {
 		return usageError("dir: %v", err)
@@ -66,19 +66,19 @@ func (p *pullRun) compare(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var base, remote *entry
+		var base, remote *folderEntry
 		staged := ""
 		if b, ok := p.record.Entries[name]; ok {
 			base = &b
 		}
 		if r := p.remote[name]; r != nil {
-			remote, staged = &r.entry, r.staged
+			remote, staged = &r.folderEntry, r.staged
 		}
-		if unchanged(base, remote) || base == nil && ignored.ignores(name, remote.Kind == kindDir) {
+		if isUnchanged(base, remote) || base == nil && ignored.ignores(name, remote.Kind == entryKindDir) {
 			continue
 		}
-		if why := refusal(name, remote); why != "" {
-			p.changes = append(p.changes, &change{Path: name, Change: changeRefused, Kind: remote.Kind, Reason: why})
+		if why := refusalReason(name, remote); why != "" {
+			p.changes = append(p.changes, &pathChange{Path: name, Change: changeKindRefused, Kind: remote.Kind, Reason: why})
 			continue
 		}
 		local, err := statEntry(p.root, name)
@@ -88,22 +88,22 @@ func (p *pullRun) compare(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)
 		}
-		if unchanged(local, remote) {
-			p.setRecorded(name, remote)
+		if isUnchanged(local, remote) {
+			p.recordEntry(name, remote)
 			continue
 		}
-		p.changes = append(p.changes, decide(name, base, local, remote, staged))
+		p.changes = append(p.changes, classifyChange(name, base, local, remote, staged))
 	}
 	return nil
 }
 
-// ignoreRules are the ignore rules of the local folder. A pull adds no path that they match.
+// ignoreRules are the ignore rules of the local folder. A pull adds no path that the rules match.
 type ignoreRules struct {
 	root *os.Root
 	tree ignore.Tree
 }
 
-// ignores reports whether a path, or a folder that it lies in, is ignored.
+// ignores reports whether the rules match a path or one of the folders above it.
 func (r ignoreRules) ignores(p string, isDir bool) bool {
 	tree := r.tree
 	for i := range len(p) {
@@ -123,42 +123,44 @@ func (r ignoreRules) ignores(p string, isDir bool) bool {
 	return tree.Ignores(p, isDir)
 }
 
-// unchanged reports whether two entries are the same to a pull: of folders only their presence counts.
-func unchanged(a, b *entry) bool {
-	if a != nil && b != nil && a.Kind == kindDir && b.Kind == kindDir {
+// isUnchanged reports whether two entries are equal for a pull. Of two folders only the path matters.
+func isUnchanged(a, b *folderEntry) bool {
+	if a != nil && b != nil && a.Kind == entryKindDir && b.Kind == entryKindDir {
 		return true
 	}
-	return a.same(b)
+	return a.equals(b)
 }
 
-// refusal returns the reason why an entry is never written into the local folder; "" if there is none.
-func refusal(name string, remote *entry) string {
+// refusalReason returns why an entry of the session must not be written into the local folder, or "" if it may be
+// written.
+func refusalReason(name string, remote *folderEntry) string {
 	switch {
 	case remote == nil:
 		return ""
 	case strings.ContainsFunc(name, unicode.IsControl):
 		return "the name contains a control character"
-	case checkPath("path", name, false) != nil:
+	case checkWorkspacePath("path", name, false) != nil:
 		return "the name is not a valid path of a workspace"
-	case remote.Kind == kindSymlink && !staysInside(name, remote.Target):
+	case remote.Kind == entryKindSymlink && !linkStaysInside(name, remote.Target):
 		return fmt.Sprintf("it is a link to %q, outside the folder", truncate.Text(remote.Target, 64))
 	}
 	return ""
 }
 
-// decide returns the change of one path, whose session side differs from what was uploaded.
-func decide(name string, base, local, remote *entry, staged string) *change {
-	c := &change{Path: name, local: local, remote: remote, staged: staged, Change: changeModified}
+// classifyChange returns the change of a path that the session has changed since the upload. It marks a conflict if the
+// local entry has changed too.
+func classifyChange(name string, base, local, remote *folderEntry, staged string) *pathChange {
+	c := &pathChange{Path: name, local: local, remote: remote, staged: staged, Change: changeKindModified}
 	switch {
 	case remote == nil:
-		c.Change, c.Kind = changeDeleted, base.Kind
+		c.Change, c.Kind = changeKindDeleted, base.Kind
 	case local == nil:
-		c.Change = changeAdded
+		c.Change = changeKindAdded
 	}
 	if remote != nil {
 		c.Kind, c.Size = remote.Kind, remote.Size
 	}
-	if !unchanged(local, base) {
+	if !isUnchanged(local, base) {
 		c.Conflict = true
 		switch {
 		case base == nil:
@@ -174,8 +176,8 @@ func decide(name string, base, local, remote *entry, staged string) *change {
 	return c
 }
 
-// statEntry returns the entry at a path of the local folder; nil if there is none.
-func statEntry(root *os.Root, name string) (*entry, error) {
+// statEntry returns the entry at a path of the local folder, or nil if there is none.
+func statEntry(root *os.Root, name string) (*folderEntry, error) {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil, nil
@@ -183,32 +185,32 @@ func statEntry(root *os.Root, name string) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{Path: name, Mode: uint32(info.Mode().Perm())}
+	e := &folderEntry{Path: name, Mode: uint32(info.Mode().Perm())}
 	switch info.Mode().Type() {
 	case fs.ModeDir:
-		e.Kind = kindDir
+		e.Kind = entryKindDir
 	case fs.ModeSymlink:
-		e.Kind, e.Mode = kindSymlink, 0
+		e.Kind, e.Mode = entryKindSymlink, 0
 		e.Target, err = root.Readlink(name)
 		return e, err
 	case 0:
-		f, _, err := openRegular(root, name)
+		f, _, err := openRegularFile(root, name)
 		if err != nil {
 			return nil, err
 		}
 		sum := sha256.New()
-		e.Kind = kindFile
+		e.Kind = entryKindFile
 		e.Size, err = io.Copy(sum, f)
 		e.SHA256 = hex.EncodeToString(sum.Sum(nil))
 		return e, errors.Join(err, f.Close())
 	default:
-		e.Kind = special(info.Mode())
+		e.Kind = specialFileType(info.Mode())
 	}
 	return e, nil
 }
 
-// setRecorded records the session's version of a path, with which the next pull compares.
-func (p *pullRun) setRecorded(name string, remote *entry) {
+// recordEntry stores the session's version of a path in the upload record, with which the next pull compares.
+func (p *pullRun) recordEntry(name string, remote *folderEntry) {
 	if remote == nil {
 		delete(p.record.Entries, name)
 		return

@@ -22,9 +22,9 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// readRecord reads the record of the upload and determines the local folder.
-func (p *pullRun) readRecord() (err error) {
-	if p.recordFile, err = uploadFile(p.app, p.cmd.Data, p.cmd.Session); err != nil {
+// readUploadRecord reads the record of the upload, and sets the local folder.
+func (p *pullRun) readUploadRecord() (err error) {
+	if p.recordFile, err = uploadRecordPath(p.app, p.cmd.Data, p.cmd.Session); err != nil {
 		return err
 	}
 	raw, err := os.ReadFile(p.recordFile)
@@ -39,7 +39,7 @@ func (p *pullRun) readRecord() (err error) {
 		return usageError("dir: the local folder of the session's workspace is unknown: name the folder that receives the changes")
 	}
 	if p.record.Entries == nil {
-		p.record = uploadRecord{Session: p.cmd.Session, Entries: map[string]entry{}}
+		p.record = uploadRecord{Session: p.cmd.Session, Entries: map[string]folderEntry{}}
 	}
 	dir := cmp.Or(p.cmd.Dir, p.record.Folder)
 	if dir, err = localFolder("dir", dir); err != nil {
@@ -52,11 +52,11 @@ func (p *pullRun) readRecord() (err error) {
 	return nil
 }
 
-// snapshotTimeout is the maximum wait for a new snapshot.
+// snapshotTimeout is the maximum time to wait for a new snapshot of the session.
 const snapshotTimeout = 2 * time.Minute
 
-// requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest
-// state.
+// requestSnapshot requests a snapshot of the session and waits for it. It does nothing if the session has no sandbox,
+// because the last snapshot is then the newest state.
 func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error {
 	if s.GetCurrentSandbox().GetState() != "ready" {
 		return nil
@@ -92,19 +92,19 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error
 	return context.Cause(ctx)
 }
 
-// remoteEntry is an entry of the session's workspace. staged is a local file with its content, or "" if the content
-// equals the uploaded one.
+// remoteEntry is an entry in the session's workspace. staged is the local file with the entry's content, or "" if the
+// content equals the uploaded one.
 type remoteEntry struct {
-	entry
+	folderEntry
 	staged string
 }
 
-// pullLimits limit what a session can write to this machine.
+// pullLimits are the limits on what a pull downloads to this machine.
 var pullLimits = folderLimits{entries: 200_000, bytes: 4 << 30}
 
-// download reads the session's workspace and stages the content that differs from the upload.
-func (p *pullRun) download(ctx context.Context) error {
-	r, err := p.client.Tar(ctx, p.cmd.Session, "", client.AsOf{})
+// downloadWorkspace downloads the session's workspace, and stages the content that differs from the uploaded content.
+func (p *pullRun) downloadWorkspace(ctx context.Context) error {
+	r, err := p.client.GetTar(ctx, p.cmd.Session, "", client.WorkspaceVersion{})
 	if err != nil {
 		return err
 	}
@@ -124,17 +124,17 @@ func (p *pullRun) download(ctx context.Context) error {
 			continue
 		}
 		if bytes += h.Size; bytes > pullLimits.bytes || len(p.remote) >= pullLimits.entries {
-			return fmt.Errorf("the session's workspace has more than %s, or more than %d files: get what you need with `spool files get`, or with `spool files tar %s DIR`", size(pullLimits.bytes), pullLimits.entries, p.cmd.Session)
+			return fmt.Errorf("the session's workspace has more than %s, or more than %d files: get what you need with `spool files get`, or with `spool files tar %s DIR`", formatSize(pullLimits.bytes), pullLimits.entries, p.cmd.Session)
 		}
-		e := &remoteEntry{entry: entry{Path: name, Mode: uint32(h.Mode & 0o777)}} //nolint:gosec // masked
+		e := &remoteEntry{folderEntry: folderEntry{Path: name, Mode: uint32(h.Mode & 0o777)}} //nolint:gosec // masked
 		switch h.Typeflag {
 		case tar.TypeDir:
-			e.Kind = kindDir
+			e.Kind = entryKindDir
 		case tar.TypeSymlink:
-			e.Kind, e.Mode, e.Target = kindSymlink, 0, h.Linkname
+			e.Kind, e.Mode, e.Target = entryKindSymlink, 0, h.Linkname
 		case tar.TypeReg:
-			e.Kind = kindFile
-			if err := p.stage(e, in, len(p.remote)); err != nil {
+			e.Kind = entryKindFile
+			if err := p.stageFile(e, in, len(p.remote)); err != nil {
 				return err
 			}
 		default:
@@ -144,8 +144,8 @@ func (p *pullRun) download(ctx context.Context) error {
 	}
 }
 
-// stage writes a file's content into the staging folder, unless it equals the upload.
-func (p *pullRun) stage(e *remoteEntry, content io.Reader, n int) error {
+// stageFile writes the content of a file into the staging folder, unless the content equals the uploaded one.
+func (p *pullRun) stageFile(e *remoteEntry, content io.Reader, n int) error {
 	e.staged = filepath.Join(p.staging, fmt.Sprint(n))
 	f, err := os.OpenFile(e.staged, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {

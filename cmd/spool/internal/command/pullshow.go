@@ -16,21 +16,22 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// changeLetters are the letters that git uses for changes.
-var changeLetters = map[string]string{changeAdded: "A", changeModified: "M", changeDeleted: "D", changeRefused: "R"}
+// changeLetters are the letters that "spool files pull" prints before changed paths: those of git, and R for a change
+// that is refused.
+var changeLetters = map[string]string{changeKindAdded: "A", changeKindModified: "M", changeKindDeleted: "D", changeKindRefused: "R"}
 
-// maxDiff is the maximum size in bytes of text files whose difference is shown.
-const maxDiff = 256 << 10
+// maxDiffBytes is the maximum size of a text file whose differences are printed.
+const maxDiffBytes = 256 << 10
 
-// show prints the list of changes, and the differences of text files.
-func (p *pullRun) show() {
+// printChanges prints the list of changes, and the differences in text files.
+func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
-		line := changeLetters[c.Change] + " " + terminal.Line(c.Path)
-		if c.Kind == kindDir {
+		line := changeLetters[c.Change] + " " + terminal.SafeLine(c.Path)
+		if c.Kind == entryKindDir {
 			line += "/"
 		}
-		if c.Change != changeDeleted && c.Kind == kindFile {
-			line += " (" + size(c.Size) + ")"
+		if c.Change != changeKindDeleted && c.Kind == entryKindFile {
+			line += " (" + formatSize(c.Size) + ")"
 		}
 		switch {
 		case c.Conflict:
@@ -41,26 +42,26 @@ func (p *pullRun) show() {
 		fmt.Fprintln(p.app.Out, line)
 	}
 	for _, c := range p.changes {
-		if text := p.difference(c); text != "" {
+		if text := p.unifiedDiff(c); text != "" {
 			if p.app.OutTTY {
-				text = terminal.Safe(text)
+				text = terminal.SafeText(text)
 			}
 			fmt.Fprintf(p.app.Out, "\n%s", text)
 		}
 	}
 }
 
-// difference returns a unified diff of a text file that is changed; "" for others.
-func (p *pullRun) difference(c *change) string {
-	if c.Change != changeModified || c.local == nil || c.local.Kind != kindFile || c.Kind != kindFile || c.staged == "" ||
-		c.local.Size > maxDiff || c.Size > maxDiff {
+// unifiedDiff returns a unified diff of a changed text file, or "" for other changes.
+func (p *pullRun) unifiedDiff(c *pathChange) string {
+	if c.Change != changeKindModified || c.local == nil || c.local.Kind != entryKindFile || c.Kind != entryKindFile || c.staged == "" ||
+		c.local.Size > maxDiffBytes || c.Size > maxDiffBytes {
 		return ""
 	}
-	f, _, err := openRegular(p.root, c.Path)
+	f, _, err := openRegularFile(p.root, c.Path)
 	if err != nil {
 		return "" // the error appears when the file is replaced
 	}
-	here, err := io.ReadAll(io.LimitReader(f, maxDiff))
+	here, err := io.ReadAll(io.LimitReader(f, maxDiffBytes))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return ""
 	}
@@ -68,15 +69,17 @@ func (p *pullRun) difference(c *change) string {
 	if err != nil || !isText(here) || !isText(there) {
 		return ""
 	}
-	return udiff.Unified(quotedName("a/"+c.Path), quotedName("b/"+c.Path), string(here), string(there))
+	return udiff.Unified(quoteDiffName("a/"+c.Path), quoteDiffName("b/"+c.Path), string(here), string(there))
 }
 
-// quotedName returns the name of a file for a unified diff: in quotes if the name could be mistaken for lines of the diff.
-func quotedName(name string) string {
+// quoteDiffName returns the name of a file for the header of a unified diff. A name that could be mistaken for a line
+// of the diff is quoted.
+func quoteDiffName(name string) string {
 	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
 		return strconv.Quote(name)
 	}
 	return name
 }
 
+// isText reports whether b is text: valid UTF-8 without zero bytes.
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }

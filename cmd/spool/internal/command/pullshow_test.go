@@ -24,7 +24,7 @@ func TestDifference_QuotesNamesOfFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &pullRun{root: root}
-	got := p.difference(&change{Path: name, Change: changeModified, Kind: kindFile, local: &entry{Kind: kindFile}, staged: staged})
+	got := p.unifiedDiff(&pathChange{Path: name, Change: changeKindModified, Kind: entryKindFile, local: &folderEntry{Kind: entryKindFile}, staged: staged})
 	if want := "--- \"a/x\\n+++ evil\"\n+++ \"b/x\\n+++ evil\"\n@@ -1 +1 @@\n-old\n+new\n"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}

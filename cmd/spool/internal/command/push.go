@@ -20,8 +20,8 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-type skillsPush struct {
-	server
+type skillsPushCommand struct {
+	serverFlags
 	From   string   `arg:"" help:"A folder, a ZIP, or a git repository: URL[#[REF][:FOLDER]], where REF is a branch, a tag or a commit, and FOLDER contains the skill."`
 	Tag    []string `placeholder:"T" help:"A tag for the version, in addition to latest; may be repeated."`
 	Ignore []string `placeholder:"PATTERN" help:"Files that the ZIP of a folder omits, in gitignore syntax, in addition to its .skillignore; may be repeated."`
@@ -30,8 +30,8 @@ type skillsPush struct {
 	DryRun bool     `help:"Only validate, locally and on the server."`
 }
 
-// Run packs, validates and pushes a skill.
-func (c *skillsPush) Run(a *app) error {
+// Run packs a skill as a ZIP, validates it and uploads it to the server.
+func (c *skillsPushCommand) Run(a *app) error {
 	for _, t := range c.Tag {
 		if !events.IsTag(t) {
 			return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(t, 64))
@@ -41,12 +41,12 @@ func (c *skillsPush) Run(a *app) error {
 	if err := ref.Check(); err != nil {
 		return usageError("%v", err)
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	zip, err := c.zip(ctx)
+	zip, err := c.openZIP(ctx)
 	if err == nil {
 		defer zip.Close() //nolint:errcheck // it was only read
-		err = c.push(ctx, a, ref, zip)
+		err = c.validateAndPush(ctx, a, ref, zip)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
@@ -54,8 +54,8 @@ func (c *skillsPush) Run(a *app) error {
 	return err
 }
 
-// push validates a ZIP locally before the server does, which reports the same errors earlier.
-func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip *os.File) error {
+// validateAndPush validates a ZIP locally, so that errors are reported before the upload, and uploads it.
+func (c *skillsPushCommand) validateAndPush(ctx context.Context, a *app, ref events.Reference, zip *os.File) error {
 	info, err := zip.Stat()
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 		return err
 	}
 	defer cl.Close()
-	doc, err := cl.PushSkill(ctx, client.Push{Ref: ref, Tags: c.Tag, SHA256: found.Digest, DryRun: c.DryRun}, io.NewSectionReader(zip, 0, info.Size()), info.Size())
+	doc, err := cl.PushSkill(ctx, client.SkillPush{Ref: ref, Tags: c.Tag, SHA256: found.Digest, DryRun: c.DryRun}, io.NewSectionReader(zip, 0, info.Size()), info.Size())
 	if err != nil {
 		return err
 	}
@@ -86,16 +86,16 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 	case doc.Value.Same:
 		done = "already pushed:"
 	}
-	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.Line(client.Reference(doc.Value.Ref).String()), found.Files, size(info.Size()))
+	_, err = fmt.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, terminal.SafeLine(client.Reference(doc.Value.Ref).String()), found.Files, formatSize(info.Size()))
 	return err
 }
 
-// zip opens the ZIP to push.
-func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
+// openZIP returns the ZIP to push: the named file, or a new ZIP of the named folder or git repository.
+func (c *skillsPushCommand) openZIP(ctx context.Context) (*os.File, error) {
 	info, err := os.Stat(c.From)
 	switch {
 	case err == nil && info.IsDir():
-		return c.pack(c.From)
+		return c.packFolder(c.From)
 	case err == nil && info.Mode().IsRegular():
 		if len(c.Ignore) > 0 {
 			return nil, usageError("ignore: %s is already a ZIP; leave --ignore out", c.From)
@@ -106,23 +106,23 @@ func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 	case !errors.Is(err, fs.ErrNotExist) || !isGitURL(c.From):
 		return nil, usageError("from: %v", err)
 	}
-	return c.clone(ctx)
+	return c.cloneAndPack(ctx)
 }
 
-// isGitURL reports whether from is a git URL, and not a path that does not exist.
+// isGitURL reports whether from has the form of the URL of a git repository, and not of a path.
 func isGitURL(from string) bool {
 	url, _, _ := strings.Cut(from, "#")
 	host, _, scp := strings.Cut(url, ":")
 	return strings.Contains(url, "://") || strings.HasSuffix(url, ".git") || strings.Contains(url, ".git:") || scp && !strings.ContainsAny(host, `/\`)
 }
 
-// source is a git repository, and a version and folder in it.
-type source struct{ url, ref, folder string }
+// gitSource names a git repository, a version of it, and a folder in it.
+type gitSource struct{ url, ref, folder string }
 
-// parseSource parses URL[#[REF][:FOLDER]] and URL.git:FOLDER.
-func parseSource(from string) (source, error) {
+// parseGitSource parses a source of the form URL[#[REF][:FOLDER]] or URL.git:FOLDER.
+func parseGitSource(from string) (gitSource, error) {
 	url, rest, _ := strings.Cut(from, "#")
-	s := source{url: url}
+	s := gitSource{url: url}
 	s.ref, s.folder, _ = strings.Cut(rest, ":")
 	if i := strings.LastIndex(url, ".git:"); i >= 0 && s.folder == "" {
 		s.url, s.folder = url[:i+4], url[i+5:]
@@ -139,9 +139,10 @@ func parseSource(from string) (source, error) {
 	return s, nil
 }
 
-// clone packs a version of a repository, fetched with the local git and without its history.
-func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
-	s, err := parseSource(c.From)
+// cloneAndPack fetches a version of a git repository with the local git, without its history, and packs the skill in it
+// as a ZIP.
+func (c *skillsPushCommand) cloneAndPack(ctx context.Context) (_ *os.File, err error) {
+	s, err := parseGitSource(c.From)
 	if err != nil {
 		return nil, err
 	}
@@ -172,10 +173,10 @@ func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
 	if rel, err := filepath.Rel(root, folder); err != nil || !filepath.IsLocal(rel) {
 		return nil, usageError("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
 	}
-	return c.pack(folder)
+	return c.packFolder(folder)
 }
 
-// runGit runs a git command in a folder, without password prompts.
+// runGit runs a git command in a folder. git cannot ask for a password.
 func runGit(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // the arguments were checked
 	cmd.Dir = dir
@@ -188,14 +189,14 @@ func runGit(ctx context.Context, dir string, args ...string) error {
 		return errors.New("git: not found on the PATH: install it, or push a folder")
 	}
 	if err != nil {
-		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.Line(strings.TrimSpace(stderr.String())))
+		return fmt.Errorf("git %s: %w: %s", args[0], err, terminal.SafeLine(strings.TrimSpace(stderr.String())))
 	}
 	return nil
 }
 
-// pack returns the ZIP of a folder in an unnamed file.
-func (c *skillsPush) pack(dir string) (*os.File, error) {
-	f, err := tempFile()
+// packFolder packs a folder as a ZIP in an unlinked temporary file, and returns the file.
+func (c *skillsPushCommand) packFolder(dir string) (*os.File, error) {
+	f, err := newUnlinkedFile()
 	if err != nil {
 		return nil, err
 	}

@@ -10,12 +10,12 @@ import (
 )
 
 type rebuildCommand struct {
-	installation
+	installationFlags
 	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"Postgres of the installation; by default that of the stack on the data folder."`
 	Compare  bool   `help:"Change nothing: fold the log again and check that the read models are equal, row by row."`
 }
 
-// Run rebuilds the read models from the log.
+// Run rebuilds the read models in Postgres from the log, or compares them with it.
 func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
@@ -25,16 +25,16 @@ func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.NATSURL != "" && c.Database == "" {
 		return usageError("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	inst, err := c.open(ctx, a, c.Database)
+	inst, err := c.openInstallation(ctx, a, c.Database)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
 	report, err := projector.Rebuild(ctx, projector.Config{DatabaseURL: inst.DatabaseURL}, projector.Deps{Log: inst.Log, NATS: inst.NATS}, c.Compare)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	if c.JSON {
 		return a.printJSON(map[string]any{

@@ -10,24 +10,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-type executionsRecover struct {
-	server
+type executionsRecoverCommand struct {
+	serverFlags
 	variableFlags
 	Detach    bool   `help:"Print the ids and exit without waiting for the end."`
 	Execution string `arg:"" help:"The id of the failed execution."`
 }
 
-// Run continues a failed execution in a new one, and shows the new one until its end. With c.Detach it only prints the ids.
-func (c *executionsRecover) Run(a *app) error {
+// Run continues a failed execution in a new execution, and shows the new one until its end. With c.Detach it only
+// prints the ids.
+func (c *executionsRecoverCommand) Run(a *app) error {
 	if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
 		return err
 	}
-	variables, err := c.variables(a)
+	variables, err := c.readVariables(a)
 	if err != nil {
 		return err
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		tip, err := c.tip(ctx, cl)
+		tip, err := c.sessionTip(ctx, cl)
 		if err != nil {
 			return err
 		}
@@ -41,12 +42,12 @@ func (c *executionsRecover) Run(a *app) error {
 			_, err := fmt.Fprintf(a.Out, "session %s\nexecution %s\nfollow it with: spool attach %[1]s\n", doc.Value.SessionId, doc.Value.ExecutionId)
 			return err
 		}
-		return c.follow(ctx, a, cl, doc.Value, tip)
+		return c.followExecution(ctx, a, cl, doc.Value, tip)
 	})
 }
 
-// tip returns the seq of the last event of the failed execution's session.
-func (c *executionsRecover) tip(ctx context.Context, cl *client.Client) (uint32, error) {
+// sessionTip returns the seq of the last event in the session of the failed execution.
+func (c *executionsRecoverCommand) sessionTip(ctx context.Context, cl *client.Client) (uint32, error) {
 	x, err := cl.Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
 	if err != nil {
 		return 0, err
@@ -55,15 +56,15 @@ func (c *executionsRecover) tip(ctx context.Context, cl *client.Client) (uint32,
 	return s.GetTip(), err
 }
 
-// follow shows the new execution until its end.
-func (c *executionsRecover) follow(ctx context.Context, a *app, cl *client.Client, accepted *spoolv1.RecoverExecutionResponse, tip uint32) (err error) {
-	w := &watcher{app: a, client: cl, session: accepted.SessionId, only: accepted.ExecutionId, json: c.JSON}
-	closeRenderer := w.show(ctx)
+// followExecution shows the new execution, whose events follow seq tip, until its end.
+func (c *executionsRecoverCommand) followExecution(ctx context.Context, a *app, cl *client.Client, accepted *spoolv1.RecoverExecutionResponse, tip uint32) (err error) {
+	w := &sessionWatcher{app: a, client: cl, session: accepted.SessionId, only: accepted.ExecutionId, json: c.JSON}
+	closeRenderer := w.startRenderer(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
 	if w.renderer != nil {
-		w.renderer.Hint("Ctrl-C detaches; the agent continues")
+		w.renderer.SetHint("Ctrl-C detaches; the agent continues")
 	}
-	end, err := w.watch(ctx, tip)
+	end, err := w.followToEnd(ctx, tip)
 	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
 			fmt.Fprintf(a.Err, "spool: detached; follow it with `spool attach %s`\n", accepted.SessionId)
@@ -73,5 +74,5 @@ func (c *executionsRecover) follow(ctx context.Context, a *app, cl *client.Clien
 	if !c.JSON {
 		fmt.Fprintf(a.Err, "execution %s continues %s\n", accepted.ExecutionId, c.Execution)
 	}
-	return endError(a, c.JSON, end)
+	return executionEndError(a, c.JSON, end)
 }

@@ -18,7 +18,8 @@ var (
 	completedExe = events.Derive(events.KindExecution, "completed")
 )
 
-// TestRecover_ShowsTheNewExecution tests that recover sends the variables, shows the new execution until its end, and exits as run does.
+// TestRecover_ShowsTheNewExecution tests that recover sends the variables, shows the new execution until its end, and
+// exits as run does.
 func TestRecover_ShowsTheNewExecution(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -31,7 +32,7 @@ func TestRecover_ShowsTheNewExecution(t *testing.T) {
 		"cancelled": {events.ExecutionCancelled{Reason: "cancelled"}, ExitCancelled, ""},
 	} {
 		f := serve(t, accepted, dispatched, answered, c.end)
-		w := world(t)
+		w := testIO(t)
 		w.LookupEnv = func(name string) (string, bool) { return "some-secret", name == "TOKEN" }
 		got := spool(t, w, "executions", "recover", "--url", f.URL, "--var", "A=1", "--secret", "TOKEN", failedExe)
 		if got.code != c.code || !strings.Contains(got.out, "hi there") || !strings.Contains(got.err, fmt.Sprintf("execution %s continues %s", exe, failedExe)) || !strings.Contains(got.err, c.says) {
@@ -46,14 +47,14 @@ func TestRecover_ShowsTheNewExecution(t *testing.T) {
 func TestRecover_DetachPrintsIDs(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	if got := spool(t, world(t), "executions", "recover", "--url", f.URL, "--detach", failedExe); got.code != ExitDone || !strings.Contains(got.out, "execution "+exe) {
+	if got := spool(t, testIO(t), "executions", "recover", "--url", f.URL, "--detach", failedExe); got.code != ExitDone || !strings.Contains(got.out, "execution "+exe) {
 		t.Errorf("got %+v", got)
 	}
-	got := spool(t, world(t), "executions", "recover", "--url", f.URL, "--detach", "--json", failedExe)
+	got := spool(t, testIO(t), "executions", "recover", "--url", f.URL, "--detach", "--json", failedExe)
 	if want := fmt.Sprintf(`{"sessionId":%q,"executionId":%q,"position":"0-3"}`+"\n", ses, exe); got != (result{ExitDone, want, ""}) {
 		t.Errorf("got %+v", got)
 	}
-	if got := spool(t, world(t), "executions", "show", "--url", f.URL, failedExe); !strings.Contains(got.out, "exe_earlier") {
+	if got := spool(t, testIO(t), "executions", "show", "--url", f.URL, failedExe); !strings.Contains(got.out, "exe_earlier") {
 		t.Errorf("show does not name the recovered execution: %+v", got)
 	}
 }
@@ -74,7 +75,7 @@ func TestRecover_ReportsRefusals(t *testing.T) {
 		"a completed execution":    {[]string{completedExe}, ExitFailed, "EXECUTION_NOT_FAILED"},
 		"secret that has no value": {[]string{"--secret", "NONE", failedExe}, ExitUsage, "is not set"},
 	} {
-		got := spool(t, world(t), slices.Concat([]string{"executions", "recover", "--url", f.URL}, c.args)...)
+		got := spool(t, testIO(t), slices.Concat([]string{"executions", "recover", "--url", f.URL}, c.args)...)
 		if got.code != c.code || !strings.Contains(got.err, c.says) || got.out != "" {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -86,11 +87,11 @@ func TestRecover_SignalDetaches(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, dispatched)
 	signals, out, errs := make(chan os.Signal), &watched{lines: 2, full: make(chan struct{})}, &bytes.Buffer{}
-	w := world(t)
+	w := testIO(t)
 	w.Signals, w.Out, w.Err = signals, out, errs
 	var sending sync.WaitGroup
 	sending.Go(func() { <-out.full; signals <- os.Interrupt })
-	code := Main(t.Context(), []string{"executions", "recover", "--url", f.URL, "--json", failedExe}, w)
+	code := Run(t.Context(), []string{"executions", "recover", "--url", f.URL, "--json", failedExe}, w)
 	sending.Wait()
 	if code != ExitCancelled || errs.String() != "spool: detached; follow it with `spool attach "+ses+"`\n" || f.wasRequested("POST /api/executions/"+exe+"/cancel") {
 		t.Errorf("left with %d %q; requests %v", code, errs, f.requests)

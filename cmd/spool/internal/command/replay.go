@@ -17,7 +17,7 @@ import (
 )
 
 type replayCommand struct {
-	server
+	serverFlags
 	Session   string  `arg:"" help:"The session's id."`
 	From      uint32  `placeholder:"N" default:"1" help:"Seq of the first event."`
 	To        *uint32 `placeholder:"N" help:"Seq of the last event; by default the last event when the replay starts."`
@@ -25,9 +25,9 @@ type replayCommand struct {
 	Execution string  `placeholder:"ID" help:"Replay only this execution."`
 }
 
-// Run prints the events of a session with the pauses that they had live, divided by the speed.
+// Run shows the events of a session again, with their original pauses divided by the speed.
 func (c *replayCommand) Run(a *app) error {
-	speed, err := c.check()
+	speed, err := c.checkFlags()
 	if err != nil {
 		return err
 	}
@@ -41,12 +41,13 @@ func (c *replayCommand) Run(a *app) error {
 				return fmt.Errorf("execution: %s belongs to session %s", c.Execution, x.SessionId)
 			}
 		}
-		p := &player{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
+		p := &replayPlayer{app: a, only: c.Execution, json: c.JSON, speed: speed, pacer: pace.Pacer{Speed: speed}, calls: map[string]bool{}}
 		return p.play(ctx, cl, c.Session, c.From, c.To)
 	})
 }
 
-func (c *replayCommand) check() (pace.Speed, error) {
+// checkFlags returns the speed of the replay, or a usage error if flags are invalid.
+func (c *replayCommand) checkFlags() (pace.Speed, error) {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return 0, err
 	}
@@ -68,11 +69,11 @@ func (c *replayCommand) check() (pace.Speed, error) {
 	return speed, nil
 }
 
-// errQuit is the cause of a replay that the user ended.
-var errQuit = errors.New("quit")
+// errReplayQuit is the cause of a replay that the user has ended with a key.
+var errReplayQuit = errors.New("quit")
 
-// player replays one session. Only now may be called by other goroutines.
-type player struct {
+// replayPlayer shows the replay of one session. Only replayTime may be called from other goroutines.
+type replayPlayer struct {
 	app      *app
 	only     string // the only execution to show; "" for all
 	json     bool   // print events instead of blocks
@@ -85,7 +86,7 @@ type player struct {
 	paused time.Time       // start of the current pause; zero while playing
 	target byte            // the key that requested a jump: events up to its target are shown at once; 0 for none
 	calls  map[string]bool // tool calls whose input is not known yet, by block
-	whole  bool            // the user was told that blocks appear as a whole
+	whole  bool            // the message that blocks appear as a whole was printed
 	seq    uint32
 	to     uint32
 
@@ -93,29 +94,31 @@ type player struct {
 	at time.Time // recorded time of the last shown event
 }
 
-func (p *player) play(ctx context.Context, cl *client.Client, session string, from uint32, to *uint32) (err error) {
+// play shows the events of a session from the seq from up to the seq to.
+func (p *replayPlayer) play(ctx context.Context, cl *client.Client, session string, from uint32, to *uint32) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	done, err := p.begin(ctx, cancel)
+	done, err := p.startRenderer(ctx, cancel)
 	if err != nil {
 		return err
 	}
 	for one, failed := range cl.Replay(ctx, session, from, to) {
 		if err = failed; err == nil {
-			err = p.take(ctx, one)
+			err = p.showWhenDue(ctx, one)
 		}
 		if err != nil {
 			break
 		}
 	}
-	if errors.Is(err, errQuit) || errors.Is(err, io.EOF) {
+	if errors.Is(err, errReplayQuit) || errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return errors.Join(err, done())
 }
 
-// begin creates the renderer, and reads keys if both input and output are terminals. done restores the terminal.
-func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (done func() error, err error) {
+// startRenderer creates the renderer. If input and output are terminals, it also puts the terminal into raw mode and
+// reads keys. done closes the renderer and restores the terminal.
+func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelCauseFunc) (done func() error, err error) {
 	if p.json {
 		return func() error { return nil }, nil
 	}
@@ -124,16 +127,16 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 		if restore, err = p.app.Raw(); err != nil {
 			return nil, fmt.Errorf("read keys from the terminal: %w", err)
 		}
-		out = rawWriter{out}
+		out = crlfWriter{out}
 		p.keys = p.readKeys(cancel)
 	}
-	p.renderer = p.app.rendererOn(out, p.now)
+	p.renderer = p.app.newRendererFor(out, p.replayTime)
 	if p.keys != nil {
-		p.renderer.Hint("space . n e t q")
+		p.renderer.SetHint("space . n e t q")
 	}
 	spin, stop := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { p.renderer.Spin(spin) })
+	spinning.Go(func() { p.renderer.RunSpinner(spin) })
 	return func() error {
 		stop()
 		spinning.Wait()
@@ -141,11 +144,12 @@ func (p *player) begin(ctx context.Context, cancel context.CancelCauseFunc) (don
 	}, nil
 }
 
-// rawWriter writes to a raw terminal, which needs explicit carriage returns.
-type rawWriter struct{ io.Writer }
+// crlfWriter is a writer to a terminal in raw mode. It writes a carriage return before each line feed, which such a
+// terminal needs.
+type crlfWriter struct{ io.Writer }
 
-// Write writes all of b, and inserts a carriage return before each line feed that has none.
-func (w rawWriter) Write(b []byte) (int, error) {
+// Write writes b, with a carriage return before each line feed that has none.
+func (w crlfWriter) Write(b []byte) (int, error) {
 	text := bytes.ReplaceAll(bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
 	if _, err := w.Writer.Write(text); err != nil {
 		return 0, err
@@ -153,8 +157,8 @@ func (w rawWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// now returns the time in the replay, for the renderer.
-func (p *player) now() time.Time {
+// replayTime returns the recorded time of the last shown event, as the clock of the renderer.
+func (p *replayPlayer) replayTime() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.at
@@ -162,21 +166,21 @@ func (p *player) now() time.Time {
 
 // The keys.
 const (
-	keyPause  = ' '
-	keyStep   = '.' // pause after the next event
-	keyTool   = 'n' // jump to the next tool call
-	keyError  = 'e' // jump to the next error
-	keyTurn   = 't' // jump to the next turn
-	keyQuit   = 'q'
-	keyCancel = 0x03 // Ctrl-C, which is not a signal in raw mode
+	keyPause     = ' '
+	keyStep      = '.' // pause after the next event
+	keyNextTool  = 'n' // jump to the next tool call
+	keyNextError = 'e' // jump to the next error
+	keyNextTurn  = 't' // jump to the next turn
+	keyQuit      = 'q'
+	keyCtrlC     = 0x03 // Ctrl-C, which is not a signal in raw mode
 )
 
-// maxTypedKeys is the number of keys that wait while the replay reads from the server. Further keys are dropped, so
-// that q and Ctrl-C are always read.
+// maxTypedKeys is the number of typed keys that are kept while the replay waits for the server. Further keys are
+// dropped, so that the reader does not block before a q or Ctrl-C.
 const maxTypedKeys = 64
 
-// readKeys returns the typed keys. Its goroutine ends with the input or with the process.
-func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
+// readKeys returns a channel with the keys that the user types. Its goroutine ends with the input or with the process.
+func (p *replayPlayer) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	keys := make(chan byte, maxTypedKeys)
 	go func() {
 		defer close(keys)
@@ -187,8 +191,8 @@ func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 			}
 			switch b[0] {
 			case keyQuit:
-				cancel(errQuit)
-			case keyCancel:
+				cancel(errReplayQuit)
+			case keyCtrlC:
 				cancel(errInterrupted)
 			}
 			select {
@@ -200,8 +204,8 @@ func (p *player) readKeys(cancel context.CancelCauseFunc) <-chan byte {
 	return keys
 }
 
-// take shows one item from the server when it is due.
-func (p *player) take(ctx context.Context, one client.ReplayItem) error {
+// showWhenDue waits until an item from the server is due, and shows it.
+func (p *replayPlayer) showWhenDue(ctx context.Context, one client.ReplayItem) error {
 	switch {
 	case one.Started != nil:
 		p.seq, p.to = one.Started.From-1, one.Started.To
@@ -209,28 +213,28 @@ func (p *player) take(ctx context.Context, one client.ReplayItem) error {
 	case one.Whole != nil:
 		if !p.whole && p.only == "" && one.Whole.ShownBytes == 0 {
 			p.whole = true
-			p.note("the deltas are no longer stored: blocks appear as a whole")
+			p.printNote("the deltas are no longer stored: blocks appear as a whole")
 		}
 		return nil
 	case p.only != "" && one.Event.ExecutionID != p.only:
 		return nil
 	}
 	e := one.Event.Event()
-	if err := p.wait(ctx, e.Time); err != nil {
+	if err := p.waitUntilDue(ctx, e.Time); err != nil {
 		return err
 	}
-	return p.show(one, e)
+	return p.showItem(one, e)
 }
 
-// wait blocks until an event with the given recorded time is due, and handles keys meanwhile.
-func (p *player) wait(ctx context.Context, at time.Time) error {
+// waitUntilDue blocks until an event with the recorded time at is due. Meanwhile it handles keys.
+func (p *replayPlayer) waitUntilDue(ctx context.Context, at time.Time) error {
 	due, gap := p.pacer.Step(at, time.Now())
 	p.due = due
 	for p.target == 0 {
 		var timer <-chan time.Time
 		if p.paused.IsZero() {
 			timer = time.After(time.Until(p.due))
-			p.noteGap(gap)
+			p.printGap(gap)
 			gap = pace.Gap{}
 		}
 		select { // keys have priority at any speed
@@ -251,15 +255,15 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 	return context.Cause(ctx)
 }
 
-// noteGap prints that a gap was shortened.
-func (p *player) noteGap(gap pace.Gap) {
+// printGap prints that a long time without events was shortened.
+func (p *replayPlayer) printGap(gap pace.Gap) {
 	if gap.LeftOut > 0 {
-		p.note(fmt.Sprintf("no events for %s, of which %s are skipped", roundedDuration(gap.Original), roundedDuration(gap.LeftOut)))
+		p.printNote(fmt.Sprintf("no events for %s, of which %s are skipped", formatDuration(gap.Original), formatDuration(gap.LeftOut)))
 	}
 }
 
-// roundedDuration formats a duration for people.
-func roundedDuration(d time.Duration) string {
+// formatDuration formats a duration for people, with few digits.
+func formatDuration(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
 		return d.Round(time.Second).String()
@@ -269,29 +273,29 @@ func roundedDuration(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// handleKey handles a key. ok is false if no more keys can come.
-func (p *player) handleKey(key byte, ok bool) {
+// handleKey handles a key that the user has typed. ok is false when no more keys can come.
+func (p *replayPlayer) handleKey(key byte, ok bool) {
 	switch {
 	case !ok:
 		p.keys = nil
-		p.resume()
+		p.resumePlayback()
 	case key == keyPause && p.paused.IsZero():
 		p.paused = time.Now()
 	case key == keyPause:
-		p.resume()
+		p.resumePlayback()
 	case key == keyStep:
 		if p.paused.IsZero() {
 			p.paused = time.Now()
 		}
 		p.target = key
-	case key == keyTool, key == keyError, key == keyTurn:
+	case key == keyNextTool, key == keyNextError, key == keyNextTurn:
 		p.target = key
 	}
 	p.showStatus()
 }
 
-// resume continues after a pause.
-func (p *player) resume() {
+// resumePlayback ends a pause, and shifts the times at which the next events are due.
+func (p *replayPlayer) resumePlayback() {
 	if p.paused.IsZero() {
 		return
 	}
@@ -300,8 +304,8 @@ func (p *player) resume() {
 	p.due, p.paused = p.due.Add(pause), time.Time{}
 }
 
-// show shows an event or a delta.
-func (p *player) show(one client.ReplayItem, e events.Event) error {
+// showItem shows an event or a delta.
+func (p *replayPlayer) showItem(one client.ReplayItem, e events.Event) error {
 	p.mu.Lock()
 	p.at = e.Time
 	p.mu.Unlock()
@@ -310,11 +314,11 @@ func (p *player) show(one client.ReplayItem, e events.Event) error {
 		p.seq = one.Event.Seq
 	}
 	p.showStatus()
-	w := watcher{app: p.app, renderer: p.renderer, json: p.json, open: map[string]bool{}}
-	if _, err := w.event(*one.Event, one.Raw); err != nil && !errors.Is(err, errEnded) {
+	w := sessionWatcher{app: p.app, renderer: p.renderer, json: p.json, open: map[string]bool{}}
+	if _, err := w.handleEvent(*one.Event, one.Raw); err != nil && !errors.Is(err, errSessionEnded) {
 		return err
 	}
-	if kept && p.reached(e) {
+	if kept && p.isJumpTarget(e) {
 		p.target = 0
 		p.pacer.Jump(e.Time, time.Now())
 		if !p.paused.IsZero() {
@@ -328,25 +332,25 @@ func (p *player) show(one client.ReplayItem, e events.Event) error {
 	return nil
 }
 
-// reached reports whether an event is the target of a jump.
-func (p *player) reached(e events.Event) bool {
-	call := p.isCall(e)
+// isJumpTarget reports whether the replay has reached the event to which the user has jumped.
+func (p *replayPlayer) isJumpTarget(e events.Event) bool {
+	call := p.completesToolInput(e)
 	switch p.target {
 	case keyStep:
 		return true
-	case keyTool:
+	case keyNextTool:
 		return call
-	case keyError:
+	case keyNextError:
 		return isFailure(e)
-	case keyTurn:
+	case keyNextTurn:
 		_, begins := e.Data.(events.ExecutionDispatched)
 		return begins
 	}
 	return false
 }
 
-// isCall reports whether an event completes the input of a tool call, which is when the call is shown.
-func (p *player) isCall(e events.Event) bool {
+// completesToolInput reports whether an event completes the input of a tool call. At that event the call is shown.
+func (p *replayPlayer) completesToolInput(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
 		if d.Block.Kind != events.KindToolUse {
@@ -358,39 +362,40 @@ func (p *player) isCall(e events.Event) bool {
 		}
 		return !open
 	case events.BlockUpdate:
-		return len(d.Updates.Input) > 0 && p.isKnown(d.BlockID)
+		return len(d.Updates.Input) > 0 && p.takeIncompleteCall(d.BlockID)
 	case events.BlockComplete:
-		return p.isKnown(d.Block.ID)
+		return p.takeIncompleteCall(d.Block.ID)
 	}
 	return false
 }
 
-// isKnown reports whether a block is a tool call with incomplete input, and forgets it.
-func (p *player) isKnown(block string) bool {
+// takeIncompleteCall reports whether a block is a tool call whose input was incomplete, and removes it from p.calls.
+func (p *replayPlayer) takeIncompleteCall(block string) bool {
 	waits := p.calls[block]
 	delete(p.calls, block)
 	return waits
 }
 
-// isFailure reports whether an event records a failure.
+// isFailure reports whether an event records an error or a failure.
 func isFailure(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.Error, events.ExecutionFailed, events.AttemptFailed, events.SandboxFailed:
 		return true
 	case events.BlockStart:
-		return isFailed(d.Block)
+		return isFailedBlock(d.Block)
 	case events.BlockComplete:
-		return isFailed(d.Block)
+		return isFailedBlock(d.Block)
 	}
 	return false
 }
 
-func isFailed(b events.Block) bool {
+// isFailedBlock reports whether a block is an error, or a tool result that is one.
+func isFailedBlock(b events.Block) bool {
 	return b.Kind == events.KindError || b.Status == events.StatusError || b.IsError
 }
 
-// showStatus shows the position of the replay.
-func (p *player) showStatus() {
+// showStatus shows the position, time and speed of the replay in the status line.
+func (p *replayPlayer) showStatus() {
 	if p.renderer == nil {
 		return
 	}
@@ -398,18 +403,19 @@ func (p *player) showStatus() {
 	if p.speed != pace.Max {
 		speed += "x"
 	}
-	text := fmt.Sprintf("event %d of %d · %s · %s", p.seq, p.to, p.now().Local().Format("15:04:05"), speed)
+	text := fmt.Sprintf("event %d of %d · %s · %s", p.seq, p.to, p.replayTime().Local().Format("15:04:05"), speed)
 	if !p.paused.IsZero() {
 		text += " · paused"
 	}
-	p.renderer.State(text)
+	p.renderer.SetProgramState(text)
 }
 
-// note prints a message of the replay itself: within the shown session on a terminal, otherwise on standard error.
-func (p *player) note(text string) {
+// printNote prints a message about the replay: on a terminal between the blocks of the session, otherwise on standard
+// error.
+func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
-		p.renderer.Note(text)
+		p.renderer.ShowNote(text)
 	} else {
-		fmt.Fprintln(p.app.Err, "spool: "+terminal.Line(text))
+		fmt.Fprintln(p.app.Err, "spool: "+terminal.SafeLine(text))
 	}
 }

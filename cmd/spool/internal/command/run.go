@@ -12,11 +12,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// maxQuery is the maximum size of a query in bytes.
-const maxQuery = 1 << 20
+// maxQueryBytes is the maximum size of a query.
+const maxQueryBytes = 1 << 20
 
 type runCommand struct {
-	server
+	serverFlags
 	Agent    string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
 	Instance string   `placeholder:"I" help:"An agent instance, instead of --agent."`
 	Env      []string `placeholder:"E" help:"An environment of the new session; may be repeated. A later one overrides an earlier one."`
@@ -42,10 +42,10 @@ type runCommand struct {
 	Query         string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
-// Run sends a query to a new or an existing session, and prints the output of its execution until the execution has ended. With c.Detach it only
-// prints the ids, and with c.Wait only the ended execution.
+// Run sends a query to a new or an existing session, and prints the output of the execution until its end. With
+// c.Detach it only prints the ids. With c.Wait it prints nothing but the execution after its end.
 func (c *runCommand) Run(a *app) error {
-	query, err := c.query(a)
+	query, err := c.readQuery(a)
 	if err != nil {
 		return err
 	}
@@ -55,19 +55,19 @@ func (c *runCommand) Run(a *app) error {
 	if err := c.checkWait(); err != nil {
 		return err
 	}
-	options, err := c.options()
+	options, err := c.sessionOptions()
 	if err != nil {
 		return err
 	}
-	files, err := readFiles(c.File)
+	files, err := readQueryFiles(c.File)
 	if err != nil {
 		return err
 	}
-	variables, err := c.variables(a)
+	variables, err := c.readVariables(a)
 	if err != nil {
 		return err
 	}
-	folder, err := c.folderFlags.check(a, c.Session)
+	folder, err := c.folderFlags.resolveFolder(a, c.Session)
 	if err != nil {
 		return err
 	}
@@ -79,20 +79,20 @@ func (c *runCommand) Run(a *app) error {
 			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
-	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, typed: make(chan os.Signal, 16), watcher: &watcher{app: a, json: c.JSON, quiet: c.Wait.set}}
+	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, typed: make(chan os.Signal, 16), watcher: &sessionWatcher{app: a, json: c.JSON, quiet: c.Wait.set}}
 	return r.run()
 }
 
-// options returns the options of the new session, or nil if none is set.
-func (c *runCommand) options() (*spoolv1.SessionOptions, error) {
-	command, err := words(c.Command)
+// sessionOptions returns the options for a new session, or nil if no flag sets one.
+func (c *runCommand) sessionOptions() (*spoolv1.SessionOptions, error) {
+	command, err := splitWords(c.Command)
 	if err != nil {
 		return nil, usageError("command: %v", err)
 	}
 	if _, err := egress.ParseAllowlist(c.Egress); err != nil {
 		return nil, usageError("egress: %v", err)
 	}
-	budget, err := c.budget("budget-")
+	budget, err := c.toBudget("budget-")
 	if err != nil {
 		return nil, err
 	}
@@ -106,21 +106,21 @@ func (c *runCommand) options() (*spoolv1.SessionOptions, error) {
 	return &spoolv1.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
 }
 
-// query returns the text of the query.
-func (c *runCommand) query(a *app) (string, error) {
+// readQuery returns the text of the query, from the arguments or from standard input.
+func (c *runCommand) readQuery(a *app) (string, error) {
 	q := c.Query
 	if q == "" || q == "-" {
 		if q == "" && a.InTTY {
 			return "", usageError("query: state what to do, for example spool run \"list the files\", or use a pipe")
 		}
-		b, err := io.ReadAll(io.LimitReader(a.In, maxQuery+1))
+		b, err := io.ReadAll(io.LimitReader(a.In, maxQueryBytes+1))
 		if err != nil {
 			return "", fmt.Errorf("query: read standard input: %w", err)
 		}
 		q = strings.TrimRight(string(b), "\r\n")
 	}
 	switch {
-	case len(q) > maxQuery:
+	case len(q) > maxQueryBytes:
 		return "", usageError("query: larger than 1 MiB; put long text into a file of the workspace")
 	case strings.TrimSpace(q) == "":
 		return "", usageError("query: empty")

@@ -13,7 +13,7 @@ import (
 func TestRun_SendsAgentAndVariables(t *testing.T) {
 	t.Parallel()
 	w := func() IO {
-		w := world(t)
+		w := testIO(t)
 		w.LookupEnv = func(name string) (string, bool) {
 			v, ok := map[string]string{"TOKEN": "some-secret", "EMPTY": ""}[name]
 			return v, ok

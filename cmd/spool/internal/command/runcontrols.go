@@ -11,76 +11,80 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-// handleSignals turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
-// third ends this program without waiting. A termination signal requests a cancellation at once.
+// handleSignals turns signals into requests to the server. The first interrupt requests an interrupt of the turn, the
+// second a cancellation, and the third ends this program. A termination signal requests a cancellation at once.
 func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
 	var accepted *spoolv1.StartExecutionResponse
-	asked := 0
+	signals := 0
 	for {
 		var sig os.Signal
 		select {
 		case <-ctx.Done():
 			return
 		case accepted = <-posted:
-			if asked == 0 {
+			if signals == 0 {
 				continue
 			}
 		case <-r.typed:
-			asked++
+			signals++
 		case sig = <-r.app.Signals:
-			asked++
+			signals++
 			if sig == syscall.SIGTERM {
-				asked = max(asked, 2)
+				signals = max(signals, 2)
 			}
 		}
 		known := accepted.GetExecutionId() != ""
 		switch {
-		case asked >= 3 || !known && (asked >= 2 || !r.posting.Load()):
+		case signals >= 3 || !known && (signals >= 2 || !r.posting.Load()):
 			cancel(errInterrupted)
 			return
 		case known:
-			r.sendControl(ctx, accepted, asked)
+			r.sendControl(ctx, accepted, signals)
 		}
 	}
 }
 
-// sendControl asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
+// sendControl asks the server to interrupt or cancel the execution. signals is the number of signals so far: the first
+// one interrupts, later ones cancel. A queued execution is always cancelled, because an interrupt would stop the
 // running one.
-func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
+func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, signals int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
 	var err error
-	if asked == 1 && r.dispatched.Load() {
-		r.note("stopping; press Ctrl-C again to cancel")
+	if signals == 1 && r.dispatched.Load() {
+		r.printNote("stopping; press Ctrl-C again to cancel")
 		_, err = r.client.Load().Sessions.InterruptSession(ctx, &spoolv1.InterruptSessionRequest{SessionId: accepted.SessionId})
 	} else {
-		r.note("cancelling; press Ctrl-C again to exit without waiting")
+		r.printNote("cancelling; press Ctrl-C again to exit without waiting")
 		_, err = r.client.Load().Executions.CancelExecution(ctx, &spoolv1.CancelExecutionRequest{ExecutionId: accepted.ExecutionId})
 	}
 	if err != nil && ctx.Err() == nil {
-		r.note("the request failed: " + err.Error())
+		r.printNote("the request failed: " + err.Error())
 	}
 }
 
-func (r *queryRun) note(text string) {
+// printNote prints a message of the program: on a terminal between the blocks of the session, otherwise on standard
+// error.
+func (r *queryRun) printNote(text string) {
 	if r.watcher.renderer != nil && r.app.OutTTY {
-		r.watcher.renderer.Note(text)
+		r.watcher.renderer.ShowNote(text)
 		return
 	}
 	fmt.Fprintln(r.app.Err, "spool: "+text)
 }
 
-// closeStack stops the stack of this run after the queries of other runs that joined it have ended.
+// closeStack stops the stack that this run has started. It first waits for the queries of other runs that use the
+// stack.
 func (r *queryRun) closeStack() error {
 	if r.client.Load() != nil && r.app.ctx.Err() == nil {
-		r.wait()
+		r.waitForQueries()
 	}
 	return r.stack.Close()
 }
 
-// wait returns when no query is running, or at a signal.
-func (r *queryRun) wait() {
-	ctx, cancel := r.app.interruptible()
+// waitForQueries blocks until no query runs on the server, or until a signal arrives.
+func (r *queryRun) waitForQueries() {
+	ctx, cancel := r.app.interruptibleContext()
 	defer cancel()
 	for announced := false; ; announced = true {
 		busy, err := r.countQueries(ctx)
@@ -103,7 +107,7 @@ func (r *queryRun) wait() {
 	}
 }
 
-// countQueries returns the number of queries that have not ended on the server.
+// countQueries returns the number of executions on the server that have not ended.
 func (r *queryRun) countQueries(ctx context.Context) (n int, err error) {
 	for _, phase := range []string{"queued", "starting", "running", "waiting_for_approval"} {
 		for _, err := range client.List[*spoolv1.Execution](ctx, r.client.Load().Executions.ListExecutions, &spoolv1.ListExecutionsRequest{Phase: phase}) {

@@ -17,14 +17,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// queryRun is one execution of spool run.
+// queryRun is one run of "spool run", from the start of its server to the end of its execution.
 type queryRun struct {
 	app     *app
 	cmd     *runCommand
 	query   string
 	options *spoolv1.SessionOptions
 	files   []*spoolv1.WorkspaceFile
-	watcher *watcher
+	watcher *sessionWatcher
 
 	transcript string // reference of the uploaded transcript; "" for none
 
@@ -34,11 +34,12 @@ type queryRun struct {
 	client        atomic.Pointer[client.Client]
 	joined        bool           // the server is a stack on the data folder that another process runs
 	stack         Stack          // nil if a server was already running
-	posting       atomic.Bool    // the query is being stored, with unknown outcome
+	posting       atomic.Bool    // the request that stores the query was sent, and its outcome is unknown
 	typed         chan os.Signal // interrupts that the user typed at a prompt
 	dispatched    atomic.Bool    // an executor may have received the query
 }
 
+// run sends the query, shows the execution until its end, and returns the error that sets the exit code.
 func (r *queryRun) run() (err error) {
 	ctx, cancel := context.WithCancelCause(r.app.ctx)
 	defer cancel(nil)
@@ -46,7 +47,7 @@ func (r *queryRun) run() (err error) {
 	var signals sync.WaitGroup
 	defer signals.Wait()
 	defer cancel(nil)
-	closeRenderer := r.watcher.show(ctx)
+	closeRenderer := r.watcher.startRenderer(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
 	signals.Go(func() { r.handleSignals(ctx, cancel, posted) })
 
@@ -60,19 +61,19 @@ func (r *queryRun) run() (err error) {
 			c.Close()
 		}
 	}()
-	if err := r.connect(ctx, cancel); err != nil {
+	if err := r.connectServer(ctx, cancel); err != nil {
 		return err
 	}
 	if err := r.uploadTranscript(ctx); err != nil {
 		return err
 	}
 	r.posting.Store(true)
-	accepted, tip, err := r.post(ctx)
-	if r.isStackGone(err) && client.IsRefused(err) { // the stack ended just now, and nothing was sent
-		if err := r.connect(ctx, cancel); err != nil {
+	accepted, tip, err := r.postQuery(ctx)
+	if r.isStackGone(err) && client.IsDialError(err) { // the stack ended just now, and nothing was sent
+		if err := r.connectServer(ctx, cancel); err != nil {
 			return err
 		}
-		accepted, tip, err = r.post(ctx)
+		accepted, tip, err = r.postQuery(ctx)
 	}
 	if err != nil {
 		return err
@@ -84,21 +85,21 @@ func (r *queryRun) run() (err error) {
 	r.watcher.session, r.watcher.only = accepted.SessionId, accepted.ExecutionId
 	r.watcher.onDispatched = func() { r.dispatched.Store(true) }
 	if r.watcher.renderer != nil {
-		r.watcher.renderer.Hint("Ctrl-C stops the turn")
+		r.watcher.renderer.SetHint("Ctrl-C stops the turn")
 	}
-	stopPrompts := r.watcher.prompt(ctx, r.client.Load, func() { r.typed <- os.Interrupt })
+	stopPrompts := r.watcher.startPrompts(ctx, r.client.Load, func() { r.typed <- os.Interrupt })
 	defer stopPrompts()
-	waiting, stopWaiting := r.limitWait(ctx)
+	waiting, stopWaiting := r.withWaitLimit(ctx)
 	defer stopWaiting()
-	end, err := r.watcher.watch(waiting, tip)
+	end, err := r.watcher.followToEnd(waiting, tip)
 	for r.isStackGone(err) {
 		// The stack of another run ended with it. The query is in the log: a stack of this run continues it.
-		if err = r.connect(ctx, cancel); err == nil {
-			end, err = r.watcher.watch(waiting, r.watcher.cursor)
+		if err = r.connectServer(ctx, cancel); err == nil {
+			end, err = r.watcher.followToEnd(waiting, r.watcher.cursor)
 		}
 	}
 	stopPrompts()
-	if r.cmd.Wait.set && (err == nil || errors.Is(err, errWaitOver)) {
+	if r.cmd.Wait.set && (err == nil || errors.Is(err, errWaitTimeout)) {
 		return r.printResult(ctx, accepted)
 	}
 	if err := errors.Join(err, closeRenderer()); err != nil {
@@ -107,39 +108,41 @@ func (r *queryRun) run() (err error) {
 		}
 		return err
 	}
-	return r.exitResult(end, accepted)
+	return r.resultError(end, accepted)
 }
 
-// exitResult returns the exit code for the end of the execution. On a terminal the end was already shown.
-func (r *queryRun) exitResult(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
+// resultError returns the error that sets the exit code for the end of the execution. It prints how to continue the
+// session.
+func (r *queryRun) resultError(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
 		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
 	}
-	return endError(r.app, r.cmd.JSON, end)
+	return executionEndError(r.app, r.cmd.JSON, end)
 }
 
-// endError returns the error for the end of an execution, or nil if it has completed. It is silent about a failure that a terminal has shown.
-func endError(a *app, asJSON bool, end events.Payload) error {
+// executionEndError returns the error for the end of an execution, or nil if the execution has completed. The error has
+// no message if the terminal has already shown the failure.
+func executionEndError(a *app, asJSON bool, end events.Payload) error {
 	switch d := end.(type) {
 	case events.ExecutionFailed:
 		if a.OutTTY && !asJSON {
 			return &exitError{code: ExitFailed}
 		}
-		return errQueryFailed(d.Code, d.Message)
+		return queryFailedError(d.Code, d.Message)
 	case events.ExecutionCancelled, events.ExecutionWithdrawn:
 		return &exitError{code: ExitCancelled}
 	}
 	return nil
 }
 
-// errQueryFailed returns the error for a query that failed.
-func errQueryFailed(code, message string) error {
+// queryFailedError returns the error for a query that has failed.
+func queryFailedError(code, message string) error {
 	return fmt.Errorf("the query failed: %s (%s)", message, code)
 }
 
-// connect connects to a server, or starts a stack.
-func (r *queryRun) connect(ctx context.Context, cancel context.CancelCauseFunc) error {
-	c, err := r.server(ctx, cancel)
+// connectServer connects to a running server, or starts a stack and connects to it.
+func (r *queryRun) connectServer(ctx context.Context, cancel context.CancelCauseFunc) error {
+	c, err := r.findOrStartServer(ctx, cancel)
 	if err != nil {
 		return err
 	}
@@ -156,8 +159,10 @@ func (r *queryRun) isStackGone(err error) bool {
 	return r.joined && errors.As(err, &gone)
 }
 
-func (r *queryRun) server(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
-	c, r.joined, err = r.cmd.find(ctx, r.app)
+// findOrStartServer returns a client of a running server. If there is none, it starts a stack, which ends with this
+// run.
+func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelCauseFunc) (c *client.Client, err error) {
+	c, r.joined, err = r.cmd.findServer(ctx, r.app)
 	if c != nil || r.cmd.URL != "" || ctx.Err() != nil {
 		return c, err
 	}
@@ -167,17 +172,17 @@ func (r *queryRun) server(ctx context.Context, cancel context.CancelCauseFunc) (
 	if r.cmd.Wait.limit > 0 {
 		return nil, fmt.Errorf("wait: %w (with a time limit the query needs a server that stays)", err)
 	}
-	dir, err := dataDir(r.app, r.cmd.Data)
+	dir, err := dataDirOrDefault(r.app, r.cmd.Data)
 	if err != nil {
 		return nil, err
 	}
 	if r.watcher.renderer != nil {
-		r.watcher.renderer.State("starting Spool on " + dir)
-		defer r.watcher.renderer.State("")
+		r.watcher.renderer.SetProgramState("starting Spool on " + dir)
+		defer r.watcher.renderer.SetProgramState("")
 	}
 	r.stack, err = r.app.Local.Start(ctx, StackOptions{DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", MockLLM: r.cmd.MockLLM})
-	if errors.Is(err, ErrBusy) { // another run was faster: join its stack
-		return r.join(ctx)
+	if errors.Is(err, ErrDataFolderLocked) { // another run was faster: join its stack
+		return r.joinStack(ctx)
 	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
@@ -192,28 +197,28 @@ func (r *queryRun) server(ctx context.Context, cancel context.CancelCauseFunc) (
 	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
 }
 
-// errStackEnded is returned if the embedded stack ends before the run.
+// errStackEnded is returned if the stack that this run has started ends before the run.
 var errStackEnded = errors.New("run the command again to continue where it stopped")
 
-// join waits until the stack that another process is starting responds.
-func (r *queryRun) join(ctx context.Context) (*client.Client, error) {
+// joinStack waits until the stack that another process is starting responds, and returns a client of it.
+func (r *queryRun) joinStack(ctx context.Context) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
-		c, local, err := r.cmd.find(ctx, r.app)
+		c, local, err := r.cmd.findServer(ctx, r.app)
 		if c != nil {
 			r.joined = local
 			return c, nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w, but it does not respond: %w", ErrBusy, err)
+			return nil, fmt.Errorf("%w, but it does not respond: %w", ErrDataFolderLocked, err)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
 
-// uploadTranscript uploads the transcript with which the new session starts. The file itself is not changed.
+// uploadTranscript uploads the transcript from which the new session continues.
 func (r *queryRun) uploadTranscript(ctx context.Context) error {
 	name := r.cmd.Transcript
 	if name == "" {
@@ -236,36 +241,37 @@ func (r *queryRun) uploadTranscript(ctx context.Context) error {
 		return err
 	}
 	r.transcript = doc.Value.Transcript
-	r.note(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.Line(doc.Value.Architecture), doc.Value.Messages))
+	r.printNote(fmt.Sprintf("the agent continues a conversation of %s with %d messages", terminal.SafeLine(doc.Value.Architecture), doc.Value.Messages))
 	return nil
 }
 
-// post stores the query. Its events follow seq tip.
-func (r *queryRun) post(ctx context.Context) (accepted *spoolv1.StartExecutionResponse, tip uint32, err error) {
+// postQuery stores the query on the server, in a new or an existing session. The events of the execution follow seq
+// tip.
+func (r *queryRun) postQuery(ctx context.Context) (accepted *spoolv1.StartExecutionResponse, tip uint32, err error) {
 	c := r.client.Load()
 	switch {
 	case r.folder != "":
 		if r.folderSession == "" {
-			r.folderSession, err = r.create(ctx)
+			r.folderSession, err = r.createSession(ctx)
 		}
 		if err == nil {
-			accepted, err = r.postTo(ctx, r.folderSession)
-			if client.IsFinal(err) {
-				err = r.undo(ctx, r.folderSession, err)
+			accepted, err = r.postToSession(ctx, r.folderSession)
+			if client.IsPermanent(err) {
+				err = r.deleteUnusedSession(ctx, r.folderSession, err)
 				r.folderSession = ""
 			}
 		}
 	case r.cmd.Session == "":
-		s := r.newSession()
+		s := r.newSessionRequest()
 		accepted, err = c.Executions.StartExecution(ctx, &spoolv1.StartExecutionRequest{
 			Agent: s.Agent, Instance: s.Instance, Environments: s.Environments, Architecture: s.Architecture, Sandbox: s.Sandbox, Model: s.Model,
-			SessionOptions: s.SessionOptions, Transcript: s.Transcript, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.permissions(),
+			SessionOptions: s.SessionOptions, Transcript: s.Transcript, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.queryPermissions(),
 		})
 	default:
 		var s *spoolv1.Session
 		if s, err = c.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: r.cmd.Session}); err == nil {
 			tip = s.Tip
-			accepted, err = r.postTo(ctx, r.cmd.Session)
+			accepted, err = r.postToSession(ctx, r.cmd.Session)
 		}
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -274,31 +280,31 @@ func (r *queryRun) post(ctx context.Context) (accepted *spoolv1.StartExecutionRe
 	return accepted, tip, err
 }
 
-// postTo posts the query to a session.
-func (r *queryRun) postTo(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
+// postToSession stores the query in the session with the given id.
+func (r *queryRun) postToSession(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
 	response, err := r.client.Load().Sessions.PostMessage(ctx, &spoolv1.PostMessageRequest{
-		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.permissions(),
+		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.queryPermissions(),
 	})
 	return &spoolv1.StartExecutionResponse{SessionId: response.GetSessionId(), ExecutionId: response.GetExecutionId(), Position: response.GetPosition()}, err
 }
 
-// permissions returns the permissions of the query; nil means those of the agent.
-func (r *queryRun) permissions() *spoolv1.ExecutionPermissions {
+// queryPermissions returns the permissions to send with the query, or nil if only those of the agent apply.
+func (r *queryRun) queryPermissions() *spoolv1.ExecutionPermissions {
 	if r.cmd.Unattended || !r.app.InTTY && !r.cmd.Attended {
 		return &spoolv1.ExecutionPermissions{Unattended: true}
 	}
 	return nil
 }
 
-// newSession returns the request for a new session.
-func (r *queryRun) newSession() *spoolv1.CreateSessionRequest {
+// newSessionRequest returns the request that creates a session as the flags describe.
+func (r *queryRun) newSessionRequest() *spoolv1.CreateSessionRequest {
 	return &spoolv1.CreateSessionRequest{
 		Agent: r.cmd.Agent, Instance: r.cmd.Instance, Environments: r.cmd.Env,
 		Architecture: r.cmd.Architecture, Sandbox: r.cmd.Sandbox, Model: r.cmd.Model, SessionOptions: r.options, Transcript: r.transcript,
 	}
 }
 
-// printIDs prints the ids.
+// printIDs prints the ids of the session and of the execution.
 func (r *queryRun) printIDs(accepted *spoolv1.StartExecutionResponse) error {
 	if r.cmd.JSON {
 		return r.app.printJSON(json.RawMessage(wirejson.Marshal(accepted)))

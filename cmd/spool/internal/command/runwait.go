@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
-// waitFlag is the flag --wait, which may have a time limit: --wait=30s.
+// waitFlag is the flag --wait, which may have a time limit as its value: --wait=30s.
 type waitFlag struct {
 	set   bool
 	limit time.Duration // 0 for none
@@ -34,10 +34,10 @@ func (w *waitFlag) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// IsBool lets the flag be used without a value.
+// IsBool tells kong that the flag can be used without a value.
 func (w *waitFlag) IsBool() bool { return true }
 
-// checkWait returns an error if --wait does not fit the other flags.
+// checkWait returns a usage error if --wait does not fit the other flags.
 func (c *runCommand) checkWait() error {
 	switch {
 	case !c.Wait.set:
@@ -50,19 +50,19 @@ func (c *runCommand) checkWait() error {
 	return nil
 }
 
-// errWaitOver is the cause of a context that the limit of --wait ended.
-var errWaitOver = errors.New("the time of --wait is up")
+// errWaitTimeout is the cause of a context that has ended because the time limit of --wait has passed.
+var errWaitTimeout = errors.New("the time of --wait is up")
 
-// limitWait returns a context that also ends with the limit of --wait, if it has one.
-func (r *queryRun) limitWait(ctx context.Context) (context.Context, context.CancelFunc) {
+// withWaitLimit returns a context that also ends when the time limit of --wait has passed.
+func (r *queryRun) withWaitLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if r.cmd.Wait.limit == 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, r.cmd.Wait.limit, errWaitOver)
+	return context.WithTimeoutCause(ctx, r.cmd.Wait.limit, errWaitTimeout)
 }
 
-// printResult prints what a gateway answers to a request with wait: the ids, the execution and the cursor. The error is that
-// of the exit code for the execution's phase.
+// printResult prints the ids, the execution and the cursor as one JSON object, as a gateway answers a request with the
+// parameter wait. It returns the error that sets the exit code for the phase of the execution.
 func (r *queryRun) printResult(ctx context.Context, accepted *spoolv1.StartExecutionResponse) error {
 	x, err := r.client.Load().Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: accepted.ExecutionId, MinPosition: r.watcher.position})
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *queryRun) printResult(ctx context.Context, accepted *spoolv1.StartExecu
 	case "completed":
 		return nil
 	case "failed":
-		return errQueryFailed(x.GetCode(), x.GetMessage())
+		return queryFailedError(x.GetCode(), x.GetMessage())
 	case "cancelled":
 		return &exitError{code: ExitCancelled}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TestRun_WaitPrintsTheResult tests that --json --wait prints one object in the form of a gateway's response, and the exit
-// code of each end.
+// TestRun_WaitPrintsTheResult tests that --json --wait prints one object in the form of a gateway's response, and the
+// exit code of each end.
 func TestRun_WaitPrintsTheResult(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -37,7 +37,7 @@ func TestRun_WaitPrintsTheResult(t *testing.T) {
 				cursor = "4"
 			}
 			f.execution = `{"executionId":"` + exe + `",` + c.execution + `}`
-			got := spool(t, world(t), "run", "--url", f.URL, "--json", c.flag, "hello")
+			got := spool(t, testIO(t), "run", "--url", f.URL, "--json", c.flag, "hello")
 			if got.code != c.code || got.err != c.says {
 				t.Errorf("got %+v, want exit code %d and %q", got, c.code, c.says)
 			}
@@ -59,14 +59,15 @@ func TestRun_WaitPrintsTheResult(t *testing.T) {
 	}
 }
 
-// TestRun_WaitTurnsSignalsIntoControls tests that a signal stops the query while --wait waits, and that its end is printed.
+// TestRun_WaitTurnsSignalsIntoControls tests that a signal stops the query while --wait waits, and that its end is
+// printed.
 func TestRun_WaitTurnsSignalsIntoControls(t *testing.T) {
 	t.Parallel()
 	f := serve(t, accepted, events.ExecutionQueued{Ahead: 1})
 	cancel := "POST /api/executions/" + exe + "/cancel"
 	f.controls[cancel] = []events.Payload{events.ExecutionWithdrawn{Reason: "cancelled"}}
 	f.execution = `{"executionId":"` + exe + `","phase":"cancelled","reason":"cancelled"}`
-	w := world(t)
+	w := testIO(t)
 	signals := make(chan os.Signal, 1)
 	signals <- os.Interrupt
 	w.Signals = signals
@@ -92,7 +93,7 @@ func TestRun_WaitRefusesOtherFlags(t *testing.T) {
 		{[]string{"--json", "--wait=-5s"}, ExitUsage, "--wait: "},
 		{[]string{"--json", "--wait=30s"}, ExitFailed, "needs a server that stays"},
 	} {
-		got := spool(t, world(t), append([]string{"run"}, append(c.args, "q")...)...)
+		got := spool(t, testIO(t), append([]string{"run"}, append(c.args, "q")...)...)
 		if got.code != c.code || !strings.Contains(got.err, c.says) || got.out != "" {
 			t.Errorf("%v: got %+v, want exit code %d and %q", c.args, got, c.code, c.says)
 		}

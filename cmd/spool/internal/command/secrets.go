@@ -24,7 +24,8 @@ type secretsKeygenCommand struct {
 	JSON      bool   `help:"Print one JSON object."`
 }
 
-// Run creates a key pair for secrets, or keeps the one in the file, and prints it or writes its public key to a file.
+// Run creates a key pair that encrypts secrets, or keeps the one in the file. It prints the public key or writes it to
+// a file.
 func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.Key == "" {
 		if c.Recipient != "" {
@@ -49,7 +50,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		return err
 	}
 	if c.Recipient != "" {
-		if err := writeFile(c.Recipient, recipient+"\n"); err != nil {
+		if err := writePublicFile(c.Recipient, recipient+"\n"); err != nil {
 			return fmt.Errorf("recipient: %w", err)
 		}
 	}
@@ -60,8 +61,8 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 	return err
 }
 
-// writeFile replaces a file atomically and makes it readable for everybody.
-func writeFile(path, content string) error {
+// writePublicFile replaces a file atomically and makes it readable for everybody.
+func writePublicFile(path, content string) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
@@ -75,11 +76,11 @@ func writeFile(path, content string) error {
 }
 
 type secretsRotateCommand struct {
-	installation
+	installationFlags
 	Key string `required:"" type:"existingfile" placeholder:"FILE" help:"File of private keys, one per line: the new key first, then the keys of the existing secrets."`
 }
 
-// Run encrypts every secret again. It may be repeated.
+// Run encrypts every stored secret again, to the new key. It may be repeated.
 func (c *secretsRotateCommand) Run(a *app) (err error) {
 	text, err := os.ReadFile(c.Key)
 	if err != nil {
@@ -93,20 +94,20 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	inst, err := c.open(ctx, a, "")
+	inst, err := c.openInstallation(ctx, a, "")
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
 	js, err := jetstream.New(inst.NATS)
 	if err != nil {
 		return err
 	}
-	n, err := rotate(ctx, js, keys, recipients)
+	n, err := reencryptSecrets(ctx, js, keys, recipients)
 	if err != nil {
-		return causeOf(ctx, fmt.Errorf("after %d secrets: %w", n, err))
+		return contextCause(ctx, fmt.Errorf("after %d secrets: %w", n, err))
 	}
 	if c.JSON {
 		return a.printJSON(map[string]int{"secrets": n})
@@ -115,7 +116,9 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	return err
 }
 
-func rotate(ctx context.Context, js jetstream.JetStream, keys []age.Identity, recipients []age.Recipient) (n int, err error) {
+// reencryptSecrets decrypts every stored secret with keys, encrypts it to recipients, and returns the number of
+// secrets.
+func reencryptSecrets(ctx context.Context, js jetstream.JetStream, keys []age.Identity, recipients []age.Recipient) (n int, err error) {
 	kv, err := secret.Bucket(ctx, js)
 	if err != nil {
 		return 0, err

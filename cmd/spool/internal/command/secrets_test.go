@@ -15,7 +15,7 @@ import (
 
 func TestSecretsKeygen_KeepsAnExistingKey(t *testing.T) {
 	t.Parallel()
-	printed := spool(t, world(t), "secrets", "keygen")
+	printed := spool(t, testIO(t), "secrets", "keygen")
 	lines := strings.Split(printed.out, "\n")
 	keys, err := secret.ParseIdentities(printed.out)
 	if printed.code != ExitDone || err != nil || len(keys) != 1 {
@@ -28,7 +28,7 @@ func TestSecretsKeygen_KeepsAnExistingKey(t *testing.T) {
 	key, recipient := filepath.Join(dir, "secrets.key"), filepath.Join(dir, "secrets.pub")
 	var first string
 	for range 2 { // the second call keeps the key
-		got := spool(t, world(t), "secrets", "keygen", "--key", key, "--recipient", recipient)
+		got := spool(t, testIO(t), "secrets", "keygen", "--key", key, "--recipient", recipient)
 		public, err := os.ReadFile(recipient)
 		if got.code != ExitDone || err != nil || string(public) != got.out || !strings.HasPrefix(got.out, "age1") || first != "" && got.out != first {
 			t.Errorf("it printed %q, the file has %q, %v", got.out, public, err)
@@ -38,7 +38,7 @@ func TestSecretsKeygen_KeepsAnExistingKey(t *testing.T) {
 	if info, err := os.Stat(key); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the private key's file: %v, %v", info.Mode(), err)
 	}
-	if got := spool(t, world(t), "secrets", "keygen", "--recipient", recipient); got.code != ExitUsage || !strings.Contains(got.err, "--key") {
+	if got := spool(t, testIO(t), "secrets", "keygen", "--recipient", recipient); got.code != ExitUsage || !strings.Contains(got.err, "--key") {
 		t.Errorf("a recipient alone: %+v", got)
 	}
 }
@@ -102,7 +102,7 @@ func TestSecretsRotate_EncryptsEachSecretForTheNewKey(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		w := world(t)
+		w := testIO(t)
 		w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) {
 			return Installation{NATS: js.Conn(), Close: func() error { return nil }}, nil
 		}}

@@ -12,21 +12,21 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// defaultURL returns the default address of `spool up`.
+// defaultURL returns the URL at which `spool up` serves by default.
 func defaultURL() string {
 	var cfg gateway.Config
 	settings.Default(&cfg)
 	return "http://" + cfg.Listen
 }
 
-// probeTimeout is the time limit of the check whether a server responds on this machine.
+// probeTimeout is the time limit of the request that checks whether a server responds on this machine.
 const probeTimeout = 3 * time.Second
 
-// goneTimeout is the time after which a local stack that does not respond counts as ended.
-const goneTimeout = 3 * time.Second
+// stackGoneTimeout is the time after which a local stack that does not respond counts as ended.
+const stackGoneTimeout = 3 * time.Second
 
-// server holds the flags of commands that talk to a server.
-type server struct {
+// serverFlags are the flags of commands that send requests to a server.
+type serverFlags struct {
 	URL  string `env:"SPOOL_URL" placeholder:"http://${gateway_Listen}" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
 	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that requires one."`
 	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that verify the certificate of an https server; by default the system's."`
@@ -34,16 +34,16 @@ type server struct {
 	JSON bool   `help:"Print one JSON object per line."`
 }
 
-// connect returns a client of the server.
-func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
-	c, _, err := s.find(ctx, a)
+// connect returns a client of the server that the flags name, or of a server that runs on this machine.
+func (s serverFlags) connect(ctx context.Context, a *app) (*client.Client, error) {
+	c, _, err := s.findServer(ctx, a)
 	return c, err
 }
 
-// withClient calls do with a client and a context that ends at the first signal. If the signal ended do, withClient
-// returns errInterrupted.
-func (s server) withClient(a *app, do func(context.Context, *client.Client) error) error {
-	ctx, cancel := a.interruptible()
+// withClient calls do with a client, and with a context that ends at the first signal. If do fails after a signal,
+// withClient returns errInterrupted.
+func (s serverFlags) withClient(a *app, do func(context.Context, *client.Client) error) error {
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	cl, err := s.connect(ctx, a)
 	if err != nil {
@@ -57,8 +57,9 @@ func (s server) withClient(a *app, do func(context.Context, *client.Client) erro
 	return err
 }
 
-// change calls a method that changes something, and prints done on standard error, or the response with --json.
-func (s server) change(a *app, done string, do func(context.Context, *client.Client) (any, error)) error {
+// changeAndPrint calls do, which changes something on the server. It then prints the text done on standard error, or
+// the response with --json.
+func (s serverFlags) changeAndPrint(a *app, done string, do func(context.Context, *client.Client) (any, error)) error {
 	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		response, err := do(ctx, cl)
 		switch {
@@ -72,16 +73,16 @@ func (s server) change(a *app, done string, do func(context.Context, *client.Cli
 	})
 }
 
-// tenantServer holds the flags of commands about a tenant.
-type tenantServer struct {
-	server
+// tenantFlags are the flags of commands about a tenant.
+type tenantFlags struct {
+	serverFlags
 	Tenant string `placeholder:"T" help:"The tenant; by default the caller's."`
 }
 
-// find returns a client of the server. local reports whether the server is a stack on the data folder, which may end
-// with the run that started it. find does not probe a server that the user names; the command's own request will
-// fail if it does not respond.
-func (s server) find(ctx context.Context, a *app) (c *client.Client, local bool, err error) {
+// findServer returns a client of the server that the flags name, or of a server that responds on this machine. local
+// reports whether the server is a stack on the data folder, which may end with the run that has started it. It does not
+// check whether a server that the flags name responds.
+func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, local bool, err error) {
 	if s.URL != "" {
 		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
 		if err != nil {
@@ -90,7 +91,7 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, local bool,
 		return c, false, nil
 	}
 	var urls []string
-	running, ok, err := s.running(a)
+	running, ok, err := s.findRunningStack(a)
 	if err != nil {
 		return nil, false, err
 	}
@@ -107,14 +108,14 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, local bool,
 		local := ok && u == running.URL
 		cfg := client.Config{URL: u, Key: s.Key, CAFile: s.CA}
 		if local {
-			cfg.GiveUp = goneTimeout
+			cfg.GiveUp = stackGoneTimeout
 		}
 		c, err := client.New(cfg)
 		if err != nil {
 			return nil, false, &exitError{ExitUsage, err}
 		}
 		probe, cancel := context.WithTimeout(ctx, probeTimeout)
-		err = c.Alive(probe)
+		err = c.Ping(probe)
 		cancel()
 		if err == nil {
 			return c, local, nil
@@ -132,24 +133,25 @@ func (s server) find(ctx context.Context, a *app) (c *client.Client, local bool,
 	return nil, false, first
 }
 
-// running returns the stack that runs on the data folder.
-func (s server) running(a *app) (Connection, bool, error) {
-	dir, err := dataDir(a, s.Data)
+// findRunningStack returns how to reach the stack that runs on the data folder, if there is one.
+func (s serverFlags) findRunningStack(a *app) (StackConnection, bool, error) {
+	dir, err := dataDirOrDefault(a, s.Data)
 	if err != nil {
-		return Connection{}, false, err
+		return StackConnection{}, false, err
 	}
 	return a.Local.Find(dir)
 }
 
-// dataDir returns the data folder of a flag, or the default.
-func dataDir(a *app, flag string) (string, error) {
+// dataDirOrDefault returns the value of the flag with the data folder, or the default data folder if the flag is "".
+func dataDirOrDefault(a *app, flag string) (string, error) {
 	if flag != "" {
 		return flag, nil
 	}
 	return a.Local.DefaultDir()
 }
 
-// checkID returns an error if id cannot be an id of the kind, before a server is asked.
+// checkID returns a usage error if id cannot be the id of an object of the kind. field is the argument, for the
+// message.
 func checkID(field string, kind events.Kind, id string) error {
 	if err := events.CheckID(field, kind, id); err != nil {
 		return &exitError{ExitUsage, err}

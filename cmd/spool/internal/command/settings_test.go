@@ -27,12 +27,12 @@ func TestUp_ReadsEachVariable(t *testing.T) {
 	}
 	stack, signals := newFakeStack("http://127.0.0.1:7"), make(chan os.Signal)
 	l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
-	w, out := world(t), &watched{lines: 1, full: make(chan struct{})}
+	w, out := testIO(t), &watched{lines: 1, full: make(chan struct{})}
 	var text bytes.Buffer
 	w.Local, w.Signals, w.Out, w.Err = l, signals, io.MultiWriter(&text, out), &bytes.Buffer{}
 	var sending sync.WaitGroup
 	sending.Go(func() { <-out.full; signals <- syscall.SIGTERM })
-	if code := Main(t.Context(), []string{"up"}, w); code != ExitDone {
+	if code := Run(t.Context(), []string{"up"}, w); code != ExitDone {
 		t.Errorf("it ended with %d", code)
 	}
 	sending.Wait()

@@ -19,52 +19,53 @@ import (
 )
 
 type skillsCommand struct {
-	Push skillsPush `cmd:"" help:"Create a version of a skill from a folder with a SKILL.md, a ZIP of one, or a git repository."`
-	Ls   skillsLs   `cmd:"" help:"List skills, each in its latest version."`
-	Show skillsShow `cmd:"" help:"Print a skill's SKILL.md."`
-	Pull skillsPull `cmd:"" help:"Get a skill's files."`
-	Tag  skillsTag  `cmd:"" help:"Move a tag to another version."`
-	Rm   skillsRm   `cmd:"" help:"Remove skills, or versions of them: new executions cannot use them, running executions continue."`
+	Push skillsPushCommand `cmd:"" help:"Create a version of a skill from a folder with a SKILL.md, a ZIP of one, or a git repository."`
+	Ls   skillsLsCommand   `cmd:"" help:"List skills, each in its latest version."`
+	Show skillsShowCommand `cmd:"" help:"Print a skill's SKILL.md."`
+	Pull skillsPullCommand `cmd:"" help:"Get a skill's files."`
+	Tag  skillsTagCommand  `cmd:"" help:"Move a tag to another version."`
+	Rm   skillsRmCommand   `cmd:"" help:"Remove skills, or versions of them: new executions cannot use them, running executions continue."`
 }
 
-// skillServer holds the flags of server, and a reference.
-type skillServer struct {
-	server
+// skillFlags holds the flags of commands that send requests to a server, and the argument with the reference of a
+// skill.
+type skillFlags struct {
+	serverFlags
 	Ref string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
 }
 
-// withClientAndSkill parses the reference and calls do with a client.
-func (c skillServer) withClientAndSkill(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
-	ref, err := reference("ref", c.Ref)
+// withClientAndSkill parses the reference of the skill, and calls do with a client and the reference.
+func (c skillFlags) withClientAndSkill(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
+	ref, err := parseReference("ref", c.Ref)
 	if err != nil {
 		return err
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
 }
 
-type skillsLs struct {
-	server
+type skillsLsCommand struct {
+	serverFlags
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
 
 // Run lists skills.
-func (c *skillsLs) Run(a *app) error {
+func (c *skillsLsCommand) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
-		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
+		return printList(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
 			ref := client.Reference(s.Ref)
-			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
+			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, formatSize(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
 		})
 	})
 }
 
-type skillsShow struct{ skillServer }
+type skillsShowCommand struct{ skillFlags }
 
 // Run prints the SKILL.md of a skill, after a summary on standard error.
-func (c *skillsShow) Run(a *app) error {
+func (c *skillsShowCommand) Run(a *app) error {
 	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		doc, err := getSkill(ctx, cl, ref)
 		if err != nil {
@@ -74,28 +75,28 @@ func (c *skillsShow) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		s := doc.Value
-		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(client.Reference(s.Ref).String()), s.Files, size(int64(s.UnpackedBytes)), terminal.Line(strings.Join(s.Tags, " ")))
+		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.SafeLine(client.Reference(s.Ref).String()), s.Files, formatSize(int64(s.UnpackedBytes)), terminal.SafeLine(strings.Join(s.Tags, " ")))
 		text := s.GetDocument()
 		if a.OutTTY {
-			text = terminal.Safe(text)
+			text = terminal.SafeText(text)
 		}
 		_, err = io.WriteString(a.Out, text)
 		return err
 	})
 }
 
-// getSkill returns the version that a reference names.
-func getSkill(ctx context.Context, cl *client.Client, ref events.Reference) (client.Doc[*spoolv1.Skill], error) {
+// getSkill returns the version of a skill that a reference names.
+func getSkill(ctx context.Context, cl *client.Client, ref events.Reference) (client.APIObject[*spoolv1.Skill], error) {
 	return client.Call(ctx, cl.Skills.GetSkill, &spoolv1.GetSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 }
 
-type skillsTag struct {
-	skillServer
+type skillsTagCommand struct {
+	skillFlags
 	Tag string `arg:"" help:"The tag: a-z, 0-9, dots, hyphens and underscores."`
 }
 
-// Run makes a tag name the given version of the skill. A tag that names another version is moved.
-func (c *skillsTag) Run(a *app) error {
+// Run sets a tag on a version of a skill. If another version has the tag, that version loses it.
+func (c *skillsTagCommand) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
 		return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
 	}
@@ -108,38 +109,39 @@ func (c *skillsTag) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(client.Reference(doc.Value.Ref).String()))
+		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.SafeLine(client.Reference(doc.Value.Ref).String()))
 		return err
 	})
 }
 
-type skillsRm struct {
-	server
+type skillsRmCommand struct {
+	serverFlags
 	Refs []string `arg:"" name:"ref" help:"[platform/|identity_account/][org/]slug[@digest]; without a digest, all versions are removed."`
 }
 
-// Run removes skills. It checks all references before the first removal, and continues after a failure.
-func (c *skillsRm) Run(a *app) error {
+// Run hides skills, so that new sessions cannot use them. It checks all references before the first removal, and
+// continues after a failure.
+func (c *skillsRmCommand) Run(a *app) error {
 	var refs []events.Reference
 	for _, s := range c.Refs {
-		ref, err := reference("ref", s)
+		ref, err := parseReference("ref", s)
 		if err != nil {
 			return err
 		}
 		refs = append(refs, ref)
 	}
-	return forEachName(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+	return forEachName(c.serverFlags, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
 		return client.Call(ctx, cl.Skills.RemoveSkill, &spoolv1.RemoveSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 	})
 }
 
-type skillsPull struct {
-	skillServer
+type skillsPullCommand struct {
+	skillFlags
 	Output string `short:"o" placeholder:"DIR" help:"A new folder for the files; by default a folder with the skill's name in the current one."`
 }
 
-// Run downloads all files of a skill, or none.
-func (c *skillsPull) Run(a *app) error {
+// Run downloads the files of a skill into a folder. After an error no file is left.
+func (c *skillsPullCommand) Run(a *app) error {
 	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		to := c.Output
 		if to == "" {
@@ -158,7 +160,7 @@ func (c *skillsPull) Run(a *app) error {
 			return fmt.Errorf("%s: the server returned version %q, which is not a digest", ref, truncate.Text(version, 64))
 		}
 		ref.Version = version
-		if err := pull(ctx, cl, ref, to); err != nil {
+		if err := downloadSkill(ctx, cl, ref, to); err != nil {
 			return err
 		}
 		if c.JSON {
@@ -169,14 +171,14 @@ func (c *skillsPull) Run(a *app) error {
 	})
 }
 
-// pull downloads a version into a folder that does not exist yet.
-func pull(ctx context.Context, cl *client.Client, ref events.Reference, to string) (err error) {
-	zip, err := tempFile()
+// downloadSkill downloads a version of a skill into a folder that must not exist.
+func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference, to string) (err error) {
+	zip, err := newUnlinkedFile()
 	if err != nil {
 		return err
 	}
 	defer zip.Close() //nolint:errcheck // the file is already unlinked
-	from, err := cl.Archive(ctx, ref)
+	from, err := cl.GetSkillZIP(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -193,7 +195,7 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	if err != nil {
 		return err
 	}
-	if err := makeWritable(dir); err != nil {
+	if err := makeFilesWritable(dir); err != nil {
 		return err
 	}
 	if err := os.Rename(dir, to); err != nil {
@@ -202,8 +204,8 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	return nil
 }
 
-// makeWritable makes the downloaded files writable for their owner.
-func makeWritable(dir string) error {
+// makeFilesWritable makes the files below dir writable for their owner.
+func makeFilesWritable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -216,8 +218,8 @@ func makeWritable(dir string) error {
 	})
 }
 
-// tempFile returns an unlinked temporary file.
-func tempFile() (*os.File, error) {
+// newUnlinkedFile returns an open temporary file that has no name any more.
+func newUnlinkedFile() (*os.File, error) {
 	f, err := os.CreateTemp("", "spool-*.zip")
 	if err != nil {
 		return nil, err

@@ -128,7 +128,7 @@ func skillFolder(t *testing.T) string {
 
 func (s *skillsServer) run(t *testing.T, code int, args ...string) result {
 	t.Helper()
-	got := spool(t, world(t), append(append([]string{"skills"}, args...), "--url", s.URL)...)
+	got := spool(t, testIO(t), append(append([]string{"skills"}, args...), "--url", s.URL)...)
 	if got.code != code {
 		t.Errorf("%v: %+v", args, got)
 	}
@@ -255,7 +255,7 @@ func TestSkillsPush_ClonesARepository(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer makeWritable(dir) //nolint:errcheck // the test's folder is removed anyway
+		defer makeFilesWritable(dir) //nolint:errcheck // the test's folder is removed anyway
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -278,7 +278,7 @@ func TestSkillsPush_ClonesARepository(t *testing.T) {
 		url: `"away" is a symbolic link`, url + "#nothing": "git fetch", url + "#:nothing": "has no folder", url + "#:away": "is outside the repository",
 		"file:///nowhere/x.git": "git fetch",
 	} {
-		got := spool(t, world(t), "skills", "push", from, "--url", s.URL)
+		got := spool(t, testIO(t), "skills", "push", from, "--url", s.URL)
 		if got.code == ExitDone || !strings.Contains(got.err, says) {
 			t.Errorf("%s: %+v, want %q", from, got, says)
 		}
@@ -287,7 +287,7 @@ func TestSkillsPush_ClonesARepository(t *testing.T) {
 
 func TestParseSource(t *testing.T) {
 	t.Parallel()
-	for from, want := range map[string]source{
+	for from, want := range map[string]gitSource{
 		"https://host:8080/a/b":         {"https://host:8080/a/b", "HEAD", ""},
 		"https://host/a.git#v1":         {"https://host/a.git", "v1", ""},
 		"https://host/a.git#v1:x/y":     {"https://host/a.git", "v1", "x/y"},
@@ -296,7 +296,7 @@ func TestParseSource(t *testing.T) {
 		"git@host:a/b.git#feature/x:y":  {"git@host:a/b.git", "feature/x", "y"},
 		"ssh://git@host:22/a.git#main:": {"ssh://git@host:22/a.git", "main", ""},
 	} {
-		if got, err := parseSource(from); err != nil || got != want || !isGitURL(from) {
+		if got, err := parseGitSource(from); err != nil || got != want || !isGitURL(from) {
 			t.Errorf("%s: %+v, %v", from, got, err)
 		}
 	}
@@ -323,7 +323,7 @@ func TestSkills_ListShowTagAndRemove(t *testing.T) {
 	if s.last() != "GET /api/skills/pdf-tools?scope=platform&version=v1" || show.out != skilltest.Good+"\x1b[2J" || !strings.Contains(show.err, "tags latest v1") {
 		t.Errorf("requested %s, printed %q, %q", s.last(), show.out, show.err)
 	}
-	tty := world(t)
+	tty := testIO(t)
 	tty.OutTTY = true
 	if got := spool(t, tty, "skills", "show", "pdf-tools", "--url", s.URL); strings.Contains(got.out, "\x1b") {
 		t.Errorf("a terminal is sent %q", got.out)

@@ -12,31 +12,32 @@ import (
 )
 
 type stateCommand struct {
-	sessionServer
+	sessionFlags
 	At *uint32 `placeholder:"N" help:"Seq of the event; by default the last one."`
 }
 
-// Run prints the state of a session as it was after an event.
+// Run prints the state that a session had after an event.
 func (c *stateCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
-		doc, err := cl.State(ctx, c.Session, c.At)
+		doc, err := cl.GetState(ctx, c.Session, c.At)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		return showState(a, doc.Value)
+		return printState(a, doc.Value)
 	})
 }
 
-func showState(a *app, s *spoolv1.SessionState) error {
+// printState prints the state of a session.
+func printState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
-		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, formatTime(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
-		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
-		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
-		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, formatTime(s.Time))}, {"status", describeSession(session)}, {"title", titleExcerpt(session.GetTitle())},
+		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", describeSandbox(session)},
+		{"reported", formatUsageTotal(s.Reported)}, {"metered", formatUsageTotal(s.Metered)},
+		{"sandbox time", formatSandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
 	}
 	if r := s.Resolved; r != nil {
 		rows = append(rows, []any{"resolved agent", strings.TrimSpace(r.GetAgent() + " " + r.GetInstance())}, []any{"environments", strings.Join(r.Environments, ", ")},
@@ -57,7 +58,7 @@ func showState(a *app, s *spoolv1.SessionState) error {
 		return err
 	}
 	for _, f := range s.Files.GetChanges() {
-		if _, err := fmt.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, terminal.Line(f.Type), terminal.Line(f.Path), size(int64(f.Size))); err != nil {
+		if _, err := fmt.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, terminal.SafeLine(f.Type), terminal.SafeLine(f.Path), formatSize(int64(f.Size))); err != nil {
 			return err
 		}
 	}
@@ -66,7 +67,7 @@ func showState(a *app, s *spoolv1.SessionState) error {
 	}
 	fmt.Fprintf(a.Out, "\n%d blocks\n", s.BlockCount)
 	for _, b := range s.Blocks {
-		if err := blockLine(a, "", b); err != nil {
+		if err := printBlockSummary(a, "", b); err != nil {
 			return err
 		}
 		for _, text := range s.IncompleteText {
@@ -78,20 +79,23 @@ func showState(a *app, s *spoolv1.SessionState) error {
 	return nil
 }
 
-// blockLine prints a summary of a block after a mark.
-func blockLine(a *app, mark string, block *spoolv1.Block) error {
-	b, err := client.Stored[events.Block](block)
+// printBlockSummary prints a one-line summary of a block after a mark.
+func printBlockSummary(a *app, mark string, block *spoolv1.Block) error {
+	b, err := client.ConvertStored[events.Block](block)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.Line(string(b.Status)), summaryLine(blockSummary(b)))
+	_, err = fmt.Fprintf(a.Out, "%s%-8s  %s\n", mark, terminal.SafeLine(string(b.Status)), shortenSummary(summarizeBlock(b)))
 	return err
 }
 
-// summaryLine shortens text to fit into a line of a list.
-func summaryLine(s string) string { return terminal.Fit(terminal.Line(s), summaryColumns) }
+// shortenSummary shortens a text so that it fits into a line of a list.
+func shortenSummary(s string) string {
+	return terminal.FitLine(terminal.SafeLine(s), maxSummaryColumns)
+}
 
-func usageTotal(t *spoolv1.UsageTotal) string {
+// formatUsageTotal formats the tokens and the cost of a session.
+func formatUsageTotal(t *spoolv1.UsageTotal) string {
 	text := fmt.Sprintf("%.0f tokens in, %.0f out, $%.4f", t.GetInputTokens()+t.GetCacheReadTokens()+t.GetCacheWriteTokens(), t.GetOutputTokens(), t.GetCostUsd())
 	if t.GetRequests() > 0 {
 		text += fmt.Sprintf(", %.0f requests, %.0f failed", t.GetRequests(), t.GetFailed())

@@ -56,7 +56,7 @@ func serveHistory(t *testing.T) (url string, requested func() string) {
 func TestState_PrintsAllPages(t *testing.T) {
 	t.Parallel()
 	url, requested := serveHistory(t)
-	got := spool(t, world(t), "state", ses, "--at", "3", "--url", url)
+	got := spool(t, testIO(t), "state", ses, "--at", "3", "--url", url)
 	for _, want := range []string{"event 3, ", exe + ", running", "pending: write it", "a@1", "s@2", "7 tokens in, 0 out, $0.5000", "2 requests", "1m1.5s, $0.2500",
 		"The last snapshot is that of event 2.", "file_created", "and 1 more", "2 blocks", "user_message", "tool_use bash", "half\n          only the first 4 bytes of its text at that time are still stored\n"} {
 		if !strings.Contains(got.out, want) {
@@ -66,23 +66,23 @@ func TestState_PrintsAllPages(t *testing.T) {
 	if got.code != ExitDone || strings.Contains(got.out, "\x1b") || requested() != "/state?at=3&pageSize=200&pageToken=next" {
 		t.Errorf("%+v, requested %s", got, requested())
 	}
-	got = spool(t, world(t), "state", ses, "--json", "--url", url)
+	got = spool(t, testIO(t), "state", ses, "--json", "--url", url)
 	if strings.Count(got.out, "\n") != 1 || !strings.Contains(got.out, `"extra":7`) || !strings.Contains(got.out, `"b1"`) || !strings.Contains(got.out, `"b2"`) || !strings.Contains(got.out, `"incompleteText":[{"blockId":"b3"`) || strings.Contains(got.out, "nextPageToken") {
 		t.Errorf("--json: %s", got.out)
 	}
-	if got := spool(t, world(t), "state", ses, "--at", "9", "--url", url); got.code != ExitFailed || got.err != "spool: at: the session has no event 9 yet: its last is 3 (CURSOR_AHEAD)\n" {
+	if got := spool(t, testIO(t), "state", ses, "--at", "9", "--url", url); got.code != ExitFailed || got.err != "spool: at: the session has no event 9 yet: its last is 3 (CURSOR_AHEAD)\n" {
 		t.Errorf("%+v", got)
 	}
 	for _, bad := range []string{"-1", "x", "4294967296"} {
-		if got := spool(t, world(t), "state", ses, "--at="+bad, "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "--at") {
+		if got := spool(t, testIO(t), "state", ses, "--at="+bad, "--url", url); got.code != ExitUsage || !strings.Contains(got.err, "--at") {
 			t.Errorf("--at %s: %+v", bad, got)
 		}
 	}
-	spool(t, world(t), "files", "get", ses, "a", "-", "--at", "7", "--url", url)
+	spool(t, testIO(t), "files", "get", ses, "a", "-", "--at", "7", "--url", url)
 	if requested() != "/files/a?at=7" {
 		t.Errorf("requested %s", requested())
 	}
-	if got := spool(t, world(t), "files", "ls", ses, "--at", "7", "--live", "--url", url); got.code != ExitUsage {
+	if got := spool(t, testIO(t), "files", "ls", ses, "--at", "7", "--live", "--url", url); got.code != ExitUsage {
 		t.Errorf("%+v", got)
 	}
 }
@@ -90,7 +90,7 @@ func TestState_PrintsAllPages(t *testing.T) {
 func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 	t.Parallel()
 	url, requested := serveHistory(t)
-	got := spool(t, world(t), "diff", ses, "1", "3", "--url", url)
+	got := spool(t, testIO(t), "diff", ses, "1", "3", "--url", url)
 	for _, want := range []string{"session s: open -> closed", "+ complete  user_message", "and 4 more", "-\told", "+\tnew\n", "added bin (binary): none -> 2.0 KiB, mode 644, SHA-256 ab", "and 1 more files", "Compare a smaller range"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.out)
@@ -100,15 +100,15 @@ func TestDiff_OfEventsAndOfSessions(t *testing.T) {
 		t.Errorf("%+v, requested %s", got, requested())
 	}
 	other := "ses_" + strings.Repeat("0", 26)
-	got = spool(t, world(t), "diff", ses, other, "--url", url)
+	got = spool(t, testIO(t), "diff", ses, other, "--url", url)
 	if got.code != ExitDone || requested() != "/compare?with="+other || !strings.HasPrefix(got.out, "They differ.\nThe 4 events before are equal") || !strings.Contains(got.out, "-     5  log") {
 		t.Errorf("%+v, requested %s", got, requested())
 	}
-	if got := spool(t, world(t), "diff", ses, other, "--json", "--url", url); !strings.Contains(got.out, `"equalEvents":4`) {
+	if got := spool(t, testIO(t), "diff", ses, other, "--json", "--url", url); !strings.Contains(got.out, `"equalEvents":4`) {
 		t.Errorf("--json: %s", got.out)
 	}
 	for _, bad := range [][]string{{"1"}, {"x", "3"}, {"1", "4294967296"}, {"-1", "2"}} {
-		if got := spool(t, world(t), append(append([]string{"diff", ses}, bad...), "--url", url)...); got.code != ExitUsage {
+		if got := spool(t, testIO(t), append(append([]string{"diff", ses}, bad...), "--url", url)...); got.code != ExitUsage {
 			t.Errorf("%v: %+v", bad, got)
 		}
 	}
@@ -133,8 +133,8 @@ func TestDiff_ExitCode(t *testing.T) {
 	} {
 		for _, json := range [][]string{nil, {"--json"}} {
 			args := append(append([]string{"diff", ses, "--url", url}, c.args...), json...)
-			plain := spool(t, world(t), args...)
-			got := spool(t, world(t), append(args, "--exit-code")...)
+			plain := spool(t, testIO(t), args...)
+			got := spool(t, testIO(t), append(args, "--exit-code")...)
 			if plain.code != ExitDone || got.code != c.code || got.out != plain.out || got.err != "" {
 				t.Errorf("%s %v: %+v, without --exit-code %+v", c.name, json, got, plain)
 			}

@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// list prints items as a table, or as one JSON object per line. limit 0 means all.
-func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], error], head []any, row func(T) []any) error {
+// printList prints items as a table with the header head, or as one JSON object per line. row returns the columns of an
+// item. It prints at most limit items; 0 means all.
+func printList[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.APIObject[T], error], head []any, row func(T) []any) error {
 	table := newTable(a)
 	n := 0
 	for d, err := range items {
@@ -32,24 +33,26 @@ func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], 
 			}
 		} else {
 			if n == 0 {
-				writeRow(table, head)
+				writeTableRow(table, head)
 			}
-			writeRow(table, row(d.Value))
+			writeTableRow(table, row(d.Value))
 		}
 		n++
 	}
 	return table.Flush()
 }
 
+// newTable returns a writer that aligns columns and writes to the app's output.
 func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
 
-// writeRow writes a row. The cells may come from an untrusted source, so they are made safe for a terminal.
-func writeRow(w *tabwriter.Writer, row []any) {
+// writeTableRow writes one row of a table. It makes the texts of the columns safe for a terminal, because they may come
+// from an untrusted source.
+func writeTableRow(w *tabwriter.Writer, row []any) {
 	for i, c := range row {
 		if i > 0 {
 			fmt.Fprint(w, "\t")
 		}
-		text := terminal.Line(fmt.Sprint(c))
+		text := terminal.SafeLine(fmt.Sprint(c))
 		if text == "" {
 			text = "-"
 		}
@@ -58,27 +61,28 @@ func writeRow(w *tabwriter.Writer, row []any) {
 	fmt.Fprintln(w)
 }
 
-// printFields prints rows of cells, such as names with their values.
+// printFields prints rows of columns, such as names with their values.
 func printFields(a *app, rows ...[]any) error {
 	table := newTable(a)
 	for _, r := range rows {
-		writeRow(table, r)
+		writeTableRow(table, r)
 	}
 	return table.Flush()
 }
 
-// formatTime formats a time for people, in the local time zone; no time is "".
+// formatTime formats a time for people, in the local time zone. It returns "" for nil.
 func formatTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}
-	return localTime(t.AsTime())
+	return formatLocalTime(t.AsTime())
 }
 
-func localTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+// formatLocalTime formats a time for people, in the local time zone.
+func formatLocalTime(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
 
-// exactTime formats a time as the API does; no time is "".
-func exactTime(t *timestamppb.Timestamp) string {
+// formatExactTime formats a time as the API does. It returns "" for nil.
+func formatExactTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}

@@ -49,13 +49,13 @@ func TestBudgetsAndLimits_PrintTables(t *testing.T) {
 	budgets := "PERIOD  SINCE       DOLLARS            TOKENS              TURNS   TIME          USED UP\n" +
 		"month   2026-01-01  1.5000 of 20.0000  1234567 of 5000000  3       1m1.5s        -\n" +
 		"total   -           0.0000             0                   2 of 2  0s of 1h0m0s  2 of 2 turns\n"
-	if got := spool(t, world(t), "budgets", "ls", "--url", url); got != (result{ExitDone, budgets, ""}) {
+	if got := spool(t, testIO(t), "budgets", "ls", "--url", url); got != (result{ExitDone, budgets, ""}) {
 		t.Errorf("got\n%s%s", got.out, got.err)
 	}
 	limits := "LIMIT                OWN            USED\nslots                4              1\nsandboxes            -              2\nsessions             -              3\n" +
 		"keys                 -              4\nevents-per-day       -              5000000\nevent-bytes-per-day  -              6\nstorage-bytes        1099511627776  7\n" +
 		"streams              7              -\nrequests-per-second  2.5            -\nrequest-burst        -              -\n"
-	if got := spool(t, world(t), "limits", "ls", "--url", url); got != (result{ExitDone, limits, ""}) {
+	if got := spool(t, testIO(t), "limits", "ls", "--url", url); got != (result{ExitDone, limits, ""}) {
 		t.Errorf("got\n%s%s", got.out, got.err)
 	}
 }
@@ -73,7 +73,7 @@ func TestBudgetsAndLimits_SendChanges(t *testing.T) {
 		{[]string{"limits", "rm"}, result{ExitDone, "", "removed\n"}},
 		{[]string{"limits", "rm", "--json"}, result{ExitDone, `{"tenant":"acme","position":"0-9","newer":1}` + "\n", ""}},
 	} {
-		if got := spool(t, world(t), append(c.args, "--url", url)...); got != c.want {
+		if got := spool(t, testIO(t), append(c.args, "--url", url)...); got != c.want {
 			t.Errorf("%v: got %+v", c.args, got)
 		}
 	}

@@ -27,7 +27,7 @@ type upCommand struct {
 	LogLevel   slog.Level `default:"warn" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// Run serves until it receives a signal to stop, which is not an error.
+// Run runs all services until a signal to stop arrives, which is not an error.
 func (c *upCommand) Run(a *app) (err error) {
 	for _, l := range []struct{ flag, value string }{{"listen", c.Listen}, {"grpc-listen", c.GRPCListen}} {
 		if _, _, err := net.SplitHostPort(l.value); err != nil {
@@ -37,11 +37,11 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err := c.checkTextAge(); err != nil {
 		return err
 	}
-	dir, err := dataDir(a, c.Data)
+	dir, err := dataDirOrDefault(a, c.Data)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	daemon.SetGCPercent()
 	stack, err := a.Local.Start(ctx, StackOptions{
@@ -53,7 +53,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if ctx.Err() != nil && err != nil {
 		return nil // stopped during the start
 	}
-	if errors.Is(err, ErrBusy) {
+	if errors.Is(err, ErrDataFolderLocked) {
 		return fmt.Errorf("data: %w; `spool run` joins it, or choose another folder with --data", err)
 	}
 	if err != nil {

@@ -7,15 +7,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
-// variableFlags are the variables of one execution.
+// variableFlags are the flags with variables and secrets of one execution.
 type variableFlags struct {
 	Var    []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query only; may be repeated."`
 	Secret []string `placeholder:"NAME" help:"A secret of this query only, with the value of spool's environment variable of that name; may be repeated."`
 }
 
-// variables returns the variables of this query only. The value of a secret is never an argument, because other
-// processes can read arguments.
-func (c *variableFlags) variables(a *app) (map[string]*spoolv1.RunVariable, error) {
+// readVariables returns the variables and secrets of the query. The values of secrets come from spool's environment and
+// never from arguments, because other processes can read arguments.
+func (c *variableFlags) readVariables(a *app) (map[string]*spoolv1.RunVariable, error) {
 	out := map[string]*spoolv1.RunVariable{}
 	put := func(flag, name string, v *spoolv1.RunVariable) error {
 		if err := layers.CheckName(name); err != nil {

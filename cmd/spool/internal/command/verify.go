@@ -11,7 +11,7 @@ import (
 )
 
 type verifyCommand struct {
-	installation
+	installationFlags
 	Session string `arg:"" optional:"" help:"Only this session; by default the whole log."`
 	Tenant  string `default:"default" env:"SPOOL_TENANT" help:"Tenant of the session."`
 
@@ -20,7 +20,7 @@ type verifyCommand struct {
 	Accept []string `placeholder:"POSITION" help:"Position of a known problem, as printed by an earlier run; may be repeated. The problem is shown but does not fail the command."`
 }
 
-// Run verifies the log. A log with problems is an error.
+// Run verifies the log and prints a report. It returns an error if the log has problems.
 func (c *verifyCommand) Run(a *app) (err error) {
 	var scope eventlog.Scope
 	if c.Session != "" {
@@ -39,24 +39,24 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		}
 		scope.Accept = append(scope.Accept, at)
 	}
-	ctx, cancel := a.interruptible()
+	ctx, cancel := a.interruptibleContext()
 	defer cancel()
-	inst, err := c.open(ctx, a, "")
+	inst, err := c.openInstallation(ctx, a, "")
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, inst.Close()) }()
-	if scope.Heads, err = c.signedHeads(ctx, inst); err != nil {
-		return causeOf(ctx, err)
+	if scope.Heads, err = c.readSignedHeads(ctx, inst); err != nil {
+		return contextCause(ctx, err)
 	}
 	report, err := eventlog.Verify(ctx, inst.Log, scope)
 	if err != nil {
-		return causeOf(ctx, err)
+		return contextCause(ctx, err)
 	}
 	if c.Session != "" && report.Commits == 0 && len(report.Problems) == 0 {
 		return fmt.Errorf("session: the log has no session %s of tenant %s", c.Session, c.Tenant)
 	}
-	if err := c.print(a, report, scope.Heads); err != nil {
+	if err := c.printReport(a, report, scope.Heads); err != nil {
 		return err
 	}
 	if report.Problem != nil {
@@ -65,7 +65,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 	return nil
 }
 
-// problemError returns the error for a log with problems that are not accepted.
+// problemError returns the error for a log with problems that the user has not accepted.
 func problemError(r eventlog.Report) error {
 	n := 0
 	for _, p := range r.Problems {
@@ -82,28 +82,29 @@ func problemError(r eventlog.Report) error {
 	return fmt.Errorf("the log is broken at %w", r.Problem)
 }
 
-// causeOf returns why a context ended, or err if it has not ended.
-func causeOf(ctx context.Context, err error) error {
+// contextCause returns the cause with which ctx has ended, or err if ctx has not ended.
+func contextCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
 	return err
 }
 
-// reportJSON is the report in its JSON form, which fits on one line.
+// reportJSON is the JSON form of the report on the log.
 type reportJSON struct {
-	OK       bool          `json:"ok"`
-	Sessions int           `json:"sessions"`
-	Commits  int           `json:"commits"`
-	Events   int           `json:"events"`
-	Open     []openQuery   `json:"open"`
-	Problem  *problemJSON  `json:"problem,omitempty"` // the first problem that is not accepted
-	Problems []problemJSON `json:"problems,omitempty"`
-	Stopped  bool          `json:"stopped,omitempty"` // too many problems: the rest was not checked
-	Proved   []provedShard `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
+	OK       bool            `json:"ok"`
+	Sessions int             `json:"sessions"`
+	Commits  int             `json:"commits"`
+	Events   int             `json:"events"`
+	Open     []openQueryJSON `json:"open"`
+	Problem  *problemJSON    `json:"problem,omitempty"` // the first problem that is not accepted
+	Problems []problemJSON   `json:"problems,omitempty"`
+	Stopped  bool            `json:"stopped,omitempty"` // too many problems: the rest was not checked
+	Proved   []signedShard   `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
 }
 
-type openQuery struct {
+// openQueryJSON is the JSON form of a query that has not ended.
+type openQueryJSON struct {
 	Tenant      string `json:"tenant"`
 	SessionID   string `json:"sessionId"`
 	ExecutionID string `json:"executionId"`
@@ -111,6 +112,7 @@ type openQuery struct {
 	Deleted     bool   `json:"deleted"`
 }
 
+// problemJSON is the JSON form of a problem of the log.
 type problemJSON struct {
 	Position string `json:"position"`
 	Subject  string `json:"subject"`
@@ -123,11 +125,12 @@ func newProblemJSON(p eventlog.Problem) problemJSON {
 	return problemJSON{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
-func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
+// printReport prints the report on the log, and how far its signed heads reach.
+func (c *verifyCommand) printReport(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := reportJSON{Proved: provedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQueryJSON{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
-			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
+			v.Open = append(v.Open, openQueryJSON{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
 		if p := r.Problem; p != nil {
 			place := newProblemJSON(*p)
@@ -152,7 +155,7 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 			return err
 		}
 	}
-	if err := printProved(a.Out, chains); err != nil {
+	if err := printSignedShards(a.Out, chains); err != nil {
 		return err
 	}
 	if r.Problem != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// watcher follows a session and shows its events.
-type watcher struct {
+// sessionWatcher follows a session and shows its events.
+type sessionWatcher struct {
 	app          *app
 	client       *client.Client
 	session      string
@@ -22,21 +22,21 @@ type watcher struct {
 	json         bool               // print events instead of blocks
 	quiet        bool               // with json: print nothing
 	renderer     *terminal.Renderer // nil with json
-	prompts      *prompter          // nil if requests are not decided on this terminal
+	prompts      *approvalPrompter  // nil if requests are not decided on this terminal
 	onDispatched func()             // called when the execution may be claimed; may be nil
 	open         map[string]bool    // executions without an end
 	closed       bool               // the session accepts no more messages
-	lost         bool               // the connection is lost, and the user was told
+	lost         bool               // the connection is lost, and a message about it was printed
 	cursor       uint32             // seq of the last received event
-	position     string             // position of that event; "" if there is none
+	position     string             // position of the last received event; "" if there is none
 }
 
-// errEnded is returned for a session that has no further events.
-var errEnded = errors.New("the session has ended")
+// errSessionEnded is returned when a session will have no further events.
+var errSessionEnded = errors.New("the session has ended")
 
-// watch follows the session from a cursor until the end of the execution, which it returns. If it shows the whole
-// session, it follows until the session ends and returns nil.
-func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, error) {
+// followToEnd follows the session from the cursor after until the end of the execution w.only, and returns the data of
+// the event that ended it. If w.only is "", it follows until the session ends and returns nil.
+func (w *sessionWatcher) followToEnd(ctx context.Context, after uint32) (events.Payload, error) {
 	if w.open == nil {
 		w.open = map[string]bool{}
 	}
@@ -47,8 +47,8 @@ func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, erro
 			}
 			return nil, err
 		}
-		end, err := w.take(m)
-		if errors.Is(err, errEnded) {
+		end, err := w.handleItem(m)
+		if errors.Is(err, errSessionEnded) {
 			return nil, nil
 		}
 		if end != nil || err != nil {
@@ -58,40 +58,45 @@ func (w *watcher) watch(ctx context.Context, after uint32) (events.Payload, erro
 	return nil, context.Cause(ctx)
 }
 
-func (w *watcher) take(m client.Message) (events.Payload, error) {
+// handleItem handles one item of the followed session. It returns the data of the event that ended the execution, if
+// the item is that event.
+func (w *sessionWatcher) handleItem(m client.FollowItem) (events.Payload, error) {
 	switch {
 	case m.Event != nil:
-		return w.event(*m.Event, m.Raw)
+		return w.handleEvent(*m.Event, m.Raw)
 	case m.Joined:
-		w.say("", "")
+		w.showConnectionState("", "")
 		w.lost = false
 	case m.Lost != nil:
-		why := terminal.Line(m.Lost.Error())
-		w.say("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
+		why := terminal.SafeLine(m.Lost.Error())
+		w.showConnectionState("connection lost, reconnecting", "connection lost ("+why+"), reconnecting")
 		w.lost = true
 	case m.Lag != nil:
 		if m.Lag.Lagging {
-			w.say("the server is behind, nothing is lost", "the server is behind; events are late, nothing is lost")
+			w.showConnectionState("the server is behind, nothing is lost", "the server is behind; events are late, nothing is lost")
 		} else {
-			w.say("", "")
+			w.showConnectionState("", "")
 		}
 	case m.Snapshot != nil:
-		return w.snapshot(m.Snapshot)
+		return w.handleSnapshot(m.Snapshot)
 	}
 	return nil, nil
 }
 
-// say shows the state of the connection: in the status line on a terminal, otherwise once on standard error.
-func (w *watcher) say(state, line string) {
+// showConnectionState shows the state of the connection: text state in the status line of a terminal, otherwise text
+// line once on standard error.
+func (w *sessionWatcher) showConnectionState(state, line string) {
 	if w.renderer != nil {
-		w.renderer.State(state)
+		w.renderer.SetProgramState(state)
 	}
 	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
 		fmt.Fprintln(w.app.Err, "spool: "+line)
 	}
 }
 
-func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+// handleEvent shows an event. It returns the event's data if the event ended the execution w.only, and errSessionEnded
+// after the last event of the session.
+func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
 		w.cursor, w.position = wire.Seq, wire.Position
 	}
@@ -111,10 +116,10 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	}
 	e := wire.Event()
 	if w.renderer != nil {
-		w.renderer.Event(e)
+		w.renderer.ShowEvent(e)
 	}
 	if w.prompts != nil {
-		w.prompts.event(e)
+		w.prompts.updateQueue(e)
 	}
 	switch e.Data.(type) {
 	case events.MessageAccepted:
@@ -125,7 +130,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		if w.only != "" {
 			return nil, fmt.Errorf("the session %s was deleted before the query ended", w.session)
 		}
-		return nil, errEnded
+		return nil, errSessionEnded
 	}
 	if events.Terminal(e.Type()) {
 		delete(w.open, e.ExecutionID)
@@ -134,12 +139,13 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		}
 	}
 	if w.only == "" && w.closed && len(w.open) == 0 {
-		return nil, errEnded
+		return nil, errSessionEnded
 	}
 	return nil, nil
 }
 
-func (w *watcher) showDelta(wire events.Wire) error {
+// showDelta shows the text of a delta.
+func (w *sessionWatcher) showDelta(wire events.Wire) error {
 	if w.renderer == nil {
 		return nil
 	}
@@ -148,13 +154,13 @@ func (w *watcher) showDelta(wire events.Wire) error {
 		return fmt.Errorf("decode delta: %w", err)
 	}
 	d.ExecutionID, d.ConversationID = wire.ExecutionID, wire.ConversationID
-	w.renderer.Delta(d)
+	w.renderer.ShowDelta(d)
 	return nil
 }
 
-// snapshot continues from a snapshot, and tells the user that events were skipped. If the end of the execution was
-// among them, snapshot requests it.
-func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
+// handleSnapshot shows the blocks of a snapshot, and tells the user that events were skipped. If the execution has
+// ended meanwhile, handleSnapshot asks the server for its end and returns it.
+func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payload, error) {
 	w.cursor = s.Seq
 	why := "the server continued from a snapshot"
 	if s.Cause != nil {
@@ -162,9 +168,9 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	}
 	notice := fmt.Sprintf("%s; continuing after event %d", why, s.Seq)
 	if w.renderer != nil && w.app.OutTTY {
-		w.renderer.Note(notice)
+		w.renderer.ShowNote(notice)
 	} else {
-		fmt.Fprintln(w.app.Err, "spool: "+terminal.Line(notice))
+		fmt.Fprintln(w.app.Err, "spool: "+terminal.SafeLine(notice))
 	}
 	if w.renderer != nil {
 		var list []events.Block
@@ -173,7 +179,7 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 				list = append(list, b)
 			}
 		}
-		w.renderer.Snapshot(list)
+		w.renderer.ShowSnapshot(list)
 	}
 	if w.only == "" {
 		return nil, nil
@@ -197,13 +203,13 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 	return nil, nil
 }
 
-// prompt lets the user decide approval requests on the terminal, if there is one, until done is called. cl returns the present client.
-// interrupt is called when the user types Ctrl-C at a prompt.
-func (w *watcher) prompt(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
+// startPrompts lets the user decide approval requests on the terminal, if there is one, until done is called. cl
+// returns the current client. interrupt is called when the user types Ctrl-C at a prompt.
+func (w *sessionWatcher) startPrompts(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
 	if w.renderer == nil || !w.app.canPrompt() {
 		return func() {}
 	}
-	w.prompts = newPrompter(w.app, w.renderer, cl, interrupt)
+	w.prompts = newApprovalPrompter(w.app, w.renderer, cl, interrupt)
 	ctx, cancel := context.WithCancel(ctx)
 	var asking sync.WaitGroup
 	asking.Go(func() { w.prompts.run(ctx) })
@@ -213,15 +219,15 @@ func (w *watcher) prompt(ctx context.Context, cl func() *client.Client, interrup
 	}
 }
 
-// show creates the renderer and runs its spinner until done is called.
-func (w *watcher) show(ctx context.Context) (done func() error) {
+// startRenderer creates the renderer, and updates its spinner until done is called.
+func (w *sessionWatcher) startRenderer(ctx context.Context) (done func() error) {
 	if w.json {
 		return func() error { return nil }
 	}
-	w.renderer = w.app.renderer()
+	w.renderer = w.app.newRenderer()
 	ctx, cancel := context.WithCancel(ctx)
 	var spinning sync.WaitGroup
-	spinning.Go(func() { w.renderer.Spin(ctx) })
+	spinning.Go(func() { w.renderer.RunSpinner(ctx) })
 	return sync.OnceValue(func() error {
 		cancel()
 		spinning.Wait()

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// words splits a command line as a shell without expansions does: at spaces outside of quotes. A backslash escapes
-// the next character.
-func words(line string) ([]string, error) {
+// splitWords splits a command line into words as a shell without expansions does: at white space outside of quotes. A
+// backslash escapes the next character.
+func splitWords(line string) ([]string, error) {
 	var out []string
 	var word strings.Builder
 	begun, quote, escaped := false, rune(0), false

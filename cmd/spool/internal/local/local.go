@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/stack"
 )
 
-// Machine finds and starts stacks on the machine on which the program spool runs.
+// Machine implements command.LocalMachine: it finds and starts stacks on this machine.
 type Machine struct{}
 
 // DefaultDir returns the user's data folder.
@@ -24,32 +24,32 @@ func (Machine) DefaultDir() (string, error) { return stack.DefaultDataDir() }
 
 // Find returns how to reach the stack that runs on a data folder. ok is false if none runs, or if it is still
 // starting.
-func (Machine) Find(dir string) (c command.Connection, ok bool, err error) {
-	found, err := stack.Find(dir)
+func (Machine) Find(dir string) (c command.StackConnection, ok bool, err error) {
+	found, err := stack.FindRunning(dir)
 	if errors.Is(err, stack.ErrNotRunning) && !errors.Is(err, os.ErrPermission) {
 		return c, false, nil
 	}
 	if err != nil {
 		return c, false, err
 	}
-	return command.Connection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys}, true, nil
+	return command.StackConnection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys}, true, nil
 }
 
 // Start starts a stack. The settings of its services come from the SPOOL_* variables; options take precedence.
 func (Machine) Start(ctx context.Context, o command.StackOptions) (command.Stack, error) {
-	cfg, err := config(o)
+	cfg, err := stackConfig(o)
 	if err != nil {
 		return nil, err
 	}
 	logs := func() error { return nil }
 	if cfg.Logger == nil {
-		if cfg.Logger, logs, err = logFile(o.DataDir); err != nil {
+		if cfg.Logger, logs, err = openLogFile(o.DataDir); err != nil {
 			return nil, err
 		}
 	}
 	s, err := stack.Start(ctx, cfg)
 	if err != nil {
-		return nil, errors.Join(withErrBusy(err), logs())
+		return nil, errors.Join(wrapLockError(err), logs())
 	}
 	return &loggedStack{s, logs}, nil
 }
@@ -59,9 +59,9 @@ func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Instal
 	if _, err := os.Stat(o.DataDir); errors.Is(err, os.ErrNotExist) {
 		return command.Installation{}, fmt.Errorf("data: folder %s does not exist: name the installation's folder with --data, or its --nats-url", o.DataDir)
 	}
-	base, err := stack.Open(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
+	base, err := stack.OpenStorage(ctx, stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL})
 	if err != nil {
-		return command.Installation{}, withErrBusy(err)
+		return command.Installation{}, wrapLockError(err)
 	}
 	return command.Installation{Log: base.Log, NATS: base.NATS, DatabaseURL: base.DatabaseURL, Close: base.Close}, nil
 }
@@ -75,16 +75,18 @@ type loggedStack struct {
 // Close stops the stack and then closes its log file.
 func (r *loggedStack) Close() error { return errors.Join(r.Stack.Close(), r.logs()) }
 
-// withErrBusy adds ErrBusy to the error of a folder that another process has locked.
-func withErrBusy(err error) error {
+// wrapLockError adds command.ErrDataFolderLocked to an error that means that another process has locked the data
+// folder.
+func wrapLockError(err error) error {
 	if errors.Is(err, stack.ErrRunning) {
-		return command.ErrBusy
+		return command.ErrDataFolderLocked
 	}
 	return err
 }
 
-// config returns the configuration of the stack: the services' settings from the environment, and the options.
-func config(o command.StackOptions) (stack.Config, error) {
+// stackConfig returns the configuration of a stack: the services' settings from environment variables, overridden by
+// the options.
+func stackConfig(o command.StackOptions) (stack.Config, error) {
 	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, TextAge: o.TextAge, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
 	if c.DatabaseURL == "" {
 		c.DatabaseURL = os.Getenv("SPOOL_DATABASE_URL")
@@ -99,7 +101,7 @@ func config(o command.StackOptions) (stack.Config, error) {
 		{"projector", &c.Projector, []string{"--database-url", c.DatabaseURL}},
 		{"janitor", &c.Janitor, []string{"--database-url", c.DatabaseURL}},
 	} {
-		if err := fromEnvironment(s.into, s.args); err != nil {
+		if err := parseEnvironment(s.into, s.args); err != nil {
 			return c, fmt.Errorf("settings of the %s in the environment: %w", s.name, err)
 		}
 	}
@@ -122,14 +124,15 @@ func config(o command.StackOptions) (stack.Config, error) {
 	return c, nil
 }
 
-// isLoopback reports whether an address can be reached only from this machine.
+// isLoopback reports whether a host can be reached only from this machine.
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// fromEnvironment fills in a service's settings as its own program does.
-func fromEnvironment(into any, args []string) error {
+// parseEnvironment sets the settings of a service from environment variables and arguments, as the service's own
+// program does.
+func parseEnvironment(into any, args []string) error {
 	parser, err := kong.New(into, kong.Exit(func(int) {}))
 	if err != nil {
 		return err
@@ -138,8 +141,9 @@ func fromEnvironment(into any, args []string) error {
 	return err
 }
 
-// logFile opens the log of a stack without a terminal: spool.log in its data folder.
-func logFile(dir string) (*slog.Logger, func() error, error) {
+// openLogFile opens the file spool.log in the data folder. It returns a logger that writes to the file, and a function
+// that closes the file.
+func openLogFile(dir string) (*slog.Logger, func() error, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("data: cannot create %s (%w): choose another folder with --data, or make this one writable", dir, err)
 	}

@@ -18,7 +18,7 @@ func TestConfig_ReadsEnvironmentAndOptions(t *testing.T) {
 	t.Setenv("SPOOL_AUTH", "keys")
 	t.Setenv("SPOOL_DATABASE_URL", "postgres://host/name")
 	t.Setenv("SPOOL_BATCH_COMMITS", "9")
-	c, err := config(command.StackOptions{DataDir: "/d", Listen: "127.0.0.1:2", Sandbox: "local", Logger: slog.New(slog.DiscardHandler)})
+	c, err := stackConfig(command.StackOptions{DataDir: "/d", Listen: "127.0.0.1:2", Sandbox: "local", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,19 +26,19 @@ func TestConfig_ReadsEnvironmentAndOptions(t *testing.T) {
 		c.DatabaseURL != "postgres://host/name" || c.Projector.BatchCommits != 9 || c.Executor.DataDir != "/d/executor" || c.Session.Providers[0] != "local" {
 		t.Errorf("got %+v", c)
 	}
-	if c, err = config(command.StackOptions{DataDir: "/d", Auth: "off"}); err != nil || c.Gateway.Auth != "off" {
+	if c, err = stackConfig(command.StackOptions{DataDir: "/d", Auth: "off"}); err != nil || c.Gateway.Auth != "off" {
 		t.Errorf("auth %q %v", c.Gateway.Auth, err)
 	}
 	// Sessions use the provider of the only executor, whether a variable or an option sets it.
-	if c, err = config(command.StackOptions{DataDir: "/d", Sandbox: "docker"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
+	if c, err = stackConfig(command.StackOptions{DataDir: "/d", Sandbox: "docker"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
 		t.Errorf("sandbox %q for %v, %v", c.Executor.Sandbox, c.Session.Providers, err)
 	}
 	t.Setenv("SPOOL_SANDBOX", "docker")
-	if c, err = config(command.StackOptions{DataDir: "/d"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
+	if c, err = stackConfig(command.StackOptions{DataDir: "/d"}); err != nil || c.Executor.Sandbox != "docker" || c.Session.Providers[0] != "docker" {
 		t.Errorf("sandbox %q for %v, %v", c.Executor.Sandbox, c.Session.Providers, err)
 	}
 	t.Setenv("SPOOL_SLOTS", "many")
-	if _, err := config(command.StackOptions{DataDir: "/d"}); err == nil || !strings.Contains(err.Error(), "settings of the executor") {
+	if _, err := stackConfig(command.StackOptions{DataDir: "/d"}); err == nil || !strings.Contains(err.Error(), "settings of the executor") {
 		t.Errorf("a wrong setting: %v", err)
 	}
 }
@@ -53,7 +53,7 @@ func TestConfig_AllowsHostPathsOnLoopbackOnly(t *testing.T) {
 		{"127.0.0.1:0", "none", "[none]"}, {"127.0.0.1:0", "/srv,/home", "[/srv /home]"}, {"0.0.0.0:1", "/srv", "[/srv]"},
 	} {
 		t.Setenv("SPOOL_HOST_PATHS", c.setting)
-		got, err := config(command.StackOptions{DataDir: "/d", Listen: c.listen, Auth: "keys"})
+		got, err := stackConfig(command.StackOptions{DataDir: "/d", Listen: c.listen, Auth: "keys"})
 		if err != nil || fmt.Sprint(got.Session.HostPaths) != c.want || fmt.Sprint(got.Executor.HostPaths) != c.want ||
 			fmt.Sprint(got.Session.Private, got.Executor.Private) != "[/d] [/d]" {
 			t.Errorf("%+v: session %q, executor %q, private %q, %v", c, got.Session.HostPaths, got.Executor.HostPaths, got.Executor.Private, err)

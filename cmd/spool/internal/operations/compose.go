@@ -12,32 +12,33 @@ import (
 // The lines of deploy/compose.yaml between these two are generated: the settings of the service in whose
 // environment they stand.
 const (
-	composeBegin     = "# Generated from the settings of %s by `make generate`; do not edit."
-	composeEndMarker = "# End of the generated settings."
+	composeBeginMarker = "# Generated from the settings of %s by `make generate`; do not edit."
+	composeEndMarker   = "# End of the generated settings."
 )
 
-// everyService is the name of the section of docs/operations.md with the settings that all services have.
-const everyService = "every service"
+// everyServiceSection is the name of the section of docs/operations.md with the settings that all services have.
+const everyServiceSection = "every service"
 
-// logServices is the name of the section of docs/operations.md with the settings of the services that open the log.
-const logServices = "services with the log"
+// logServicesSection is the name of the section of docs/operations.md with the settings of the services that open the
+// log.
+const logServicesSection = "services with the log"
 
-// Fixed is a setting to which compose.yaml gives a value, so that the variable of the same name in deploy/.env has no
-// effect.
-type Fixed struct {
+// FixedSetting is a setting whose value deploy/compose.yaml fixes, so that the variable of the same name in deploy/.env
+// has no effect.
+type FixedSetting struct {
 	Program, Variable string
 	Instead           string // what sets it, or why it has no effect
 }
 
-// fixedInCompose returns all settings that deploy/.env cannot set by their own names.
-func fixedInCompose() []Fixed {
-	return []Fixed{
-		{everyService, "SPOOL_NATS_URL", "the service nats"},
-		{everyService, "SPOOL_NATS_USER", "each service's own"},
-		{everyService, "SPOOL_NATS_PASSWORD", "SPOOL_NATS_PASSWORD_ and the service's name"},
-		{everyService, "SPOOL_NATS_CA", "the file in the volume certificates-public"},
-		{logServices, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have only their own"},
-		{everyService, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
+// fixedSettings returns all settings that deploy/.env cannot set by their own names.
+func fixedSettings() []FixedSetting {
+	return []FixedSetting{
+		{everyServiceSection, "SPOOL_NATS_URL", "the service nats"},
+		{everyServiceSection, "SPOOL_NATS_USER", "each service's own"},
+		{everyServiceSection, "SPOOL_NATS_PASSWORD", "SPOOL_NATS_PASSWORD_ and the service's name"},
+		{everyServiceSection, "SPOOL_NATS_CA", "the file in the volume certificates-public"},
+		{logServicesSection, "SPOOL_LOG_KEYS", "SPOOL_LOG_KEY_ and the writer's name; skills and janitor have only their own"},
+		{everyServiceSection, "SPOOL_METRICS_LISTEN", "port 9090 of the network core"},
 		{"session", "SPOOL_SANDBOX_PROVIDERS", "docker"},
 		{"session", "SPOOL_NATS_GATE_PASSWORD", "SPOOL_NATS_PASSWORD_GATE"},
 		{"session", "SPOOL_HEADS_KEY_FILE", "SPOOL_HEADS_KEY"},
@@ -84,19 +85,20 @@ func fixedInCompose() []Fixed {
 	}
 }
 
-func isFixed(program, variable string) bool {
-	return slices.ContainsFunc(fixedInCompose(), func(f Fixed) bool { return f.Program == program && f.Variable == variable })
+// isFixedSetting reports whether deploy/compose.yaml fixes the value of a program's variable.
+func isFixedSetting(program, variable string) bool {
+	return slices.ContainsFunc(fixedSettings(), func(f FixedSetting) bool { return f.Program == program && f.Variable == variable })
 }
 
-// composeLine returns the line of compose.yaml that passes a setting to its container.
+// composeLine returns the line of deploy/compose.yaml that passes a setting to the container of its service.
 func composeLine(s Setting) string {
 	return fmt.Sprintf("%s: ${%s:-%s}", s.Variable, s.Variable, s.Default)
 }
 
-// Compose returns compose.yaml with its generated lines replaced. They contain each setting of a service that the
-// rest of the service's environment does not set, unless the setting is fixed.
-func Compose(current []byte) ([]byte, error) {
-	hand, err := environments(withoutGenerated(current))
+// GenerateCompose returns deploy/compose.yaml with its generated lines replaced. These lines pass each setting to its
+// service, except fixed settings, and those that the handwritten lines of the service set.
+func GenerateCompose(current []byte) ([]byte, error) {
+	hand, err := serviceEnvironments(removeGeneratedLines(current))
 	if err != nil {
 		return nil, err
 	}
@@ -110,17 +112,17 @@ func Compose(current []byte) ([]byte, error) {
 			}
 		}
 		out.Write(line)
-		for _, p := range programs() {
-			if text != fmt.Sprintf(composeBegin, p.Name) {
+		for _, p := range documentedPrograms() {
+			if text != fmt.Sprintf(composeBeginMarker, p.Name) {
 				continue
 			}
 			indent, _, _ := strings.Cut(string(line), "#")
-			list, err := settingsOf(p.cli)
+			list, err := parseSettings(p.cli)
 			if err != nil {
 				return nil, err
 			}
 			for _, s := range list {
-				if _, byHand := hand[p.Name][s.Variable]; !byHand && !isFixed(p.Name, s.Variable) {
+				if _, byHand := hand[p.Name][s.Variable]; !byHand && !isFixedSetting(p.Name, s.Variable) {
 					out.WriteString(indent + composeLine(s) + "\n")
 				}
 			}
@@ -133,11 +135,11 @@ func Compose(current []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// withoutGenerated returns compose.yaml without the generated lines.
-func withoutGenerated(current []byte) []byte {
+// removeGeneratedLines returns deploy/compose.yaml without the generated lines.
+func removeGeneratedLines(current []byte) []byte {
 	var out bytes.Buffer
 	skipping := false
-	begin, _, _ := strings.Cut(composeBegin, "%s")
+	begin, _, _ := strings.Cut(composeBeginMarker, "%s")
 	for line := range bytes.Lines(current) {
 		text := strings.TrimSpace(string(line))
 		if strings.HasPrefix(text, begin) {
@@ -153,8 +155,9 @@ func withoutGenerated(current []byte) []byte {
 	return out.Bytes()
 }
 
-// environments returns the environment of each service of compose.yaml, before interpolation.
-func environments(raw []byte) (map[string]map[string]string, error) {
+// serviceEnvironments returns the environment variables of each service in deploy/compose.yaml, before Compose replaces
+// ${...}.
+func serviceEnvironments(raw []byte) (map[string]map[string]string, error) {
 	var file struct {
 		Services map[string]struct {
 			Environment map[string]string

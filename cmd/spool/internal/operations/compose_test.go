@@ -21,7 +21,7 @@ func composeFile(t *testing.T) []byte {
 func TestCompose_IsUpToDate(t *testing.T) {
 	t.Parallel()
 	have := composeFile(t)
-	want, err := Compose(have)
+	want, err := GenerateCompose(have)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,19 +34,19 @@ func TestCompose_IsUpToDate(t *testing.T) {
 // reason.
 func TestCompose_PassesEachSetting(t *testing.T) {
 	t.Parallel()
-	env, err := environments(composeFile(t))
+	env, err := serviceEnvironments(composeFile(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	shared := map[string][]Setting{}
-	for _, p := range programs()[:2] { // settings of every service, and of services that open the log
-		if shared[p.Name], err = settingsOf(p.cli); err != nil {
+	for _, p := range documentedPrograms()[:2] { // settings of every service, and of services that open the log
+		if shared[p.Name], err = parseSettings(p.cli); err != nil {
 			t.Fatal(err)
 		}
 	}
-	used := map[Fixed]bool{}
-	for _, p := range programs()[2:] {
-		own, err := settingsOf(p.cli)
+	used := map[FixedSetting]bool{}
+	for _, p := range documentedPrograms()[2:] {
+		own, err := parseSettings(p.cli)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +57,7 @@ func TestCompose_PassesEachSetting(t *testing.T) {
 			for _, s := range list {
 				value, has := env[p.Name][s.Variable]
 				passed := strings.HasPrefix(value, "${"+s.Variable+":")
-				fixed := isFixed(program, s.Variable)
+				fixed := isFixedSetting(program, s.Variable)
 				switch {
 				case !passed && !fixed:
 					t.Errorf("%s: %s does not reach its container (%q); give the service's environment a block of generated settings", p.Name, s.Variable, value)
@@ -66,7 +66,7 @@ func TestCompose_PassesEachSetting(t *testing.T) {
 				case has && passed && strings.HasSuffix(value, ":-}") && s.Default != "":
 					t.Errorf("%s: %s has the default %q, and would be set and empty", p.Name, s.Variable, s.Default)
 				}
-				for _, f := range fixedInCompose() {
+				for _, f := range fixedSettings() {
 					if f.Program == program && f.Variable == s.Variable {
 						used[f] = true
 					}
@@ -75,13 +75,13 @@ func TestCompose_PassesEachSetting(t *testing.T) {
 		}
 		check(p.Name, own)
 		if p.Name != "egress" && p.Name != "mockllm" { // they do not talk to NATS
-			check(everyService, shared[everyService])
+			check(everyServiceSection, shared[everyServiceSection])
 			if p.Name != "gateway" {
-				check(logServices, shared[logServices])
+				check(logServicesSection, shared[logServicesSection])
 			}
 		}
 	}
-	for _, f := range fixedInCompose() {
+	for _, f := range fixedSettings() {
 		if !used[f] || len(f.Instead) < 4 {
 			t.Errorf("%+v is of no setting, or says nothing", f)
 		}
@@ -104,7 +104,7 @@ services:
       # End of the generated settings.
       GOMEMLIMIT: 1GiB
 `
-	got, err := Compose([]byte(source))
+	got, err := GenerateCompose([]byte(source))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,10 +120,10 @@ services:
 	if strings.Contains(text, "SPOOL_SANDBOX_PROVIDERS") {
 		t.Error("what is fixed is passed on")
 	}
-	if again, err := Compose(got); err != nil || string(again) != text {
+	if again, err := GenerateCompose(got); err != nil || string(again) != text {
 		t.Errorf("made again it differs: %v\n%s", err, again)
 	}
-	if _, err := Compose([]byte(strings.Replace(source, "# End of", "# Not the end of", 1))); err == nil {
+	if _, err := GenerateCompose([]byte(strings.Replace(source, "# End of", "# Not the end of", 1))); err == nil {
 		t.Error("a block without an end is taken")
 	}
 }
@@ -131,7 +131,7 @@ services:
 // defaults returns the defaults of the settings of all services and commands, by variable and default.
 func defaults(t *testing.T) map[string]map[string]bool {
 	t.Helper()
-	commands, err := commandLines()
+	commands, err := spoolCommands()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +139,8 @@ func defaults(t *testing.T) map[string]map[string]bool {
 	for _, c := range commands {
 		list = append(list, c.Settings...)
 	}
-	for _, p := range programs() {
-		own, err := settingsOf(p.cli)
+	for _, p := range documentedPrograms() {
+		own, err := parseSettings(p.cli)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +171,7 @@ func TestHandWrittenDefaults_AreThoseOfTheSettings(t *testing.T) {
 	}
 	compared := 0
 	for name, found := range map[string][][]string{
-		"compose.yaml": regexp.MustCompile(`(?m): \$\{([A-Z_]+):-([^}$]*)\}`).FindAllStringSubmatch(string(withoutGenerated(composeFile(t))), -1),
+		"compose.yaml": regexp.MustCompile(`(?m): \$\{([A-Z_]+):-([^}$]*)\}`).FindAllStringSubmatch(string(removeGeneratedLines(composeFile(t))), -1),
 		"README.md":    regexp.MustCompile(`(?m)^\| (SPOOL_[A-Z_]+) \| ([a-z0-9-]+) \|`).FindAllStringSubmatch(string(readme), -1),
 	} {
 		for _, m := range found {

@@ -8,28 +8,29 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metric is the description of a Prometheus metric that a program serves on /metrics.
-type metric struct {
+// metricDescription describes a Prometheus metric that a program serves on /metrics.
+type metricDescription struct {
 	Name, Kind, Labels, Help string
 }
 
-// describer is a prometheus.Registerer that only records the descriptions of metrics, one for each name.
-type describer struct {
+// metricRecorder is a prometheus.Registerer that only records the descriptions of the registered metrics, one for each
+// name.
+type metricRecorder struct {
 	seen map[string]bool
-	list []metric
+	list []metricDescription
 	err  error
 }
 
-var _ prometheus.Registerer = (*describer)(nil)
+var _ prometheus.Registerer = (*metricRecorder)(nil)
 
-func (d *describer) Register(c prometheus.Collector) error {
+func (d *metricRecorder) Register(c prometheus.Collector) error {
 	descriptions := make(chan *prometheus.Desc, 16)
 	go func() {
 		defer close(descriptions)
 		c.Describe(descriptions)
 	}()
 	for desc := range descriptions {
-		m, err := metricOf(desc, c)
+		m, err := describeMetric(desc, c)
 		if err != nil {
 			d.err = err
 		}
@@ -41,36 +42,38 @@ func (d *describer) Register(c prometheus.Collector) error {
 	return nil
 }
 
-func (d *describer) MustRegister(list ...prometheus.Collector) {
+func (d *metricRecorder) MustRegister(list ...prometheus.Collector) {
 	for _, c := range list {
 		_ = d.Register(c) // Register records the errors
 	}
 }
 
-func (d *describer) Unregister(prometheus.Collector) bool { return false }
+func (d *metricRecorder) Unregister(prometheus.Collector) bool { return false }
 
 // A description exposes its parts only as text.
 var (
-	description = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}\}$`)
-	constLabel  = regexp.MustCompile(`(\w+)="[^"]*"`)
+	descPattern       = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}\}$`)
+	constLabelPattern = regexp.MustCompile(`(\w+)="[^"]*"`)
 )
 
-func metricOf(desc *prometheus.Desc, c prometheus.Collector) (metric, error) {
-	parts := description.FindStringSubmatch(desc.String())
+// describeMetric converts a metric's descriptor to a description for the documentation.
+func describeMetric(desc *prometheus.Desc, c prometheus.Collector) (metricDescription, error) {
+	parts := descPattern.FindStringSubmatch(desc.String())
 	if parts == nil {
-		return metric{}, fmt.Errorf("operations: cannot read %s", desc)
+		return metricDescription{}, fmt.Errorf("operations: cannot read %s", desc)
 	}
 	var labels []string
-	for _, l := range constLabel.FindAllStringSubmatch(parts[3], -1) {
+	for _, l := range constLabelPattern.FindAllStringSubmatch(parts[3], -1) {
 		labels = append(labels, l[1])
 	}
 	if parts[4] != "" {
 		labels = append(labels, strings.Split(parts[4], ",")...)
 	}
-	return metric{Name: parts[1], Kind: kind(parts[1], c), Labels: strings.Join(labels, ", "), Help: strings.ReplaceAll(parts[2], `\"`, `"`)}, nil
+	return metricDescription{Name: parts[1], Kind: metricKind(parts[1], c), Labels: strings.Join(labels, ", "), Help: strings.ReplaceAll(parts[2], `\"`, `"`)}, nil
 }
 
-func kind(name string, c prometheus.Collector) string {
+// metricKind returns the kind of a metric: histogram, counter or gauge.
+func metricKind(name string, c prometheus.Collector) string {
 	switch c.(type) {
 	case *prometheus.HistogramVec, prometheus.Histogram:
 		return "histogram"
@@ -81,12 +84,13 @@ func kind(name string, c prometheus.Collector) string {
 	return "gauge"
 }
 
-// metricsOf returns the metrics that a program registers, or none for nil.
-func metricsOf(register func(prometheus.Registerer)) ([]metric, error) {
+// registeredMetrics returns the descriptions of the metrics that register registers. If register is nil, it returns
+// none.
+func registeredMetrics(register func(prometheus.Registerer)) ([]metricDescription, error) {
 	if register == nil {
 		return nil, nil
 	}
-	d := &describer{seen: map[string]bool{}}
+	d := &metricRecorder{seen: map[string]bool{}}
 	register(d)
 	return d.list, d.err
 }

@@ -24,22 +24,24 @@ import (
 
 //go:generate go run ./gen ../../../../docs/operations.md ../../../../deploy/compose.yaml
 
+// markdownTemplate is the template of docs/operations.md.
+//
 //go:embed operations.md.tmpl
-var text string
+var markdownTemplate string
 
-// program is a program of Spool whose settings and metrics one section of docs/operations.md describes.
-type program struct {
+// documentedProgram is a program of Spool whose settings and metrics are listed in a section of docs/operations.md.
+type documentedProgram struct {
 	Name, Doc string
 	cli       any // the struct that kong parses into
 	metrics   func(prometheus.Registerer)
 }
 
-// programs returns the documented programs, in the order of their sections.
-func programs() []program {
-	return []program{
+// documentedPrograms returns the programs that docs/operations.md documents, in the order of their sections.
+func documentedPrograms() []documentedProgram {
+	return []documentedProgram{
 		{"every service", "Session, projector, janitor, skills, gateway and executor have these settings.", &daemon.Settings{},
 			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
-		{logServices, "Session, projector, janitor, skills and executor also have this setting ([security.md](security.md)).", &daemon.LogSettings{}, nil},
+		{logServicesSection, "Session, projector, janitor, skills and executor also have this setting ([security.md](security.md)).", &daemon.LogSettings{}, nil},
 		{"session", "Owns the life of sessions.", &sessionSettings{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},
 		{"janitor", "Permanently removes the content of deleted sessions and unreferenced objects ([security.md](security.md)).", &janitor.Config{}, janitor.DescribeMetrics},
@@ -52,42 +54,44 @@ func programs() []program {
 	}
 }
 
+// sessionSettings holds all settings of the session service.
 type sessionSettings struct {
 	session.Config
 	session.Gate
 }
 
+// gatewaySettings holds all settings of the gateway.
 type gatewaySettings struct {
 	gateway.Config
 	gateway.Database
 }
 
-// Markdown returns docs/operations.md.
-func Markdown() (string, error) {
-	commands, err := commandLines()
+// GenerateMarkdown returns the content of docs/operations.md.
+func GenerateMarkdown() (string, error) {
+	commands, err := spoolCommands()
 	if err != nil {
 		return "", err
 	}
-	find := func(name string) (commandLine, error) {
+	find := func(name string) (spoolCommand, error) {
 		for _, c := range commands {
 			if c.Name == name {
 				return c, nil
 			}
 		}
-		return commandLine{}, fmt.Errorf("operations: spool has no command %q", name)
+		return spoolCommand{}, fmt.Errorf("operations: spool has no command %q", name)
 	}
 	t, err := template.New("operations.md").Funcs(template.FuncMap{
-		"settings": func(p program) ([]Setting, error) { return settingsOf(p.cli) },
-		"metrics":  func(p program) ([]metric, error) { return metricsOf(p.metrics) },
+		"settings": func(p documentedProgram) ([]Setting, error) { return parseSettings(p.cli) },
+		"metrics":  func(p documentedProgram) ([]metricDescription, error) { return registeredMetrics(p.metrics) },
 		"command":  find,
-		"cell":     cell,
-		"code":     code,
-	}).Parse(text)
+		"cell":     escapeCell,
+		"code":     inlineCode,
+	}).Parse(markdownTemplate)
 	if err != nil {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	var out bytes.Buffer
-	if err := t.Execute(&out, map[string]any{"Programs": programs(), "Commands": commands, "Fixed": fixedInCompose(), "Kernel": command.KernelSettings()}); err != nil {
+	if err := t.Execute(&out, map[string]any{"Programs": documentedPrograms(), "Commands": commands, "Fixed": fixedSettings(), "Kernel": command.KernelSettings()}); err != nil {
 		return "", fmt.Errorf("operations: %w", err)
 	}
 	return out.String(), nil

@@ -13,7 +13,7 @@ import (
 // TestMarkdown_IsUpToDate tests that docs/operations.md matches the programs.
 func TestMarkdown_IsUpToDate(t *testing.T) {
 	t.Parallel()
-	want, err := Markdown()
+	want, err := GenerateMarkdown()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,16 +26,16 @@ func TestMarkdown_IsUpToDate(t *testing.T) {
 	}
 }
 
-// TestMarkdown_ExplainsEachSetting tests that each setting has a variable, an explanation that ends with a full stop, and a
-// row in the document.
+// TestMarkdown_ExplainsEachSetting tests that each setting has a variable, an explanation that ends with a full stop,
+// and a row in the document.
 func TestMarkdown_ExplainsEachSetting(t *testing.T) {
 	t.Parallel()
-	text, err := Markdown()
+	text, err := GenerateMarkdown()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range programs() {
-		list, err := settingsOf(p.cli)
+	for _, p := range documentedPrograms() {
+		list, err := parseSettings(p.cli)
 		if err != nil || len(list) == 0 {
 			t.Fatalf("%s: %d settings, %v", p.Name, len(list), err)
 		}
@@ -59,8 +59,8 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	var known []string
-	for _, p := range programs() {
-		list, err := settingsOf(p.cli)
+	for _, p := range documentedPrograms() {
+		list, err := parseSettings(p.cli)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 			known = append(known, s.Variable)
 		}
 	}
-	commands, err := commandLines()
+	commands, err := spoolCommands()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,14 +77,14 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 			known = append(known, s.Variable)
 		}
 	}
-	for _, name := range regexp.MustCompile(`SPOOL_[A-Z_]+[A-Z]`).FindAllString(text, -1) {
+	for _, name := range regexp.MustCompile(`SPOOL_[A-Z_]+[A-Z]`).FindAllString(markdownTemplate, -1) {
 		if name != "SPOOL_RUNNER" && !slices.Contains(known, name) && !strings.Contains(string(compose), "${"+name+":") && !strings.Contains(string(compose), " "+name+": ") {
 			t.Errorf("%s is no setting", name)
 		}
 	}
 	metrics := map[string]bool{}
-	for _, p := range programs() {
-		list, err := metricsOf(p.metrics)
+	for _, p := range documentedPrograms() {
+		list, err := registeredMetrics(p.metrics)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 			metrics[m.Name] = true
 		}
 	}
-	for _, name := range regexp.MustCompile(`spool_[a-z_]+[a-z]`).FindAllString(text, -1) {
+	for _, name := range regexp.MustCompile(`spool_[a-z_]+[a-z]`).FindAllString(markdownTemplate, -1) {
 		if !metrics[name] {
 			t.Errorf("%s is no metric", name)
 		}
@@ -101,7 +101,7 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 
 func TestMetricsOf_ReturnsEachMetricOnce(t *testing.T) {
 	t.Parallel()
-	got, err := metricsOf(func(r prometheus.Registerer) {
+	got, err := registeredMetrics(func(r prometheus.Registerer) {
 		r.MustRegister(
 			prometheus.NewCounterVec(prometheus.CounterOpts{Name: "a_total", Help: `How often "it" was.`}, []string{"x", "y"}),
 			prometheus.NewHistogram(prometheus.HistogramOpts{Name: "b_seconds", Help: "Time."}),
@@ -109,7 +109,7 @@ func TestMetricsOf_ReturnsEachMetricOnce(t *testing.T) {
 			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "c", Help: "Now.", ConstLabels: prometheus.Labels{"group": "2"}}, nil),
 		)
 	})
-	want := []metric{{"a_total", "counter", "x, y", `How often "it" was.`}, {"b_seconds", "histogram", "", "Time."}, {"c", "gauge", "group", "Now."}}
+	want := []metricDescription{{"a_total", "counter", "x, y", `How often "it" was.`}, {"b_seconds", "histogram", "", "Time."}, {"c", "gauge", "group", "Now."}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
-// Setting is one setting of a program: a flag, and the environment variable that sets it too.
+// Setting is a setting of a program: a flag, and the environment variable that also sets it.
 type Setting struct {
 	Flag     string // with leading dashes
 	Variable string // "" if it can only be set by the flag
@@ -18,35 +18,36 @@ type Setting struct {
 	Help     string
 }
 
-// commandLine is a command of the program spool, with its flags.
-type commandLine struct {
+// spoolCommand is a command of the program spool, with its flags.
+type spoolCommand struct {
 	Name, Help string
 	Settings   []Setting
 }
 
-// settingsOf returns the flags of a struct for kong.
-func settingsOf(cli any) ([]Setting, error) {
+// parseSettings returns the settings that the fields of a struct define for kong.
+func parseSettings(cli any) ([]Setting, error) {
 	parser, err := kong.New(cli)
 	if err != nil {
 		return nil, fmt.Errorf("operations: %T: %w", cli, err)
 	}
-	return flags(parser.Model.Node), nil
+	return commandFlags(parser.Model.Node), nil
 }
 
-// commandLines returns the commands of spool, each with its own flags.
-func commandLines() ([]commandLine, error) {
-	grammar, err := command.Grammar()
+// spoolCommands returns the commands of the program spool, each with its own flags.
+func spoolCommands() ([]spoolCommand, error) {
+	grammar, err := command.CLIModel()
 	if err != nil {
 		return nil, fmt.Errorf("operations: %w", err)
 	}
-	var list []commandLine
+	var list []spoolCommand
 	for _, n := range grammar.Children {
-		list = append(list, commandLine{Name: n.Name, Help: n.Help, Settings: flags(n)})
+		list = append(list, spoolCommand{Name: n.Name, Help: n.Help, Settings: commandFlags(n)})
 	}
 	return list, nil
 }
 
-func flags(n *kong.Node) []Setting {
+// commandFlags returns the visible flags of a command.
+func commandFlags(n *kong.Node) []Setting {
 	var list []Setting
 	for _, f := range n.Flags {
 		if f.Name == "help" || f.Hidden {
@@ -57,13 +58,13 @@ func flags(n *kong.Node) []Setting {
 	return list
 }
 
-// cell escapes text for a table.
-func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+// escapeCell escapes a text for a cell of a Markdown table.
+func escapeCell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
-// code returns a literal for a table, or "" for "".
-func code(s string) string {
+// inlineCode returns a text as inline code for a cell of a Markdown table, or "" if the text is empty.
+func inlineCode(s string) string {
 	if s == "" {
 		return ""
 	}
-	return "`" + cell(s) + "`"
+	return "`" + escapeCell(s) + "`"
 }

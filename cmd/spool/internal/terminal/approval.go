@@ -7,14 +7,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ApprovalLines returns an approval request for people, in lines that are safe to show: what it would do, and the questions that it asks.
+// ApprovalLines returns the lines in which an approval request is shown to people: what the agent would do, and the
+// questions that it asks. The lines contain no terminal commands.
 func ApprovalLines(a events.ApprovalRequested) []string {
 	lines := []string{approvalTitle(a)}
 	add := func(name, text string) {
 		if text == "" {
 			return
 		}
-		text = strings.TrimRight(Safe(text), "\n")
+		text = strings.TrimRight(SafeText(text), "\n")
 		if !strings.Contains(text, "\n") {
 			lines = append(lines, name+": "+text)
 			return
@@ -29,7 +30,7 @@ func ApprovalLines(a events.ApprovalRequested) []string {
 	add("command", p.Command)
 	add("folder", p.Cwd)
 	for _, path := range p.Paths {
-		add("path", Line(path))
+		add("path", SafeLine(path))
 	}
 	add("url", p.URL)
 	add("text", p.Text)
@@ -49,11 +50,11 @@ func ApprovalLines(a events.ApprovalRequested) []string {
 	return lines
 }
 
-// questionLines returns a question with its numbered options.
+// questionLines returns the lines in which the question with index i is shown, with its numbered options.
 func questionLines(i int, q events.Question) []string {
-	text := Line(q.Question)
+	text := SafeLine(q.Question)
 	if q.Header != "" {
-		text = Line(q.Header) + ": " + text
+		text = SafeLine(q.Header) + ": " + text
 	}
 	switch {
 	case q.Secret:
@@ -63,9 +64,9 @@ func questionLines(i int, q events.Question) []string {
 	}
 	lines := []string{fmt.Sprintf("question %d: %s", i+1, text)}
 	for n, o := range q.Options {
-		line := fmt.Sprintf("  %d. %s", n+1, Line(o.Label))
+		line := fmt.Sprintf("  %d. %s", n+1, SafeLine(o.Label))
 		if o.Description != "" {
-			line += ": " + Line(o.Description)
+			line += ": " + SafeLine(o.Description)
 		}
 		lines = append(lines, line)
 	}
@@ -75,38 +76,38 @@ func questionLines(i int, q events.Question) []string {
 	return lines
 }
 
-// approvalTitle returns one line that says what a request asks for.
+// approvalTitle returns one line that states what an approval request asks for.
 func approvalTitle(a events.ApprovalRequested) string {
 	what := map[events.ApprovalKind]string{
-		events.ApprovalTool: Line(a.ToolName) + " asks for approval", events.ApprovalPlan: "the agent asks for approval of its plan",
+		events.ApprovalTool: SafeLine(a.ToolName) + " asks for approval", events.ApprovalPlan: "the agent asks for approval of its plan",
 		events.ApprovalQuestion: "the agent asks", events.ApprovalElicitation: "an MCP server asks",
 	}[a.Kind]
 	if what == "" {
-		what = Line(string(a.Kind)) + " asks for approval"
+		what = SafeLine(string(a.Kind)) + " asks for approval"
 	}
-	if title := Line(a.Title); title != "" {
+	if title := SafeLine(a.Title); title != "" {
 		what += ": " + title
 	}
 	return what
 }
 
-// writeApproval writes lines for the events of approval requests. It reports whether e is one.
+// writeApproval writes lines for an event of an approval request. It returns false if e is another event.
 func (r *Renderer) writeApproval(e events.Event) bool {
 	switch d := e.Data.(type) {
 	case events.ApprovalRequested:
 		r.approvals[d.ApprovalID] = approvalTitle(d)
-		r.noteApproval(e.ConversationID, d)
+		r.writeApprovalRequest(e.ConversationID, d)
 	case events.ApprovalDecided:
 		line := "decision of a person: " + d.Decision
 		if d.Comment != "" {
 			line += ", " + d.Comment
 		}
-		r.note(dim, line)
+		r.writeNote(styleDim, line)
 	case events.ApprovalResolved:
-		st, line := yellow, "■ "+d.Outcome
+		st, line := styleYellow, "■ "+d.Outcome
 		switch d.Outcome {
 		case events.OutcomeApproved, events.OutcomeAnswered:
-			st, line = green, "✓ "+d.Outcome
+			st, line = styleGreen, "✓ "+d.Outcome
 		}
 		switch d.Cause {
 		case events.ResolvedByClass:
@@ -114,107 +115,110 @@ func (r *Renderer) writeApproval(e events.Event) bool {
 		case events.ResolvedByTimeout:
 			line += ": nobody decided in time"
 		}
-		r.endApproval(st, line, d.ApprovalID)
+		r.writeApprovalEnd(st, line, d.ApprovalID)
 	case events.ApprovalRetracted:
-		r.endApproval(dim, "request ended without a decision ("+d.Reason+")", d.ApprovalID)
+		r.writeApprovalEnd(styleDim, "request ended without a decision ("+d.Reason+")", d.ApprovalID)
 	case events.AgentDenied:
-		r.note(yellow, "denied by the agent's own program: "+d.ToolName+" "+problem(d.Code, d.Reason))
+		r.writeNote(styleYellow, "denied by the agent's own program: "+d.ToolName+" "+joinCodeAndMessage(d.Code, d.Reason))
 	default:
 		return false
 	}
 	return true
 }
 
-// noteApproval writes a request, after the current block is complete.
-func (r *Renderer) noteApproval(conversation string, d events.ApprovalRequested) {
+// writeApprovalRequest writes an approval request, after the current block is complete. It omits lines of a long
+// request.
+func (r *Renderer) writeApprovalRequest(conversation string, d events.ApprovalRequested) {
 	lines, mark := ApprovalLines(d), "? "
 	if conversation != "" && conversation != events.MainConversation {
 		mark = "? a sub-agent: "
 	}
-	r.note(yellow, mark+lines[0])
+	r.writeNote(styleYellow, mark+lines[0])
 	lines = lines[1:]
-	if len(lines) > shownLines+1 {
-		left := len(lines) - shownLines
-		lines = append(lines[:shownLines:shownLines], fmt.Sprintf("… %d more lines (spool approvals show %s)", left, Line(d.ApprovalID)))
+	if len(lines) > maxResultLines+1 {
+		left := len(lines) - maxResultLines
+		lines = append(lines[:maxResultLines:maxResultLines], fmt.Sprintf("… %d more lines (spool approvals show %s)", left, SafeLine(d.ApprovalID)))
 	}
 	for _, l := range lines {
-		r.noteIndented(Fit(l, shownColumns))
+		r.writeIndentedNote(FitLine(l, maxResultColumns))
 	}
-	r.noteIndented(Line(d.ApprovalID))
+	r.writeIndentedNote(SafeLine(d.ApprovalID))
 }
 
-// noteIndented writes a line below a note.
-func (r *Renderer) noteIndented(text string) {
-	cells := styledCells(dim, "  "+strings.ReplaceAll(text, "\t", "    "))
-	if r.writing() != nil {
-		r.queue = append(r.queue, &item{block: &events.Block{Status: events.StatusComplete}, note: cells, below: true})
+// writeIndentedNote writes an indented line below a note.
+func (r *Renderer) writeIndentedNote(text string) {
+	cells := toStyledRunes(styleDim, "  "+strings.ReplaceAll(text, "\t", "    "))
+	if r.partlyWrittenBlock() != nil {
+		r.queue = append(r.queue, &queuedItem{block: &events.Block{Status: events.StatusComplete}, note: cells, below: true})
 		return
 	}
 	r.writeLine(cells)
 }
 
-// endApproval writes how a request ended.
-func (r *Renderer) endApproval(st style, line, id string) {
+// writeApprovalEnd writes a line that states how an approval request ended.
+func (r *Renderer) writeApprovalEnd(st textStyle, line, id string) {
 	if title := r.approvals[id]; title != "" {
 		line += " · " + title
 	}
 	delete(r.approvals, id)
-	r.note(st, line)
+	r.writeNote(st, line)
 }
 
-// Approval writes a request completely.
-func (r *Renderer) Approval(a events.ApprovalRequested) {
+// WriteApproval writes all lines of an approval request.
+func (r *Renderer) WriteApproval(a events.ApprovalRequested) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.screen.freshLine()
+	r.screen.endNonEmptyLine()
 	for _, l := range ApprovalLines(a) {
-		r.writeLine(styledCells(normal, strings.ReplaceAll(l, "\t", "    ")))
+		r.writeLine(toStyledRunes(styleNormal, strings.ReplaceAll(l, "\t", "    ")))
 	}
-	r.draw()
+	r.redraw()
 }
 
-// Lines writes a text below a heading.
-func (r *Renderer) Lines(heading string, text []byte) {
+// WriteSection writes a heading, and a text below it.
+func (r *Renderer) WriteSection(heading string, text []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.screen.freshLine()
-	r.writeLine(styledCells(yellow, heading))
-	for l := range strings.SplitSeq(strings.TrimRight(Safe(string(text)), "\n"), "\n") {
-		r.writeLine(styledCells(normal, "  "+strings.ReplaceAll(l, "\t", "    ")))
+	r.screen.endNonEmptyLine()
+	r.writeLine(toStyledRunes(styleYellow, heading))
+	for l := range strings.SplitSeq(strings.TrimRight(SafeText(string(text)), "\n"), "\n") {
+		r.writeLine(toStyledRunes(styleNormal, "  "+strings.ReplaceAll(l, "\t", "    ")))
 	}
-	r.draw()
+	r.redraw()
 }
 
-// Prompt shows a prompt and what was typed in place of the status line; an empty label removes it.
-func (r *Renderer) Prompt(label, typed string) {
+// ShowPrompt shows a prompt, and what the user has typed at it, in place of the status line. An empty label removes the
+// prompt.
+func (r *Renderer) ShowPrompt(label, typed string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.label, r.typed = label, strings.NewReplacer("\n", " ", "\t", " ").Replace(Safe(typed))
-	r.draw()
+	r.label, r.typed = label, strings.NewReplacer("\n", " ", "\t", " ").Replace(SafeText(typed))
+	r.redraw()
 }
 
-// promptLine returns the prompt on one line, with the end of what was typed if the line is too short for all.
+// promptLine returns the prompt and the typed text on one line. If the line is too short, it leaves out the beginning
+// of the typed text.
 func (r *Renderer) promptLine() string {
-	room := r.screen.columns() - 1
-	label := Fit(Line(r.label), max(room*2/3, 1)) + " "
+	room := r.screen.wrapColumn() - 1
+	label := FitLine(SafeLine(r.label), max(room*2/3, 1)) + " "
 	typed := []rune(r.typed)
-	for len(typed) > 0 && width(label)+width(string(typed)) > room {
+	for len(typed) > 0 && textColumns(label)+textColumns(string(typed)) > room {
 		typed = typed[1:]
 	}
 	return label + string(typed)
 }
 
-// Suspend stops all output to the terminal until Resume is called, for a program that uses the terminal meanwhile.
+// Suspend holds all output back until Resume is called, while another program uses the terminal.
 func (r *Renderer) Suspend() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.screen.suspend()
 }
 
-// Resume writes what was held back since Suspend.
+// Resume writes the output that was held back since Suspend.
 func (r *Renderer) Resume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.screen.suspended = false
-	r.draw()
+	r.redraw()
 }

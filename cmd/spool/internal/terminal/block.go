@@ -10,305 +10,312 @@ import (
 )
 
 const (
-	// shownLines is the number of lines of a result that are shown.
-	shownLines = 12
-	// shownColumns is the number of columns of a result's line, and of a tool's input, that are shown.
-	shownColumns = 400
-	inputColumns = 120
+	// maxResultLines is the maximum number of lines of a tool's result that are shown.
+	maxResultLines = 12
+	// maxResultColumns is the maximum number of columns of a line of a tool's result that are shown.
+	maxResultColumns = 400
+	// maxInputColumns is the maximum number of columns of a tool's input or description that are shown.
+	maxInputColumns = 120
 )
 
-// write shows the known part of a block and reports whether that was the complete block.
-func (r *Renderer) write(it *item) (done bool) {
+// writeBlock writes the part of a queued block that is known. It reports whether the block is now written completely.
+func (r *Renderer) writeBlock(it *queuedItem) (done bool) {
 	b := it.block
 	switch {
 	case it.note != nil:
 		if !it.below {
-			r.begin()
+			r.separateBlock()
 		}
 		r.writeLine(it.note)
 		return true
-	case it.streamed():
-		return r.stream(it)
+	case it.isStreamed():
+		return r.writeNewText(it)
 	}
-	defer r.setConversation(b.ConversationID)()
+	defer r.setConversationPrefix(b.ConversationID)()
 	switch b.Kind {
 	case events.KindUserMessage:
-		r.begin()
-		r.screen.appendText(prompt, "> ")
-		r.screen.appendText(bold, strings.TrimRight(Safe(messageText(b)), "\n"))
-		r.screen.freshLine()
+		r.separateBlock()
+		r.screen.appendText(stylePrompt, "> ")
+		r.screen.appendText(styleBold, strings.TrimRight(SafeText(messageText(b)), "\n"))
+		r.screen.endNonEmptyLine()
 	case events.KindToolUse:
-		r.toolUse(b)
+		r.writeToolUse(b)
 	case events.KindToolResult:
-		r.toolResult(b)
+		r.writeToolResult(b)
 	case events.KindSubagent:
 		r.writeSubagent(b)
 	case events.KindTodo:
 		r.writeTodos(b)
 	case events.KindSystem:
 		if b.Message != "" {
-			r.note(dim, b.Message)
+			r.writeNote(styleDim, b.Message)
 		}
 	case events.KindError:
-		r.note(red, "✗ "+problem(b.Code, b.Message))
+		r.writeNote(styleRed, "✗ "+joinCodeAndMessage(b.Code, b.Message))
 	default:
-		r.note(dim, string(b.Kind)+" "+b.Content+b.Message)
+		r.writeNote(styleDim, string(b.Kind)+" "+b.Content+b.Message)
 	}
 	return true
 }
 
-// stream writes the new text of a growing block.
-func (r *Renderer) stream(it *item) (done bool) {
+// writeNewText writes the text of a streamed block that was not written before. It reports whether the block is now
+// written completely.
+func (r *Renderer) writeNewText(it *queuedItem) (done bool) {
 	text := it.text.Known
-	if it.whole() {
+	if it.isComplete() {
 		text = it.block.Content
-	} else if tail := unfinished.FindStringIndex(text); tail != nil {
+	} else if tail := incompleteEscapePattern.FindStringIndex(text); tail != nil {
 		text = text[:max(tail[0], len(it.shown))]
 	}
 	if strings.TrimSpace(text) == "" {
-		return it.whole()
+		return it.isComplete()
 	}
-	defer r.setConversation(it.block.ConversationID)()
-	st := normal
+	defer r.setConversationPrefix(it.block.ConversationID)()
+	st := styleNormal
 	if it.block.Kind == events.KindThinking {
-		st = dim
+		st = styleDim
 	}
 	if !it.begun {
 		it.begun = true
-		r.begin()
+		r.separateBlock()
 	}
 	rest, ok := strings.CutPrefix(text, it.shown)
 	if !ok { // the complete text differs from its deltas: the complete text is right
-		r.screen.freshLine()
+		r.screen.endNonEmptyLine()
 		rest = text
 	}
 	it.shown = text
-	if it.whole() {
+	if it.isComplete() {
 		rest = strings.TrimRight(rest, "\n")
 	}
-	r.screen.appendText(st, Safe(rest))
-	if it.whole() {
-		r.screen.freshLine()
+	r.screen.appendText(st, SafeText(rest))
+	if it.isComplete() {
+		r.screen.endNonEmptyLine()
 		if it.block.Status == events.StatusError {
-			r.screen.appendText(dim, "(broken off)")
-			r.screen.freshLine()
+			r.screen.appendText(styleDim, "(broken off)")
+			r.screen.endNonEmptyLine()
 		}
 	}
-	return it.whole()
+	return it.isComplete()
 }
 
-// setConversation marks the following lines as those of a sub-agent's conversation until restore is called.
-func (r *Renderer) setConversation(conversation string) (restore func()) {
+// setConversationPrefix marks the lines that follow as lines of a sub-agent's conversation, until restore is called.
+func (r *Renderer) setConversationPrefix(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
-		r.screen.prefix = styledCells(dim, "│ ")
+		r.screen.prefix = toStyledRunes(styleDim, "│ ")
 	}
 	return func() {
 		r.screen.prefix = was
 	}
 }
 
-// begin separates a block from the text above it.
-func (r *Renderer) begin() {
-	r.screen.freshLine()
+// separateBlock ends the current line, and writes an empty line if a block is above.
+func (r *Renderer) separateBlock() {
+	r.screen.endNonEmptyLine()
 	if r.gap {
 		prefix := r.screen.prefix
 		r.screen.prefix = nil
-		r.screen.end()
+		r.screen.endLine()
 		r.screen.prefix = prefix
 	}
 	r.gap, r.last = true, ""
 }
 
-// note writes a separate line, after the current block is complete.
-func (r *Renderer) note(st style, text string) {
-	cells := styledCells(st, Line(text))
-	if r.writing() != nil {
-		r.queue = append(r.queue, &item{block: &events.Block{Status: events.StatusComplete}, note: cells})
+// writeNote writes a line between blocks, after the current block is complete.
+func (r *Renderer) writeNote(st textStyle, text string) {
+	cells := toStyledRunes(st, SafeLine(text))
+	if r.partlyWrittenBlock() != nil {
+		r.queue = append(r.queue, &queuedItem{block: &events.Block{Status: events.StatusComplete}, note: cells})
 		return
 	}
-	r.begin()
+	r.separateBlock()
 	r.writeLine(cells)
 }
 
-// writeLine writes a line.
-func (r *Renderer) writeLine(cells []cell) {
+// writeLine writes styled runes as a line.
+func (r *Renderer) writeLine(cells []styledRune) {
 	for _, c := range cells {
-		r.screen.put(c)
+		r.screen.putRune(c)
 	}
-	r.screen.freshLine()
+	r.screen.endNonEmptyLine()
 }
 
-// writing returns the block that is partly written.
-func (r *Renderer) writing() *item {
+// partlyWrittenBlock returns the block that has been written partly, or nil.
+func (r *Renderer) partlyWrittenBlock() *queuedItem {
 	for _, it := range r.queue {
-		if it.begun && !it.whole() {
+		if it.begun && !it.isComplete() {
 			return it
 		}
 	}
 	return nil
 }
 
-func (r *Renderer) toolUse(b *events.Block) {
-	r.begin()
+// writeToolUse writes a line for a tool call: the tool, its input and its description.
+func (r *Renderer) writeToolUse(b *events.Block) {
+	r.separateBlock()
 	name := b.DisplayName
 	if name == "" {
 		name = b.ToolName
 	}
-	r.screen.appendText(tool, "● "+Line(name))
-	if in := shortInput(b); in != "" {
-		r.screen.appendText(normal, " "+in)
+	r.screen.appendText(styleTool, "● "+SafeLine(name))
+	if in := summarizeInput(b); in != "" {
+		r.screen.appendText(styleNormal, " "+in)
 	}
 	if b.Description != "" {
-		r.screen.appendText(dim, "  "+Fit(Line(b.Description), inputColumns))
+		r.screen.appendText(styleDim, "  "+FitLine(SafeLine(b.Description), maxInputColumns))
 	}
 	if b.Status == events.StatusError {
-		r.screen.appendText(red, " (aborted)")
+		r.screen.appendText(styleRed, " (aborted)")
 	}
-	r.screen.freshLine()
+	r.screen.endNonEmptyLine()
 	r.last = b.ToolUseID
 }
 
-func (r *Renderer) toolResult(b *events.Block) {
+// writeToolResult writes the result of a tool call.
+func (r *Renderer) writeToolResult(b *events.Block) {
 	if b.ToolUseID == "" || r.last != b.ToolUseID {
-		r.begin()
-		r.screen.appendText(tool, "● "+Line(r.tools[b.ToolUseID]))
-		r.screen.appendText(dim, " returned")
-		r.screen.freshLine()
+		r.separateBlock()
+		r.screen.appendText(styleTool, "● "+SafeLine(r.tools[b.ToolUseID]))
+		r.screen.appendText(styleDim, " returned")
+		r.screen.endNonEmptyLine()
 	}
-	st := dim
+	st := styleDim
 	if b.IsError || b.Status == events.StatusError {
-		st = red
+		st = styleRed
 	}
 	r.writeClipped(st, b.Output)
 	delete(r.tools, b.ToolUseID)
 	r.last = ""
 }
 
-// writeClipped writes the first lines of an output, indented, and states how many it omitted.
-func (r *Renderer) writeClipped(st style, output string) {
-	output = strings.Trim(Safe(applyOverwrites(output)), "\n")
+// writeClipped writes the first lines of a tool's output, indented, and the number of lines that it omits.
+func (r *Renderer) writeClipped(st textStyle, output string) {
+	output = strings.Trim(SafeText(applyOverwrites(output)), "\n")
 	if output == "" {
 		output = "(no output)"
 	}
 	lines := strings.Split(output, "\n")
 	left := 0
-	if len(lines) > shownLines+1 { // omitting a single line would save nothing
-		left = len(lines) - shownLines
-		lines = lines[:shownLines]
+	if len(lines) > maxResultLines+1 { // omitting a single line would save nothing
+		left = len(lines) - maxResultLines
+		lines = lines[:maxResultLines]
 	}
 	was := r.screen.prefix
-	r.screen.prefix = append(append([]cell(nil), was...), styledCells(normal, "  ")...)
+	r.screen.prefix = append(append([]styledRune(nil), was...), toStyledRunes(styleNormal, "  ")...)
 	for _, l := range lines {
-		r.screen.appendText(st, Fit(l, shownColumns))
-		r.screen.end()
+		r.screen.appendText(st, FitLine(l, maxResultColumns))
+		r.screen.endLine()
 	}
 	if left > 0 {
-		r.screen.appendText(dim, fmt.Sprintf("… %d more lines (clipped here; --json has them all)", left))
-		r.screen.end()
+		r.screen.appendText(styleDim, fmt.Sprintf("… %d more lines (clipped here; --json has them all)", left))
+		r.screen.endLine()
 	}
 	r.screen.prefix = was
 }
 
+// writeSubagent writes that a sub-agent has ended, and its output.
 func (r *Renderer) writeSubagent(b *events.Block) {
-	r.begin()
-	r.screen.appendText(tool, "● sub-agent "+Line(b.Name))
+	r.separateBlock()
+	r.screen.appendText(styleTool, "● sub-agent "+SafeLine(b.Name))
 	if b.DurationMs > 0 {
-		r.screen.appendText(dim, " ended after "+ms(b.DurationMs))
+		r.screen.appendText(styleDim, " ended after "+formatMilliseconds(b.DurationMs))
 	}
-	r.screen.freshLine()
-	st := normal
+	r.screen.endNonEmptyLine()
+	st := styleNormal
 	if b.Status == events.StatusError {
-		st = red
+		st = styleRed
 	}
 	r.writeClipped(st, b.Output)
 }
 
+// writeTodos writes the agent's list of tasks.
 func (r *Renderer) writeTodos(b *events.Block) {
 	if len(b.Todos) == 0 {
 		return
 	}
-	r.begin()
+	r.separateBlock()
 	for _, t := range b.Todos {
-		mark, st := "[ ] ", normal
+		mark, st := "[ ] ", styleNormal
 		switch t.Status {
 		case "completed":
-			mark, st = "[x] ", dim
+			mark, st = "[x] ", styleDim
 		case "in_progress":
-			mark, st = "[>] ", bold
+			mark, st = "[>] ", styleBold
 		}
-		r.screen.appendText(st, mark+Line(t.Content))
-		r.screen.freshLine()
+		r.screen.appendText(st, mark+SafeLine(t.Content))
+		r.screen.endNonEmptyLine()
 	}
 }
 
-// writeNotice writes a line for events that belong to no block.
+// writeNotice writes a line for an event that belongs to no block.
 func (r *Renderer) writeNotice(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
-		r.note(dim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
+		r.writeNote(styleDim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
 	case events.SandboxReplaced:
-		r.note(yellow, "the sandbox was lost and replaced; lost with it: "+d.Lost)
+		r.writeNote(styleYellow, "the sandbox was lost and replaced; lost with it: "+d.Lost)
 	case events.AttemptFailed:
-		r.note(yellow, fmt.Sprintf("attempt %d of %d died: %s", d.Attempt, d.Attempts, problem(d.Code, d.Message)))
+		r.writeNote(styleYellow, fmt.Sprintf("attempt %d of %d died: %s", d.Attempt, d.Attempts, joinCodeAndMessage(d.Code, d.Message)))
 	case events.SandboxFailed:
-		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
+		r.writeNote(styleRed, "✗ no sandbox: "+joinCodeAndMessage(d.Code, d.Message))
 	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,
 		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
-		r.writeEnvironment(e)
+		r.writeSandboxNotice(e)
 	case events.SubagentSpawned:
-		r.note(tool, "● sub-agent "+Line(d.Name)+" started")
+		r.writeNote(styleTool, "● sub-agent "+SafeLine(d.Name)+" started")
 	case events.PermissionDecided:
 		if d.Decision == "deny" {
-			r.note(yellow, "denied: "+Line(d.ToolName)+" "+d.Reason+" (rule "+d.Rule+")")
+			r.writeNote(styleYellow, "denied: "+SafeLine(d.ToolName)+" "+d.Reason+" (rule "+d.Rule+")")
 		}
 	case events.Log:
 		if d.Level == "warn" || d.Level == "error" {
-			r.note(dim, d.Stream+": "+Fit(Line(d.Message), shownColumns))
+			r.writeNote(styleDim, d.Stream+": "+FitLine(SafeLine(d.Message), maxResultColumns))
 		}
 	case events.Error:
-		r.note(red, "✗ "+problem(d.Code, d.Message))
+		r.writeNote(styleRed, "✗ "+joinCodeAndMessage(d.Code, d.Message))
 	case events.WatchdogWarned:
-		r.note(yellow, fmt.Sprintf("the agent was silent for %s (watchdog %s, action %s)", ms(d.AfterMs), d.Watchdog, d.Action))
+		r.writeNote(styleYellow, fmt.Sprintf("the agent was silent for %s (watchdog %s, action %s)", formatMilliseconds(d.AfterMs), d.Watchdog, d.Action))
 	case events.LoopDetected:
 		who := "the agent"
 		if e.ConversationID != events.MainConversation {
 			who = "a sub-agent"
 		}
-		r.note(yellow, fmt.Sprintf("%s called %s %d times in a row with the same arguments and the same result", who, d.ToolName, d.Calls))
+		r.writeNote(styleYellow, fmt.Sprintf("%s called %s %d times in a row with the same arguments and the same result", who, d.ToolName, d.Calls))
 	case events.SessionIdle:
-		r.note(dim, "the session is idle; its next message continues it")
+		r.writeNote(styleDim, "the session is idle; its next message continues it")
 	case events.SessionClosed:
-		r.note(yellow, "the session is closed: "+d.Reason)
+		r.writeNote(styleYellow, "the session is closed: "+d.Reason)
 	case events.SessionDeleted:
-		r.note(yellow, "the session was deleted")
+		r.writeNote(styleYellow, "the session was deleted")
 	default:
-		r.writeEnd(e)
+		r.writeExecutionEnd(e)
 	}
 }
 
-// writeEnd writes a line that states how an execution ended.
-func (r *Renderer) writeEnd(e events.Event) {
+// writeExecutionEnd writes a line that states how an execution ended. It ignores other events.
+func (r *Renderer) writeExecutionEnd(e events.Event) {
 	if !events.Terminal(e.Type()) {
 		return
 	}
 	r.endBlocks(e.ExecutionID)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		r.note(green, endText("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
+		r.writeNote(styleGreen, formatExecutionEnd("✓ completed", d.DurationMs, d.Usage, d.CostUSD))
 	case events.ExecutionFailed:
-		r.note(red, "✗ failed: "+problem(d.Code, d.Message))
+		r.writeNote(styleRed, "✗ failed: "+joinCodeAndMessage(d.Code, d.Message))
 	case events.ExecutionCancelled:
-		r.note(yellow, endText("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
+		r.writeNote(styleYellow, formatExecutionEnd("■ cancelled ("+d.Reason+")", d.DurationMs, d.Usage, 0))
 	case events.ExecutionWithdrawn:
-		r.note(yellow, "■ withdrawn before it ran ("+d.Reason+")")
+		r.writeNote(styleYellow, "■ withdrawn before it ran ("+d.Reason+")")
 	}
 }
 
-func endText(how string, duration uint32, u events.Usage, cost float64) string {
-	s := how + " after " + ms(duration)
+// formatExecutionEnd returns a line about the end of an execution: how it ended, its duration, tokens and cost.
+func formatExecutionEnd(how string, duration uint32, u events.Usage, cost float64) string {
+	s := how + " after " + formatMilliseconds(duration)
 	if u != (events.Usage{}) {
-		s += " · " + tokens(u)
+		s += " · " + formatTokens(u)
 	}
 	if cost > 0 {
 		s += fmt.Sprintf(" · $%.4f", cost)
@@ -316,17 +323,18 @@ func endText(how string, duration uint32, u events.Usage, cost float64) string {
 	return s
 }
 
-// problem joins a code and a message; either may be empty.
-func problem(code, message string) string {
+// joinCodeAndMessage returns a message followed by a code in parentheses. Either may be empty.
+func joinCodeAndMessage(code, message string) string {
 	if code == "" || message == "" {
 		return code + message
 	}
 	return message + " (" + code + ")"
 }
 
-func ms(n uint32) string { return (time.Duration(n) * time.Millisecond).String() }
+// formatMilliseconds formats a number of milliseconds as a duration.
+func formatMilliseconds(n uint32) string { return (time.Duration(n) * time.Millisecond).String() }
 
-// messageText returns a message's text, with a placeholder for each image.
+// messageText returns the text of a message, with a placeholder for each image.
 func messageText(b *events.Block) string {
 	if len(b.Parts) == 0 {
 		return b.Content
@@ -342,9 +350,9 @@ func messageText(b *events.Block) string {
 	return strings.Join(out, "\n")
 }
 
-// shortInput returns a short form of a tool call's input: its main argument, or else its JSON. It returns "" if there is
-// nothing to show, or if the description is more useful than the JSON.
-func shortInput(b *events.Block) string {
+// summarizeInput returns a tool call's input on one line: its main argument, or else its JSON. It returns "" if there
+// is no input, or if only JSON could be shown and the call has a description.
+func summarizeInput(b *events.Block) string {
 	if len(b.Input) == 0 {
 		return ""
 	}
@@ -354,7 +362,7 @@ func shortInput(b *events.Block) string {
 			var s string
 			if json.Unmarshal(fields[name], &s) == nil && s != "" {
 				first, more, _ := strings.Cut(strings.TrimSpace(s), "\n")
-				first = Fit(Line(first), inputColumns)
+				first = FitLine(SafeLine(first), maxInputColumns)
 				if more != "" && !strings.HasSuffix(first, "…") {
 					first += " …"
 				}
@@ -368,5 +376,5 @@ func shortInput(b *events.Block) string {
 	if b.Description != "" {
 		return ""
 	}
-	return Fit(Line(string(b.Input)), inputColumns)
+	return FitLine(SafeLine(string(b.Input)), maxInputColumns)
 }

@@ -6,38 +6,38 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// writeEnvironment writes a line for events of the sandbox and the workspace that matter to people. Events of every turn
-// (a snapshot, a file that the agent wrote) are omitted: the blocks of the agent's tools show them.
-func (r *Renderer) writeEnvironment(e events.Event) {
+// writeSandboxNotice writes a line for an event about the sandbox or the workspace that matters to people. It ignores
+// events of every turn, such as a snapshot or a file that the agent wrote.
+func (r *Renderer) writeSandboxNotice(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SandboxReady:
 		if d.Image != "" {
-			r.note(dim, "sandbox of image "+d.Image)
+			r.writeNote(styleDim, "sandbox of image "+d.Image)
 		}
 	case events.SandboxTerminated:
 		if d.Reason != "idle" { // session_idle was already shown
-			r.note(dim, "the sandbox ended ("+d.Reason+")")
+			r.writeNote(styleDim, "the sandbox ended ("+d.Reason+")")
 		}
 	case events.SandboxHealth:
 		if d.Status == events.Unhealthy {
-			r.note(yellow, "the sandbox is unhealthy: "+d.Reason)
+			r.writeNote(styleYellow, "the sandbox is unhealthy: "+d.Reason)
 		} else {
-			r.note(dim, "the sandbox is healthy again")
+			r.writeNote(styleDim, "the sandbox is healthy again")
 		}
 	case events.ExecutionPaused:
-		r.note(yellow, "⏸ paused; `spool executions resume "+e.ExecutionID+"` resumes it")
+		r.writeNote(styleYellow, "⏸ paused; `spool executions resume "+e.ExecutionID+"` resumes it")
 	case events.ExecutionResumed:
-		r.note(dim, "▶ resumed after "+ms(d.PausedMs))
+		r.writeNote(styleDim, "▶ resumed after "+formatMilliseconds(d.PausedMs))
 	case events.FilesApplied:
 		if d.Error != "" {
-			r.note(red, "✗ not applied to the workspace: "+d.Error)
+			r.writeNote(styleRed, "✗ not applied to the workspace: "+d.Error)
 		}
 	case events.WorkspaceSynced:
 		if d.Reason == "requested" {
-			r.note(dim, fmt.Sprintf("snapshot of %s files", thousands(d.Files)))
+			r.writeNote(styleDim, fmt.Sprintf("snapshot of %s files", formatThousands(d.Files)))
 		}
 	case events.WorkspaceRestored:
-		r.note(dim, fmt.Sprintf("the workspace was restored: %s files", thousands(d.Files)))
+		r.writeNote(styleDim, fmt.Sprintf("the workspace was restored: %s files", formatThousands(d.Files)))
 	case events.EgressDenied:
 		host := d.Host
 		if d.Port != 0 {
@@ -48,8 +48,8 @@ func (r *Renderer) writeEnvironment(e events.Event) {
 		}
 		text := "network: " + host + " refused (" + d.Code + ")"
 		if d.Count > 1 {
-			text += fmt.Sprintf(", %s times", thousands(d.Count))
+			text += fmt.Sprintf(", %s times", formatThousands(d.Count))
 		}
-		r.note(yellow, text)
+		r.writeNote(styleYellow, text)
 	}
 }

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	spinEvery    = 100 * time.Millisecond
-	defaultWidth = 80
+	spinnerInterval = 100 * time.Millisecond
+	defaultWidth    = 80
 )
 
-var frames = []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"}
+var spinnerFrames = []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"}
 
 // Config configures a Renderer. Out is required.
 type Config struct {
@@ -31,50 +31,51 @@ type Config struct {
 	Now   func() time.Time // nil means time.Now
 }
 
-// Renderer writes a session's blocks. It is safe for concurrent use.
+// Renderer writes the blocks of a session to a terminal or a file, and shows a status line on a terminal. It is safe
+// for concurrent use.
 type Renderer struct {
 	mu        sync.Mutex
 	screen    screen
 	now       func() time.Time
 	frame     int
 	state     string // state of the program itself, such as a lost connection; shown first in the status line
-	label     string // of the prompt that replaces the status line; "" for none
-	typed     string // what was typed at the prompt
+	label     string // label of the prompt that replaces the status line; "" for none
+	typed     string // the text that the user has typed at the prompt
 	hint      string // shown at the end of the status line
-	runs      []*execution
-	queue     []*item // blocks to be shown, in the order of their start
-	items     map[string]*item
+	runs      []*statusExecution
+	queue     []*queuedItem // blocks to be shown, in the order of their start
+	items     map[string]*queuedItem
 	texts     map[string]*blocks.Text // text of blocks that have not started
 	tools     map[string]string       // tool name by call id
 	approvals map[string]string       // title of open approval requests
-	gap       bool                    // text stands above: separate the next block
+	gap       bool                    // text was written above, so the next block must be separated from it
 	last      string                  // call id of the tool_use that was shown last, for its result
 }
 
-// execution is an execution that has not ended, as the status line shows it.
-type execution struct {
+// statusExecution is an execution that has not ended, with what the status line shows about it.
+type statusExecution struct {
 	id    string
 	phase string
-	waits int // open approval requests
+	waits int // number of open approval requests
 	since time.Time
 	usage events.Usage
 	tool  string
 }
 
-// item is a block, or a line of the renderer itself, that is shown or waits to be shown.
-type item struct {
+// queuedItem is a block of the session, or a note of the program, that is shown or waits to be shown.
+type queuedItem struct {
 	block *events.Block
 	text  *blocks.Text
-	note  []cell // a line of the renderer itself; block is then empty
-	shown string // text of a streamed block that is already shown
-	below bool   // with note: the line belongs to the one before
+	note  []styledRune // a line of the renderer itself; block is then empty
+	shown string       // text of a streamed block that is already shown
+	below bool         // with note: the line belongs to the note above it
 	begun bool
 	// written is set when the item leaves the queue: a tool call is written when its input is known, and may end
 	// later.
 	written bool
 }
 
-// New returns a Renderer.
+// New returns a Renderer that writes to cfg.Out.
 func New(cfg Config) *Renderer {
 	if cfg.Width == nil {
 		cfg.Width = func() int { return defaultWidth }
@@ -84,26 +85,26 @@ func New(cfg Config) *Renderer {
 	}
 	return &Renderer{
 		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
-		items: map[string]*item{}, texts: map[string]*blocks.Text{}, tools: map[string]string{}, approvals: map[string]string{},
+		items: map[string]*queuedItem{}, texts: map[string]*blocks.Text{}, tools: map[string]string{}, approvals: map[string]string{},
 	}
 }
 
-// Event shows a stored event. Events must come in order of seq, each once.
-func (r *Renderer) Event(e events.Event) {
+// ShowEvent shows an event of the log. The caller must pass the events in the order of seq, each once.
+func (r *Renderer) ShowEvent(e events.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.track(e)
+	r.trackExecution(e)
 	if id := blocks.Target(e); id != "" {
-		r.fold(id, e)
+		r.updateBlock(id, e)
 	}
 	if !r.writeApproval(e) {
 		r.writeNotice(e)
 	}
-	r.draw()
+	r.redraw()
 }
 
-// Delta shows a delta.
-func (r *Renderer) Delta(d events.Delta) {
+// ShowDelta shows the text of a delta.
+func (r *Renderer) ShowDelta(d events.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	text := r.texts[d.BlockID]
@@ -114,78 +115,78 @@ func (r *Renderer) Delta(d events.Delta) {
 		r.texts[d.BlockID] = text
 	}
 	text.Add(d)
-	r.showReady()
-	r.draw()
+	r.writeReadyBlocks()
+	r.redraw()
 }
 
-// Snapshot shows blocks that replace skipped events.
-func (r *Renderer) Snapshot(list []events.Block) {
+// ShowSnapshot shows blocks in place of events that were skipped.
+func (r *Renderer) ShowSnapshot(list []events.Block) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range list {
 		b := list[i]
-		r.show(&b)
+		r.queueBlock(&b)
 		if it := r.items[b.ID]; it != nil && b.Status == events.StatusPending {
 			it.text.Known = b.Content
 		}
 	}
-	r.showReady()
-	r.draw()
+	r.writeReadyBlocks()
+	r.redraw()
 }
 
-// Note writes a line of the program itself.
-func (r *Renderer) Note(text string) {
+// ShowNote writes a line of the program itself, at once.
+func (r *Renderer) ShowNote(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.screen.freshLine() // the current block continues below
-	r.writeLine(styledCells(yellow, Line(text)))
-	r.draw()
+	r.screen.endNonEmptyLine() // the current block continues below
+	r.writeLine(toStyledRunes(styleYellow, SafeLine(text)))
+	r.redraw()
 }
 
-// State sets the program's own state in the status line; "" clears it.
-func (r *Renderer) State(text string) {
+// SetProgramState sets the state of the program itself, which the status line shows first. An empty text clears it.
+func (r *Renderer) SetProgramState(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.state = Line(text)
-	r.draw()
+	r.state = SafeLine(text)
+	r.redraw()
 }
 
-// Hint sets the text at the end of the status line while an execution runs.
-func (r *Renderer) Hint(text string) {
+// SetHint sets the text that the status line shows at its end while an execution runs.
+func (r *Renderer) SetHint(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.hint = text
-	r.draw()
+	r.redraw()
 }
 
-// Spin moves the spinner until ctx ends. Without a terminal it returns at once.
-func (r *Renderer) Spin(ctx context.Context) {
+// RunSpinner moves the spinner of the status line until ctx ends. Without a terminal it returns at once.
+func (r *Renderer) RunSpinner(ctx context.Context) {
 	if !r.screen.tty {
 		return
 	}
-	tick := time.NewTicker(spinEvery)
+	tick := time.NewTicker(spinnerInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.Tick()
+			r.AdvanceSpinner()
 		}
 	}
 }
 
-// Tick moves the spinner by one frame.
-func (r *Renderer) Tick() {
+// AdvanceSpinner moves the spinner of the status line by one frame.
+func (r *Renderer) AdvanceSpinner() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.frame++
-	if r.screen.status != "" || r.status() != "" {
-		r.draw()
+	if r.screen.status != "" || r.statusLine() != "" {
+		r.redraw()
 	}
 }
 
-// Close shows everything that is still queued and removes the status line. It returns the first write error.
+// Close shows everything that is still queued, and removes the status line. It returns the first error of writing.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,26 +195,26 @@ func (r *Renderer) Close() error {
 	return r.screen.close()
 }
 
-// fold updates a block with an event.
-func (r *Renderer) fold(id string, e events.Event) {
+// updateBlock updates the block with the given id by an event, and shows the change.
+func (r *Renderer) updateBlock(id string, e events.Event) {
 	var prev *events.Block
 	if it := r.items[id]; it != nil {
 		prev = it.block
 	}
 	if next := blocks.Reduce(prev, e); next != nil {
-		r.show(next)
+		r.queueBlock(next)
 	}
-	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.writing() == nil {
+	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.partlyWrittenBlock() == nil {
 		r.writeTodos(r.items[id].block)
 	}
-	r.showReady()
+	r.writeReadyBlocks()
 }
 
-// show queues a block, or updates the queued one.
-func (r *Renderer) show(b *events.Block) {
+// queueBlock adds a block to the queue, or replaces it there.
+func (r *Renderer) queueBlock(b *events.Block) {
 	it := r.items[b.ID]
 	if it == nil {
-		it = &item{text: r.texts[b.ID]}
+		it = &queuedItem{text: r.texts[b.ID]}
 		if it.text == nil {
 			it.text = &blocks.Text{}
 		}
@@ -224,64 +225,65 @@ func (r *Renderer) show(b *events.Block) {
 			r.tools[b.ToolUseID] = b.ToolName
 		}
 	}
-	if it.block = b; it.written && it.whole() {
+	if it.block = b; it.written && it.isComplete() {
 		delete(r.items, b.ID)
 	}
 }
 
-// showReady shows everything that can be shown now. It writes one block at a time: until that block is complete, all other blocks wait
-// in the queue.
-func (r *Renderer) showReady() {
+// writeReadyBlocks writes all queued blocks that can be written now. It writes one block at a time: all other blocks
+// wait until that block is complete.
+func (r *Renderer) writeReadyBlocks() {
 	for {
-		i := slices.IndexFunc(r.queue, func(it *item) bool { return it.begun })
+		i := slices.IndexFunc(r.queue, func(it *queuedItem) bool { return it.begun })
 		if i < 0 {
-			i = slices.IndexFunc(r.queue, (*item).showable)
+			i = slices.IndexFunc(r.queue, (*queuedItem).hasOutput)
 		}
-		if i < 0 || !r.write(r.queue[i]) {
+		if i < 0 || !r.writeBlock(r.queue[i]) {
 			return
 		}
 		it := r.queue[i]
 		r.queue = slices.Delete(r.queue, i, i+1)
-		if it.written = true; it.whole() {
+		if it.written = true; it.isComplete() {
 			delete(r.items, it.block.ID)
 		}
 	}
 }
 
-// streamed reports whether a block is shown while it grows.
-func (it *item) streamed() bool {
+// isStreamed reports whether the text of the block is shown while the agent writes it.
+func (it *queuedItem) isStreamed() bool {
 	return it.block.Kind == events.KindAssistantText || it.block.Kind == events.KindThinking
 }
 
-func (it *item) whole() bool { return it.block.Status != events.StatusPending }
+// isComplete reports whether the block will not change any more.
+func (it *queuedItem) isComplete() bool { return it.block.Status != events.StatusPending }
 
-// showable reports whether a block has something to show.
-func (it *item) showable() bool {
-	return it.whole() || it.streamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
+// hasOutput reports whether there is a part of the block to show.
+func (it *queuedItem) hasOutput() bool {
+	return it.isComplete() || it.isStreamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
 }
 
 // endBlocks ends the open blocks of an execution, or of all executions if id is "".
 func (r *Renderer) endBlocks(id string) {
 	for _, it := range r.queue {
-		if it.whole() || id != "" && it.block.ExecutionID != id {
+		if it.isComplete() || id != "" && it.block.ExecutionID != id {
 			continue
 		}
 		b := *it.block
 		b.Status = events.StatusError
-		if it.streamed() {
+		if it.isStreamed() {
 			b.Content = it.text.Known
 		}
 		it.block = &b
 	}
-	r.showReady()
+	r.writeReadyBlocks()
 }
 
-// track updates the executions of the status line.
-func (r *Renderer) track(e events.Event) {
+// trackExecution updates the executions that the status line shows.
+func (r *Renderer) trackExecution(e events.Event) {
 	if e.ExecutionID == "" {
 		return
 	}
-	i := slices.IndexFunc(r.runs, func(x *execution) bool { return x.id == e.ExecutionID })
+	i := slices.IndexFunc(r.runs, func(x *statusExecution) bool { return x.id == e.ExecutionID })
 	if events.Terminal(e.Type()) {
 		if i >= 0 {
 			r.runs = slices.Delete(r.runs, i, i+1)
@@ -289,15 +291,16 @@ func (r *Renderer) track(e events.Event) {
 		return
 	}
 	if _, ok := e.Data.(events.MessageAccepted); ok && i < 0 {
-		r.runs = append(r.runs, &execution{id: e.ExecutionID, phase: "waiting", since: e.Time})
+		r.runs = append(r.runs, &statusExecution{id: e.ExecutionID, phase: "waiting", since: e.Time})
 		return
 	}
 	if i >= 0 {
-		r.runs[i].track(e)
+		r.runs[i].applyEvent(e)
 	}
 }
 
-func (x *execution) track(e events.Event) {
+// applyEvent updates what the status line shows about the execution.
+func (x *statusExecution) applyEvent(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.ExecutionQueued:
 		x.phase = "queued"
@@ -345,16 +348,16 @@ func (x *execution) track(e events.Event) {
 	}
 }
 
-// draw redraws the status line and writes the output.
-func (r *Renderer) draw() {
+// redraw redraws the status line, and writes all buffered output.
+func (r *Renderer) redraw() {
 	if r.screen.tty {
-		r.screen.status = r.status()
+		r.screen.status = r.statusLine()
 	}
 	r.screen.flush()
 }
 
-// status returns the status line, or "" if no execution runs.
-func (r *Renderer) status() string {
+// statusLine returns the text of the status line, or "" if there is nothing to show.
+func (r *Renderer) statusLine() string {
 	if r.label != "" {
 		return r.promptLine()
 	}
@@ -362,7 +365,7 @@ func (r *Renderer) status() string {
 	if r.state != "" {
 		parts = append(parts, r.state)
 	}
-	if i := slices.IndexFunc(r.runs, func(x *execution) bool { return !strings.HasPrefix(x.phase, "queued") }); len(r.runs) > 0 {
+	if i := slices.IndexFunc(r.runs, func(x *statusExecution) bool { return !strings.HasPrefix(x.phase, "queued") }); len(r.runs) > 0 {
 		x := r.runs[max(i, 0)]
 		phase := x.phase
 		if x.waits > 0 && phase == "running" {
@@ -370,11 +373,11 @@ func (r *Renderer) status() string {
 		}
 		parts = append(parts, phase)
 		if x.tool != "" {
-			parts = append(parts, Line(x.tool))
+			parts = append(parts, SafeLine(x.tool))
 		}
-		parts = append(parts, elapsed(max(r.now().Sub(x.since), 0)))
+		parts = append(parts, formatSeconds(max(r.now().Sub(x.since), 0)))
 		if x.usage != (events.Usage{}) {
-			parts = append(parts, tokens(x.usage))
+			parts = append(parts, formatTokens(x.usage))
 		}
 		if r.hint != "" {
 			parts = append(parts, r.hint)
@@ -383,18 +386,19 @@ func (r *Renderer) status() string {
 	if len(parts) == 0 {
 		return ""
 	}
-	return frames[r.frame%len(frames)] + " " + strings.Join(parts, " · ")
+	return spinnerFrames[r.frame%len(spinnerFrames)] + " " + strings.Join(parts, " · ")
 }
 
-// elapsed returns a duration in whole seconds.
-func elapsed(d time.Duration) string { return d.Truncate(time.Second).String() }
+// formatSeconds formats a duration in whole seconds.
+func formatSeconds(d time.Duration) string { return d.Truncate(time.Second).String() }
 
-// tokens formats the tokens of a model. Cached tokens count as input.
-func tokens(u events.Usage) string {
-	return thousands(u.InputTokens+u.CacheReadTokens+u.CacheWriteTokens) + " tokens in, " + thousands(u.OutputTokens) + " out"
+// formatTokens formats the numbers of input and output tokens. Cached tokens count as input.
+func formatTokens(u events.Usage) string {
+	return formatThousands(u.InputTokens+u.CacheReadTokens+u.CacheWriteTokens) + " tokens in, " + formatThousands(u.OutputTokens) + " out"
 }
 
-func thousands(n uint32) string {
+// formatThousands formats a number with commas between groups of three digits.
+func formatThousands(n uint32) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]

@@ -148,11 +148,11 @@ func play(t *testing.T, r *Renderer, now *time.Time, scene []step, at func()) {
 		}
 		switch {
 		case s.tick:
-			r.Tick()
+			r.AdvanceSpinner()
 		case s.event != nil:
-			r.Event(events.Event{Time: start, ExecutionID: exe, ConversationID: conversation, Data: s.event})
+			r.ShowEvent(events.Event{Time: start, ExecutionID: exe, ConversationID: conversation, Data: s.event})
 		default:
-			r.Delta(events.Delta{BlockID: s.block, ExecutionID: exe, ConversationID: conversation, Offset: uint32(offsets[s.block]), Text: s.text})
+			r.ShowDelta(events.Delta{BlockID: s.block, ExecutionID: exe, ConversationID: conversation, Offset: uint32(offsets[s.block]), Text: s.text})
 			offsets[s.block] += len(s.text)
 		}
 		at()
@@ -183,7 +183,7 @@ func TestRenderer_Golden(t *testing.T) {
 				screen, raw := newFake(t, 60), &bytes.Buffer{}
 				now := start
 				r := New(Config{Out: io.MultiWriter(screen, raw), TTY: true, Color: color, Width: func() int { return 60 }, Now: func() time.Time { return now }})
-				r.Hint("Ctrl-C stops it")
+				r.SetHint("Ctrl-C stops it")
 				var seen []string
 				play(t, r, &now, scene, func() {
 					last := strings.TrimRight(string(screen.rows[screen.y]), " ")
@@ -194,7 +194,7 @@ func TestRenderer_Golden(t *testing.T) {
 				if got := strings.Contains(raw.String(), "\x1b[1;36m"); got != color {
 					t.Errorf("coloured: %t", got)
 				}
-				if screen.sgr || strings.ContainsAny(screen.text(), strings.Join(frames, "")) {
+				if screen.sgr || strings.ContainsAny(screen.text(), strings.Join(spinnerFrames, "")) {
 					t.Errorf("something of the status remains:\n%s", screen.text())
 				}
 				golden(t, name+".tty", screen.text()+"--- seen in the last row\n"+strings.Join(seen, "\n")+"\n")

@@ -7,37 +7,41 @@ import (
 	"unicode/utf8"
 )
 
-// escapes matches what terminals interpret as commands: control sequences, operating system commands and device
-// control strings.
-var escapes = regexp.MustCompile(`\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)`)
+// escapePattern matches the escape sequences that a terminal interprets as commands: control sequences, operating
+// system commands and device control strings.
+var escapePattern = regexp.MustCompile(`\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)`)
 
-// unfinished matches an incomplete escape, or half of a line end, at the end of a piece of text.
-var unfinished = regexp.MustCompile(`(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,1000}\x1b?)?|\r)$`)
+// incompleteEscapePattern matches an incomplete escape sequence, or the first half of a line end, at the end of a piece
+// of text.
+var incompleteEscapePattern = regexp.MustCompile(`(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,1000}\x1b?)?|\r)$`)
 
-// Safe makes an agent's text safe to show on a terminal: it removes escapes, makes other control characters and
-// direction marks visible, and replaces invalid UTF-8. Line ends and tabs stay.
-func Safe(s string) string {
-	if !dangerous(s) {
+// SafeText returns a text of an agent in a form that is safe to show on a terminal. It removes escape sequences, makes
+// other control characters and direction marks visible, and replaces invalid UTF-8. Line ends and tabs stay.
+func SafeText(s string) string {
+	if !isUnsafeText(s) {
 		return s
 	}
-	s = strings.ReplaceAll(escapes.ReplaceAllString(s, ""), "\r\n", "\n")
+	s = strings.ReplaceAll(escapePattern.ReplaceAllString(s, ""), "\r\n", "\n")
 	var b strings.Builder
 	for _, r := range s {
-		b.WriteString(visible(r))
+		b.WriteString(visibleForm(r))
 	}
 	return b.String()
 }
 
-// Line returns Safe text on one line.
-func Line(s string) string {
-	return strings.Join(strings.Fields(Safe(s)), " ")
+// SafeLine returns the text that SafeText returns on one line, with single spaces.
+func SafeLine(s string) string {
+	return strings.Join(strings.Fields(SafeText(s)), " ")
 }
 
-func dangerous(s string) bool {
-	return !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return visible(r) != string(r) })
+// isUnsafeText reports whether SafeText would change s.
+func isUnsafeText(s string) bool {
+	return !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return visibleForm(r) != string(r) })
 }
 
-func visible(r rune) string {
+// visibleForm returns the text that shows a rune: a visible replacement for a control character or a direction mark,
+// and the rune itself otherwise.
+func visibleForm(r rune) string {
 	switch {
 	case r == '\n' || r == '\t':
 		return string(r)
@@ -52,7 +56,8 @@ func visible(r rune) string {
 	return string(r)
 }
 
-// applyOverwrites returns what a terminal shows of lines that a program overwrote, as progress bars do.
+// applyOverwrites returns what a terminal shows of lines that a program has overwritten with carriage returns, as
+// progress bars do.
 func applyOverwrites(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	if !strings.Contains(s, "\r") {
@@ -66,8 +71,9 @@ func applyOverwrites(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// cells returns the number of columns of a rune, or more: a line is never longer than computed.
-func cells(r rune) int {
+// runeColumns returns the number of terminal columns that a rune needs. The number may be too large, but is never too
+// small.
+func runeColumns(r rune) int {
 	switch {
 	case r < 0x20:
 		return 0
@@ -81,23 +87,23 @@ func cells(r rune) int {
 	return 2
 }
 
-// width returns the number of columns of a text without line ends.
-func width(s string) int {
+// textColumns returns the number of terminal columns that a text without line ends needs.
+func textColumns(s string) int {
 	n := 0
 	for _, r := range s {
-		n += cells(r)
+		n += runeColumns(r)
 	}
 	return n
 }
 
-// Fit returns a line that is at most columns wide on a terminal: s, or its beginning followed by "…".
-func Fit(s string, columns int) string {
-	if width(s) <= columns {
+// FitLine returns s if it needs at most the given number of columns, and otherwise its beginning followed by "…".
+func FitLine(s string, columns int) string {
+	if textColumns(s) <= columns {
 		return s
 	}
 	n := 0
 	for i, r := range s {
-		if n += cells(r); n > columns-1 {
+		if n += runeColumns(r); n > columns-1 {
 			return s[:i] + "…"
 		}
 	}

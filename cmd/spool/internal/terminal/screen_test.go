@@ -68,11 +68,11 @@ func (f *fake) put(r rune) {
 	case r < 0x20:
 		f.t.Fatalf("control character %q reached the terminal", r)
 	default:
-		if f.x+cells(r) > f.cols {
+		if f.x+runeColumns(r) > f.cols {
 			f.t.Fatalf("row %q is wider than %d columns", string(f.rows[f.y])+string(r), f.cols)
 		}
 		row := f.rows[f.y]
-		if cells(r) == 0 {
+		if runeColumns(r) == 0 {
 			f.rows[f.y] = append(row, r)
 			return
 		}
@@ -99,10 +99,10 @@ func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 		text := rapid.StringOfN(rapid.RuneFrom([]rune("abc def   ghi\n.é四😀\t-")), 0, 300, -1).Draw(t, "text")
 		show := func(pieces []string, status func() string) string {
 			f := newFake(t, cols)
-			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styledCells(dim, "│ ")}
+			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: toStyledRunes(styleDim, "│ ")}
 			for i, p := range pieces {
 				s.status = status()
-				s.appendText([]style{normal, dim, red}[i%3], p)
+				s.appendText([]textStyle{styleNormal, styleDim, styleRed}[i%3], p)
 				s.flush()
 			}
 			if err := s.close(); err != nil || f.sgr {
@@ -138,7 +138,7 @@ func TestScreen_WrapsLines(t *testing.T) {
 			t.Parallel()
 			f := newFake(t, 20)
 			s := &screen{out: f, tty: true, width: func() int { return 20 }}
-			s.appendText(normal, c.text)
+			s.appendText(styleNormal, c.text)
 			s.flush()
 			if err := s.close(); err != nil || f.text() != c.want {
 				t.Errorf("got\n%s%v", f.text(), err)
@@ -154,7 +154,7 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	var out bytes.Buffer
 	cols := 60
 	s := &screen{out: &out, tty: true, width: func() int { return cols }, status: strings.Repeat("s", 50)}
-	s.appendText(normal, "text")
+	s.appendText(styleNormal, "text")
 	s.flush()
 	out.Reset()
 	cols = 30
@@ -179,7 +179,7 @@ func TestSafe_RemovesEscapes(t *testing.T) {
 		"bad \xff utf8":                          "bad \ufffd utf8",
 		"a\r\nb\rc":                              "a\nb␍c",
 	} {
-		if got := Safe(in); got != want {
+		if got := SafeText(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
@@ -193,8 +193,8 @@ func TestSafe_ReturnsNoControlCharacters(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		in := string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
-		for _, r := range Safe(in) {
-			if r != '\n' && r != '\t' && visible(r) != string(r) {
+		for _, r := range SafeText(in) {
+			if r != '\n' && r != '\t' && visibleForm(r) != string(r) {
 				t.Fatalf("%q keeps %q", in, r)
 			}
 		}

@@ -13,7 +13,7 @@ func main() {
 	if len(os.Args) != 3 {
 		log.Fatal("usage: gen OPERATIONS.md COMPOSE.yaml")
 	}
-	text, err := operations.Markdown()
+	text, err := operations.GenerateMarkdown()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if compose, err = operations.Compose(compose); err != nil {
+	if compose, err = operations.GenerateCompose(compose); err != nil {
 		log.Fatal(err)
 	}
 	if err := os.WriteFile(os.Args[2], compose, 0o644); err != nil {
