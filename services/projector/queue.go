@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// queue passes items from one goroutine to another, in order. push blocks while the queued items have more than max
-// bytes.
+// queue passes items from one goroutine to another, in order. push blocks while the queued items have more than a
+// maximum number of bytes.
 type queue[T any] struct {
 	max   int
 	ready chan struct{} // has a token while items may be queued
@@ -43,7 +43,7 @@ func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 	}
 }
 
-// take returns up to n queued items, and whether there are more.
+// take removes up to n items from the queue and returns them. more reports whether the queue has further items.
 func (q *queue[T]) take(n int) (items []T, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -62,7 +62,7 @@ func (q *queue[T]) take(n int) (items []T, more bool) {
 	return items, len(q.items) > 0
 }
 
-// signal puts a token into a channel with a buffer of one, unless it has one.
+// signal puts a token into the channel c, which has a buffer of one, unless a token is already there.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
