@@ -214,7 +214,7 @@ func (g *groupProjection) projectNextCommits(ctx context.Context) error {
 		return err
 	}
 	g.p.counts.recordStepEnd(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
-	g.model.EvictSessions()
+	g.model.EvictRows()
 	return nil
 }
 

@@ -445,7 +445,7 @@ func (g *shadowGroup) writeCommits(ctx context.Context, writers *errgroup.Group)
 		if err := g.projectStep(ctx, newProjectionStep(items, true), g.store.Apply); err != nil {
 			return fmt.Errorf("group %d: %w", g.n, err)
 		}
-		g.model.EvictSessions()
+		g.model.EvictRows()
 		g.commits += uint64(len(items))
 		return nil
 	})

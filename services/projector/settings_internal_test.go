@@ -74,7 +74,7 @@ func remembers(t *testing.T, m *fold.Model, sessions int) bool {
 		if _, err := m.Fold(batch(n)); err != nil {
 			t.Fatal(err)
 		}
-		m.EvictSessions()
+		m.EvictRows()
 	}
 	missing := m.MissingRows(batch(0))
 	return missing.Empty()

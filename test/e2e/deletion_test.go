@@ -171,7 +171,7 @@ func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant,
 	t.Helper()
 	sessions := eventlog.Sessions{Log: c.Base.Log}
 	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		l, err := sessions.Load(t.Context(), tenant, id, eventlog.Leader)
@@ -263,7 +263,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	if _, end := c.Run(other, "run the command echo on", nil); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the other session's next turn ended with %s %s", end.Type, end.Data)
 	}
-	report, err := j.Pass(t.Context(), false)
+	report, err := j.RunPass(t.Context(), false)
 	if err != nil || len(report.Items) != 0 {
 		t.Errorf("a pass with nothing to do found %+v, %v", report.Items, err)
 	}

@@ -585,7 +585,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
 	pass := func() {
 		t.Helper()
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -93,7 +93,7 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	c.AwaitDeleted("hog", big)
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
 	harness.Eventually(t, "the janitor has freed the store", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		code, _ := ours.asks("POST", "/api/sessions/"+ending+"/messages", map[string]any{"content": "hello"})

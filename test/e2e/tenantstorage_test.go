@@ -110,7 +110,7 @@ func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
 	var again struct{ ExecutionID string }
 	harness.Eventually(t, "the janitor has freed what the tenant stores", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		code, raw := hog.asks("POST", "/api/sessions/"+running+"/messages", hello)

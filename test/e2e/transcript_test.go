@@ -387,7 +387,7 @@ func TestTranscript_OneSession(t *testing.T) {
 	j := c.Janitor(janitor.Config{Grace: time.Millisecond, Uploads: time.Millisecond})
 	pass := func() {
 		t.Helper()
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -64,8 +64,8 @@ func (c *gcCommand) Run(a *app) (err error) {
 func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
 	late := time.After(gcWait)
 	for {
-		report, err := j.Pass(ctx, c.DryRun)
-		if !errors.Is(err, janitor.ErrBusy) {
+		report, err := j.RunPass(ctx, c.DryRun)
+		if !errors.Is(err, janitor.ErrPassRunning) {
 			return report, err
 		}
 		select {

@@ -54,7 +54,7 @@ func programs() []program {
 
 type sessionSettings struct {
 	session.Config
-	session.Gate
+	session.ConsumerGate
 }
 
 type gatewaySettings struct {

@@ -68,7 +68,7 @@ func (m *memory) fold(model *fold.Model, b fold.CommitBatch) fold.Changes {
 		m.t.Fatal(err)
 	}
 	m.apply(&c)
-	model.EvictSessions()
+	model.EvictRows()
 	return c
 }
 

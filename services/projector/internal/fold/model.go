@@ -386,9 +386,9 @@ func (m *Model) useSession(k RowKey) *sessionRows {
 	return a
 }
 
-// EvictSessions removes rows from memory until about the limit of rows is left: all rows of the catalogue and of
-// budgets, and those of the sessions that were used least recently. It must not be called during a fold.
-func (m *Model) EvictSessions() {
+// EvictRows removes rows from memory until about the limit of rows is left: all rows of the catalogue and of budgets,
+// and those of the sessions that were used least recently. It must not be called during a fold.
+func (m *Model) EvictRows() {
 	if len(m.keys) > m.limit {
 		clear(m.keys)
 	}

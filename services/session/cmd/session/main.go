@@ -14,7 +14,7 @@ type cli struct {
 	daemon.Settings
 	daemon.LogSettings
 	session.Config
-	session.Gate
+	session.ConsumerGate
 }
 
 func main() {

@@ -164,7 +164,7 @@ func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) cop
 	return copyOf{stop, func() { nc.Close(); stop() }}
 }
 
-// entry returns the entry that services read about a tenant.
+// tenantEntry returns the entry that services read about a tenant.
 func (w *world) entry(tenant string) (t budget.Tenant) {
 	w.t.Helper()
 	e, err := w.kv.Get(w.t.Context(), tenant)
@@ -202,7 +202,7 @@ func (w *world) awaitCounted() {
 		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
 		must(w.t, err)
 		w.until(fmt.Sprintf("shard %d is counted", shard), func() bool {
-			ok, err := usage.Passed(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
+			ok, err := usage.HasFolded(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
 			must(w.t, err)
 			return ok
 		})
