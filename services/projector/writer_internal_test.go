@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// rounds runs a writer that commits nothing, and records when it commits which groups.
+// rounds runs a sharedWriter that commits nothing, and records when it commits which groups.
 type rounds struct {
 	*sharedWriter
 	ctx   context.Context
@@ -44,7 +44,7 @@ func newRounds(t *testing.T) *rounds {
 	return r
 }
 
-// projectQueue waits for a round, folds for a time, and commits.
+// project waits for a shared commit, folds for a time, and commits.
 func (r *rounds) project(group int, folds time.Duration) {
 	t, err := r.joinNextCommit(r.ctx)
 	if err != nil {
@@ -54,7 +54,7 @@ func (r *rounds) project(group int, folds time.Duration) {
 	_ = t.submit(r.ctx, nil, store.GroupWrite{Group: group})
 }
 
-// spendBurst has as many rounds at once as are allowed, so that the next one begins after sharedCommitInterval.
+// spendBurst makes as many shared commits at once as are allowed, so that the next one begins after sharedCommitInterval.
 func (r *rounds) spendBurst() {
 	for range sharedCommitBurst {
 		r.project(9, 0)
@@ -134,7 +134,7 @@ func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
 	})
 }
 
-// TestWriter_CommitsAFullBatchAtOnce tests that a group with many commits does not wait for rounds.
+// TestWriter_CommitsAFullBatchAtOnce tests that a group with many commits does not wait for shared commits.
 func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRounds(t)
@@ -148,7 +148,7 @@ func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 	})
 }
 
-// TestWriter_StopsWithoutAnswer tests that a group that waits for a round or for a transaction ends with its context.
+// TestWriter_StopsWithoutAnswer tests that a group that waits for a shared commit or for a transaction ends with its context.
 func TestWriter_StopsWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSharedWriter(nil)
@@ -171,7 +171,7 @@ func TestWriter_StopsWithoutAnswer(t *testing.T) {
 	})
 }
 
-// TestWriter_SavesRoundsForABurst tests that rounds that were not used allow a burst, and not more.
+// TestWriter_SavesRoundsForABurst tests that shared commits that were not used allow a burst, and not more.
 func TestWriter_SavesRoundsForABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRounds(t)

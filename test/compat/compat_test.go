@@ -436,7 +436,7 @@ func (o *old) sse(t *testing.T, key string, s compat.RecordedSession, after int)
 
 func (o *old) socket(t *testing.T, key string, s compat.RecordedSession, after int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.WaitTimeout)
 	defer cancel()
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed

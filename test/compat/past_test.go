@@ -17,9 +17,9 @@ import (
 // event once, in order, with its time, and the text of blocks as far as it is still stored.
 func (o *old) checkReplays(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
-		for name, play := range map[string]func() (*harness.Replayed, error){
-			"SSE": func() (*harness.Replayed, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
-			"spool replay": func() (*harness.Replayed, error) {
+		for name, play := range map[string]func() (*harness.ReplayResult, error){
+			"SSE": func() (*harness.ReplayResult, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
+			"spool replay": func() (*harness.ReplayResult, error) {
 				out, err := o.RunCLI(key, "replay", s.ID, "--speed", "max", "--json")
 				if err != nil {
 					return nil, err

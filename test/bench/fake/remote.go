@@ -91,9 +91,9 @@ type writeCloser struct{ *net.UnixConn }
 
 func (w writeCloser) Close() error { return w.CloseWrite() }
 
-// Serve runs fake runners with a script in this process, until ctx ends. Their Provider is in another process, which
+// ServeRunners runs fake runners with a script in this process, until ctx ends. Their Provider is in another process, which
 // made it with NewRemoteProvider and connects to l.
-func Serve(ctx context.Context, l net.Listener, script Script) error {
+func ServeRunners(ctx context.Context, l net.Listener, script Script) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept returns the error
 	defer stop()
 	s := &runnerServer{script: script, runners: map[string]*fakeRunner{}}

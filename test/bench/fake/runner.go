@@ -73,7 +73,7 @@ func (r *fakeRunner) appendLine(l runner.Line) {
 	l.N, l.Time = r.first+uint64(len(r.lines)), time.Now()
 	r.lines = append(r.lines, l)
 	if r.stream != nil {
-		r.stream.wake()
+		r.stream.wakeSender()
 	}
 }
 
@@ -193,8 +193,8 @@ func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteClo
 	return s, nil
 }
 
-// wake makes the goroutine that runs sendJournal send new lines.
-func (s *attachment) wake() {
+// wakeSender makes the goroutine that runs sendJournal send new lines.
+func (s *attachment) wakeSender() {
 	select {
 	case s.more <- struct{}{}:
 	default:

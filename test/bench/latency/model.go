@@ -63,7 +63,7 @@ func (m *fakeModel) serveCompletion(w http.ResponseWriter, r *http.Request) {
 		if !pause(r.Context(), minPieceInterval+time.Duration(chance.Int64N(int64(maxPieceInterval-minPieceInterval)))) {
 			return
 		}
-		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
+		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.TimestampText(time.Now())), "null")
 		if flush() != nil {
 			return // the agent has gone; the turn fails
 		}

@@ -124,7 +124,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 			Ratio:    ratio, P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), OK: ratio < maxStateShare,
 			Note: "the response has 50 of the blocks; gateway, client and Postgres share the machine",
 		}
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}

@@ -40,16 +40,16 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if !b.CanUseDocker(ctx, "its rows") {
 		return nil
 	}
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(system.EchoScript)
+	url, err := b.StartModel(system.EchoScript)
 	if err != nil {
 		return err
 	}
 	s := &testbed{dir: b.Dir, skills: int(m.Skills)}
-	if s.sys, err = b.System(ctx, system.Config{Docker: true, ModelURL: url, Executor: executor.Config{Runner: runner}}); err != nil {
+	if s.sys, err = b.StartSystem(ctx, system.Config{Docker: true, ModelURL: url, Executor: executor.Config{Runner: runner}}); err != nil {
 		return err
 	}
 	s.client = system.NewClient(s.sys.URL)
@@ -67,7 +67,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		}
 	}
 	for _, r := range t.rows(s.skills) {
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}

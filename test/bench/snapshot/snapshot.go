@@ -56,11 +56,11 @@ func (m *Benchmark) Validate() error {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(modelScript)
+	url, err := b.StartModel(modelScript)
 	if err != nil {
 		return err
 	}
@@ -69,8 +69,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}
-		err := b.Part(provider, func(b *harness.Bench) error {
-			sys, err := b.System(ctx, system.Config{Docker: docker, ModelURL: url, Executor: executor.Config{Runner: runner}})
+		err := b.RunPart(provider, func(b *harness.Bench) error {
+			sys, err := b.StartSystem(ctx, system.Config{Docker: docker, ModelURL: url, Executor: executor.Config{Runner: runner}})
 			if err != nil {
 				return err
 			}
@@ -131,7 +131,7 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 		one,
 		m.row(provider, "snapshot on request, %d files, nothing changed at all", idle, first, ""),
 	} {
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}

@@ -75,8 +75,8 @@ type SessionSpec struct {
 	Model        string `json:"model,omitempty"` // "" for the default
 }
 
-// Create creates a session and returns its id.
-func (c *Client) Create(ctx context.Context, spec SessionSpec) (session string, err error) {
+// CreateSession creates a session and returns its id.
+func (c *Client) CreateSession(ctx context.Context, spec SessionSpec) (session string, err error) {
 	var out struct {
 		SessionID string `json:"sessionId"`
 	}
@@ -84,9 +84,9 @@ func (c *Client) Create(ctx context.Context, spec SessionSpec) (session string, 
 	return out.SessionID, err
 }
 
-// Apply creates or updates an entry of the catalogue. kind is "agents" or "environments"; spec is the entry's
+// ApplyDefinition creates or updates an entry of the catalogue. kind is "agents" or "environments"; spec is the entry's
 // definition.
-func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
+func (c *Client) ApplyDefinition(ctx context.Context, kind, slug string, spec any) error {
 	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
 }
 
@@ -100,18 +100,19 @@ func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
 	return c.do(req, nil)
 }
 
-// Delete deletes a session. Its sandbox ends soon afterwards; System.End also waits for that.
-func (c *Client) Delete(ctx context.Context, session string) error {
+// DeleteSession deletes a session. The session's sandbox ends soon afterwards; System.DeleteAndAwaitEnd also waits for
+// that.
+func (c *Client) DeleteSession(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
 }
 
-// Sync requests a snapshot of a session's workspace and does not wait for it.
-func (c *Client) Sync(ctx context.Context, session string) error {
+// RequestSnapshot requests a snapshot of a session's workspace and does not wait for it.
+func (c *Client) RequestSnapshot(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
 }
 
-// Post posts text as a message to a session and returns the id of its execution.
-func (c *Client) Post(ctx context.Context, session, text string) (execution string, err error) {
+// PostMessage posts text as a message to a session and returns the id of its execution.
+func (c *Client) PostMessage(ctx context.Context, session, text string) (execution string, err error) {
 	var out struct {
 		ExecutionID string `json:"executionId"`
 	}
@@ -119,8 +120,8 @@ func (c *Client) Post(ctx context.Context, session, text string) (execution stri
 	return out.ExecutionID, err
 }
 
-// Decide sends a person's decision about an approval request, by the request's id.
-func (c *Client) Decide(ctx context.Context, approval, decision string) error {
+// DecideApproval sends a person's decision about an approval request, by the request's id.
+func (c *Client) DecideApproval(ctx context.Context, approval, decision string) error {
 	return c.call(ctx, http.MethodPost, "/api/approvals/"+approval+"/decide", map[string]any{"decision": decision}, nil)
 }
 
@@ -139,14 +140,14 @@ type gatewayMessage struct {
 	Message string      `json:"message"`
 }
 
-// Join opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. Join
+// JoinSession opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. JoinSession
 // returns when the gateway has confirmed the join.
-func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
-	return c.JoinAfter(ctx, session, 0)
+func (c *Client) JoinSession(ctx context.Context, session string) (*Socket, error) {
+	return c.JoinSessionAfter(ctx, session, 0)
 }
 
-// JoinAfter is like Join, but the socket receives only the events after the one with the given seq.
-func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*Socket, error) {
+// JoinSessionAfter is like JoinSession, but the socket receives only the events after the one with the given seq.
+func (c *Client) JoinSessionAfter(ctx context.Context, session string, seq uint32) (*Socket, error) {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		return nil, err
@@ -207,9 +208,9 @@ type BlockText struct {
 	Complete bool // Piece is the whole text
 }
 
-// TextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
+// AgentTextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
 // agent.
-func TextOf(w events.Wire) (text BlockText, ok bool, err error) {
+func AgentTextOf(w events.Wire) (text BlockText, ok bool, err error) {
 	switch w.Type {
 	case events.TextDelta:
 		var d struct {

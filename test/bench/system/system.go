@@ -113,7 +113,7 @@ func (s *System) Close() error {
 	return errors.Join(errs...)
 }
 
-// Err returns the error of the first service that stopped by itself, or nil while all run.
+// Err returns the error of the first service that ended before System.Close, or nil while all services run.
 func (s *System) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

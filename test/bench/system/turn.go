@@ -27,7 +27,7 @@ func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, 
 	posted := make(chan string, 1)
 	t := TurnTimes{Posted: time.Now()}
 	go func() {
-		execution, err := c.Post(ctx, session, text)
+		execution, err := c.PostMessage(ctx, session, text)
 		if err != nil {
 			cancel(fmt.Errorf("post a message: %w", err))
 		}
@@ -44,7 +44,7 @@ func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, 
 				return t, err
 			}
 		}
-		part, ok, err := TextOf(w)
+		part, ok, err := AgentTextOf(w)
 		if err != nil {
 			return t, err
 		}

@@ -24,7 +24,7 @@ type GroupWrite struct {
 	Previous int64 // position of the checkpoint on which the changes are based
 	Next     Checkpoint
 	Changes  *fold.Changes
-	// LockedBy is the backend that must hold the group's lock when the write begins, see Store.Backend. 0 means that
+	// LockedBy is the backend that must hold the group's lock when the write begins, see Store.BackendPID. 0 means that
 	// the writer is known to hold the lock, or needs none.
 	LockedBy uint32
 }

@@ -111,10 +111,10 @@ func TestApply_AStaleWriterWritesNothing(t *testing.T) {
 	for session, n := range map[string]int{"ses_few": few, "ses_many": many} {
 		w := store.GroupWrite{Next: store.Checkpoint{Position: 9}, Changes: changes(t, session, n)}
 		if err := both[1].Apply(t.Context(), w); !errors.Is(err, store.ErrCheckpointMoved) {
-			t.Errorf("%d rows: got %v, want ErrMoved", n, err)
+			t.Errorf("%d rows: got %v, want ErrCheckpointMoved", n, err)
 		}
 		if failed, err := both[1].ApplyTogether(t.Context(), []store.GroupWrite{w}); failed != 0 || !errors.Is(err, store.ErrCheckpointMoved) {
-			t.Errorf("%d rows together: got %d, %v, want 0 and ErrMoved", n, failed, err)
+			t.Errorf("%d rows together: got %d, %v, want 0 and ErrCheckpointMoved", n, failed, err)
 		}
 	}
 	if got := state(t, url, 1); got != "2 events 7" {
@@ -141,7 +141,7 @@ func TestApply_WritesOnlyWhileTheLockIsHeld(t *testing.T) {
 	}
 	for session, n := range map[string]int{"ses_few": few, "ses_many": many} {
 		if err := write(session, n, 3, 2, 3); !errors.Is(err, store.ErrCheckpointMoved) {
-			t.Errorf("%d rows: got %v, want ErrMoved", n, err)
+			t.Errorf("%d rows: got %v, want ErrCheckpointMoved", n, err)
 		}
 	}
 	if err := write("ses_d", few, 4, 1, 2); err != nil {
@@ -154,7 +154,7 @@ func TestApply_WritesOnlyWhileTheLockIsHeld(t *testing.T) {
 		return query[int](t, url, "SELECT count(*)::int FROM pg_locks WHERE locktype = 'advisory' AND objid = 4 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())") == 0
 	})
 	if err := write("ses_e", few, 4, 2, 3); !errors.Is(err, store.ErrCheckpointMoved) {
-		t.Errorf("after the connection was closed: got %v, want ErrMoved", err)
+		t.Errorf("after the connection was closed: got %v, want ErrCheckpointMoved", err)
 	}
 	if got, want := state(t, url, 5), fmt.Sprintf("%d events 0 0 0 2 2", 3*few+many); got != want {
 		t.Errorf("there are %s, want %s", got, want)
@@ -188,12 +188,12 @@ func TestApplyTogether_IsOneTransaction(t *testing.T) {
 	list[5].Changes.Events[0].Type = "\x00" // which Postgres does not store
 	var refused *store.RowRefusedError
 	if failed, err := s.ApplyTogether(t.Context(), list); failed != 5 || !errors.As(err, &refused) {
-		t.Errorf("refused rows: got %d, %v, want 5 and a RefusedError", failed, err)
+		t.Errorf("refused rows: got %d, %v, want 5 and a RowRefusedError", failed, err)
 	}
 	list = round(1, "c")
 	list[2].Previous = 0
 	if failed, err := s.ApplyTogether(t.Context(), list); failed != 2 || !errors.Is(err, store.ErrCheckpointMoved) {
-		t.Errorf("a moved checkpoint: got %d, %v, want 2 and ErrMoved", failed, err)
+		t.Errorf("a moved checkpoint: got %d, %v, want 2 and ErrCheckpointMoved", failed, err)
 	}
 	if got := state(t, url, 8); got != first {
 		t.Errorf("after failures there are %s, want %s", got, first)

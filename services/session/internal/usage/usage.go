@@ -1,5 +1,5 @@
 // Package usage folds the usage of sessions from the log into the bucket budgets, from which dispatch and executors
-// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run a Folder: one of them
+// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run an Aggregator: one of them
 // folds, and compare-and-set prevents the others from counting anything twice.
 package usage
 
@@ -58,7 +58,7 @@ type Aggregator struct {
 	oldest   atomic.Int64 // when the log stored the oldest commit that was read and is not in the bucket yet, in Unix milliseconds; 0 for none
 }
 
-// New returns a Folder.
+// New returns an Aggregator.
 func New(cfg Config) *Aggregator { return &Aggregator{cfg: cfg} }
 
 // Collectors returns the Prometheus metrics of the Aggregator.

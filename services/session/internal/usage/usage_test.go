@@ -133,13 +133,13 @@ func (w *world) turn(tenant, id string, n int, between func()) {
 	w.mu.Unlock()
 }
 
-// copyOf is a running Folder.
+// copyOf is a running Aggregator.
 type copyOf struct {
 	stop func() // ends it regularly
 	cut  func() // closes its connection at any moment
 }
 
-// start runs a Folder on a separate connection. between may replace its JetStream.
+// start runs an Aggregator on a separate connection. between may replace its JetStream.
 func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) copyOf {
 	w.t.Helper()
 	nc := natstest.Conn(w.t, w.srv)
@@ -164,7 +164,7 @@ func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) cop
 	return copyOf{stop, func() { nc.Close(); stop() }}
 }
 
-// tenantEntry returns the entry that services read about a tenant.
+// entry returns the entry that services read about a tenant.
 func (w *world) entry(tenant string) (t budget.Tenant) {
 	w.t.Helper()
 	e, err := w.kv.Get(w.t.Context(), tenant)
