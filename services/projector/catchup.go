@@ -13,7 +13,9 @@ import (
 // Before a backlogReader reads the shard, it waits for other groups that start at the same time: one groupWaitInterval, and
 // then up to maxGroupWaitIntervals in total while groups are starting.
 const (
-	groupWaitInterval     = 10 * time.Millisecond
+	// groupWaitInterval is the interval at which a backlogReader checks whether other groups are still starting.
+	groupWaitInterval = 10 * time.Millisecond
+	// maxGroupWaitIntervals is the maximum number of intervals for which a backlogReader waits for other groups.
 	maxGroupWaitIntervals = 100
 )
 

@@ -47,6 +47,7 @@ type storePool struct {
 	free chan *store.Store // nil for a connection that is not open
 }
 
+// newStorePool returns a pool of size connections, which open opens when they are first used.
 func newStorePool(open storeOpener, size int) *storePool {
 	p := &storePool{open: open, free: make(chan *store.Store, size)}
 	for range size {
@@ -77,6 +78,7 @@ func (p *storePool) withStore(ctx context.Context, f func(*store.Store) error) (
 	return f(s)
 }
 
+// close closes the connections of the pool.
 func (p *storePool) close() (err error) {
 	for range cap(p.free) {
 		if s := <-p.free; s != nil {

@@ -43,6 +43,7 @@ type groupProjection struct {
 	atEnd      bool // whether the end of the log was reached since the read began
 }
 
+// newGroupProjection returns the projection of the group n. It does nothing before lockAndProject.
 func newGroupProjection(p *Projector, n int, logger *slog.Logger) *groupProjection {
 	return &groupProjection{
 		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,

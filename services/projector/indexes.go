@@ -114,4 +114,5 @@ func (d *deferredIndexes) executeStatements(ctx context.Context, list *[]string)
 	return nil
 }
 
+// close closes the connection to Postgres.
 func (d *deferredIndexes) close(ctx context.Context) error { return d.conn.Close(ctx) }

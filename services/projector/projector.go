@@ -180,7 +180,9 @@ func (p *Projector) projectGroup(ctx context.Context, n int) {
 
 // Pauses between retries. The first is short, because most errors are transient.
 const (
+	// minRetryPause is the pause after the first failure of an operation.
 	minRetryPause = 20 * time.Millisecond
+	// maxRetryPause is the maximum pause after several failures of an operation in a row.
 	maxRetryPause = 2 * time.Second
 )
 

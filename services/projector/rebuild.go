@@ -33,7 +33,8 @@ const (
 	// maxCatchUpPasses is the maximum number of passes in which a rebuild catches up with a log that grows as fast as
 	// it is folded.
 	maxCatchUpPasses = 20
-	closeTimeout     = 30 * time.Second
+	// rebuildCloseTimeout is the maximum time in which a rebuild releases its locks and connections.
+	rebuildCloseTimeout = 30 * time.Second
 )
 
 // RebuildReport describes a completed rebuild.
@@ -190,7 +191,7 @@ func (b *rebuild) dropLeftoverSchemas(ctx context.Context) error {
 
 // close releases the locks and connections of the rebuild, also if ctx has ended.
 func (b *rebuild) close() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), rebuildCloseTimeout)
 	defer cancel()
 	for _, g := range b.groups {
 		if g.store != nil {

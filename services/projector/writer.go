@@ -59,6 +59,7 @@ type submittedWrite struct {
 	done  chan error // receives the result
 }
 
+// newSharedWriter returns a sharedWriter that opens its connection with open when it is first used.
 func newSharedWriter(open storeOpener) *sharedWriter {
 	w := &sharedWriter{open: open, conn: make(chan *lockConnection, 1), wake: make(chan struct{}, 1)}
 	w.commit = w.commitAll

@@ -69,6 +69,7 @@ func (d *deadLetterStore) Drop(ctx context.Context, tenant string, sequence uint
 	return d.deleteMessage(ctx, sequence)
 }
 
+// deleteMessage deletes the message at a sequence of the stream DEAD. A message that does not exist is not an error.
 func (d *deadLetterStore) deleteMessage(ctx context.Context, sequence uint64) error {
 	stream, err := d.stream.Open(ctx)
 	if err != nil {

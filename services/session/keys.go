@@ -19,6 +19,7 @@ type apiKeyChains struct {
 	partitions events.Partitioning
 }
 
+// newAPIKeyChains returns an apiKeyChains that reads the streams of the log l.
 func newAPIKeyChains(js jetstream.JetStream, l eventlog.Log) apiKeyChains {
 	out := apiKeyChains{partitions: l.Partitioning()}
 	for i := range l.Shards() {

@@ -53,14 +53,17 @@ func DescribeMetrics(r prometheus.Registerer) {
 	r.MustRegister(new(usage.Aggregator).Collectors()...)
 }
 
+// observeCommand records a command of a type, its outcome, and how long it took.
 func (m *metrics) observeCommand(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()
 	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
 }
 
+// countSignedHeads adds n to the number of signed heads, and records the present time as that of the last signing.
 func (m *metrics) countSignedHeads(n int) {
 	m.heads.Add(float64(n))
 	m.headsAt.SetToCurrentTime()
 }
 
+// observeReactorLag records the time from the append of a commit to the end of its handling by the reactor.
 func (m *metrics) observeReactorLag(lag time.Duration) { m.lag.Observe(max(0, lag.Seconds())) }

@@ -35,6 +35,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 // from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
+// observeCommand records a command of a type, its outcome, and how long it took.
 func (m *metrics) observeCommand(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()
 	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())

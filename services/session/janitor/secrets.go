@@ -56,6 +56,7 @@ func (p *pass) removeRefusedSecrets(ctx context.Context) error {
 	return nil
 }
 
+// secretSubjectPrefix is the beginning of the NATS subjects of all secrets in the bucket secrets.
 const secretSubjectPrefix = "$KV." + topology.BucketSecrets + "."
 
 // secretsNotInReadModels returns the stored secrets that are old enough to be removed and to which the read models do

@@ -282,6 +282,7 @@ func (f *batchFold) addUsageAtExecutionEnd(a *sessionRows, x *Execution, e event
 	return f.addUsage(a, e, took)
 }
 
+// totalTokens returns the sum of the execution's tokens of all kinds.
 func (x *Execution) totalTokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
 
 // budgetPeriod returns the period of the tenant's budget that an event sets or removes, or "" for another event.

@@ -236,7 +236,7 @@ func (f *batchFold) newEventRow(a *sessionRows, s *Session, position string, e e
 func (f *batchFold) findOrAddSession(a *sessionRows, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &cachedRow[Session]{row: Session{
-			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", Environments: "[]", CreatedAt: postgresTime(e.Time),
+			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: sessionStatusOpen, Options: "{}", Environments: "[]", CreatedAt: postgresTime(e.Time),
 		}}
 	}
 	return markChanged(&f.sessions, a.session)
@@ -279,7 +279,7 @@ func (f *batchFold) foldSession(s *Session, e events.Event) {
 	case events.ExecutionDispatched:
 		s.Idle = false
 	case events.SessionClosed:
-		s.Status = statusClosed
+		s.Status = sessionStatusClosed
 	case events.SandboxUsage:
 		s.SandboxMs += clampInt64(d.DurationMs)
 		s.SandboxCostUSD = clampFinite(s.SandboxCostUSD + d.CostUSD)

@@ -79,6 +79,7 @@ type sessionRows struct {
 	usageByDayChanged bool                // whether Session.Spent lacks a part of shares
 }
 
+// newSessionRows returns the rows of the session k, without any row.
 func newSessionRows(k RowKey) *sessionRows {
 	return &sessionRows{
 		key: k, executions: map[string]*cachedRow[Execution]{}, blocks: map[string]*cachedRow[Block]{}, calls: map[string]*cachedRow[ToolCall]{},
@@ -87,6 +88,7 @@ func newSessionRows(k RowKey) *sessionRows {
 	}
 }
 
+// rowCount returns the number of the session's rows in memory.
 func (a *sessionRows) rowCount() int {
 	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.approvals) + len(a.sandboxes) + len(a.files) + len(a.usage)
 }

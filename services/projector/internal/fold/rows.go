@@ -271,8 +271,8 @@ const (
 	phaseFailed    = "failed"
 	phaseCancelled = "cancelled"
 
-	statusOpen   = "open"
-	statusClosed = "closed"
+	sessionStatusOpen   = "open"
+	sessionStatusClosed = "closed"
 
 	statusPending  = "pending"
 	statusComplete = "complete"

@@ -64,11 +64,13 @@ func (s *Store) LoadRows(ctx context.Context, m fold.MissingRows) (p fold.FoundR
 	return p, nil
 }
 
-// selectLastStates selects the last saved state of each session, with the columns of states. selectEventsSince selects
-// the events after that state, with the columns of events.
 const (
+	// selectLastStates is the SQL query for the last saved state of each session, with the columns of the table
+	// session_states.
 	selectLastStates = `SELECT s.tenant, s.session, s.seq, s.version, s.state FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		CROSS JOIN LATERAL (SELECT * FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s`
+	// selectEventsSince is the SQL query for the events of each session after its last saved state, with the columns of
+	// the table events.
 	selectEventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		LEFT JOIN LATERAL (SELECT seq FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s ON true
 		CROSS JOIN LATERAL (SELECT * FROM events WHERE tenant = k.tenant AND session = k.session AND seq > coalesce(s.seq, 0) ORDER BY seq) e`

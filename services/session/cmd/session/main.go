@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
+// cli holds the parsed command line of the session service.
 type cli struct {
 	daemon.Settings
 	daemon.LogSettings

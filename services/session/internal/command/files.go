@@ -40,6 +40,7 @@ func checkFiles(c command.Command, list []command.File) error {
 	return nil
 }
 
+// sessionFiles converts the uploaded files of a command to the form of the session's events.
 func sessionFiles(c command.Command, list []command.File) []session.File {
 	var out []session.File
 	for _, f := range list {

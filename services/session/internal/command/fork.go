@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	// codeCursorAhead is the code of the refusal of a fork at an event that the session does not have yet.
 	codeCursorAhead = "CURSOR_AHEAD"
 
 	// snapshotWaitTimeout is the maximum time for which a fork waits for the snapshot after the end of an execution.

@@ -12,9 +12,13 @@ import (
 
 // Limits of a walkCache.
 const (
-	maxCachedSessions  = 64   // sessions in the cache
-	maxMarksPerSession = 64   // marks of a session
-	initialMarkSpacing = 1000 // events between two marks of a session, as long as they are not too many
+	// maxCachedWalks is the maximum number of sessions in a walkCache.
+	maxCachedWalks = 64
+	// maxMarksPerSession is the maximum number of marks of one session in a walkCache.
+	maxMarksPerSession = 64
+	// initialMarkSpacing is the number of events between two marks of a session. It doubles when the session has too
+	// many marks.
+	initialMarkSpacing = 1000
 )
 
 // walkCache caches, for sessions that were forked, the state after a part of their log, so that the next fork of a
@@ -56,7 +60,7 @@ func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walk
 	}
 	w.uses++
 	one.used = w.uses
-	if len(w.sessions) > maxCachedSessions {
+	if len(w.sessions) > maxCachedWalks {
 		oldest := ref
 		for r, s := range w.sessions {
 			if s.used < w.sessions[oldest].used {

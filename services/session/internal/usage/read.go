@@ -19,7 +19,8 @@ import (
 const (
 	// maxPayloadTries is the maximum number of times that a missing payload is requested from the object store before
 	// its commit is folded without it. A replica of the store may lag.
-	maxPayloadTries   = 3
+	maxPayloadTries = 3
+	// payloadRetryPause is the pause between two requests for a missing payload.
 	payloadRetryPause = 200 * time.Millisecond
 	// maxConcurrentHistories is the maximum number of sessions whose commits are read from the log at the same time.
 	maxConcurrentHistories = 16
@@ -76,6 +77,7 @@ type sessionUsageCache struct {
 	whole  []bool // by shard: every session of the shard that is not in memory has no commits yet
 }
 
+// newSessionUsageCache returns an empty cache of about limit sessions and executions, which reads sessions from log.
 func newSessionUsageCache(log eventlog.Log, limit int) *sessionUsageCache {
 	return &sessionUsageCache{log: log, max: limit, recent: map[sessionKey]*budget.SessionUsage{}, whole: make([]bool, log.Shards())}
 }

@@ -39,8 +39,10 @@ const (
 	// writeTimeout is the timeout of each write to the bucket budgets.
 	writeTimeout = 10 * time.Second
 
+	// firstRetryPause is the pause after the first failure of Run.
 	firstRetryPause = 50 * time.Millisecond
-	maxRetryPause   = 2 * time.Second
+	// maxRetryPause is the maximum pause after several failures of Run in a row.
+	maxRetryPause = 2 * time.Second
 )
 
 // Config configures an Aggregator. Every field is required.

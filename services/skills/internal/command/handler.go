@@ -24,9 +24,9 @@ import (
 
 // The codes of refusals that package skill does not define.
 const (
-	codeInvalid       = "INVALID_REQUEST"
-	codeNotFound      = "SKILL_NOT_FOUND"
-	codeUploadMissing = "SKILL_UPLOAD_MISSING"
+	codeInvalidRequest = "INVALID_REQUEST"
+	codeSkillNotFound  = "SKILL_NOT_FOUND"
+	codeUploadMissing  = "SKILL_UPLOAD_MISSING"
 )
 
 // Config configures a Handler. Every field is required.
@@ -107,7 +107,7 @@ func refusalOf(err error) *command.Error {
 	case errors.As(err, &zip):
 		return &command.Error{Code: zip.Code, Field: zip.Field, Detail: zip.Message()}
 	case errors.As(err, &decided) && decided.Code == versions.CodeNotFound:
-		return &command.Error{Code: codeNotFound, Field: decided.Field, Detail: decided.Detail}
+		return &command.Error{Code: codeSkillNotFound, Field: decided.Field, Detail: decided.Detail}
 	case errors.As(err, &decided):
 		return &command.Error{Code: decided.Code, Field: decided.Field, Detail: decided.Detail}
 	case errors.As(err, &none):
@@ -122,15 +122,15 @@ func refusalOf(err error) *command.Error {
 
 // invalidFieldError returns the refusal of a command with an invalid field. detail is the message for the client.
 func invalidFieldError(field, detail string) *command.Error {
-	return &command.Error{Code: codeInvalid, Field: field, Detail: detail}
+	return &command.Error{Code: codeInvalidRequest, Field: field, Detail: detail}
 }
 
 // skillNotFoundError returns the refusal of a command whose reference names a skill or a version that does not exist.
 func skillNotFoundError(ref events.Reference) *command.Error {
 	if ref.Version == "" {
-		return &command.Error{Code: codeNotFound, Field: "slug", Detail: fmt.Sprintf("there is no skill %s", ref)}
+		return &command.Error{Code: codeSkillNotFound, Field: "slug", Detail: fmt.Sprintf("there is no skill %s", ref)}
 	}
-	return &command.Error{Code: codeNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
+	return &command.Error{Code: codeSkillNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
 }
 
 // execute carries out a command of any type.
