@@ -17,9 +17,9 @@ import (
 // rowDatabase looks up and writes the rows of a group in Postgres. It is a *storeConnections or, in a rebuild, a
 // *store.Store.
 type rowDatabase interface {
-	// Load looks up rows.
+	// LoadRows reads the requested rows that Postgres has.
 	LoadRows(ctx context.Context, m fold.MissingRows) (fold.FoundRows, error)
-	// Apply writes the changes of the group in a transaction of their own; its errors are those of store.Apply.
+	// Apply writes the changes of the group in a transaction of their own; its errors are those of store.Store.Apply.
 	Apply(ctx context.Context, w store.GroupWrite) error
 }
 

@@ -119,7 +119,7 @@ type shadowGroup struct {
 	items   []queuedCommit // items that were not written yet
 	bytes   int
 	from    uint64        // stream sequence at which the present read starts for the group
-	written chan struct{} // closed when the last flush was written; nil before the first
+	written chan struct{} // closed when the last call of writeCommits has written its commits; nil before the first call
 }
 
 // createShadowSchema takes the lock of rebuilds and creates an empty shadow schema.

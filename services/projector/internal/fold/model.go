@@ -16,7 +16,7 @@ type Model struct {
 	group         int16
 	limit         int
 	sessions      map[RowKey]*sessionRows
-	recent        *list.List // of *aggregate, most recently used first
+	recent        *list.List // of *sessionRows, most recently used first
 	keys          map[RowKey]*cachedRow[APIKey]
 	entries       map[RowKey]*cachedRow[CatalogueEntry]
 	versions      map[ChildKey]*cachedRow[CatalogueVersion]
@@ -26,7 +26,7 @@ type Model struct {
 	// final stands for each block that is complete and stored, of which no further event changes anything.
 	final *cachedRow[Block]
 
-	lastDay  string // result of the last call of day
+	lastDay  string // result of the last call of cachedUTCDay
 	dayBegin int64  // Unix time at which lastDay begins; not set while lastDay is ""
 
 	tenantUsage   map[RowKey]*cachedRow[TenantUsage]
@@ -76,7 +76,7 @@ type sessionRows struct {
 	history *history.State // state after the last event; nil if it is not in memory
 
 	usageByDay        map[string]dayUsage // Session.Spent by day; nil if it was not decoded
-	usageByDayChanged bool                // whether Session.Spent lacks a part of shares
+	usageByDayChanged bool                // whether Session.Spent lacks a part of usageByDay
 }
 
 // newSessionRows returns the rows of the session k, without any row.

@@ -42,8 +42,8 @@ type table[R any] struct {
 	keys    int // number of leading columns that are the primary key
 	columns []column[R]
 	names   []string
-	insert  string // inserts rows; the arguments are those of args
-	upsert  string // inserts rows, or replaces rows with the same keys; the arguments are those of args
+	insert  string // inserts rows; the arguments are those that columnArrays returns
+	upsert  string // inserts rows, or replaces rows with the same keys; the arguments are those that columnArrays returns
 	lookup  string // selects rows; the arguments are the key columns, each as an array
 }
 

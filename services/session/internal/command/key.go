@@ -251,8 +251,8 @@ type keyFamily struct {
 	h        *Handler
 	tenant   string
 	ancestor string
-	makers   map[string]string       // by key, "" for none
-	others   map[events.Subject]bool // chains of keys that do not descend from the ancestor
+	makers   map[string]string       // key with which each key was created, by key id; "" for none
+	others   map[events.Subject]bool // subjects of keys that do not descend from the ancestor
 }
 
 // newKeyFamily returns the keyFamily of the API key ancestor.

@@ -36,7 +36,7 @@ type walkEntry struct {
 	owner   chan struct{} // holds a value while no fork owns it
 	used    uint64
 	marks   []walkMark // in the order of the log
-	spacing uint32     // events between two of them
+	spacing uint32     // events between two marks
 	last    walkMark   // the mark with the highest seq
 }
 

@@ -417,7 +417,7 @@ func (l *leaderFold) applyBatch(ctx context.Context, batch []readCommit) error {
 // writes all changed entries, and then the checkpoint.
 func (l *leaderFold) writeEntries(ctx context.Context, all bool) error {
 	if all {
-		// An entry of an earlier version whose tenant has no commits is replaced too: a later scan would find it again.
+		// An entry of an earlier version whose tenant has no commits is replaced too: a later call of readEntries would find it again.
 		for name, t := range l.tenants {
 			if t.revision > 0 && t.entry.Shards == nil {
 				l.dirty[name] = t
