@@ -68,7 +68,7 @@ func (g *groupProjection) lockAndProject(ctx context.Context) (err error) {
 	if err := g.live.announceTakeover(); err != nil {
 		return fmt.Errorf("announce the start: %w", err)
 	}
-	g.logger.Info("reading", "after", g.foldedPosition(), "caught_up", g.checkpoint.CaughtUp)
+	g.logger.Info("reading the log", "after", g.foldedPosition(), "caught_up", g.checkpoint.CaughtUp)
 	reading, stop := context.WithCancel(ctx)
 	var reader sync.WaitGroup
 	after := g.foldedPosition() // copied, because projectQueue changes the checkpoint while the reader starts
@@ -298,7 +298,7 @@ func (g *groupProjection) foldAndWrite(ctx context.Context, s projectionStep, ap
 	}
 	if err := g.live.announceChanges(changes.Announcements); err != nil {
 		// The rows are stored; gateways detect the missing announcement.
-		g.logger.Warn("announce on LIVE", "error", err)
+		g.logger.Warn("publish announcements on LIVE", "error", err)
 	}
 	return nil
 }

@@ -333,7 +333,7 @@ func (b *rebuild) foldUpTo(ctx context.Context, target []store.Checkpoint) error
 }
 
 // errTargetReached ends a read of the log when every group has reached its target.
-var errTargetReached = errors.New("done")
+var errTargetReached = errors.New("every group has reached its target")
 
 // foldShard reads a shard of the log once for all its groups, and writes the folded rows concurrently with the read.
 func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadowGroup) error {

@@ -48,11 +48,11 @@ func (d *deadLetterStore) Retry(ctx context.Context, tenant string, sequence uin
 		return err
 	}
 	if !letter.Retryable() {
-		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter is of no session, or is a command, whose sender was told to send it again; drop it"}
+		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter belongs to no session, or is a command, whose sender was told to send it again: drop the letter"}
 	}
 	err = d.react.RepublishJob(ctx, letter.Tenant, letter.Session, cause)
 	if errors.Is(err, reactor.ErrSessionGone) {
-		return &command.Error{Code: "SESSION_NOT_FOUND", Field: "sessionId", Detail: "the session " + letter.Session + " of the dead letter does not exist, or was deleted; drop the letter"}
+		return &command.Error{Code: "SESSION_NOT_FOUND", Field: "sessionId", Detail: "the session " + letter.Session + " of the dead letter does not exist, or was deleted: drop the letter"}
 	}
 	if err != nil {
 		return err

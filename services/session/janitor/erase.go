@@ -62,7 +62,7 @@ func (e eraser) erase(ctx context.Context, seq uint64) error {
 func (e eraser) checkErased(ctx context.Context, subject string, below uint64) error {
 	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
-		return fmt.Errorf("ask what is left of %s in stream %s: %w", subject, e.streamName(), err)
+		return fmt.Errorf("count the remaining messages of %s in stream %s: %w", subject, e.streamName(), err)
 	}
 	left := info.State.Subjects[subject]
 	if below > 0 {

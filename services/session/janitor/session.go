@@ -125,7 +125,7 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (s
 		return "the session service has not passed it", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask how far the session service is: %w", err)
+		return "", fmt.Errorf("read the position of the session service: %w", err)
 	}
 	if c.CachedInfo().AckFloor.Stream < at {
 		return "the session service has not passed it", nil
@@ -216,7 +216,7 @@ func (p *pass) appendToRuns(ctx context.Context, l *eventlog.Loaded, step string
 	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.Derive(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
-		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
+		p.logger.Info("another writer appended first", "step", step, "session", l.ID)
 		return nil
 	}
 	return err
@@ -236,7 +236,7 @@ func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (u
 func (p *pass) sessionUsage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
-		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read the usage of session %s: %w", l.ID, err)
 	}
 	if text == "" {
 		return nil, 0, nil
@@ -248,7 +248,7 @@ func (p *pass) sessionUsage(ctx context.Context, l *eventlog.Loaded) (out []even
 		Stored     uint64 `json:"stored"`
 	}{}
 	if err := json.Unmarshal([]byte(text), &days); err != nil {
-		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read the usage of session %s: %w", l.ID, err)
 	}
 	for _, day := range slices.Sorted(maps.Keys(days)) {
 		d := days[day]

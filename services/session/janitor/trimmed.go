@@ -39,7 +39,7 @@ func (p *pass) appendTrimEvents(ctx context.Context) error {
 	var errs []error
 	for k, t := range p.trimmed {
 		if err := p.appendTrimEvent(ctx, k, t); err != nil {
-			errs = append(errs, fmt.Errorf("report what was removed of session %s of tenant %s: %w", k.ID, k.Tenant, err))
+			errs = append(errs, fmt.Errorf("record the removed objects of session %s of tenant %s: %w", k.ID, k.Tenant, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -23,7 +23,7 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 			return command.Answer{}, err
 		}
 		if b.Budget == (events.Budget{}) {
-			return command.Answer{}, invalidFieldError("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+			return command.Answer{}, invalidFieldError("budget", "the budget has no limit: set turns, tokens, costUsd or timeMs, or remove the budget")
 		}
 		period, data = b.Period, events.TenantBudgetSet{Tenant: c.Tenant, Period: b.Period, Budget: b.Budget}
 	} else {

@@ -214,7 +214,7 @@ func (h *Handler) pinAgent(ctx context.Context, c command.Command, b command.Cre
 	var err error
 	switch {
 	case b.Instance != "" && b.Agent != "":
-		return nil, invalidFieldError("instance", "an instance names its agent: give one of agent and instance")
+		return nil, invalidFieldError("instance", "agent and instance exclude each other: an instance names its agent")
 	case b.Instance != "":
 		var ref events.Reference
 		if ref, err = parseReference("instance", b.Instance); err != nil {

@@ -73,7 +73,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 		return out, invalidFieldError("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
 	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
-		return out, invalidFieldError("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
+		return out, invalidFieldError("sandbox", fmt.Sprintf("limits.turns of an agent of architecture %s needs the egress proxy of the providers docker and modal; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inheritOptions(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
@@ -95,7 +95,7 @@ func checkTranscript(c command.Command, t events.Transcript, architecture string
 		return invalidFieldError("transcript", fmt.Sprintf("%.100q is not a transcript of the session", t.Object))
 	}
 	if t.Architecture != architecture {
-		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, and the session of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}
+		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, but the session is of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}
 	}
 	return nil
 }
@@ -234,7 +234,7 @@ func checkVariables(list map[string]events.Variable) error {
 			return invalidFieldError("environment."+name, err.Error())
 		}
 		if v := list[name]; v.Secret != (v.Sealed != "") || v.Secret && v.Value != "" {
-			return invalidFieldError("environment."+name, "a secret has a sealed value and no other; what is no secret has a plain one")
+			return invalidFieldError("environment."+name, "a secret must have a sealed value only, and another variable a plain value only")
 		}
 	}
 	return nil

@@ -82,7 +82,7 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 		return events.Reference{}, fmt.Errorf("instance %s is a %T", ref, p)
 	}
 	if of := applied.Spec.Agent.Bare(); of != agent {
-		return events.Reference{}, invalidFieldError("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s that is of %s, or name an instance", ref, of, ref, agent))
+		return events.Reference{}, invalidFieldError("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s for agent %s, or name an instance", ref, of, ref, agent))
 	}
 	return applied.Ref, nil
 }

@@ -25,7 +25,7 @@ func (r *Reactor) scheduleTimer(ctx context.Context, l *eventlog.Loaded, at time
 		headerFireTime:         {strconv.FormatInt(at.UnixMilli(), 10)},
 	}}
 	if _, err := r.cfg.JetStream.PublishMsg(ctx, msg); err != nil {
-		return fmt.Errorf("arm the timer of %s: %w", l.ID, err)
+		return fmt.Errorf("set the timer of %s: %w", l.ID, err)
 	}
 	return nil
 }

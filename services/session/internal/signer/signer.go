@@ -149,7 +149,7 @@ func (s *Signer) signChangedHeads(ctx context.Context, shard int) error {
 		}
 		changes, err := s.cfg.Log.Changed(ctx, eventlog.Position{Shard: shard, Seq: t.entry.Through}, heads.MaxHeads)
 		if err != nil {
-			return fmt.Errorf("find what changed: %w", err)
+			return fmt.Errorf("find the changed subjects: %w", err)
 		}
 		if changes.Through.Seq <= t.entry.Through {
 			return nil
@@ -304,7 +304,7 @@ func (s *Signer) readChainEnd(ctx context.Context, shard int) (chainEnd, error) 
 
 // chainCutError returns the error for a chain of signed heads that no longer has an entry that this copy has seen.
 func chainCutError(shard int, seen chainEnd) error {
-	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
+	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; check the log with spool verify, and restart the service to continue",
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 

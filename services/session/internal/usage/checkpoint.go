@@ -40,7 +40,7 @@ func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uin
 }
 
 // errKeyChanged is returned when another writer has changed a key of the bucket budgets first.
-var errKeyChanged = errors.New("another writer was faster")
+var errKeyChanged = errors.New("another writer changed the key first")
 
 // putValue writes the JSON of a value to a key and returns the key's new revision. revision is the last known one, 0
 // for a new key. It returns errKeyChanged if the key has another revision.

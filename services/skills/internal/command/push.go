@@ -76,11 +76,11 @@ func checkPush(c command.Command, b command.PushSkill) error {
 	}
 	switch {
 	case ref.Version != "":
-		return invalidFieldError("version", "a push makes its version itself: leave it out")
+		return invalidFieldError("version", "the push creates the version: leave version out")
 	case !events.IsDigest(b.SHA256):
 		return invalidFieldError("sha256", "must be a SHA-256 in hexadecimal digits")
 	case b.Object != command.SkillUpload(c.Tenant, c.ID): // otherwise a client could read another client's upload
-		return invalidFieldError("object", "the upload is not this command's")
+		return invalidFieldError("object", "the upload belongs to another command")
 	}
 	for i, t := range b.Tags {
 		if !events.IsTag(t) {
@@ -198,9 +198,9 @@ func uploadError(err error) error {
 	var corrupt *workspace.CorruptError
 	switch {
 	case errors.Is(err, workspace.ErrNotFound):
-		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload is not there, or no longer: push again"}
+		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload does not exist, or not any more: push again"}
 	case errors.As(err, &corrupt):
-		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload is not whole: push again"}
+		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload is incomplete or damaged: push again"}
 	}
 	return err
 }
