@@ -59,7 +59,7 @@ func (g *groupProjection) lockAndProject(ctx context.Context) (err error) {
 	if err := g.awaitLock(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.p.writer.unlock(ctx, g.conn, g.n)) }()
+	defer func() { err = errors.Join(err, g.p.writer.unlockGroup(ctx, g.conn, g.n)) }()
 	g.p.counts.setLeading(g.n, true)
 	defer g.p.counts.setLeading(g.n, false)
 	if err := g.loadCheckpoint(ctx); err != nil {
@@ -85,7 +85,7 @@ func (g *groupProjection) awaitLock(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		var err error
-		if g.conn, err = g.p.writer.tryLock(ctx, g.n); err != nil || g.conn != nil {
+		if g.conn, err = g.p.writer.tryLockGroup(ctx, g.n); err != nil || g.conn != nil {
 			return err
 		}
 		g.arrived() // the group does not catch up now
@@ -202,14 +202,14 @@ func (g *groupProjection) projectNextCommits(ctx context.Context) error {
 		items = append(items, rest...)
 		g.p.counts.recordStepBegin(g.n, items)
 	}
-	defer t.leave()
+	defer t.leaveCommit()
 	began := time.Now()
 	err := g.projectStep(ctx, newProjectionStep(items, more), func(ctx context.Context, w store.GroupWrite) error {
 		if w.IsBulk() {
-			t.leave()
+			t.leaveCommit()
 			return g.db.Apply(ctx, w)
 		}
-		return t.submit(ctx, g.conn, w)
+		return t.submitWrite(ctx, g.conn, w)
 	})
 	if err != nil {
 		return err

@@ -149,7 +149,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	}()
 	var all errgroup.Group
 	all.Go(func() error {
-		p.writer.run(ctx)
+		p.writer.runCommits(ctx)
 		return nil
 	})
 	for n := range p.deps.Log.Partitioning().Groups() {

@@ -31,7 +31,7 @@ func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 			q.items, q.sizes = append(q.items, item), append(q.sizes, bytes)
 			q.bytes += bytes
 			q.mu.Unlock()
-			signal(q.ready)
+			trySignal(q.ready)
 			return nil
 		}
 		q.mu.Unlock()
@@ -54,16 +54,16 @@ func (q *queue[T]) take(n int) (items []T, more bool) {
 	}
 	q.items, q.sizes = q.items[n:], q.sizes[n:]
 	if n > 0 {
-		signal(q.space)
+		trySignal(q.space)
 	}
 	if len(q.items) > 0 {
-		signal(q.ready)
+		trySignal(q.ready)
 	}
 	return items, len(q.items) > 0
 }
 
-// signal puts a token into the channel c, which has a buffer of one, unless a token is already there.
-func signal(c chan struct{}) {
+// trySignal puts a token into the channel c, which has a buffer of one, unless a token is already there.
+func trySignal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -64,11 +64,11 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Rebuil
 	began := deps.Now()
 	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().Groups())}
 	logger := deps.Logger.With("doing", "rebuild")
-	r, err = (&rebuild{p: p, logger: logger, defers: true}).run(ctx, compare)
+	r, err = (&rebuild{p: p, logger: logger, defers: true}).foldAndFinish(ctx, compare)
 	if errors.Is(err, errIndexRefused) {
 		// With all indexes in place, the commit of the row is found and projected without the row, as live.
 		logger.Warn("fold again with indexes", "error", err)
-		r, err = (&rebuild{p: p, logger: logger}).run(ctx, compare)
+		r, err = (&rebuild{p: p, logger: logger}).foldAndFinish(ctx, compare)
 	}
 	if err != nil {
 		return r, fmt.Errorf("rebuild: %w", err)
@@ -77,9 +77,9 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Rebuil
 	return r, nil
 }
 
-// run folds the log into the shadow schema, and then compares the live schema with it or replaces the live schema by
+// foldAndFinish folds the log into the shadow schema, and then compares the live schema with it or replaces the live schema by
 // it.
-func (b *rebuild) run(ctx context.Context, compare bool) (r RebuildReport, err error) {
+func (b *rebuild) foldAndFinish(ctx context.Context, compare bool) (r RebuildReport, err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.createShadowSchema(ctx); err != nil {
 		return r, err

@@ -43,7 +43,7 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 		p.writer = newSharedWriter(func(ctx context.Context) (*store.Store, error) {
 			return store.Open(ctx, p.cfg.DatabaseURL, readmodel.Schema)
 		})
-		if g.conn, err = p.writer.tryLock(t.Context(), 0); err != nil || g.conn == nil {
+		if g.conn, err = p.writer.tryLockGroup(t.Context(), 0); err != nil || g.conn == nil {
 			t.Fatal(g.conn, err)
 		}
 		if err := g.loadCheckpoint(t.Context()); err != nil {

@@ -67,8 +67,8 @@ func newSharedWriter(open storeOpener) *sharedWriter {
 	return w
 }
 
-// run executes the transactions that write the submitted rows of the groups, until ctx ends.
-func (w *sharedWriter) run(ctx context.Context) {
+// runCommits executes the transactions that write the submitted rows of the groups, until ctx ends.
+func (w *sharedWriter) runCommits(ctx context.Context) {
 	timer := time.NewTimer(math.MaxInt64)
 	defer timer.Stop()
 	for {
@@ -123,7 +123,7 @@ func (w *sharedWriter) nextSharedCommit(now time.Time) (list []*submittedWrite, 
 }
 
 // sharedCommitMember is a group's membership in a shared commit of the sharedWriter. The transaction waits for the
-// group until the group calls submit or leave.
+// group until the group calls submitWrite or leaveCommit.
 type sharedCommitMember struct {
 	w     *sharedWriter
 	round int // 0 for none: the group does not take part in a shared commit
@@ -135,7 +135,7 @@ func (w *sharedWriter) joinNextCommit(ctx context.Context) (sharedCommitMember, 
 	w.mu.Lock()
 	w.waiting = append(w.waiting, begin)
 	w.mu.Unlock()
-	signal(w.wake)
+	trySignal(w.wake)
 	select {
 	case round := <-begin:
 		return sharedCommitMember{w, round}, nil
@@ -144,32 +144,32 @@ func (w *sharedWriter) joinNextCommit(ctx context.Context) (sharedCommitMember, 
 	}
 }
 
-// leave ends the membership, so that the transaction of the shared commit does not wait for the group. It has no effect
-// after submit or leave.
-func (t *sharedCommitMember) leave() {
+// leaveCommit ends the membership, so that the transaction of the shared commit does not wait for the group. It has no effect
+// after submitWrite or leaveCommit.
+func (t *sharedCommitMember) leaveCommit() {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
-	t.leaveLocked()
-	signal(t.w.wake)
+	t.leaveCommitLocked()
+	trySignal(t.w.wake)
 }
 
-// leaveLocked is like leave, but the caller must hold the mutex of the sharedWriter.
-func (t *sharedCommitMember) leaveLocked() {
+// leaveCommitLocked is like leaveCommit, but the caller must hold the mutex of the sharedWriter.
+func (t *sharedCommitMember) leaveCommitLocked() {
 	if t.round > 0 && t.round == t.w.round {
 		t.w.folding--
 	}
 	t.round = 0
 }
 
-// submit writes rows in the transaction of the shared commit, or of the next one if that has begun, and returns the
+// submitWrite writes rows in the transaction of the shared commit, or of the next one if that has begun, and returns the
 // result. conn is the connection that holds the group's lock.
-func (t *sharedCommitMember) submit(ctx context.Context, conn *lockConnection, write store.GroupWrite) error {
+func (t *sharedCommitMember) submitWrite(ctx context.Context, conn *lockConnection, write store.GroupWrite) error {
 	s := &submittedWrite{conn, write, make(chan error, 1)}
 	t.w.mu.Lock()
 	t.w.pending = append(t.w.pending, s)
-	t.leaveLocked()
+	t.leaveCommitLocked()
 	t.w.mu.Unlock()
-	signal(t.w.wake)
+	trySignal(t.w.wake)
 	select {
 	case err := <-s.done:
 		return err
@@ -257,9 +257,9 @@ func (w *sharedWriter) withConnection(ctx context.Context, want *lockConnection,
 	return f(c)
 }
 
-// tryLock tries to take a group's lock. It returns the connection that holds the lock, or nil if another process holds
+// tryLockGroup tries to take a group's lock. It returns the connection that holds the lock, or nil if another process holds
 // it.
-func (w *sharedWriter) tryLock(ctx context.Context, group int) (conn *lockConnection, err error) {
+func (w *sharedWriter) tryLockGroup(ctx context.Context, group int) (conn *lockConnection, err error) {
 	err = w.withConnection(ctx, nil, func(c *lockConnection) error {
 		locked, err := c.store.TryLockGroup(ctx, group)
 		if locked {
@@ -270,8 +270,8 @@ func (w *sharedWriter) tryLock(ctx context.Context, group int) (conn *lockConnec
 	return conn, err
 }
 
-// unlock releases a group's lock, unless the connection conn that held the lock is lost.
-func (w *sharedWriter) unlock(ctx context.Context, conn *lockConnection, group int) error {
+// unlockGroup releases a group's lock, unless the connection conn that held the lock is lost.
+func (w *sharedWriter) unlockGroup(ctx context.Context, conn *lockConnection, group int) error {
 	err := w.withConnection(ctx, conn, func(c *lockConnection) error { return c.store.UnlockGroup(ctx, group) })
 	if errors.Is(err, errLockLost) || ctx.Err() != nil {
 		return nil // closing the connection releases the lock

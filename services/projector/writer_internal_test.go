@@ -39,7 +39,7 @@ func newRounds(t *testing.T) *rounds {
 		sendResult(list, nil)
 	}
 	var running sync.WaitGroup
-	running.Go(func() { r.run(ctx) })
+	running.Go(func() { r.runCommits(ctx) })
 	t.Cleanup(func() { stop(); running.Wait() })
 	return r
 }
@@ -51,7 +51,7 @@ func (r *rounds) project(group int, folds time.Duration) {
 		return
 	}
 	time.Sleep(folds)
-	_ = t.submit(r.ctx, nil, store.GroupWrite{Group: group})
+	_ = t.submitWrite(r.ctx, nil, store.GroupWrite{Group: group})
 }
 
 // spendBurst makes as many shared commits at once as are allowed, so that the next one begins after sharedCommitInterval.
@@ -125,8 +125,8 @@ func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
 				t.Error(err)
 			}
 			time.Sleep(time.Millisecond)
-			left.leave()
-			left.leave() // has no effect
+			left.leaveCommit()
+			left.leaveCommit() // has no effect
 		})
 		all.Wait()
 		r.project(3, 0)
@@ -140,7 +140,7 @@ func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 		r := newRounds(t)
 		for g := range 3 {
 			full := sharedCommitMember{w: r.sharedWriter}
-			if err := full.submit(r.ctx, nil, store.GroupWrite{Group: g}); err != nil {
+			if err := full.submitWrite(r.ctx, nil, store.GroupWrite{Group: g}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -161,7 +161,7 @@ func TestWriter_StopsWithoutAnswer(t *testing.T) {
 		})
 		all.Go(func() {
 			full := sharedCommitMember{w: w}
-			if err := full.submit(ctx, nil, store.GroupWrite{}); err == nil {
+			if err := full.submitWrite(ctx, nil, store.GroupWrite{}); err == nil {
 				t.Error("a write was committed without a writer")
 			}
 		})

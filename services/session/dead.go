@@ -20,9 +20,9 @@ type deadLetterStore struct {
 	react  *reactor.Reactor
 }
 
-// find returns the dead letter at a sequence of the stream DEAD if it belongs to the tenant or names no tenant, and nil
+// findLetter returns the dead letter at a sequence of the stream DEAD if it belongs to the tenant or names no tenant, and nil
 // otherwise.
-func (d *deadLetterStore) find(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
+func (d *deadLetterStore) findLetter(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
 	stream, err := d.stream.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func (d *deadLetterStore) find(ctx context.Context, tenant string, sequence uint
 
 // Retry implements command.DeadLetters.
 func (d *deadLetterStore) Retry(ctx context.Context, tenant string, sequence uint64, cause string) error {
-	letter, err := d.find(ctx, tenant, sequence)
+	letter, err := d.findLetter(ctx, tenant, sequence)
 	if letter == nil || err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (d *deadLetterStore) Retry(ctx context.Context, tenant string, sequence uin
 
 // Drop implements command.DeadLetters.
 func (d *deadLetterStore) Drop(ctx context.Context, tenant string, sequence uint64) error {
-	letter, err := d.find(ctx, tenant, sequence)
+	letter, err := d.findLetter(ctx, tenant, sequence)
 	if letter == nil || err != nil {
 		return err
 	}

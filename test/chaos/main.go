@@ -115,7 +115,7 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 		for i, kind := range []string{"SSE", "WebSocket"} {
 			cl := &followingClient{kind: kind, session: id}
 			d.clients = append(d.clients, cl)
-			followers.Go(func() { d.follow(following, cl, n+i) })
+			followers.Go(func() { d.followSession(following, cl, n+i) })
 		}
 		d.posts.Add(1)
 		go d.postMessages(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable

@@ -83,7 +83,7 @@ func (o *old) checkForks(t *testing.T) {
 			continue
 		}
 		var refused *compat.StatusError
-		if err := o.Call(o.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/fork", map[string]any{}, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
+		if err := o.CallAPI(o.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/fork", map[string]any{}, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
 			t.Errorf("fork of a deleted session: %v", err)
 		}
 	}
@@ -102,7 +102,7 @@ func (o *old) fork(t *testing.T, key, session string, at uint32) forkOf {
 		SessionID string
 		Parent    forkOf
 	}
-	o.must(t, o.Call(key, "POST", "/api/sessions/"+session+"/fork", map[string]any{"at": at}, &made))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+session+"/fork", map[string]any{"at": at}, &made))
 	made.Parent.SessionID = made.SessionID
 	return made.Parent
 }
@@ -111,7 +111,7 @@ func (o *old) fork(t *testing.T, key, session string, at uint32) forkOf {
 func (o *old) remembers(t *testing.T, key, session string) {
 	t.Helper()
 	var a struct{ ExecutionID string }
-	o.must(t, o.Call(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
 	end, err := o.AwaitEvent(key, session, 0, func(w events.Wire) bool {
 		if w.Type == (events.Error{}).EventType() {
 			t.Errorf("the fork's agent began with %s", w.Data)

@@ -289,7 +289,7 @@ func needClaude(t *testing.T) string {
 // needProc skips a test that lists processes on a machine without /proc.
 func needProc(t *testing.T) {
 	t.Helper()
-	if len(harness.Processes("")) == 0 {
+	if len(harness.FindProcesses("")) == 0 {
 		t.Skip("the test needs /proc")
 	}
 }

@@ -182,7 +182,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 		return w.Type != (events.PermissionDecided{}).EventType()
 	})
 	sleeping := func() bool {
-		return slices.ContainsFunc(harness.Processes("MARK="+mark), func(p harness.Process) bool { return strings.HasPrefix(p.Command, "sleep 600") })
+		return slices.ContainsFunc(harness.FindProcesses("MARK="+mark), func(p harness.Process) bool { return strings.HasPrefix(p.Command, "sleep 600") })
 	}
 	harness.Eventually(t, "the command sleeps", sleeping)
 	k.c.Call(0, "POST", "/api/executions/"+execution+"/cancel", map[string]any{}, nil)
@@ -190,7 +190,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 	if end := ended[events.ExecutionCancelled](first); end.Reason != "cancelled" {
 		t.Errorf("ended with %+v", end)
 	}
-	harness.Eventually(t, "no process of the command is left", func() bool { return len(harness.Processes(mark)) == 0 })
+	harness.Eventually(t, "no process of the command is left", func() bool { return len(harness.FindProcesses(mark)) == 0 })
 	if r := first.kind(events.KindToolUse); len(r) != 1 || !strings.Contains(string(r[0].Input), "sleep 600") {
 		t.Errorf("tool uses %+v", r)
 	}
@@ -271,7 +271,7 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	x := k.mustComplete("hello", "You said: hello")
 	k.audit()
 	k.s = nil // the deleted session cannot be compared with REST
-	before := harness.Processes(c.WorkspaceFolder(k.session), of[events.SandboxReady](x)[0].SandboxID)
+	before := harness.FindProcesses(c.WorkspaceFolder(k.session), of[events.SandboxReady](x)[0].SandboxID)
 	runners := slices.ContainsFunc(before, func(p harness.Process) bool { return strings.HasPrefix(p.Command, "runner serve") })
 	agents := slices.ContainsFunc(before, func(p harness.Process) bool { return p.PID == int(x.started().PID) })
 	if !runners || !agents {
@@ -296,7 +296,7 @@ func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	k.c.DeleteSession(k.session)
 	// The read models of the session are gone, so the test reads the log.
 	var ends []events.Payload
-	for e, err := range eventlog.Session(t.Context(), c.Servers.Log, harness.Tenant, k.session) {
+	for e, err := range eventlog.Session(t.Context(), c.Servers.Log, harness.DefaultTenant, k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}

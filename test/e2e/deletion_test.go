@@ -163,7 +163,7 @@ func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 // awaitErased makes passes of the janitor until a session's content was removed.
 func awaitErased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
 	t.Helper()
-	awaitErasedOf(t, c, j, harness.Tenant, id)
+	awaitErasedOf(t, c, j, harness.DefaultTenant, id)
 }
 
 // awaitErasedOf is like erased for a session of the given tenant.
@@ -206,7 +206,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
 	}
 	planted := plant(t, c, deleted, other)
-	stale, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.Leader)
+	stale, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), harness.DefaultTenant, deleted, eventlog.Leader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func plant(t *testing.T, c *harness.Cluster, sessions ...string) map[string]stri
 		if code := c.Call(0, "GET", "/api/sessions/"+id+"/executions", nil, &page); code != http.StatusOK || len(page.Executions) == 0 {
 			t.Fatalf("the list of executions answered %d with %+v", code, page)
 		}
-		planted[id] = harness.Tenant + ".x." + page.Executions[0].ExecutionID + ".PLANTED"
+		planted[id] = harness.DefaultTenant + ".x." + page.Executions[0].ExecutionID + ".PLANTED"
 		if _, err := kv.Put(t.Context(), planted[id], []byte("sealed")); err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ type received struct {
 
 // readText reads a session with one block to the end of its execution. Each piece of the text must follow the one before
 // it, from the first byte on, and be that of pattern. whole is called after size bytes of text in flight.
-func readText(ctx context.Context, s *system.Socket, size int, whole func()) (r received) {
+func readText(ctx context.Context, s *system.SessionSocket, size int, whole func()) (r received) {
 	for {
 		w, _, err := s.Next(ctx)
 		if err != nil {

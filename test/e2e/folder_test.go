@@ -116,7 +116,7 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	if status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/environment/terminate", nil, nil); status/100 != 2 {
 		t.Fatalf("terminate answered %d %s", status, raw)
 	}
-	harness.Eventually(t, "the sandbox is given up", func() bool { return len(harness.Processes(dir+"\x00")) == 0 || terminated(t, c, id) })
+	harness.Eventually(t, "the sandbox is given up", func() bool { return len(harness.FindProcesses(dir+"\x00")) == 0 || terminated(t, c, id) })
 	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("second\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) 
 		if err != nil {
 			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.streamName(), err)
 		}
-		if err := e.erase(ctx, m.Sequence); err != nil {
+		if err := e.eraseMessage(ctx, m.Sequence); err != nil {
 			return n, err
 		}
 		n++
@@ -45,8 +45,8 @@ func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) 
 	return n, e.checkErased(ctx, subject, below)
 }
 
-// erase erases the message with the stream sequence seq. A message that does not exist any more is not an error.
-func (e eraser) erase(ctx context.Context, seq uint64) error {
+// eraseMessage erases the message with the stream sequence seq. A message that does not exist any more is not an error.
+func (e eraser) eraseMessage(ctx context.Context, seq uint64) error {
 	err := e.stream.SecureDeleteMsg(ctx, seq)
 	if err == nil {
 		return nil

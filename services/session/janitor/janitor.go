@@ -61,8 +61,8 @@ type ReportItem struct {
 	Waits string `json:"waits,omitempty"`
 }
 
-// Report lists the items that a pass of the janitor found.
-type Report struct {
+// PassReport lists the items that a pass of the janitor found.
+type PassReport struct {
 	Items []ReportItem `json:"items"`
 }
 
@@ -131,23 +131,23 @@ func (j *Janitor) Run(ctx context.Context) error {
 
 // RunPass removes content that must not be kept any longer. If dry is true, it only reports what it would remove. A
 // failure for one session does not prevent the work for others; the returned error contains all failures.
-func (j *Janitor) RunPass(ctx context.Context, dry bool) (_ Report, err error) {
+func (j *Janitor) RunPass(ctx context.Context, dry bool) (_ PassReport, err error) {
 	// The ages of objects are measured with the clock that set their times.
 	if err := j.deps.Clock.Measure(ctx); err != nil {
-		return Report{}, err
+		return PassReport{}, err
 	}
 	conn, err := readmodel.Connect(ctx, j.cfg.DatabaseURL, readmodel.Schema)
 	if err != nil {
-		return Report{}, fmt.Errorf("connect to postgres: %w", err)
+		return PassReport{}, fmt.Errorf("connect to postgres: %w", err)
 	}
 	// Closing the connection releases the lock, also if this process is killed.
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	var alone bool
 	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(passLockKey)).Scan(&alone); err != nil {
-		return Report{}, fmt.Errorf("take the janitor's lock: %w", err)
+		return PassReport{}, fmt.Errorf("take the janitor's lock: %w", err)
 	}
 	if !alone {
-		return Report{}, ErrPassRunning
+		return PassReport{}, ErrPassRunning
 	}
 	// Release the lock explicitly: Postgres ends a connection some time later, and the next pass may begin before
 	// that.
@@ -157,9 +157,9 @@ func (j *Janitor) RunPass(ctx context.Context, dry bool) (_ Report, err error) {
 	}()
 	p, err := j.openPass(ctx, conn, dry)
 	if err != nil {
-		return Report{}, err
+		return PassReport{}, err
 	}
-	err = p.run(ctx)
+	err = p.runSteps(ctx)
 	return p.report, err
 }
 
@@ -176,7 +176,7 @@ type pass struct {
 	fileNeeded map[uint64]uint64                      // of the Janitor
 	trimmed    map[sessionKey]events.WorkspaceTrimmed // of the Janitor
 	dry        bool
-	report     Report
+	report     PassReport
 	removed    int // sessions
 
 	streams              []eraser // of the log, by shard
@@ -193,7 +193,7 @@ type pass struct {
 func (j *Janitor) openPass(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
-		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: Report{Items: []ReportItem{}},
+		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: PassReport{Items: []ReportItem{}},
 	}
 	for shard := range j.deps.Log.Shards() {
 		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
@@ -214,8 +214,8 @@ func (j *Janitor) openPass(ctx context.Context, conn *pgx.Conn, dry bool) (*pass
 // addItem adds an item to the report of the pass.
 func (p *pass) addItem(i ReportItem) { p.report.Items = append(p.report.Items, i) }
 
-// run executes all steps of the pass. An error in one step does not prevent the others.
-func (p *pass) run(ctx context.Context) error {
+// runSteps executes all steps of the pass. An error in one step does not prevent the others.
+func (p *pass) runSteps(ctx context.Context) error {
 	return errors.Join(p.processDeletedSessions(ctx), p.removeWorkspaceObjects(ctx), p.appendTrimEvents(ctx), p.removeSkillObjects(ctx), p.removeRefusedSecrets(ctx), p.eraseUnnamedChunks(ctx))
 }
 
@@ -237,7 +237,7 @@ func (p *pass) removeObjects(ctx context.Context, b *objectBucket, item ReportIt
 		return nil
 	}
 	for _, o := range list {
-		if err := b.remove(ctx, o); err != nil {
+		if err := b.removeObject(ctx, o); err != nil {
 			return err
 		}
 		p.recordTrimmedObject(item, o)

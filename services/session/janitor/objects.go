@@ -46,8 +46,8 @@ func (b *objectBucket) nameSubject(name string) string {
 // chunkSubject returns the subject of the chunks of an object's content.
 func (b *objectBucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".C." + nuid }
 
-// list returns those objects of the bucket for which keep returns true.
-func (b *objectBucket) list(ctx context.Context, keep func(bucketObject) bool) ([]bucketObject, error) {
+// listObjects returns those objects of the bucket for which keep returns true.
+func (b *objectBucket) listObjects(ctx context.Context, keep func(bucketObject) bool) ([]bucketObject, error) {
 	var out []bucketObject
 	err := b.eachMessage(ctx, lastPerSubjectConsumer("$O."+b.bucket+".M.>"), func(m streamMessage) {
 		var o bucketObject
@@ -68,7 +68,7 @@ func (b *objectBucket) objectsBySession(ctx context.Context) (map[sessionKey][]b
 		return b.bySession, nil
 	}
 	list := map[sessionKey][]bucketObject{}
-	_, err := b.list(ctx, func(o bucketObject) bool {
+	_, err := b.listObjects(ctx, func(o bucketObject) bool {
 		if of, ok := sessionOfObject(o.Name); ok {
 			list[of] = append(list[of], o)
 		}
@@ -97,13 +97,13 @@ func sessionOfObject(name string) (sessionKey, bool) {
 	return sessionKey{parts[0], parts[1]}, true
 }
 
-// remove erases an object that was listed before. If an object was stored again under the same name meanwhile, the new
+// removeObject erases an object that was listed before. If an object was stored again under the same name meanwhile, the new
 // object stays, because its chunks and its name message are others.
-func (b *objectBucket) remove(ctx context.Context, o bucketObject) error {
+func (b *objectBucket) removeObject(ctx context.Context, o bucketObject) error {
 	if _, err := b.eraseSubject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
 	}
-	return b.erase(ctx, o.seq)
+	return b.eraseMessage(ctx, o.seq)
 }
 
 // findObject returns the object with a name. The bool is false if there is none.
@@ -133,7 +133,7 @@ func (b *objectBucket) unnamedChunks(ctx context.Context, before time.Time) (nui
 		return nil, fmt.Errorf("list chunks of bucket %s: %w", b.bucket, err)
 	}
 	named := map[string]bool{}
-	if _, err := b.list(ctx, func(o bucketObject) bool { named[o.NUID] = true; return false }); err != nil {
+	if _, err := b.listObjects(ctx, func(o bucketObject) bool { named[o.NUID] = true; return false }); err != nil {
 		return nil, err
 	}
 	for subject := range info.State.Subjects {

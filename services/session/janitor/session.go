@@ -290,12 +290,12 @@ func (p *pass) eraseContent(ctx context.Context, l *eventlog.Loaded) error {
 		return err
 	}
 	for _, o := range files {
-		if err := p.workspaces.remove(ctx, o); err != nil {
+		if err := p.workspaces.removeObject(ctx, o); err != nil {
 			return err
 		}
 	}
 	for _, o := range payloads {
-		if err := p.payloads.remove(ctx, o); err != nil {
+		if err := p.payloads.removeObject(ctx, o); err != nil {
 			return err
 		}
 	}

@@ -19,11 +19,11 @@ import (
 // removeSkillObjects removes uploads of skills whose push was decided, and ZIPs to which no version of a skill refers.
 //
 // A push may be in progress. The skills service stores the ZIP again unless the stored ZIP is at most a few minutes
-// old, or the skill already has the version. A ZIP that is removed here is older, and objectBucket.remove keeps an
+// old, or the skill already has the version. A ZIP that is removed here is older, and objectBucket.removeObject keeps an
 // object that was stored again.
 func (p *pass) removeSkillObjects(ctx context.Context) error {
 	var zips []bucketObject
-	uploads, err := p.skills.list(ctx, func(o bucketObject) bool {
+	uploads, err := p.skills.listObjects(ctx, func(o bucketObject) bool {
 		old := o.At.Before(p.removalCutoff())
 		if old && events.IsDigest(o.Name) {
 			zips = append(zips, o)

@@ -134,7 +134,7 @@ func applyAgent(ctx context.Context, sys *system.System, slug, architecture stri
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 
 	// Times from the POST of a decision to the receipt of approval_decided and of approval_resolved, for all turns of Ask,

@@ -182,7 +182,7 @@ type sessionClient struct {
 	client             *system.Client
 	session, execution string
 	blocks             int
-	socket             *system.Socket
+	socket             *system.SessionSocket
 
 	stamps     system.TimestampChecker
 	runner     int             // events of the log that the runner wrote

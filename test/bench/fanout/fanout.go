@@ -113,7 +113,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			}
 		}
 		if len(m.Sessions) > 1 {
-			fmt.Fprintf(b.Messages(), "fanout: %s: target met at up to %d of the measured numbers of sessions %v\n", mode, best, m.Sessions)
+			fmt.Fprintf(b.MessageWriter(), "fanout: %s: target met at up to %d of the measured numbers of sessions %v\n", mode, best, m.Sessions)
 		}
 	}
 	return errors.Join(append(failures, stop())...)

@@ -92,8 +92,8 @@ func (b *Bench) ReportRow(r row.Row) error {
 // repository.
 func ShellCommand(arguments string) string { return "cd test && go run ./bench " + arguments }
 
-// Messages returns the writer for messages that people read. They are not part of the measurements.
-func (b *Bench) Messages() io.Writer { return b.messages }
+// MessageWriter returns the writer for messages that people read. They are not part of the measurements.
+func (b *Bench) MessageWriter() io.Writer { return b.messages }
 
 // PrintSkipped prints a message that the benchmark leaves out some rows of docs/performance.md, and why.
 func (b *Bench) PrintSkipped(rows, reason any) {
@@ -112,7 +112,7 @@ func (b *Bench) CanUseDocker(ctx context.Context, rows string) bool {
 
 // BuildRunner builds cmd/runner and returns the path of the program.
 func (b *Bench) BuildRunner(ctx context.Context) (path string, err error) {
-	return system.Build(ctx, b.Dir, "runner")
+	return system.BuildCommand(ctx, b.Dir, "runner")
 }
 
 // StartModel starts a scripted model server in this process and returns its URL, without /v1. The server stops when the

@@ -12,7 +12,7 @@ import (
 type spoolConversation struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 }
 

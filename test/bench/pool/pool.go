@@ -89,7 +89,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			r.addSession(bare, s)
 		}
 	}
-	return b.ReportRow(r.row(t.size))
+	return b.ReportRow(r.toRow(t.size))
 }
 
 // poolTimings holds the measured durations of all sessions. created is the time from the start of the session's
@@ -107,8 +107,8 @@ func (r *poolTimings) addSession(bare time.Duration, s sessionTimes) {
 	r.text = append(r.text, s.Latency())
 }
 
-// row returns the row of docs/performance.md. size is the number of sandboxes in the warm pool.
-func (r *poolTimings) row(size int) row.Row {
+// toRow returns the row of docs/performance.md. size is the number of sandboxes in the warm pool.
+func (r *poolTimings) toRow(size int) row.Row {
 	p50, base := row.Percentile(r.text, 0.5), row.Percentile(r.bare, 0.5)
 	return row.Row{
 		What:     "first turn of a new session from the warm pool, message posted to first text on the WebSocket, Docker, Claude Code",

@@ -122,7 +122,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 }
 
 // timeForkFromLog measures how long it takes to read a session's whole log and to decide where a fork of it begins.
-func (t *testbed) timeForkFromLog(ctx context.Context, id string) (timings, error) {
+func (t *testbed) timeForkFromLog(ctx context.Context, id string) (callTimings, error) {
 	return timeCalls(t.events, 3, func() error {
 		w := fork.New(fork.Last)
 		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
@@ -164,8 +164,8 @@ func (t *testbed) reportForkHistory(ctx context.Context, b *harness.Bench, url, 
 
 // timeCalls calls do n times, after one call that is not measured, and returns the durations and the allocated memory.
 // seq is the seq of the event that the calls refer to.
-func timeCalls(seq, n int, do func() error) (timings, error) {
-	a := timings{seq: seq}
+func timeCalls(seq, n int, do func() error) (callTimings, error) {
+	a := callTimings{seq: seq}
 	var before, after runtime.MemStats
 	for i := range n + 1 {
 		if i == 1 {

@@ -40,7 +40,7 @@ type Benchmark struct {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	spool, err := system.Build(ctx, b.Dir, "spool")
+	spool, err := system.BuildCommand(ctx, b.Dir, "spool")
 	if err != nil {
 		return err
 	}

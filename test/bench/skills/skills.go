@@ -66,7 +66,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			t = roundTimes{}
 		}
 	}
-	for _, r := range t.rows(s.skills) {
+	for _, r := range t.toRows(s.skills) {
 		if err := b.ReportRow(r); err != nil {
 			return err
 		}
@@ -74,8 +74,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-// rows returns the rows of docs/performance.md about an agent with the given number of skills.
-func (t *roundTimes) rows(skills int) []row.Row {
+// toRows returns the rows of docs/performance.md about an agent with the given number of skills.
+func (t *roundTimes) toRows(skills int) []row.Row {
 	none, first, again, raw := row.Percentile(t.none, 0.5), row.Percentile(t.first, 0.5), row.Percentile(t.again, 0.5), row.Percentile(t.unpacked, 0.5)
 	what := "first turn of a new session, message posted to first text on the WebSocket, Docker, the built-in agent with %d skills that the engine %s"
 	note := fmt.Sprintf("an agent without skills: p50 %.1f ms, p99 %.1f ms; 6 files and 100 KiB each", none, row.Percentile(t.none, 0.99))

@@ -13,7 +13,7 @@ import (
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 }
 

@@ -73,8 +73,8 @@ type System struct {
 	err error // of the first service that stopped by itself
 }
 
-// Build builds the program cmd/<command> of this repository into the folder dir and returns its path.
-func Build(ctx context.Context, dir, command string) (string, error) {
+// BuildCommand builds the program cmd/<command> of this repository into the folder dir and returns its path.
+func BuildCommand(ctx context.Context, dir, command string) (string, error) {
 	return buildPackage(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
 }
 

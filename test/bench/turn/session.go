@@ -12,7 +12,7 @@ import (
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 
 	claimed, started []time.Duration // of all turns, including the first: times from the POST of the message

@@ -19,8 +19,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Tenant is the tenant of all sessions in tests without authentication.
-const Tenant = "default"
+// DefaultTenant is the tenant of all sessions in tests without authentication.
+const DefaultTenant = "default"
 
 // ForSubtest returns the same cluster for the subtest t. Sessions and clients that are created through the result end
 // with the subtest.
@@ -37,7 +37,7 @@ func (c *Cluster) DeleteSession(id string) {
 	// The context of the test has ended when cleanups run.
 	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
-	l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(ctx, Tenant, id, eventlog.Leader)
+	l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(ctx, DefaultTenant, id, eventlog.Leader)
 	requireNoError(c.T, err)
 	if l.Life.Status != session.Deleted {
 		var answer struct{ Detail string }
@@ -45,7 +45,7 @@ func (c *Cluster) DeleteSession(id string) {
 			c.T.Fatalf("delete of session %s answered %d: %s", id, code, answer.Detail)
 		}
 	}
-	c.AwaitDeleted(Tenant, id)
+	c.AwaitDeleted(DefaultTenant, id)
 }
 
 // AwaitDeleted blocks until the log has the end of all queries and sandboxes of the deleted session id, no process of
@@ -59,7 +59,7 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
 	Eventually(c.T, "no process of the deleted session "+id+" is left", func() bool {
-		return len(Processes(append(sandboxes, c.WorkspaceFolder(id))...)) == 0
+		return len(FindProcesses(append(sandboxes, c.WorkspaceFolder(id))...)) == 0
 	})
 	Eventually(c.T, "the workspace of the deleted session "+id+" is gone", func() bool {
 		_, err := os.Stat(c.WorkspaceFolder(id))
@@ -135,9 +135,9 @@ type Process struct {
 	Command string
 }
 
-// Processes returns the processes of this machine, except this one, whose arguments or initial environment contain one
+// FindProcesses returns the processes of this machine, except this one, whose arguments or initial environment contain one
 // of the texts marks. It reads /proc, and returns none on systems without it.
-func Processes(marks ...string) (found []Process) {
+func FindProcesses(marks ...string) (found []Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -170,7 +170,7 @@ func formatProcesses(list []Process) string {
 
 // checkNoProcesses fails the test if processes of the cluster's sandboxes still run, and kills these processes.
 func (c *Cluster) checkNoProcesses() {
-	left := Processes(c.dir + string(filepath.Separator))
+	left := FindProcesses(c.dir + string(filepath.Separator))
 	if len(left) == 0 {
 		return
 	}

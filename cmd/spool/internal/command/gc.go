@@ -61,7 +61,7 @@ func (c *gcCommand) Run(a *app) (err error) {
 }
 
 // pass waits while the installation's own janitor performs a pass.
-func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
+func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.PassReport, error) {
 	late := time.After(gcWait)
 	for {
 		report, err := j.RunPass(ctx, c.DryRun)
@@ -78,7 +78,7 @@ func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Repor
 	}
 }
 
-func (c *gcCommand) print(a *app, r janitor.Report) error {
+func (c *gcCommand) print(a *app, r janitor.PassReport) error {
 	if c.JSON {
 		for _, i := range r.Items {
 			if err := a.printJSON(i); err != nil {

@@ -126,8 +126,8 @@ func (f *batchFold) useSession(k RowKey) *sessionRows {
 	return a
 }
 
-// announcement returns the announcement to gateways about the session k. The caller adds this fold's changes to it.
-func (f *batchFold) announcement(k RowKey) *Announcement {
+// announcementOf returns the announcement to gateways about the session k. The caller adds this fold's changes to it.
+func (f *batchFold) announcementOf(k RowKey) *Announcement {
 	l := f.live[k]
 	if l == nil {
 		l = &Announcement{Session: k}
@@ -174,7 +174,7 @@ func (f *batchFold) foldEvent(a *sessionRows, position string, actor events.Acto
 	if err := f.evolveState(a, s, e); err != nil {
 		return err
 	}
-	l := f.announcement(a.key)
+	l := f.announcementOf(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
 	if _, gone := e.Data.(events.SessionDeleted); gone {

@@ -44,7 +44,7 @@ type Checkpoint struct {
 // Store is one connection to the read models in Postgres. It must be used by one goroutine at a time.
 type Store struct {
 	conn   *pgx.Conn
-	tables *tables
+	tables *readModelTables
 
 	// BeforeEventsLookup is called before a statement that finds rows of events by their key, outside of any
 	// transaction. A rebuild creates the key then. It may be nil.

@@ -109,8 +109,8 @@ func (t table[R]) scanRows(rows pgx.Rows) ([]R, error) {
 	return out, rows.Err()
 }
 
-// tables holds all tables of the read models.
-type tables struct {
+// readModelTables holds all tables of the read models.
+type readModelTables struct {
 	sessions      table[fold.Session]
 	deleted       table[fold.DeletedSession]
 	executions    table[fold.Execution]

@@ -19,8 +19,8 @@ const (
 )
 
 // newTables returns all tables of the read models, with the columns that the migrations of package readmodel create.
-func newTables() *tables {
-	return &tables{
+func newTables() *readModelTables {
+	return &readModelTables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),
 		calls: toolCallTable(), conversations: conversationTable(), approvals: approvalTable(), sandboxes: sandboxTable(), files: fileTable(), usage: modelUsageTable(),
 		entries: catalogueEntryTable(), versions: catalogueVersionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),

@@ -134,7 +134,7 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 // walkParent reads as much of the parent's log as a fork at the seq asked needs. It begins where an earlier fork of the
 // same session stopped reading.
 func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
-	known, err := h.walks.acquire(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
+	known, err := h.walks.acquireEntry(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
 		return nil, eventlog.Numbered{}, err
 	}

@@ -28,8 +28,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Budgets returns the budgets and limits of a tenant, and its usage.
-type Budgets interface {
+// BudgetReader reads the budgets and limits of a tenant, and the tenant's usage.
+type BudgetReader interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
@@ -37,7 +37,7 @@ type Budgets interface {
 type Config struct {
 	Sessions  eventlog.Sessions
 	Room      *storage.Watch
-	Budgets   Budgets
+	Budgets   BudgetReader
 	NATS      *nats.Conn
 	Dead      DeadLetters
 	Now       func() time.Time

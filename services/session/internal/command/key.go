@@ -285,7 +285,7 @@ func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	}
 	var list []storedKey
 	for _, key := range keys {
-		found, err := f.descends(ctx, key.maker)
+		found, err := f.isAncestorOrDescendant(ctx, key.maker)
 		switch {
 		case err != nil:
 			return nil, err
@@ -298,8 +298,9 @@ func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	return list, nil
 }
 
-// descends reports whether an API key is the ancestor, or was created with the ancestor or with a descendant of it.
-func (f *keyFamily) descends(ctx context.Context, key string) (bool, error) {
+// isAncestorOrDescendant reports whether an API key is the ancestor, or was created with the ancestor or with a
+// descendant of it.
+func (f *keyFamily) isAncestorOrDescendant(ctx context.Context, key string) (bool, error) {
 	for seen := map[string]bool{}; key != "" && !seen[key]; key = f.makers[key] {
 		if key == f.ancestor {
 			return true, nil

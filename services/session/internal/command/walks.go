@@ -46,8 +46,8 @@ type walkMark struct {
 	at   eventlog.Numbered
 }
 
-// acquire blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
-func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
+// acquireEntry blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
+func (w *walkCache) acquireEntry(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
 	if one == nil {
@@ -78,7 +78,7 @@ func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walk
 	}
 }
 
-// release gives the entry to the next fork that waits in walkCache.acquire.
+// release gives the entry to the next fork that waits in walkCache.acquireEntry.
 func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // resumeWalk returns a walk for a fork at the seq asked that has read as many of the session's events as are cached,

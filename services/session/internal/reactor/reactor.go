@@ -35,8 +35,8 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// Budgets reads the budgets and limits of tenants, and their usage.
-type Budgets interface {
+// BudgetReader reads the budgets and limits of tenants, and their usage.
+type BudgetReader interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
@@ -46,7 +46,7 @@ type Config struct {
 	JetStream jetstream.JetStream
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
-	Budgets   Budgets
+	Budgets   BudgetReader
 	// EngineGone is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
 	EngineGone time.Duration
 	Now        func() time.Time

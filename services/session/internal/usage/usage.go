@@ -81,7 +81,7 @@ func (f *Aggregator) Collectors() []prometheus.Collector {
 func (f *Aggregator) Run(ctx context.Context) error {
 	pauses := retry.Doubling(firstRetryPause, maxRetryPause)
 	for ctx.Err() == nil {
-		err := f.lead(ctx, pauses.Reset)
+		err := f.foldAsLeader(ctx, pauses.Reset)
 		if ctx.Err() != nil {
 			break
 		}
@@ -181,10 +181,10 @@ type readCommit struct {
 	end bool
 }
 
-// lead makes this copy of the service the only one that can write the checkpoint, and folds the log until a failure,
-// which it returns. The error wraps errKeyChanged if another copy has taken over. lead calls progressed after each
-// write to the bucket budgets.
-func (f *Aggregator) lead(ctx context.Context, progressed func()) error {
+// foldAsLeader makes this copy of the service the only one that can write the checkpoint, and folds the log until a
+// failure, which it returns. The error wraps errKeyChanged if another copy has taken over. foldAsLeader calls
+// progressed after each write to the bucket budgets.
+func (f *Aggregator) foldAsLeader(ctx context.Context, progressed func()) error {
 	l, err := f.becomeLeader(ctx)
 	if err != nil {
 		return err
