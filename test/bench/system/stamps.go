@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TimestampTextBytes is the length, in bytes, of the text that Stamp returns.
+// TimestampTextBytes is the length, in bytes, of the text that TimestampText returns.
 const TimestampTextBytes = 24
 
 // TimestampText returns a piece of text that contains the time at: 19 digits of nanoseconds, padded with spaces to

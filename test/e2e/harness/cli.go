@@ -23,7 +23,7 @@ func (c *Cluster) RunCLI(t testing.TB, folder, data string, args ...string) (cod
 	return c.RunCLIAs(t, nil, folder, data, args...)
 }
 
-// RunCLIAs is like CLI, but runs the program as another user of the machine; nil means the user of the test.
+// RunCLIAs is like RunCLI, but runs the program as another user of the machine; nil means the user of the test.
 func (c *Cluster) RunCLIAs(t testing.TB, user *syscall.Credential, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer

@@ -179,7 +179,7 @@ func (c *Cluster) JoinSocket(i int, session string, from *Stream) (*Stream, erro
 	return s, err
 }
 
-// JoinSSE is like Join, but over JoinSSE.
+// JoinSSE is like JoinSocket, but over SSE.
 func (c *Cluster) JoinSSE(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	s := continueStream(from)

@@ -42,7 +42,7 @@ type Options struct {
 	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy, which they reach by TLS. Executors are separate
 	// processes. It needs Outages, because these processes have no NATS user. See NeedDocker.
 	Modal bool
-	// KeepLogs stores the logs of the services for Cluster.WrittenData and Cluster.Logs.
+	// KeepLogs stores the logs of the services for Cluster.WrittenData and Cluster.LogRecords.
 	KeepLogs bool
 	// EgressOpen lists hosts and ports of MCP servers that may be on this machine.
 	EgressOpen string

@@ -68,7 +68,7 @@ type SessionState struct {
 	} `json:"files"`
 }
 
-// ExecutionState is one execution in a State.
+// ExecutionState is one execution in a SessionState.
 type ExecutionState struct {
 	ID     string `json:"executionId"`
 	Phase  string `json:"phase"`

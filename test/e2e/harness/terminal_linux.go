@@ -37,7 +37,7 @@ func (c *Cluster) StartTerminal(t testing.TB, folder, data string, env []string,
 	return c.StartTerminalWithColumns(t, 400, folder, data, env, args...)
 }
 
-// StartTerminalWithColumns is like Terminal, but the terminal has the given number of columns.
+// StartTerminalWithColumns is like StartTerminal, but the terminal has the given number of columns.
 func (c *Cluster) StartTerminalWithColumns(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
 	cmd := c.cliCommand(t, folder, data, args...)
