@@ -15,8 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// maxLive is the largest announcement (message on LIVE) in bytes. NATS accepts 1 MB.
-const maxLive = 900_000
+// maxAnnouncementBytes is the size of the largest message that the projector publishes on LIVE, in bytes. NATS accepts
+// 1 MB.
+const maxAnnouncementBytes = 900_000
 
 // announcer publishes the committed changes of a projector group to gateways. It must be used by one goroutine.
 type announcer struct {
@@ -25,9 +26,9 @@ type announcer struct {
 	lostMessage bool // whether a message could not be sent
 }
 
-// started publishes that this process projects the group now. Gateways then compare the group's sessions with the read
-// models, because announcements may have been lost.
-func (a *announcer) started() error {
+// announceTakeover publishes that this process projects the group from now on. Gateways then compare the group's
+// sessions with the read models, because announcements may have been lost.
+func (a *announcer) announceTakeover() error {
 	data, err := json.Marshal(readmodel.Started{Group: a.group})
 	if err != nil {
 		return err
@@ -35,18 +36,18 @@ func (a *announcer) started() error {
 	return a.nc.Publish(topology.CtlProjector, data)
 }
 
-// send announces the changes of a batch, one session after the other. After a failure, the next call first publishes
-// the message of started, because announcements were lost.
-func (a *announcer) send(list []fold.Live) error {
+// announceChanges publishes the announcements of a batch of commits to gateways, one session after the other. If a
+// publication fails, the next call of announceChanges first calls announceTakeover, because announcements were lost.
+func (a *announcer) announceChanges(list []fold.Announcement) error {
 	if a.lostMessage {
-		if err := a.started(); err != nil {
+		if err := a.announceTakeover(); err != nil {
 			return err
 		}
 		a.lostMessage = false
 	}
 	for _, l := range list {
 		var err error
-		for _, m := range liveMessages(l, maxLive) {
+		for _, m := range encodeAnnouncement(l, maxAnnouncementBytes) {
 			err = errors.Join(err, a.nc.Publish(events.LiveSubject(l.Session.Tenant, l.Session.ID), m))
 		}
 		if err != nil {
@@ -57,33 +58,33 @@ func (a *announcer) send(list []fold.Live) error {
 	return nil
 }
 
-// liveMessages encodes one session's events as readmodel.Live, in messages of at most limit bytes. Only the last
-// message has the session's tip; the others have the seq of their last event, so that gateways do not treat the
-// remaining events as missing. For an event that is too large only its seq is announced.
-func liveMessages(l fold.Live, limit int) [][]byte {
-	w := liveWriter{session: l.Session.ID, limit: limit - 200}
+// encodeAnnouncement encodes the new events of one session as readmodel.Live, in messages of at most limit bytes. Only
+// the last message has the session's tip; the others have the seq of their last event, so that gateways do not treat
+// the remaining events as missing. An event that is too large for a message is announced by its seq only.
+func encodeAnnouncement(l fold.Announcement, limit int) [][]byte {
+	w := announcementEncoder{session: l.Session.ID, limit: limit - 200}
 	if len(l.Events) == 0 {
 		w.tip = l.Tip
 	}
 	for _, e := range l.Events {
 		if len(e.JSON) > w.limit {
-			w.flush()
+			w.endMessage()
 			w.tip = e.Seq
-			w.flush()
+			w.endMessage()
 			continue
 		}
 		if w.size+len(e.JSON) > w.limit {
-			w.flush()
+			w.endMessage()
 		}
 		w.events, w.size, w.tip = append(w.events, e.JSON), w.size+len(e.JSON)+1, e.Seq
 	}
 	w.tip = l.Tip
-	w.flush()
+	w.endMessage()
 	return w.out
 }
 
-// liveWriter encodes the changes of one session as messages on LIVE, none of which exceeds a size limit.
-type liveWriter struct {
+// announcementEncoder encodes the changes of one session as messages on LIVE, none of which exceeds a size limit.
+type announcementEncoder struct {
 	session           string
 	limit, size       int
 	tip, announcedTip int64
@@ -91,8 +92,8 @@ type liveWriter struct {
 	out               [][]byte
 }
 
-// flush ends the current message, unless it is empty and its tip was announced already.
-func (w *liveWriter) flush() {
+// endMessage ends the current message, unless the message is empty and its tip was announced already.
+func (w *announcementEncoder) endMessage() {
 	if w.tip == w.announcedTip && len(w.events) == 0 {
 		return
 	}

@@ -10,46 +10,48 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Before a catch-up reads the shard, it waits for other groups that start at the same time: one gatherInterval, and then
-// up to maxGatherIntervals in total while groups are starting.
+// Before a backlogReader reads the shard, it waits for other groups that start at the same time: one groupWaitInterval, and
+// then up to maxGroupWaitIntervals in total while groups are starting.
 const (
-	gatherInterval     = 10 * time.Millisecond
-	maxGatherIntervals = 100
+	// groupWaitInterval is the interval at which a backlogReader checks whether other groups are still starting.
+	groupWaitInterval = 10 * time.Millisecond
+	// maxGroupWaitIntervals is the maximum number of intervals for which a backlogReader waits for other groups.
+	maxGroupWaitIntervals = 100
 )
 
-// catchUp reads the backlog of a shard for several groups at once. A consumer for each group makes the server search
-// the blocks of the stream again for each group. Reading the whole shard once and distributing the commits here is much
-// cheaper.
-type catchUp struct {
+// backlogReader reads the backlog of a shard once, for several projector groups at the same time, and distributes the
+// commits to the groups. This is much cheaper than a consumer for each group, for which the NATS server would search
+// the blocks of the stream again.
+type backlogReader struct {
 	log   eventlog.Log
 	shard int
 
-	starting atomic.Int32 // groups that are starting and have not called join yet
+	starting atomic.Int32 // groups that are starting and have not called readBacklog yet
 
 	mu      sync.Mutex
-	waiting []*member // the first one reads for all of them
+	waiting []*backlogMember // the first one reads for all of them
 }
 
-// announceStart records that a group is about to call join, so that gather waits for the group. The caller must call
-// arrived when the group calls join or gives up.
-func (c *catchUp) announceStart() (arrived func()) {
+// expectGroup records that a group is about to call readBacklog, so that a read of the shard waits for the group. The
+// caller must call arrived when the group calls readBacklog or gives up.
+func (c *backlogReader) expectGroup() (arrived func()) {
 	c.starting.Add(1)
 	return sync.OnceFunc(func() { c.starting.Add(-1) })
 }
 
-// member is a projector group that reads its backlog through a catchUp.
-type member struct {
+// backlogMember is a projector group that waits for its commits from a backlogReader.
+type backlogMember struct {
 	ctx   context.Context // context of the group
-	feed  *feeder
+	feed  *commitReader
 	ended chan struct{} // closed when the read has ended; complete is set before
 	// complete reports whether the end of the log was reached.
 	complete bool
 }
 
-// join reads a group's commits up to the end of the log, and reports whether it reached the end. If it did not, the caller
-// must call join again.
-func (c *catchUp) join(ctx context.Context, f *feeder) bool {
-	r := &member{ctx: ctx, feed: f, ended: make(chan struct{})}
+// readBacklog pushes a group's commits to f up to the end of the log, and reports whether it reached the end. If it did
+// not, the caller must call readBacklog again. The first of several concurrent callers reads the shard for all of them.
+func (c *backlogReader) readBacklog(ctx context.Context, f *commitReader) bool {
+	r := &backlogMember{ctx: ctx, feed: f, ended: make(chan struct{})}
 	c.mu.Lock()
 	c.waiting = append(c.waiting, r)
 	leads := len(c.waiting) == 1
@@ -62,7 +64,7 @@ func (c *catchUp) join(ctx context.Context, f *feeder) bool {
 			return false
 		}
 	}
-	c.gather(ctx)
+	c.awaitExpectedGroups(ctx)
 	c.mu.Lock()
 	members := c.waiting
 	c.waiting = nil
@@ -72,15 +74,16 @@ func (c *catchUp) join(ctx context.Context, f *feeder) bool {
 			close(r.ended)
 		}
 	}()
-	c.read(ctx, members)
+	c.distributeCommits(ctx, members)
 	return r.complete
 }
 
-// gather waits until every group that has announced its start has called join, for at most maxGatherIntervals.
-func (c *catchUp) gather(ctx context.Context) {
-	t := time.NewTicker(gatherInterval)
+// awaitExpectedGroups blocks until every group for which expectGroup was called has called readBacklog, or until
+// maxGroupWaitIntervals have passed.
+func (c *backlogReader) awaitExpectedGroups(ctx context.Context) {
+	t := time.NewTicker(groupWaitInterval)
 	defer t.Stop()
-	for range maxGatherIntervals {
+	for range maxGroupWaitIntervals {
 		select {
 		case <-ctx.Done():
 			return
@@ -92,18 +95,19 @@ func (c *catchUp) gather(ctx context.Context) {
 	}
 }
 
-// read distributes a shard's commits to the members, up to the end of the log.
-func (c *catchUp) read(ctx context.Context, members []*member) {
-	byGroup := map[int]*member{}
-	all := feeder{group: c.shard, partitions: c.log.Partitioning(), after: members[0].feed.after, retry: members[0].feed.retry}
+// distributeCommits reads a shard up to the end of the log, and pushes each commit to the member that folds the
+// commit's group.
+func (c *backlogReader) distributeCommits(ctx context.Context, members []*backlogMember) {
+	byGroup := map[int]*backlogMember{}
+	all := commitReader{group: c.shard, partitions: c.log.Partitioning(), after: members[0].feed.after, retry: members[0].feed.retry}
 	for _, r := range members {
 		byGroup[r.feed.group] = r
 		if r.feed.after.Seq < all.after.Seq {
 			all.after = r.feed.after
 		}
 	}
-	all.push = func(it item, bytes int) error {
-		r := byGroup[it.group(c.log.Partitioning(), c.shard)]
+	all.push = func(it queuedCommit, bytes int) error {
+		r := byGroup[it.groupNumber(c.log.Partitioning(), c.shard)]
 		if r == nil || it.rec.Position.Seq <= r.feed.after.Seq || r.ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -113,7 +117,7 @@ func (c *catchUp) read(ctx context.Context, members []*member) {
 		return ctx.Err()
 	}
 	for ctx.Err() == nil {
-		if all.run(ctx, c.log.Read(ctx, all.after, eventlog.Filter{})) {
+		if all.pushCommits(ctx, c.log.Read(ctx, all.after, eventlog.Filter{})) {
 			for _, r := range members {
 				r.complete = r.ctx.Err() == nil
 			}
@@ -122,9 +126,9 @@ func (c *catchUp) read(ctx context.Context, members []*member) {
 	}
 }
 
-// group returns the group that folds an item. Commits without a valid subject belong to the first group of their
-// shard.
-func (it item) group(partitions events.Partitioning, shard int) int {
+// groupNumber returns the number of the group that folds the commit. Commits without a valid subject belong to the
+// first group of their shard.
+func (it queuedCommit) groupNumber(partitions events.Partitioning, shard int) int {
 	if it.rec.Subject.ID == "" {
 		return shard
 	}

@@ -58,9 +58,10 @@ func (e *DifferenceError) Error() string {
 	return fmt.Sprintf("table %s differs in %s: the table has %s, a fold of the log has %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), truncate.Text(e.Live, 400), truncate.Text(e.Rebuilt, 400))
 }
 
-// compare folds the log up to the position of the live read models at one moment, and compares both. The live tables
-// are read in a snapshot, so that projection can continue.
-func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
+// compareWithLive folds the log up to the present checkpoints of the live read models, compares the live tables with
+// the folded ones, and returns the number of compared rows. It reads the live tables in a snapshot of Postgres, so that
+// live projection can continue.
+func (b *rebuild) compareWithLive(ctx context.Context) (rows uint64, err error) {
 	other, err := readmodel.Connect(ctx, b.p.cfg.DatabaseURL, readmodel.ShadowSchema)
 	if err != nil {
 		return 0, fmt.Errorf("connect to postgres: %w", err)
@@ -68,14 +69,14 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, b.conn, snapshot, func(tx pgx.Tx) error {
-		target, err := checkpoints(ctx, tx, len(b.groups), "")
+		target, err := readLiveCheckpoints(ctx, tx, len(b.groups), "")
 		if err != nil {
 			return err
 		}
-		if err := b.foldTo(ctx, target); err != nil {
+		if err := b.foldUpTo(ctx, target); err != nil {
 			return err
 		}
-		if err := b.createIndexes(ctx); err != nil {
+		if err := b.createDeferredIndexes(ctx); err != nil {
 			return err
 		}
 		for n, g := range b.groups {
@@ -99,7 +100,8 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 	return rows, err
 }
 
-// compareTable reads both tables in the order of the key and compares them row by row.
+// compareTable compares a table in the live schema with the same table in the rebuilt schema, row by row in the order
+// of the key. It returns the number of rows, or a *DifferenceError for the first row that differs.
 func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, key string) (n uint64, err error) {
 	sql := "SELECT row_to_json(t)::text FROM %s." + table + " t ORDER BY " + key
 	a, err := live.Query(ctx, fmt.Sprintf(sql, readmodel.Schema))
@@ -113,7 +115,7 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 	}
 	defer b.Close()
 	for {
-		x, y := nextRow(a), nextRow(b)
+		x, y := nextRowJSON(a), nextRowJSON(b)
 		if x == nil && y == nil {
 			break
 		}
@@ -122,7 +124,7 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 			if err := firstError(a, b); err != nil {
 				return n, fmt.Errorf("read %s: %w", table, err)
 			}
-			return n, difference(table, key, x, y)
+			return n, describeDifference(table, key, x, y)
 		}
 	}
 	if err := firstError(a, b); err != nil {
@@ -131,15 +133,16 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 	return n, nil
 }
 
-// equalUsageRows reports whether two rows of tenant_usage differ only in the rounding of their dollars. The usage of a
-// session is added as one number once its content is removed, and in many additions before that.
+// equalUsageRows reports whether two rows of tenant_usage differ only in the rounding of their dollars. Rounding
+// differs because a fold adds the usage of an erased session as one number, and that of other sessions in many
+// additions.
 func equalUsageRows(table string, live, rebuilt []byte) bool {
 	if table != readmodel.TenantUsage || live == nil || rebuilt == nil {
 		return false
 	}
 	var x, y map[string]any
 	if json.Unmarshal(live, &x) != nil || json.Unmarshal(rebuilt, &y) != nil {
-		return false // difference reports it
+		return false // describeDifference reports it
 	}
 	const cost = "cost_usd"
 	a, ok := x[cost].(float64)
@@ -152,16 +155,16 @@ func equalUsageRows(table string, live, rebuilt []byte) bool {
 	return maps.Equal(x, y)
 }
 
-// nextRow returns the JSON of the next row, or nil after the last row or an error. The result is valid until the
+// nextRowJSON returns the JSON of the next row, or nil after the last row or an error. The result is valid until the
 // next call.
-func nextRow(rows pgx.Rows) []byte {
+func nextRowJSON(rows pgx.Rows) []byte {
 	if !rows.Next() {
 		return nil
 	}
 	return rows.RawValues()[0]
 }
 
-// firstError returns the first error of rows that have ended. Rows that were not read to the end have no error.
+// firstError returns the first error of the results in list. Results that were not read to the end have no error.
 func firstError(list ...pgx.Rows) error {
 	for _, rows := range list {
 		if err := rows.Err(); err != nil {
@@ -171,8 +174,9 @@ func firstError(list ...pgx.Rows) error {
 	return nil
 }
 
-// difference returns which columns differ, or, if the keys differ, which row is missing.
-func difference(table, key string, live, rebuilt []byte) error {
+// describeDifference returns a *DifferenceError with the columns in which two rows differ or, if their keys differ,
+// with the key of the row that one schema lacks.
+func describeDifference(table, key string, live, rebuilt []byte) error {
 	d := &DifferenceError{Table: table, Live: string(live), Rebuilt: string(rebuilt)}
 	if live == nil || rebuilt == nil {
 		return d

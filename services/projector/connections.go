@@ -9,53 +9,55 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// openStore opens a connection to the read models, as a *store.Store.
-type openStore func(context.Context) (*store.Store, error)
+// storeOpener opens a connection to the read models in Postgres, as a *store.Store.
+type storeOpener func(context.Context) (*store.Store, error)
 
-// connections are the connections to Postgres that the groups of a process share for look-ups of rows, and for writes
-// in transactions of a single group. They hold no locks.
-type connections struct{ lookups, writes *pool }
+// storeConnections holds the connections to Postgres that the groups of a process share: one pool to look up rows, and
+// one for transactions that write rows of a single group. The connections hold no locks.
+type storeConnections struct{ lookups, writes *storePool }
 
-// newConnections returns the connections for a number of groups. None of them is opened yet.
-func newConnections(open openStore, groups int) *connections {
+// newStoreConnections returns the shared connections for a number of groups. Each connection is opened when it is first
+// used.
+func newStoreConnections(open storeOpener, groups int) *storeConnections {
 	n := max(2, min(runtime.GOMAXPROCS(0)+1, groups-1))
-	return &connections{lookups: newPool(open, n/2), writes: newPool(open, n-n/2)}
+	return &storeConnections{lookups: newStorePool(open, n/2), writes: newStorePool(open, n-n/2)}
 }
 
-// Load reads the rows of m from Postgres, on one of the connections for look-ups.
-func (c *connections) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
-	err = c.lookups.use(ctx, func(s *store.Store) (err error) {
-		p, err = s.Load(ctx, m)
+// LoadRows reads the requested rows m from Postgres, on one of the connections for look-ups.
+func (c *storeConnections) LoadRows(ctx context.Context, m fold.MissingRows) (p fold.FoundRows, err error) {
+	err = c.lookups.withStore(ctx, func(s *store.Store) (err error) {
+		p, err = s.LoadRows(ctx, m)
 		return err
 	})
 	return p, err
 }
 
-// Apply writes the changes of one group in a transaction of their own.
-func (c *connections) Apply(ctx context.Context, w store.Write) error {
-	return c.writes.use(ctx, func(s *store.Store) error { return s.Apply(ctx, w) })
+// Apply writes the changes of one group to Postgres, in a transaction of their own.
+func (c *storeConnections) Apply(ctx context.Context, w store.GroupWrite) error {
+	return c.writes.withStore(ctx, func(s *store.Store) error { return s.Apply(ctx, w) })
 }
 
-// close closes all connections. No other method may be called at the same time or later.
-func (c *connections) close() error { return errors.Join(c.lookups.close(), c.writes.close()) }
+// close closes all connections. The caller must not call another method at the same time or later.
+func (c *storeConnections) close() error { return errors.Join(c.lookups.close(), c.writes.close()) }
 
-// pool is a fixed number of connections to Postgres. Each is opened when it is used for the first time, and again after
-// it broke.
-type pool struct {
-	open openStore
+// storePool holds a fixed number of connections to Postgres. Each is opened when it is used for the first time, and
+// opened again after it broke.
+type storePool struct {
+	open storeOpener
 	free chan *store.Store // nil for a connection that is not open
 }
 
-func newPool(open openStore, size int) *pool {
-	p := &pool{open: open, free: make(chan *store.Store, size)}
+// newStorePool returns a pool of size connections, which open opens when they are first used.
+func newStorePool(open storeOpener, size int) *storePool {
+	p := &storePool{open: open, free: make(chan *store.Store, size)}
 	for range size {
 		p.free <- nil
 	}
 	return p
 }
 
-// use calls f with a connection, after waiting until one is free.
-func (p *pool) use(ctx context.Context, f func(*store.Store) error) (err error) {
+// withStore blocks until a connection is free, and calls f with it.
+func (p *storePool) withStore(ctx context.Context, f func(*store.Store) error) (err error) {
 	var s *store.Store
 	select {
 	case <-ctx.Done():
@@ -76,7 +78,8 @@ func (p *pool) use(ctx context.Context, f func(*store.Store) error) (err error) 
 	return f(s)
 }
 
-func (p *pool) close() (err error) {
+// close closes the connections of the pool.
+func (p *storePool) close() (err error) {
 	for range cap(p.free) {
 		if s := <-p.free; s != nil {
 			err = errors.Join(err, s.Close())

@@ -161,7 +161,7 @@ func TestRun_KilledRepeatedlyAppliesEachCommitOnce(t *testing.T) {
 }
 
 // sameAsRebuilt checks that the read models equal a fold of the log.
-func (w *world) sameAsRebuilt() projector.Report {
+func (w *world) sameAsRebuilt() projector.RebuildReport {
 	w.t.Helper()
 	r, err := projector.Rebuild(w.t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(w.t)}, true)
 	if err != nil {

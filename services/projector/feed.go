@@ -12,91 +12,95 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// item is a commit that a group folds, or a marker for the end of the log.
-type item struct {
+// queuedCommit is a commit in the queue of the group that folds it, or a marker for the end of the log.
+type queuedCommit struct {
 	rec    eventlog.Record
-	poison *fold.Poison
+	poison *fold.PoisonCommit
 	end    bool
 }
 
-// payloadTries is the maximum number of times that the object store is asked for the payload of a commit before the
-// commit is projected without it. A replica of the store may lag.
-const payloadTries = 3
+// maxPayloadTries is the maximum number of times that the projector requests the payload of a commit from the object
+// store. After that, the commit is projected without its payload. More than one request is made because a replica of
+// the store may lag.
+const maxPayloadTries = 3
 
-// maxLateness is how much longer than the fastest commit since the last catch-up a commit may take from its append to its arrival. After a
-// slower commit the reader leaves live delivery and catches up, together with other groups.
+// maxLateness is the maximum time by which the delay of a commit, from its append to its arrival at the projector, may
+// exceed the smallest delay since the last catch-up. After a slower commit, the group leaves live delivery and reads
+// its backlog together with other groups.
 const maxLateness = 2 * time.Second
 
-// errLate is the error of the push function that failWhenLate returns, for a commit that arrives later than maxLateness
-// allows.
-var errLate = errors.New("commits arrive too late")
+// errCommitsLate is returned for a commit that arrives at the projector later than maxLateness allows.
+var errCommitsLate = errors.New("commits arrive too late")
 
-// feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
-func (g *group) feed(ctx context.Context, after eventlog.Position) {
-	f := feeder{group: g.n, partitions: g.p.deps.Log.Partitioning(), after: after, retry: newBackoff(g.logger, "read the log")}
-	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
+// queueCommits reads the group's commits after a position and puts them into the group's queue: first those up to the
+// end of the log, and then new ones, until ctx ends.
+func (g *groupProjection) queueCommits(ctx context.Context, after eventlog.Position) {
+	f := commitReader{group: g.n, partitions: g.p.deps.Log.Partitioning(), after: after, retry: newBackoff(g.logger, "read the log")}
+	queue := func(it queuedCommit, bytes int) error { return g.records.push(ctx, it, bytes) }
 	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().InGroup(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
 		g.arrived()
-		if !g.p.catchUps[g.shard].join(ctx, &f) {
+		if !g.p.backlogReaders[g.shard].readBacklog(ctx, &f) {
 			continue
 		}
-		if queue(item{end: true}, 0) != nil {
+		if queue(queuedCommit{end: true}, 0) != nil {
 			return
 		}
-		f.push = g.failWhenLate(queue)
+		f.push = g.withLatenessCheck(queue)
 		for ctx.Err() == nil && !f.late {
-			f.run(ctx, g.p.deps.Log.Tail(ctx, f.after, filter))
+			f.pushCommits(ctx, g.p.deps.Log.Tail(ctx, f.after, filter))
 		}
 		f.late = false
 	}
 }
 
-// failWhenLate returns a push function that fails when commits arrive late. The clocks of the server and the projector may
-// differ, so lateness is measured relative to the fastest commit.
-func (g *group) failWhenLate(queue func(item, int) error) func(item, int) error {
+// withLatenessCheck returns a function that calls queue with each commit, and returns errCommitsLate if the commit
+// arrived late. The clocks of the server and the projector may differ, so lateness is measured relative to the fastest
+// commit.
+func (g *groupProjection) withLatenessCheck(queue func(queuedCommit, int) error) func(queuedCommit, int) error {
 	best := time.Duration(math.MaxInt64)
-	return func(it item, bytes int) error {
+	return func(it queuedCommit, bytes int) error {
 		if err := queue(it, bytes); err != nil {
 			return err
 		}
 		age := g.p.deps.Now().Sub(it.rec.Time)
 		best = min(best, age)
 		if age-best > maxLateness {
-			return errLate
+			return errCommitsLate
 		}
 		return nil
 	}
 }
 
-// feeder reads a group's commits from the log and pushes them to the group. A commit that cannot be read is pushed as a
-// fold.Poison.
-type feeder struct {
+// commitReader reads a group's commits from the log and passes each to the function push. A commit that cannot be read
+// is passed as a fold.PoisonCommit.
+type commitReader struct {
 	group      int
 	partitions events.Partitioning
 	after      eventlog.Position
-	push       func(it item, bytes int) error // called with each item; its error ends the read
+	push       func(it queuedCommit, bytes int) error // called with each item; its error ends the read
 	retry      backoff
 	tries      int  // attempts to read the payload of the next commit
-	late       bool // push returned errLate
+	late       bool // push returned errCommitsLate
 }
 
-// run pushes the records of an iterator and reports whether it reached the end.
-func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, error]) bool {
+// pushCommits passes the commits of an iterator over the log to f.push, and reports whether it reached the end of the
+// iterator.
+func (f *commitReader) pushCommits(ctx context.Context, reading iter.Seq2[eventlog.Record, error]) bool {
 	for rec, err := range reading {
-		it := item{rec: rec}
+		it := queuedCommit{rec: rec}
 		if err != nil {
 			if ctx.Err() != nil {
 				return false
 			}
 			if !f.isPoison(rec, err) {
-				f.retry.wait(ctx, err)
+				f.retry.logAndPause(ctx, err)
 				return false
 			}
 			// A commit that did not decode has no events for any reader; a commit without its payload has all its
 			// events.
-			it.poison = newPoison(f.partitions, it.group(f.partitions, rec.Position.Shard), rec, err)
+			it.poison = newPoisonCommit(f.partitions, it.groupNumber(f.partitions, rec.Position.Shard), rec, err)
 		}
 		if rec.Position.Seq <= f.after.Seq {
 			continue // a duplicate delivery
@@ -109,16 +113,16 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 			it.rec.Commit.Events = nil // they are decoded
 		}
 		if pushed := f.push(it, size); pushed != nil || err != nil {
-			f.late = errors.Is(pushed, errLate)
+			f.late = errors.Is(pushed, errCommitsLate)
 			return false
 		}
 	}
 	return ctx.Err() == nil
 }
 
-// isPoison reports whether an error concerns only one commit and would occur again, as opposed to an error of the
-// log.
-func (f *feeder) isPoison(rec eventlog.Record, err error) bool {
+// isPoison reports whether the error of a read from the log concerns only the commit rec and would occur again, as
+// opposed to an error of the whole log.
+func (f *commitReader) isPoison(rec eventlog.Record, err error) bool {
 	if rec.Position.Seq == 0 || errors.Is(err, eventlog.ErrUnavailable) {
 		return false
 	}
@@ -126,5 +130,5 @@ func (f *feeder) isPoison(rec eventlog.Record, err error) bool {
 		return true
 	}
 	f.tries++
-	return f.tries > payloadTries
+	return f.tries > maxPayloadTries
 }

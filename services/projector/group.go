@@ -14,16 +14,18 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// database looks up and writes the rows of a group. It is a *connections or, in a rebuild, a *store.Store.
-type database interface {
-	// Load looks up rows.
-	Load(ctx context.Context, m fold.Missing) (fold.Present, error)
-	// Apply writes the changes of the group in a transaction of their own; its errors are those of store.Apply.
-	Apply(ctx context.Context, w store.Write) error
+// rowDatabase looks up and writes the rows of a group in Postgres. It is a *storeConnections or, in a rebuild, a
+// *store.Store.
+type rowDatabase interface {
+	// LoadRows reads the requested rows that Postgres has.
+	LoadRows(ctx context.Context, m fold.MissingRows) (fold.FoundRows, error)
+	// Apply writes the changes of the group in a transaction of their own; its errors are those of store.Store.Apply.
+	Apply(ctx context.Context, w store.GroupWrite) error
 }
 
-// group projects a partition group, from taking the lock until the first error.
-type group struct {
+// groupProjection folds the commits of one projector group into the read models, from the moment when it takes the
+// group's lock until the first error.
+type groupProjection struct {
 	p          *Projector
 	n          int
 	shard      int
@@ -33,55 +35,57 @@ type group struct {
 	progressed bool // whether anything was committed
 	arrived    func()
 
-	db         database
+	db         rowDatabase
 	conn       *lockConnection // holds the group's lock; nil in a rebuild
 	model      *fold.Model
 	checkpoint store.Checkpoint
-	records    *queue[item]
+	records    *queue[queuedCommit]
 	atEnd      bool // whether the end of the log was reached since the read began
 }
 
-func newGroup(p *Projector, n int, logger *slog.Logger) *group {
-	return &group{
+// newGroupProjection returns the projection of the group n. It does nothing before lockAndProject.
+func newGroupProjection(p *Projector, n int, logger *slog.Logger) *groupProjection {
+	return &groupProjection{
 		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
-		records: newQueue[item](p.cfg.BufferBytes),
+		records: newQueue[queuedCommit](p.cfg.BufferBytes),
 	}
 }
 
-// lead waits for the group's lock and then projects until an error occurs or ctx ends.
-func (g *group) lead(ctx context.Context) (err error) {
-	g.arrived = g.p.catchUps[g.shard].announceStart()
+// lockAndProject blocks until it has the group's lock, and then folds the group's commits until an error occurs or ctx
+// ends.
+func (g *groupProjection) lockAndProject(ctx context.Context) (err error) {
+	g.arrived = g.p.backlogReaders[g.shard].expectGroup()
 	defer g.arrived()
-	if err := g.lock(ctx); err != nil {
+	if err := g.awaitLock(ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.p.writer.unlock(ctx, g.conn, g.n)) }()
+	defer func() { err = errors.Join(err, g.p.writer.unlockGroup(ctx, g.conn, g.n)) }()
 	g.p.counts.setLeading(g.n, true)
 	defer g.p.counts.setLeading(g.n, false)
-	if err := g.begin(ctx); err != nil {
+	if err := g.loadCheckpoint(ctx); err != nil {
 		return err
 	}
-	if err := g.live.started(); err != nil {
+	if err := g.live.announceTakeover(); err != nil {
 		return fmt.Errorf("announce the start: %w", err)
 	}
-	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
+	g.logger.Info("reading the log", "after", g.foldedPosition(), "caught_up", g.checkpoint.CaughtUp)
 	reading, stop := context.WithCancel(ctx)
-	var feeder sync.WaitGroup
-	after := g.position() // copied, because project changes the checkpoint while the feeder starts
-	feeder.Go(func() { g.feed(reading, after) })
-	defer feeder.Wait()
+	var reader sync.WaitGroup
+	after := g.foldedPosition() // copied, because projectQueue changes the checkpoint while the reader starts
+	reader.Go(func() { g.queueCommits(reading, after) })
+	defer reader.Wait()
 	defer stop()
-	return g.project(ctx)
+	return g.projectQueue(ctx)
 }
 
-// lock waits until no other process has the group's lock. It polls instead of waiting inside Postgres, where a
-// statement that waits for hours prevents vacuum on all tables.
-func (g *group) lock(ctx context.Context) error {
+// awaitLock blocks until this process has the group's lock. It polls, because a statement that waits inside Postgres
+// for hours would prevent vacuum on all tables.
+func (g *groupProjection) awaitLock(ctx context.Context) error {
 	tick := time.NewTicker(g.p.cfg.LockRetry)
 	defer tick.Stop()
 	for {
 		var err error
-		if g.conn, err = g.p.writer.tryLock(ctx, g.n); err != nil || g.conn != nil {
+		if g.conn, err = g.p.writer.tryLockGroup(ctx, g.n); err != nil || g.conn != nil {
 			return err
 		}
 		g.arrived() // the group does not catch up now
@@ -94,19 +98,20 @@ func (g *group) lock(ctx context.Context) error {
 	}
 }
 
-// begin reads the checkpoint and checks that it matches the log.
-func (g *group) begin(ctx context.Context) (err error) {
+// loadCheckpoint reads the group's checkpoint from Postgres. If the checkpoint does not match the log, loadCheckpoint
+// deletes the group's rows, so that the group is folded from the beginning.
+func (g *groupProjection) loadCheckpoint(ctx context.Context) (err error) {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
 	if err = g.readCheckpoint(ctx); err != nil {
 		return err
 	}
-	reason, err := g.p.findMismatch(ctx, g.checkpoint, g.shard)
+	reason, err := g.p.checkpointMismatch(ctx, g.checkpoint, g.shard)
 	if err != nil {
-		return fmt.Errorf("verify checkpoint %s: %w", g.position(), err)
+		return fmt.Errorf("verify checkpoint %s: %w", g.foldedPosition(), err)
 	}
 	if reason != "" {
-		g.logger.Warn("the read model does not match the log: folding the group again", "checkpoint", g.position(), "reason", reason)
-		if err := g.p.writer.use(ctx, g.conn, func(c *lockConnection) error { return c.store.Reset(ctx, g.n) }); err != nil {
+		g.logger.Warn("the read model does not match the log: folding the group again", "checkpoint", g.foldedPosition(), "reason", reason)
+		if err := g.p.writer.withConnection(ctx, g.conn, func(c *lockConnection) error { return c.store.ResetGroup(ctx, g.n) }); err != nil {
 			return err
 		}
 		if err := g.readCheckpoint(ctx); err != nil {
@@ -118,15 +123,15 @@ func (g *group) begin(ctx context.Context) (err error) {
 }
 
 // readCheckpoint loads the group's checkpoint from Postgres.
-func (g *group) readCheckpoint(ctx context.Context) error {
-	return g.p.writer.use(ctx, g.conn, func(c *lockConnection) (err error) {
-		g.checkpoint, err = c.store.Checkpoint(ctx, g.n)
+func (g *groupProjection) readCheckpoint(ctx context.Context) error {
+	return g.p.writer.withConnection(ctx, g.conn, func(c *lockConnection) (err error) {
+		g.checkpoint, err = c.store.ReadCheckpoint(ctx, g.n)
 		return err
 	})
 }
 
-// findMismatch returns why a checkpoint does not match the log, or "" if it does.
-func (p *Projector) findMismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
+// checkpointMismatch returns the reason why a group's checkpoint does not match the log, or "" if it matches.
+func (p *Projector) checkpointMismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
 	if c.Position == 0 {
 		return "", nil
 	}
@@ -156,13 +161,13 @@ func (p *Projector) findMismatch(ctx context.Context, c store.Checkpoint, shard 
 	return "", nil
 }
 
-// position returns the position up to which the group is folded.
-func (g *group) position() eventlog.Position {
+// foldedPosition returns the position up to which the group is folded.
+func (g *groupProjection) foldedPosition() eventlog.Position {
 	return eventlog.Position{Shard: g.shard, Seq: uint64(g.checkpoint.Position)}
 }
 
-// project folds waiting commits, as many at once as possible, until an error occurs.
-func (g *group) project(ctx context.Context) error {
+// projectQueue folds the commits in the group's queue, as many at once as possible, until an error occurs or ctx ends.
+func (g *groupProjection) projectQueue(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -171,60 +176,61 @@ func (g *group) project(ctx context.Context) error {
 			return errLockLost
 		case <-g.records.ready:
 		}
-		if err := g.projectWaiting(ctx); err != nil {
+		if err := g.projectNextCommits(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// projectWaiting folds and commits the waiting commits, at most BatchCommits. Fewer wait for the next round, which takes
-// those that arrive meanwhile too.
-func (g *group) projectWaiting(ctx context.Context) error {
+// projectNextCommits takes up to BatchCommits commits from the group's queue and writes the folded rows. If the queue
+// has fewer, the group takes part in the next shared commit, and also folds the commits that arrive until that begins.
+func (g *groupProjection) projectNextCommits(ctx context.Context) error {
 	most := g.p.cfg.BatchCommits
 	items, more := g.records.take(most)
 	if len(items) == 0 {
 		return nil
 	}
-	g.p.counts.stepBegan(g.n, items)
-	t := roundMember{w: g.p.writer}
+	g.p.counts.recordStepBegin(g.n, items)
+	t := sharedCommitMember{w: g.p.writer}
 	if !more {
 		var err error
-		if t, err = g.p.writer.begin(ctx); err != nil {
+		if t, err = g.p.writer.joinNextCommit(ctx); err != nil {
 			return err
 		}
-		var rest []item
+		var rest []queuedCommit
 		rest, more = g.records.take(most - len(items))
 		items = append(items, rest...)
-		g.p.counts.stepBegan(g.n, items)
+		g.p.counts.recordStepBegin(g.n, items)
 	}
-	defer t.leave()
+	defer t.leaveCommit()
 	began := time.Now()
-	err := g.step(ctx, newStep(items, more), func(ctx context.Context, w store.Write) error {
-		if w.Bulk() {
-			t.leave()
+	err := g.projectStep(ctx, newProjectionStep(items, more), func(ctx context.Context, w store.GroupWrite) error {
+		if w.IsBulk() {
+			t.leaveCommit()
 			return g.db.Apply(ctx, w)
 		}
-		return t.submit(ctx, g.conn, w)
+		return t.submitWrite(ctx, g.conn, w)
 	})
 	if err != nil {
 		return err
 	}
-	g.p.counts.stepDone(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
-	g.model.Trim()
+	g.p.counts.recordStepEnd(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
+	g.model.EvictRows()
 	return nil
 }
 
-// step is the items that a group folds and commits in one transaction.
-type step struct {
-	batch      fold.Batch
-	last       *item // the last record
-	more       bool  // whether more items are waiting
-	reachedEnd bool  // whether the items include the end of the log
+// projectionStep holds the commits that a group folds and writes to Postgres in one transaction.
+type projectionStep struct {
+	batch      fold.CommitBatch
+	last       *queuedCommit // the last record
+	more       bool          // whether more items are waiting
+	reachedEnd bool          // whether the items include the end of the log
 }
 
-// newStep returns the step of items that were taken from the queue.
-func newStep(items []item, more bool) step {
-	s := step{more: more}
+// newProjectionStep returns a projectionStep of items, which were taken from the queue. more reports whether the queue
+// has further items.
+func newProjectionStep(items []queuedCommit, more bool) projectionStep {
+	s := projectionStep{more: more}
 	for i := range items {
 		it := &items[i]
 		if it.end {
@@ -242,26 +248,26 @@ func newStep(items []item, more bool) step {
 	return s
 }
 
-// applyFunc writes the changes of a group to the read models. Its errors are those of store.Store.Apply.
-type applyFunc func(context.Context, store.Write) error
+// writeFunc writes the changed rows of a group to the read models. Its errors are those of store.Store.Apply.
+type writeFunc func(context.Context, store.GroupWrite) error
 
-// step folds and commits a step. If Postgres refuses its rows, the step is divided, and its parts are committed in
-// transactions of their own.
-func (g *group) step(ctx context.Context, s step, apply applyFunc) error {
-	if err := g.reportToDead(ctx, s.batch.Poison); err != nil {
+// projectStep folds the commits of a step and writes the rows with apply. If Postgres refuses a row, projectStep folds
+// and writes each commit in a transaction of its own.
+func (g *groupProjection) projectStep(ctx context.Context, s projectionStep, apply writeFunc) error {
+	if err := g.reportPoisonToDead(ctx, s.batch.Poison); err != nil {
 		return err
 	}
-	err := g.commit(ctx, s, apply)
-	var refused *store.RefusedError
+	err := g.foldAndWrite(ctx, s, apply)
+	var refused *store.RowRefusedError
 	if errors.As(err, &refused) {
-		return g.commitInPieces(ctx, s)
+		return g.projectSeparately(ctx, s)
 	}
 	return err
 }
 
-// commit folds a step and applies the changes.
-func (g *group) commit(ctx context.Context, s step, apply applyFunc) error {
-	changes, err := g.fold(ctx, s.batch)
+// foldAndWrite folds the commits of a step, writes the changed rows with apply, and announces the changes to gateways.
+func (g *groupProjection) foldAndWrite(ctx context.Context, s projectionStep, apply writeFunc) error {
+	changes, err := g.loadAndFold(ctx, s.batch)
 	if err != nil {
 		return err
 	}
@@ -279,9 +285,9 @@ func (g *group) commit(ctx context.Context, s step, apply applyFunc) error {
 	if s.last == nil && next.CaughtUp == g.checkpoint.CaughtUp && changes.Empty() {
 		return nil
 	}
-	w := store.Write{Group: g.n, Previous: g.checkpoint.Position, Next: next, Changes: &changes}
+	w := store.GroupWrite{Group: g.n, Previous: g.checkpoint.Position, Next: next, Changes: &changes}
 	if g.conn != nil {
-		w.LockedBy = g.conn.store.Backend()
+		w.LockedBy = g.conn.store.BackendPID()
 	}
 	if err := apply(ctx, w); err != nil {
 		return err
@@ -290,27 +296,28 @@ func (g *group) commit(ctx context.Context, s step, apply applyFunc) error {
 	if g.quiet {
 		return nil
 	}
-	if err := g.live.send(changes.Live); err != nil {
+	if err := g.live.announceChanges(changes.Announcements); err != nil {
 		// The rows are stored; gateways detect the missing announcement.
-		g.logger.Warn("announce on LIVE", "error", err)
+		g.logger.Warn("publish announcements on LIVE", "error", err)
 	}
 	return nil
 }
 
-// fold looks up the rows that a batch needs, and folds the batch. Errors of rows are *store.RefusedError.
-func (g *group) fold(ctx context.Context, b fold.Batch) (fold.Changes, error) {
-	for missing := g.model.Missing(b); !missing.Empty(); missing = g.model.Missing(b) {
-		present, err := g.db.Load(ctx, missing)
+// loadAndFold reads the rows that a batch of commits needs from Postgres, and folds the batch. An error that a row
+// causes is a *store.RowRefusedError.
+func (g *groupProjection) loadAndFold(ctx context.Context, b fold.CommitBatch) (fold.Changes, error) {
+	for missing := g.model.MissingRows(b); !missing.Empty(); missing = g.model.MissingRows(b) {
+		present, err := g.db.LoadRows(ctx, missing)
 		if err != nil {
 			return fold.Changes{}, err
 		}
-		if err := g.model.Put(missing, present); err != nil {
-			return fold.Changes{}, &store.RefusedError{Err: err}
+		if err := g.model.PutRows(missing, present); err != nil {
+			return fold.Changes{}, &store.RowRefusedError{Err: err}
 		}
 	}
 	changes, err := g.model.Fold(b)
 	if err != nil {
-		return changes, &store.RefusedError{Err: err}
+		return changes, &store.RowRefusedError{Err: err}
 	}
 	return changes, nil
 }

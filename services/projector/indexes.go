@@ -14,12 +14,13 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// errIndexRefused is returned if Postgres cannot create an index because of a row.
+// errIndexRefused is returned if Postgres cannot create an index because of the content of a row.
 var errIndexRefused = errors.New("postgres refuses a row in an index")
 
-// deferredIndexes are the indexes of the shadow schema that do not exist while its rows are copied, because sorting
-// all rows once costs less than one insert for each row. Only the shadow schema is ever without them: a rebuild that
-// ends early leaves the live schema as it is, and the next rebuild drops the shadow.
+// deferredIndexes holds the statements that create the indexes of the shadow schema after its rows were copied, because
+// sorting all rows once costs less than one insert into the index for each row. Only the shadow schema is ever without
+// these indexes: a rebuild that ends early leaves the live schema as it is, and the next rebuild drops the shadow
+// schema.
 type deferredIndexes struct {
 	conn   *pgx.Conn // connection to the shadow schema, used by one caller at a time
 	logger *slog.Logger
@@ -29,10 +30,11 @@ type deferredIndexes struct {
 	others []string // statements that create the other indexes
 }
 
-// selectDeferred is the query for the indexes that a fold does not need, with the statements that drop and create each.
-// The query leaves out primary keys, by which a fold looks rows up, and audit_by_subject, by which it deletes rows. It
-// includes the primary key of events, which a fold needs rarely; see deferredIndexes.createOfEvents.
-const selectDeferred = `SELECT t.relname = $1,
+// selectDeferredIndexes is the SQL query for the indexes that a fold does not need, with the statements that drop and
+// create each index. The query leaves out primary keys, by which a fold looks rows up, and audit_by_subject, by which a
+// fold deletes rows. It includes the primary key of the table events, which a fold needs rarely; see
+// deferredIndexes.createForEvents.
+const selectDeferredIndexes = `SELECT t.relname = $1,
 	CASE WHEN k.oid IS NULL THEN format('DROP INDEX %I', i.relname) ELSE format('ALTER TABLE %I DROP CONSTRAINT %I', t.relname, k.conname) END,
 	CASE WHEN k.oid IS NULL THEN pg_get_indexdef(i.oid) ELSE format('ALTER TABLE %I ADD CONSTRAINT %I %s', t.relname, k.conname, pg_get_constraintdef(k.oid)) END
 	FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
@@ -41,15 +43,16 @@ const selectDeferred = `SELECT t.relname = $1,
 	AND (NOT x.indisunique AND i.relname <> 'audit_by_subject' OR t.relname = $1)
 	ORDER BY x.indisprimary DESC, t.relname, i.relname`
 
-// dropIndexes drops the indexes that selectDeferred selects, and returns them so that they can be created later.
-func dropIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferredIndexes, error) {
+// dropDeferredIndexes drops the indexes of the shadow schema that selectDeferredIndexes selects. The result creates
+// them later.
+func dropDeferredIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferredIndexes, error) {
 	conn, err := readmodel.Connect(ctx, url, readmodel.ShadowSchema)
 	if err != nil {
 		return nil, fmt.Errorf("connect to postgres: %w", err)
 	}
 	d := &deferredIndexes{conn: conn, logger: logger}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectDeferred, readmodel.Events, readmodel.Checkpoints)
+		rows, err := tx.Query(ctx, selectDeferredIndexes, readmodel.Events, readmodel.Checkpoints)
 		if err != nil {
 			return err
 		}
@@ -78,29 +81,30 @@ func dropIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferre
 	return d, nil
 }
 
-// createOfEvents creates the indexes of the table events if they do not exist. Several callers may call it at the same
-// time. None of them may be in a transaction that has written to the table.
-func (d *deferredIndexes) createOfEvents(ctx context.Context) error {
+// createForEvents creates the deferred indexes of the table events unless they exist. It is safe for concurrent use,
+// but no caller may be in a transaction that has written to the table.
+func (d *deferredIndexes) createForEvents(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.run(ctx, &d.events)
+	return d.executeStatements(ctx, &d.events)
 }
 
-// create creates all indexes that do not exist.
-func (d *deferredIndexes) create(ctx context.Context) error {
+// createAll creates all deferred indexes that do not exist yet.
+func (d *deferredIndexes) createAll(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.run(ctx, &d.events), d.run(ctx, &d.others))
+	return errors.Join(d.executeStatements(ctx, &d.events), d.executeStatements(ctx, &d.others))
 }
 
-// run executes the SQL statements of a list, and removes each from the list after it has succeeded.
-func (d *deferredIndexes) run(ctx context.Context, list *[]string) error {
+// executeStatements executes the SQL statements of a list, and removes each statement from the list after it has
+// succeeded.
+func (d *deferredIndexes) executeStatements(ctx context.Context, list *[]string) error {
 	for len(*list) > 0 {
 		sql := (*list)[0]
 		d.logger.Debug("create index", "statement", sql)
 		if _, err := d.conn.Exec(ctx, sql); err != nil {
 			var pg *pgconn.PgError
-			if errors.As(err, &pg) && store.IsRefusal(pg) {
+			if errors.As(err, &pg) && store.IsRowRefusal(pg) {
 				err = fmt.Errorf("%w: %w", errIndexRefused, err)
 			}
 			return fmt.Errorf("%s: %w", sql, err)
@@ -110,4 +114,5 @@ func (d *deferredIndexes) run(ctx context.Context, list *[]string) error {
 	return nil
 }
 
+// close closes the connection to Postgres.
 func (d *deferredIndexes) close(ctx context.Context) error { return d.conn.Close(ctx) }

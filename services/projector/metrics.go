@@ -63,7 +63,7 @@ func newMetrics(r prometheus.Registerer, now func() time.Time, groups int) *metr
 // DescribeMetrics registers the projector's metrics without a projector, to generate documentation from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now, 1) }
 
-// setLeading records whether this replica projects a group.
+// setLeading records in the metrics whether this replica projects a group.
 func (m *metrics) setLeading(group int, leading bool) {
 	v := 0.0
 	if leading {
@@ -72,11 +72,11 @@ func (m *metrics) setLeading(group int, leading bool) {
 	m.leading.WithLabelValues(strconv.Itoa(group)).Set(v)
 }
 
-// clearLag resets the lag of a group that another replica projects.
+// clearLag resets the metric of the lag of a group, because another replica projects the group.
 func (m *metrics) clearLag(group int) { m.since[group].Store(0) }
 
-// stepBegan records the items of a step before it is applied.
-func (m *metrics) stepBegan(group int, items []item) {
+// recordStepBegin records in the metrics which commits a group is about to fold in one transaction.
+func (m *metrics) recordStepBegin(group int, items []queuedCommit) {
 	for _, it := range items {
 		if it.rec.Position.Seq > 0 {
 			m.since[group].Store(it.rec.Time.UnixNano())
@@ -85,8 +85,9 @@ func (m *metrics) stepBegan(group int, items []item) {
 	}
 }
 
-// stepDone records a step that was applied.
-func (m *metrics) stepDone(group int, items []item, at uint64, took time.Duration) {
+// recordStepEnd records in the metrics that a group has folded and written commits in one transaction, and how long
+// this took.
+func (m *metrics) recordStepEnd(group int, items []queuedCommit, at uint64, took time.Duration) {
 	name := strconv.Itoa(group)
 	for _, it := range items {
 		if it.rec.Position.Seq == 0 {

@@ -19,21 +19,21 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// maxReason is the longest reason in bytes for a commit that could not be projected.
-const maxReason = 500
+// maxReasonBytes is the maximum length, in bytes, of the stored reason why a commit could not be projected.
+const maxReasonBytes = 500
 
-// newPoison returns the record of a commit that cannot be projected completely.
-func newPoison(partitions events.Partitioning, group int, rec eventlog.Record, why error) *fold.Poison {
+// newPoisonCommit returns the row that records that the commit rec cannot be projected completely, and why.
+func newPoisonCommit(partitions events.Partitioning, group int, rec eventlog.Record, why error) *fold.PoisonCommit {
 	subject := ""
 	if rec.Subject.ID != "" {
 		subject = partitions.Subject(rec.Subject)
 	}
-	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
+	return &fold.PoisonCommit{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: toSingleLine(why.Error()), At: rec.Time}
 }
 
-// reportToDead reports commits to DEAD; the commits themselves stay in the log. JetStream recognizes a repeated report by its
-// message id.
-func (g *group) reportToDead(ctx context.Context, list []fold.Poison) error {
+// reportPoisonToDead publishes a dead letter to the stream DEAD for each commit that cannot be projected; the commits
+// themselves stay in the log. JetStream recognizes a repeated dead letter by its message id.
+func (g *groupProjection) reportPoisonToDead(ctx context.Context, list []fold.PoisonCommit) error {
 	if g.quiet {
 		return nil
 	}
@@ -67,37 +67,40 @@ func (g *group) reportToDead(ctx context.Context, list []fold.Poison) error {
 	return nil
 }
 
-// commitInPieces applies a refused step in pieces, so that one commit that cannot be stored does not block the others: it is
-// reported to DEAD, and only its events are stored, because readers count them.
-func (g *group) commitInPieces(ctx context.Context, s step) error {
+// projectSeparately folds and writes each commit of a step in a transaction of its own, so that a commit whose rows
+// Postgres refuses does not block the others. For such a commit it publishes a dead letter, and writes only the rows of
+// the commit's events, because readers count the events.
+func (g *groupProjection) projectSeparately(ctx context.Context, s projectionStep) error {
 	for i, rec := range s.batch.Records {
-		one := step{batch: fold.Batch{Records: s.batch.Records[i : i+1]}, last: &item{rec: rec}, more: true}
-		err := g.commitFresh(ctx, one)
-		var refused *store.RefusedError
+		one := projectionStep{batch: fold.CommitBatch{Records: s.batch.Records[i : i+1]}, last: &queuedCommit{rec: rec}, more: true}
+		err := g.foldWithEmptyModel(ctx, one)
+		var refused *store.RowRefusedError
 		if errors.As(err, &refused) {
 			one.batch.Bare = true
-			one.batch.Poison = []fold.Poison{*newPoison(g.p.deps.Log.Partitioning(), g.n, rec, err)}
-			if err = g.reportToDead(ctx, one.batch.Poison); err == nil {
-				err = g.commitFresh(ctx, one)
+			one.batch.Poison = []fold.PoisonCommit{*newPoisonCommit(g.p.deps.Log.Partitioning(), g.n, rec, err)}
+			if err = g.reportPoisonToDead(ctx, one.batch.Poison); err == nil {
+				err = g.foldWithEmptyModel(ctx, one)
 			}
 		}
 		if err != nil {
 			return err
 		}
 	}
-	s.batch = fold.Batch{Poison: s.batch.Poison}
-	return g.commitFresh(ctx, s)
+	s.batch = fold.CommitBatch{Poison: s.batch.Poison}
+	return g.foldWithEmptyModel(ctx, s)
 }
 
-// commitFresh commits a step in a transaction of its own, with an empty model, which has no rows of the refused change.
-func (g *group) commitFresh(ctx context.Context, s step) error {
+// foldWithEmptyModel folds the commits of a step in a new model, without rows of a change that Postgres refused, and
+// writes the rows in a transaction of their own.
+func (g *groupProjection) foldWithEmptyModel(ctx context.Context, s projectionStep) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
-	return g.commit(ctx, s, g.db.Apply)
+	return g.foldAndWrite(ctx, s, g.db.Apply)
 }
 
-// oneLine makes s valid for a header and a row.
-func oneLine(s string) string {
+// toSingleLine returns s as one line of valid UTF-8 of at most maxReasonBytes, which a NATS header and a Postgres row
+// can hold.
+func toSingleLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
-	s = truncate.Text(s, maxReason)
+	s = truncate.Text(s, maxReasonBytes)
 	return s
 }

@@ -79,9 +79,9 @@ type Projector struct {
 	js     jetstream.JetStream
 	counts *metrics
 
-	catchUps    []*catchUp // one for each shard
-	writer      *writer
-	connections *connections
+	backlogReaders []*backlogReader // one for each shard
+	writer         *sharedWriter
+	connections    *storeConnections
 }
 
 // New validates the config and returns a Projector. The Projector sends nothing before Run.
@@ -104,21 +104,21 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 		deps.Now = time.Now
 	}
 	if deps.Tip == nil {
-		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
+		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return lastStreamSequence(ctx, js, shard) }
 	}
 	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().Groups())}
 	open := func(ctx context.Context) (*store.Store, error) {
 		return store.Open(ctx, cfg.DatabaseURL, readmodel.Schema)
 	}
-	p.writer, p.connections = newWriter(open), newConnections(open, deps.Log.Partitioning().Groups())
+	p.writer, p.connections = newSharedWriter(open), newStoreConnections(open, deps.Log.Partitioning().Groups())
 	for shard := range deps.Log.Shards() {
-		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
+		p.backlogReaders = append(p.backlogReaders, &backlogReader{log: deps.Log, shard: shard})
 	}
 	return p, nil
 }
 
-// streamTip returns the sequence of the last message in a shard's stream.
-func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
+// lastStreamSequence returns the stream sequence of the last message in a shard's stream.
+func lastStreamSequence(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
 	s, err := js.Stream(ctx, topology.EventsStream(shard))
 	if err != nil {
 		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStream(shard), err)
@@ -126,8 +126,8 @@ func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, 
 	return s.CachedInfo().State.LastSeq, nil
 }
 
-// Run migrates the schema and projects until ctx ends, which is not an error. While Postgres or NATS is not
-// available, it retries.
+// Run migrates the Postgres schema and folds the log into the read models until ctx ends, which is not an error. While
+// Postgres or NATS is not available, Run tries again.
 func (p *Projector) Run(ctx context.Context) error {
 	pauses := newBackoff(p.deps.Logger, "migrate the read models")
 	for {
@@ -138,7 +138,7 @@ func (p *Projector) Run(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		if !pauses.wait(ctx, err) {
+		if !pauses.logAndPause(ctx, err) {
 			return nil
 		}
 	}
@@ -149,7 +149,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	}()
 	var all errgroup.Group
 	all.Go(func() error {
-		p.writer.run(ctx)
+		p.writer.runCommits(ctx)
 		return nil
 	})
 	for n := range p.deps.Log.Partitioning().Groups() {
@@ -161,17 +161,18 @@ func (p *Projector) Run(ctx context.Context) error {
 	return all.Wait()
 }
 
-// projectGroup projects a group while this replica has the group's lock, and otherwise waits for the lock, until ctx ends.
+// projectGroup folds the commits of the group n while this replica has the group's lock, and otherwise waits for the
+// lock, until ctx ends.
 func (p *Projector) projectGroup(ctx context.Context, n int) {
 	logger := p.deps.Logger.With("group", n)
 	pauses := newBackoff(logger, "project")
 	for ctx.Err() == nil {
-		g := newGroup(p, n, logger)
-		err := g.lead(ctx)
+		g := newGroupProjection(p, n, logger)
+		err := g.lockAndProject(ctx)
 		if g.progressed {
 			pauses.reset()
 		}
-		if !pauses.wait(ctx, err) {
+		if !pauses.logAndPause(ctx, err) {
 			return
 		}
 	}
@@ -179,27 +180,29 @@ func (p *Projector) projectGroup(ctx context.Context, n int) {
 
 // Pauses between retries. The first is short, because most errors are transient.
 const (
-	minPause = 20 * time.Millisecond
-	maxPause = 2 * time.Second
+	// minRetryPause is the pause after the first failure of an operation.
+	minRetryPause = 20 * time.Millisecond
+	// maxRetryPause is the maximum pause after several failures of an operation in a row.
+	maxRetryPause = 2 * time.Second
 )
 
-// backoff logs failures of an operation that is repeated, and pauses after each of them.
+// backoff logs each failure of an operation that is repeated, and pauses before the next attempt.
 type backoff struct {
 	logger    *slog.Logger
 	operation string
 	pauses    *retry.Pauses
 }
 
-// newBackoff returns a backoff. operation is what failed, for the log.
+// newBackoff returns a backoff for an operation. Log messages name the operation.
 func newBackoff(logger *slog.Logger, operation string) backoff {
-	return backoff{logger: logger, operation: operation, pauses: retry.Doubling(minPause, maxPause)}
+	return backoff{logger: logger, operation: operation, pauses: retry.Doubling(minRetryPause, maxRetryPause)}
 }
 
-// reset makes the next pause a short one.
+// reset must be called after a success. It makes the pause after the next failure a short one.
 func (b *backoff) reset() { b.pauses.Reset() }
 
-// wait logs the error and pauses, longer each time. It returns false if ctx ended.
-func (b *backoff) wait(ctx context.Context, why error) bool {
+// logAndPause logs the error why and pauses, longer after each failure in a row. It returns false if ctx ended.
+func (b *backoff) logAndPause(ctx context.Context, why error) bool {
 	if ctx.Err() != nil {
 		return false
 	}

@@ -182,7 +182,7 @@ func TestNew_RefusesInvalidSettings(t *testing.T) {
 }
 
 // TestLive_AnnouncesACommitAtOnce tests that an idle projector announces a commit on LIVE immediately, without
-// polling or waiting for a round.
+// polling or waiting for a shared commit.
 func TestLive_AnnouncesACommitAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -200,7 +200,7 @@ func TestLive_AnnouncesACommitAtOnce(t *testing.T) {
 	}
 	best := time.Hour
 	for n := range 30 {
-		time.Sleep(20 * time.Millisecond) // longer than the interval between rounds, so that the projector is idle
+		time.Sleep(20 * time.Millisecond) // longer than the interval between shared commits, so that the projector is idle
 		from := time.Now()
 		s.append(&s.life, "", events.SessionOptionsUpdated{Options: events.Options{TurnLimitMs: uint32(n)}})
 		f.next()

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// queue passes items from one goroutine to another, in order. push blocks while the queued items have more than max
-// bytes.
+// queue passes items from one goroutine to another, in order. push blocks while the queued items have more than a
+// maximum number of bytes.
 type queue[T any] struct {
 	max   int
 	ready chan struct{} // has a token while items may be queued
@@ -31,7 +31,7 @@ func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 			q.items, q.sizes = append(q.items, item), append(q.sizes, bytes)
 			q.bytes += bytes
 			q.mu.Unlock()
-			signal(q.ready)
+			trySignal(q.ready)
 			return nil
 		}
 		q.mu.Unlock()
@@ -43,7 +43,7 @@ func (q *queue[T]) push(ctx context.Context, item T, bytes int) error {
 	}
 }
 
-// take returns up to n queued items, and whether there are more.
+// take removes up to n items from the queue and returns them. more reports whether the queue has further items.
 func (q *queue[T]) take(n int) (items []T, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -54,16 +54,16 @@ func (q *queue[T]) take(n int) (items []T, more bool) {
 	}
 	q.items, q.sizes = q.items[n:], q.sizes[n:]
 	if n > 0 {
-		signal(q.space)
+		trySignal(q.space)
 	}
 	if len(q.items) > 0 {
-		signal(q.ready)
+		trySignal(q.ready)
 	}
 	return items, len(q.items) > 0
 }
 
-// signal puts a token into a channel with a buffer of one, unless it has one.
-func signal(c chan struct{}) {
+// trySignal puts a token into the channel c, which has a buffer of one, unless a token is already there.
+func trySignal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -19,33 +19,36 @@ import (
 )
 
 const (
-	// rebuildLock is the advisory lock that allows only one rebuild: the bytes of "spoolreb".
-	rebuildLock = 0x73706f6f6c726562
+	// rebuildLockKey is the key of the Postgres advisory lock that allows only one rebuild at a time: the bytes of
+	// "spoolreb".
+	rebuildLockKey = 0x73706f6f6c726562
 
-	// rebuildCommits and rebuildBytes bound a transaction of a rebuild. They are large, so that rows that change
+	// maxCommitsPerWrite and maxBytesPerWrite bound a transaction of a rebuild. They are large, so that rows that change
 	// often are written once.
-	rebuildCommits = 5000
-	rebuildBytes   = 16 << 20
-	// nearCommits is the largest number of commits that the shadow schema may be behind the live one when live
-	// projection is paused.
-	nearCommits = 500
-	// maxPasses bounds how often a rebuild tries to catch up with a log that grows as fast as it is folded.
-	maxPasses    = 20
-	closeTimeout = 30 * time.Second
+	maxCommitsPerWrite = 5000
+	maxBytesPerWrite   = 16 << 20
+	// maxCommitsBehindAtPause is the maximum number of commits that the last pass of a rebuild may have folded before
+	// the rebuild pauses live projection.
+	maxCommitsBehindAtPause = 500
+	// maxCatchUpPasses is the maximum number of passes in which a rebuild catches up with a log that grows as fast as
+	// it is folded.
+	maxCatchUpPasses = 20
+	// rebuildCloseTimeout is the maximum time in which a rebuild releases its locks and connections.
+	rebuildCloseTimeout = 30 * time.Second
 )
 
-// Report describes a completed rebuild.
-type Report struct {
+// RebuildReport describes a completed rebuild.
+type RebuildReport struct {
 	Commits  uint64        // number of folded commits
 	Rows     uint64        // number of compared rows; 0 without compare
 	Duration time.Duration // duration of the whole rebuild
 	Held     time.Duration // time for which live projection was paused; 0 with compare
 }
 
-// Rebuild folds the log from its beginning into a shadow schema, while live projection continues, and replaces the
-// read models with it in one transaction. With compare it changes nothing and returns a *DifferenceError unless both
-// are equal in every row. It needs Deps.Log but not Deps.NATS.
-func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report, err error) {
+// Rebuild folds the log from its beginning into a shadow schema, while live projection continues, and replaces the read
+// models with the shadow schema in one transaction. If compare is true, Rebuild instead compares the two, changes
+// nothing, and returns a *DifferenceError if a row differs. It needs Deps.Log but not Deps.NATS.
+func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r RebuildReport, err error) {
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return r, err
 	}
@@ -61,11 +64,11 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 	began := deps.Now()
 	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().Groups())}
 	logger := deps.Logger.With("doing", "rebuild")
-	r, err = (&rebuild{p: p, logger: logger, defers: true}).run(ctx, compare)
+	r, err = (&rebuild{p: p, logger: logger, defers: true}).foldAndFinish(ctx, compare)
 	if errors.Is(err, errIndexRefused) {
 		// With all indexes in place, the commit of the row is found and projected without the row, as live.
 		logger.Warn("fold again with indexes", "error", err)
-		r, err = (&rebuild{p: p, logger: logger}).run(ctx, compare)
+		r, err = (&rebuild{p: p, logger: logger}).foldAndFinish(ctx, compare)
 	}
 	if err != nil {
 		return r, fmt.Errorf("rebuild: %w", err)
@@ -74,16 +77,17 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 	return r, nil
 }
 
-// run folds the log once and compares or replaces the read models.
-func (b *rebuild) run(ctx context.Context, compare bool) (r Report, err error) {
+// foldAndFinish folds the log into the shadow schema, and then compares the live schema with it or replaces the live schema by
+// it.
+func (b *rebuild) foldAndFinish(ctx context.Context, compare bool) (r RebuildReport, err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
-	if err := b.prepare(ctx); err != nil {
+	if err := b.createShadowSchema(ctx); err != nil {
 		return r, err
 	}
 	if compare {
-		r.Rows, err = b.compare(ctx)
+		r.Rows, err = b.compareWithLive(ctx)
 	} else {
-		r.Held, err = b.replace(ctx)
+		r.Held, err = b.replaceLiveSchema(ctx)
 	}
 	if err != nil {
 		return r, err
@@ -94,32 +98,32 @@ func (b *rebuild) run(ctx context.Context, compare bool) (r Report, err error) {
 	return r, nil
 }
 
-// rebuild is one run of Rebuild.
+// rebuild holds the state of one call of Rebuild: its connection, its lock and its shadow schema.
 type rebuild struct {
 	p      *Projector
 	logger *slog.Logger
 	conn   *pgx.Conn // connection to the live schema
-	groups []*shadow
+	groups []*shadowGroup
 
 	defers  bool             // whether indexes are created after the rows
 	indexes *deferredIndexes // nil if defers is false
 }
 
-// shadow is a projector group that folds into the shadow schema, which replaces the live schema at the end of a
-// rebuild.
-type shadow struct {
-	*group
+// shadowGroup folds the commits of one projector group into the shadow schema, which replaces the live schema at the
+// end of a rebuild.
+type shadowGroup struct {
+	*groupProjection
 	store   *store.Store
 	commits uint64
 	target  uint64
-	items   []item // items that were not written yet
+	items   []queuedCommit // items that were not written yet
 	bytes   int
 	from    uint64        // stream sequence at which the present read starts for the group
-	written chan struct{} // closed when the last flush was written; nil before the first
+	written chan struct{} // closed when the last call of writeCommits has written its commits; nil before the first call
 }
 
-// prepare takes the lock and creates an empty shadow schema.
-func (b *rebuild) prepare(ctx context.Context) (err error) {
+// createShadowSchema takes the lock of rebuilds and creates an empty shadow schema.
+func (b *rebuild) createShadowSchema(ctx context.Context) (err error) {
 	url := b.p.cfg.DatabaseURL
 	if err := readmodel.Migrate(ctx, url); err != nil {
 		return err
@@ -128,13 +132,13 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		return fmt.Errorf("connect to postgres: %w", err)
 	}
 	var locked bool
-	if err := b.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(rebuildLock)).Scan(&locked); err != nil {
+	if err := b.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(rebuildLockKey)).Scan(&locked); err != nil {
 		return err
 	}
 	if !locked {
 		return errors.New("another rebuild is running on this database: wait until it ends")
 	}
-	if err := b.dropLeftovers(ctx); err != nil {
+	if err := b.dropLeftoverSchemas(ctx); err != nil {
 		return err
 	}
 	if err := readmodel.MigrateSchema(ctx, url, readmodel.ShadowSchema); err != nil {
@@ -146,12 +150,12 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		}
 	}
 	if b.defers {
-		if b.indexes, err = dropIndexes(ctx, url, b.logger); err != nil {
+		if b.indexes, err = dropDeferredIndexes(ctx, url, b.logger); err != nil {
 			return err
 		}
 	}
 	for n := range b.p.deps.Log.Partitioning().Groups() {
-		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
+		g := &shadowGroup{groupProjection: newGroupProjection(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
 		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema); err != nil {
@@ -159,23 +163,24 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		}
 		g.db, g.store.Disposable = g.store, true
 		if b.indexes != nil {
-			g.store.BeforeEventsLookup = b.indexes.createOfEvents
+			g.store.BeforeEventsLookup = b.indexes.createForEvents
 		}
 		g.checkpoint.Shard = int16(g.shard)
 	}
 	return nil
 }
 
-// createIndexes creates the indexes that were deferred.
-func (b *rebuild) createIndexes(ctx context.Context) error {
+// createDeferredIndexes creates the indexes of the shadow schema that were dropped before its rows were copied.
+func (b *rebuild) createDeferredIndexes(ctx context.Context) error {
 	if b.indexes == nil {
 		return nil
 	}
-	return b.indexes.create(ctx)
+	return b.indexes.createAll(ctx)
 }
 
-// dropLeftovers drops the schemas of this rebuild and of an earlier one that was interrupted.
-func (b *rebuild) dropLeftovers(ctx context.Context) error {
+// dropLeftoverSchemas drops the schemas that this rebuild no longer needs, and those that an interrupted rebuild has
+// left.
+func (b *rebuild) dropLeftoverSchemas(ctx context.Context) error {
 	for _, schema := range []string{readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if _, err := b.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
 			return fmt.Errorf("drop schema %s: %w", schema, err)
@@ -184,9 +189,9 @@ func (b *rebuild) dropLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// close releases all resources, also if ctx has ended.
+// close releases the locks and connections of the rebuild, also if ctx has ended.
 func (b *rebuild) close() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), rebuildCloseTimeout)
 	defer cancel()
 	for _, g := range b.groups {
 		if g.store != nil {
@@ -200,7 +205,7 @@ func (b *rebuild) close() (err error) {
 		return err
 	}
 	if !b.conn.IsClosed() && len(b.groups) > 0 {
-		err = errors.Join(err, b.dropLeftovers(ctx))
+		err = errors.Join(err, b.dropLeftoverSchemas(ctx))
 	}
 	// The server ends a closed connection, and its locks, asynchronously; the next rebuild must not find this one's
 	// lock.
@@ -210,8 +215,9 @@ func (b *rebuild) close() (err error) {
 	return errors.Join(err, b.conn.Close(ctx))
 }
 
-// checkpoints returns the checkpoints of the live groups.
-func checkpoints(ctx context.Context, q pgx.Tx, groups int, suffix string) ([]store.Checkpoint, error) {
+// readLiveCheckpoints returns the checkpoints of all groups in the live schema, in the order of the groups. suffix is
+// appended to the SQL query.
+func readLiveCheckpoints(ctx context.Context, q pgx.Tx, groups int, suffix string) ([]store.Checkpoint, error) {
 	rows, err := q.Query(ctx, "SELECT shard, position, commit_id FROM spool.checkpoints WHERE grp < $1 ORDER BY grp"+suffix, groups)
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoints: %w", err)
@@ -229,41 +235,43 @@ func checkpoints(ctx context.Context, q pgx.Tx, groups int, suffix string) ([]st
 	return list, nil
 }
 
-// replace follows live projection until the shadow is near, pauses live projection, and swaps the schemas.
-func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
+// replaceLiveSchema folds the log until the shadow schema is almost as far as the live one, pauses live projection, and
+// swaps the two schemas. It returns for how long live projection was paused.
+func (b *rebuild) replaceLiveSchema(ctx context.Context) (held time.Duration, err error) {
 	for pass := 0; ; pass++ {
-		before := b.folded()
+		before := b.foldedCommits()
 		var target []store.Checkpoint
 		err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) (err error) {
-			target, err = checkpoints(ctx, tx, len(b.groups), "")
+			target, err = readLiveCheckpoints(ctx, tx, len(b.groups), "")
 			return err
 		})
 		if err == nil {
-			err = b.foldTo(ctx, target)
+			err = b.foldUpTo(ctx, target)
 		}
 		if err == nil {
-			err = b.createIndexes(ctx)
+			err = b.createDeferredIndexes(ctx)
 		}
 		if err != nil {
 			return 0, err
 		}
-		b.logger.Info("folded", "pass", pass, "commits", b.folded())
-		if b.folded()-before <= nearCommits || pass == maxPasses {
+		b.logger.Info("folded", "pass", pass, "commits", b.foldedCommits())
+		if b.foldedCommits()-before <= maxCommitsBehindAtPause || pass == maxCatchUpPasses {
 			break
 		}
 	}
-	if err := b.analyze(ctx); err != nil {
+	if err := b.analyzeTables(ctx); err != nil {
 		return 0, err
 	}
 	from := b.p.deps.Now()
-	if err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) error { return b.swap(ctx, tx) }); err != nil {
+	if err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) error { return b.swapSchemas(ctx, tx) }); err != nil {
 		return 0, fmt.Errorf("swap: %w", err)
 	}
 	return b.p.deps.Now().Sub(from), nil
 }
 
-// analyze updates statistics, so that the gateways' queries have good plans from the beginning.
-func (b *rebuild) analyze(ctx context.Context) error {
+// analyzeTables updates the Postgres statistics of the shadow schema, so that the gateways' queries have good plans
+// from the beginning.
+func (b *rebuild) analyzeTables(ctx context.Context) error {
 	for _, t := range rebuiltTables {
 		if _, err := b.conn.Exec(ctx, "ANALYZE "+readmodel.ShadowSchema+"."+t.table); err != nil {
 			return fmt.Errorf("analyze %s: %w", t.table, err)
@@ -272,14 +280,15 @@ func (b *rebuild) analyze(ctx context.Context) error {
 	return nil
 }
 
-// swap pauses live projection, folds the remaining commits, and renames the schemas. A projector that was writing the
-// live rows finds that its checkpoint has moved and starts again on the new rows.
-func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
-	target, err := checkpoints(ctx, tx, len(b.groups), " FOR UPDATE")
+// swapSchemas pauses live projection, folds the remaining commits, and renames the shadow schema to the live one. A
+// projector that was writing to the old live schema finds that its checkpoint has moved, and starts again on the new
+// one.
+func (b *rebuild) swapSchemas(ctx context.Context, tx pgx.Tx) error {
+	target, err := readLiveCheckpoints(ctx, tx, len(b.groups), " FOR UPDATE")
 	if err != nil {
 		return err
 	}
-	if err := b.foldTo(ctx, target); err != nil {
+	if err := b.foldUpTo(ctx, target); err != nil {
 		return err
 	}
 	for _, sql := range []string{
@@ -296,16 +305,17 @@ func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// folded returns the number of commits that all groups have folded.
-func (b *rebuild) folded() (n uint64) {
+// foldedCommits returns the number of commits that all groups have folded.
+func (b *rebuild) foldedCommits() (n uint64) {
 	for _, g := range b.groups {
 		n += g.commits
 	}
 	return n
 }
 
-// foldTo folds each group up to its target, or up to the end of the log if that comes first.
-func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
+// foldUpTo folds each group up to the position of its checkpoint in target, or up to the end of the log if that comes
+// first.
+func (b *rebuild) foldUpTo(ctx context.Context, target []store.Checkpoint) error {
 	for n, g := range b.groups {
 		g.target = uint64(target[n].Position)
 	}
@@ -313,7 +323,7 @@ func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 	var all errgroup.Group
 	all.SetLimit(max(1, runtime.GOMAXPROCS(0)/2))
 	for shard := range shards {
-		var list []*shadow
+		var list []*shadowGroup
 		for n := shard; n < len(b.groups); n += shards {
 			list = append(list, b.groups[n])
 		}
@@ -322,16 +332,16 @@ func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 	return all.Wait()
 }
 
-// errTargetReached ends a read that has reached its target.
-var errTargetReached = errors.New("done")
+// errTargetReached ends a read of the log when every group has reached its target.
+var errTargetReached = errors.New("every group has reached its target")
 
-// foldShard reads a shard once for all its groups, and writes concurrently with the read.
-func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
-	f := feeder{group: shard, partitions: log.Partitioning(), retry: newBackoff(groups[0].logger, "read the log")}
+// foldShard reads a shard of the log once for all its groups, and writes the folded rows concurrently with the read.
+func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadowGroup) error {
+	f := commitReader{group: shard, partitions: log.Partitioning(), retry: newBackoff(groups[0].logger, "read the log")}
 	var end uint64
-	f.after = groups[0].position()
+	f.after = groups[0].foldedPosition()
 	for _, g := range groups {
-		g.from = g.position().Seq
+		g.from = g.foldedPosition().Seq
 		if g.from < g.target {
 			end = max(end, g.target)
 		}
@@ -339,12 +349,12 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 	}
 	writers, ctx := errgroup.WithContext(ctx)
 	writers.SetLimit(runtime.GOMAXPROCS(0) + 2) // some of them wait for Postgres
-	f.push = func(it item, bytes int) error {
+	f.push = func(it queuedCommit, bytes int) error {
 		at := it.rec.Position.Seq
 		// The groups of a shard are numbered shard, shard + shards, …
-		g := groups[(it.group(log.Partitioning(), shard)-shard)/log.Shards()]
+		g := groups[(it.groupNumber(log.Partitioning(), shard)-shard)/log.Shards()]
 		if at > g.from && at <= g.target {
-			g.take(ctx, writers, it, bytes)
+			g.addCommit(ctx, writers, it, bytes)
 		}
 		if at >= end {
 			return errTargetReached
@@ -356,32 +366,32 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 		read = u.ReadUndecoded
 	}
 	for f.after.Seq < end && ctx.Err() == nil {
-		if f.run(ctx, read(ctx, f.after, eventlog.Filter{})) {
+		if f.pushCommits(ctx, read(ctx, f.after, eventlog.Filter{})) {
 			break
 		}
 	}
 	for _, g := range groups {
-		g.flush(ctx, writers)
+		g.writeCommits(ctx, writers)
 	}
 	return writers.Wait()
 }
 
-// undecodedLog is a log that can yield commits without decoding their events; Resolve decodes them later. The
-// goroutines that write rows then decode concurrently, and commits that wait for them are bytes, which cost the garbage
-// collector less than events.
+// undecodedLog is a log that can yield commits without decoding their events; Resolve decodes the events later. A
+// rebuild uses it so that the goroutines that write rows decode the events concurrently, and so that waiting commits
+// are bytes, which cost the garbage collector less than events.
 type undecodedLog interface {
 	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
 	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
 }
 
-// decode decodes the events of items that an undecodedLog yielded. Commits that cannot be decoded become poison, as if the feeder had
-// decoded them.
-func (g *shadow) decode(ctx context.Context, items []item) error {
+// decodeCommits decodes the events of commits that an undecodedLog yielded. A commit that cannot be decoded gets a
+// fold.PoisonCommit, as in live projection.
+func (g *shadowGroup) decodeCommits(ctx context.Context, items []queuedCommit) error {
 	log, ok := g.p.deps.Log.(undecodedLog)
 	if !ok {
 		return nil
 	}
-	f := feeder{retry: newBackoff(g.logger, "read the log")}
+	f := commitReader{retry: newBackoff(g.logger, "read the log")}
 	for i := range items {
 		it := &items[i]
 		if it.poison != nil {
@@ -391,13 +401,13 @@ func (g *shadow) decode(ctx context.Context, items []item) error {
 			rec, err := log.Resolve(ctx, it.rec)
 			if err == nil || f.isPoison(rec, err) {
 				if err != nil {
-					it.poison = newPoison(g.p.deps.Log.Partitioning(), g.n, rec, err)
+					it.poison = newPoisonCommit(g.p.deps.Log.Partitioning(), g.n, rec, err)
 				}
 				rec.Commit.Events = nil
 				it.rec, f.tries = rec, 0
 				break
 			}
-			if !f.retry.wait(ctx, err) {
+			if !f.retry.logAndPause(ctx, err) {
 				return ctx.Err()
 			}
 		}
@@ -405,16 +415,16 @@ func (g *shadow) decode(ctx context.Context, items []item) error {
 	return nil
 }
 
-// take adds an item, and flushes the items if there are many.
-func (g *shadow) take(ctx context.Context, writers *errgroup.Group, it item, bytes int) {
+// addCommit adds a commit to those that wait to be written, and calls writeCommits if many wait.
+func (g *shadowGroup) addCommit(ctx context.Context, writers *errgroup.Group, it queuedCommit, bytes int) {
 	g.items, g.bytes = append(g.items, it), g.bytes+bytes
-	if len(g.items) >= rebuildCommits || g.bytes >= rebuildBytes {
-		g.flush(ctx, writers)
+	if len(g.items) >= maxCommitsPerWrite || g.bytes >= maxBytesPerWrite {
+		g.writeCommits(ctx, writers)
 	}
 }
 
-// flush writes the collected items, after those of the flush before.
-func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
+// writeCommits starts a goroutine that folds and writes the waiting commits after those of the call before.
+func (g *shadowGroup) writeCommits(ctx context.Context, writers *errgroup.Group) {
 	items := g.items
 	g.items, g.bytes = nil, 0
 	if len(items) == 0 {
@@ -430,13 +440,13 @@ func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := g.decode(ctx, items); err != nil {
+		if err := g.decodeCommits(ctx, items); err != nil {
 			return err
 		}
-		if err := g.step(ctx, newStep(items, true), g.store.Apply); err != nil {
+		if err := g.projectStep(ctx, newProjectionStep(items, true), g.store.Apply); err != nil {
 			return fmt.Errorf("group %d: %w", g.n, err)
 		}
-		g.model.Trim()
+		g.model.EvictRows()
 		g.commits += uint64(len(items))
 		return nil
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-func (w *world) rebuild() projector.Report {
+func (w *world) rebuild() projector.RebuildReport {
 	w.t.Helper()
 	r, err := projector.Rebuild(w.t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(w.t)}, false)
 	if err != nil {

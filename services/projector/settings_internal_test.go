@@ -27,12 +27,12 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := &Projector{cfg: Config{DatabaseURL: pgtest.URL(t), BufferBytes: size, PresentRows: size >> 10}, deps: Deps{Log: log, Now: time.Now}}
-		g := newGroup(p, 0, slog.New(slog.DiscardHandler))
+		g := newGroupProjection(p, 0, slog.New(slog.DiscardHandler))
 		over, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		pushed := 0
 		for err = nil; err == nil && pushed < 100; pushed++ {
-			err = g.records.push(over, item{}, size/4)
+			err = g.records.push(over, queuedCommit{}, size/4)
 		}
 		if pushed != 5 || !errors.Is(err, context.DeadlineExceeded) { // the fifth push waited until its deadline
 			t.Errorf("buffer of %d bytes: blocked at item %d of a quarter of the buffer each, %v", size, pushed, err)
@@ -40,13 +40,13 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
 			t.Fatal(err)
 		}
-		p.writer = newWriter(func(ctx context.Context) (*store.Store, error) {
+		p.writer = newSharedWriter(func(ctx context.Context) (*store.Store, error) {
 			return store.Open(ctx, p.cfg.DatabaseURL, readmodel.Schema)
 		})
-		if g.conn, err = p.writer.tryLock(t.Context(), 0); err != nil || g.conn == nil {
+		if g.conn, err = p.writer.tryLockGroup(t.Context(), 0); err != nil || g.conn == nil {
 			t.Fatal(g.conn, err)
 		}
-		if err := g.begin(t.Context()); err != nil {
+		if err := g.loadCheckpoint(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.writer.close(); err != nil {
@@ -61,21 +61,21 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 // remembers reports whether a model still has the first session after it has folded the given number of sessions.
 func remembers(t *testing.T, m *fold.Model, sessions int) bool {
 	t.Helper()
-	batch := func(n int) fold.Batch {
+	batch := func(n int) fold.CommitBatch {
 		id := events.Derive(events.KindSession, fmt.Sprint(n))
 		created := events.Event{ID: events.Derive(events.KindEvent, id), Data: events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}}
-		return fold.Batch{Records: []eventlog.Record{{Position: eventlog.Position{Seq: uint64(n + 1)}, Subject: events.LifeOf("default", id), Events: []events.Event{created}}}}
+		return fold.CommitBatch{Records: []eventlog.Record{{Position: eventlog.Position{Seq: uint64(n + 1)}, Subject: events.LifeOf("default", id), Events: []events.Event{created}}}}
 	}
 	for n := range sessions {
-		missing := m.Missing(batch(n))
-		if err := m.Put(missing, fold.Present{}); err != nil {
+		missing := m.MissingRows(batch(n))
+		if err := m.PutRows(missing, fold.FoundRows{}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.Fold(batch(n)); err != nil {
 			t.Fatal(err)
 		}
-		m.Trim()
+		m.EvictRows()
 	}
-	missing := m.Missing(batch(0))
+	missing := m.MissingRows(batch(0))
 	return missing.Empty()
 }

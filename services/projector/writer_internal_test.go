@@ -12,9 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// rounds runs a writer that commits nothing, and records when it commits which groups.
+// rounds runs a sharedWriter that commits nothing, and records when it commits which groups.
 type rounds struct {
-	*writer
+	*sharedWriter
 	ctx   context.Context
 	start time.Time
 	took  time.Duration // how long each transaction takes
@@ -25,10 +25,10 @@ type rounds struct {
 
 func newRounds(t *testing.T) *rounds {
 	ctx, stop := context.WithCancel(t.Context())
-	r := &rounds{writer: newWriter(nil), ctx: ctx, start: time.Now()}
-	r.commit = func(_ context.Context, list []*submission) {
+	r := &rounds{sharedWriter: newSharedWriter(nil), ctx: ctx, start: time.Now()}
+	r.commit = func(_ context.Context, list []*submittedWrite) {
 		line := fmt.Sprint(time.Since(r.start), ":")
-		slices.SortFunc(list, func(a, b *submission) int { return a.write.Group - b.write.Group })
+		slices.SortFunc(list, func(a, b *submittedWrite) int { return a.write.Group - b.write.Group })
 		for _, s := range list {
 			line += fmt.Sprint(" ", s.write.Group)
 		}
@@ -39,24 +39,24 @@ func newRounds(t *testing.T) *rounds {
 		sendResult(list, nil)
 	}
 	var running sync.WaitGroup
-	running.Go(func() { r.run(ctx) })
+	running.Go(func() { r.runCommits(ctx) })
 	t.Cleanup(func() { stop(); running.Wait() })
 	return r
 }
 
-// project waits for a round, folds for a time, and commits.
+// project waits for a shared commit, folds for a time, and commits.
 func (r *rounds) project(group int, folds time.Duration) {
-	t, err := r.begin(r.ctx)
+	t, err := r.joinNextCommit(r.ctx)
 	if err != nil {
 		return
 	}
 	time.Sleep(folds)
-	_ = t.submit(r.ctx, nil, store.Write{Group: group})
+	_ = t.submitWrite(r.ctx, nil, store.GroupWrite{Group: group})
 }
 
-// spendBurst has as many rounds at once as are allowed, so that the next one begins after roundInterval.
+// spendBurst makes as many shared commits at once as are allowed, so that the next one begins after sharedCommitInterval.
 func (r *rounds) spendBurst() {
-	for range roundBurst {
+	for range sharedCommitBurst {
 		r.project(9, 0)
 	}
 	r.log = nil
@@ -76,7 +76,7 @@ func TestWriter_CommitsAtOnceWhenIdle(t *testing.T) {
 		r := newRounds(t)
 		for range 3 {
 			r.project(1, 0)
-			time.Sleep(roundInterval)
+			time.Sleep(sharedCommitInterval)
 		}
 		r.expect(t, "0s: 1", "15ms: 1", "30ms: 1")
 	})
@@ -120,13 +120,13 @@ func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { r.project(1, 0) })
 		all.Go(func() {
-			left, err := r.begin(r.ctx)
+			left, err := r.joinNextCommit(r.ctx)
 			if err != nil {
 				t.Error(err)
 			}
 			time.Sleep(time.Millisecond)
-			left.leave()
-			left.leave() // has no effect
+			left.leaveCommit()
+			left.leaveCommit() // has no effect
 		})
 		all.Wait()
 		r.project(3, 0)
@@ -134,13 +134,13 @@ func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
 	})
 }
 
-// TestWriter_CommitsAFullBatchAtOnce tests that a group with many commits does not wait for rounds.
+// TestWriter_CommitsAFullBatchAtOnce tests that a group with many commits does not wait for shared commits.
 func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRounds(t)
 		for g := range 3 {
-			full := roundMember{w: r.writer}
-			if err := full.submit(r.ctx, nil, store.Write{Group: g}); err != nil {
+			full := sharedCommitMember{w: r.sharedWriter}
+			if err := full.submitWrite(r.ctx, nil, store.GroupWrite{Group: g}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -148,20 +148,20 @@ func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 	})
 }
 
-// TestWriter_StopsWithoutAnswer tests that a group that waits for a round or for a transaction ends with its context.
+// TestWriter_StopsWithoutAnswer tests that a group that waits for a shared commit or for a transaction ends with its context.
 func TestWriter_StopsWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWriter(nil)
+		w := newSharedWriter(nil)
 		ctx, stop := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() {
-			if _, err := w.begin(ctx); err == nil {
+			if _, err := w.joinNextCommit(ctx); err == nil {
 				t.Error("a round began without a writer")
 			}
 		})
 		all.Go(func() {
-			full := roundMember{w: w}
-			if err := full.submit(ctx, nil, store.Write{}); err == nil {
+			full := sharedCommitMember{w: w}
+			if err := full.submitWrite(ctx, nil, store.GroupWrite{}); err == nil {
 				t.Error("a write was committed without a writer")
 			}
 		})
@@ -171,7 +171,7 @@ func TestWriter_StopsWithoutAnswer(t *testing.T) {
 	})
 }
 
-// TestWriter_SavesRoundsForABurst tests that rounds that were not used allow a burst, and not more.
+// TestWriter_SavesRoundsForABurst tests that shared commits that were not used allow a burst, and not more.
 func TestWriter_SavesRoundsForABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRounds(t)

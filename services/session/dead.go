@@ -14,14 +14,15 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 )
 
-// deadLetters reads, retries and drops dead letters for commands of clients. It is safe for concurrent use.
-type deadLetters struct {
+// deadLetterStore reads dead letters, and retries or drops them for commands of clients. It is safe for concurrent use.
+type deadLetterStore struct {
 	stream *bus.StreamHandle
 	react  *reactor.Reactor
 }
 
-// letter reads a dead letter of a tenant, or one that names no tenant. It returns nil if there is none.
-func (d *deadLetters) letter(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
+// findLetter returns the dead letter at a sequence of the stream DEAD if it belongs to the tenant or names no tenant, and nil
+// otherwise.
+func (d *deadLetterStore) findLetter(ctx context.Context, tenant string, sequence uint64) (*topology.DeadLetter, error) {
 	stream, err := d.stream.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -41,34 +42,35 @@ func (d *deadLetters) letter(ctx context.Context, tenant string, sequence uint64
 }
 
 // Retry implements command.DeadLetters.
-func (d *deadLetters) Retry(ctx context.Context, tenant string, sequence uint64, cause string) error {
-	letter, err := d.letter(ctx, tenant, sequence)
+func (d *deadLetterStore) Retry(ctx context.Context, tenant string, sequence uint64, cause string) error {
+	letter, err := d.findLetter(ctx, tenant, sequence)
 	if letter == nil || err != nil {
 		return err
 	}
 	if !letter.Retryable() {
-		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter is of no session, or is a command, whose sender was told to send it again; drop it"}
+		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter belongs to no session, or is a command, whose sender was told to send it again: drop the letter"}
 	}
-	err = d.react.Again(ctx, letter.Tenant, letter.Session, cause)
-	if errors.Is(err, reactor.ErrGone) {
-		return &command.Error{Code: "SESSION_NOT_FOUND", Field: "sessionId", Detail: "the session " + letter.Session + " of the dead letter does not exist, or was deleted; drop the letter"}
+	err = d.react.RepublishJob(ctx, letter.Tenant, letter.Session, cause)
+	if errors.Is(err, reactor.ErrSessionGone) {
+		return &command.Error{Code: "SESSION_NOT_FOUND", Field: "sessionId", Detail: "the session " + letter.Session + " of the dead letter does not exist, or was deleted: drop the letter"}
 	}
 	if err != nil {
 		return err
 	}
-	return d.remove(ctx, sequence)
+	return d.deleteMessage(ctx, sequence)
 }
 
 // Drop implements command.DeadLetters.
-func (d *deadLetters) Drop(ctx context.Context, tenant string, sequence uint64) error {
-	letter, err := d.letter(ctx, tenant, sequence)
+func (d *deadLetterStore) Drop(ctx context.Context, tenant string, sequence uint64) error {
+	letter, err := d.findLetter(ctx, tenant, sequence)
 	if letter == nil || err != nil {
 		return err
 	}
-	return d.remove(ctx, sequence)
+	return d.deleteMessage(ctx, sequence)
 }
 
-func (d *deadLetters) remove(ctx context.Context, sequence uint64) error {
+// deleteMessage deletes the message at a sequence of the stream DEAD. A message that does not exist is not an error.
+func (d *deadLetterStore) deleteMessage(ctx context.Context, sequence uint64) error {
 	stream, err := d.stream.Open(ctx)
 	if err != nil {
 		return err

@@ -12,19 +12,20 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// drainTime is how long a stopping copy of the service goes on answering the requests of other services to create
+// gateDrainTime is how long a stopping copy of the service continues to answer requests of other services to create
 // consumers.
-const drainTime = 5 * time.Second
+const gateDrainTime = 5 * time.Second
 
-// Gate holds the settings of the consumer gate, which checks the requests of other services to create consumers in
-// NATS. If NATS has accounts, the gate runs in each copy of the service.
-type Gate struct {
+// ConsumerGate holds the settings of the consumer gate, which checks the requests of other services to create consumers
+// in NATS. If NATS has accounts, the gate runs in each copy of the session service.
+type ConsumerGate struct {
 	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of the NATS user gate, with which each copy checks the services' requests for consumers; empty if NATS has no users, or if another process checks these requests."`
 }
 
-// Serve runs the gate on a separate connection until the caller calls stop, which blocks until all accepted requests
-// are answered. Without a password Serve does nothing. caFile is the setting nats-ca.
-func (g Gate) Serve(url, caFile string, logger *slog.Logger) (stop func(), err error) {
+// Serve runs the consumer gate on a separate connection to NATS until the caller calls stop, which blocks until all
+// accepted requests are answered. Without a password Serve does nothing. url is the URL of the NATS server; caFile is
+// the setting nats-ca.
+func (g ConsumerGate) Serve(url, caFile string, logger *slog.Logger) (stop func(), err error) {
 	if g.NATSGatePassword == "" {
 		return func() {}, nil
 	}
@@ -34,7 +35,7 @@ func (g Gate) Serve(url, caFile string, logger *slog.Logger) (stop func(), err e
 	}
 	closed := make(chan struct{})
 	options := append(bus.ConnOptions(logger), nats.Name("spool-gate"), nats.RetryOnFailedConnect(true),
-		nats.ClosedHandler(func(*nats.Conn) { close(closed) }), nats.DrainTimeout(drainTime),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }), nats.DrainTimeout(gateDrainTime),
 		nats.UserInfo(topology.UserGate, g.NATSGatePassword), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserGate)))
 	nc, err := nats.Connect(url, append(options, secure...)...)
 	if err != nil {

@@ -21,9 +21,9 @@ func TestSettingGate(t *testing.T) {
 	js, err := jetstream.New(natstest.ConnAs(t, url, topology.UserProjector))
 	must(t, err)
 	for _, c := range []struct {
-		gate session.Gate
+		gate session.ConsumerGate
 		want error
-	}{{session.Gate{}, nats.ErrNoResponders}, {session.Gate{NATSGatePassword: natstest.Password}, nil}} {
+	}{{session.ConsumerGate{}, nats.ErrNoResponders}, {session.ConsumerGate{NATSGatePassword: natstest.Password}, nil}} {
 		stop, err := c.gate.Serve(url, "", slog.New(slog.DiscardHandler))
 		must(t, err)
 		t.Cleanup(stop)

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 )
 
-// readHeadsKey returns the key with which heads are signed, or the zero key for none.
+// readHeadsKey returns the private key with which heads are signed, or the zero key if none is configured.
 func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	name, text := "heads-key", c.HeadsKey
 	if c.HeadsKeyFile != "" {
@@ -30,9 +30,10 @@ func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	return key, nil
 }
 
-// executionEnded requests that the signer, if there is one, sign the heads of a session whose execution has ended.
-func (s *Service) executionEnded(tenant, id string) {
+// requestHeadsSigning requests that the heads of a session be signed, because an execution of the session has ended. It
+// does nothing if this service does not sign heads.
+func (s *Service) requestHeadsSigning(tenant, id string) {
 	if s.signer != nil {
-		s.signer.Ended(tenant, id)
+		s.signer.RequestSigning(tenant, id)
 	}
 }

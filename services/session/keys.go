@@ -12,24 +12,25 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// keyChains finds the API keys of a tenant that are not revoked, by the number of commits that the log has for each
+// apiKeyChains finds the API keys of a tenant that are not revoked, by the number of commits that the log has for each
 // key. It is safe for concurrent use.
-type keyChains struct {
+type apiKeyChains struct {
 	shards     []*bus.StreamHandle
 	partitions events.Partitioning
 }
 
-func newKeyChains(js jetstream.JetStream, l eventlog.Log) keyChains {
-	out := keyChains{partitions: l.Partitioning()}
+// newAPIKeyChains returns an apiKeyChains that reads the streams of the log l.
+func newAPIKeyChains(js jetstream.JetStream, l eventlog.Log) apiKeyChains {
+	out := apiKeyChains{partitions: l.Partitioning()}
 	for i := range l.Shards() {
 		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStream(i)))
 	}
 	return out
 }
 
-// live returns the chains of a tenant's API keys that are not revoked: those whose only commit is key_created. The
-// leaders of the streams answer.
-func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, error) {
+// unrevokedKeys returns the subjects of a tenant's API keys that are not revoked: those whose only commit is
+// key_created. It asks the leaders of the log's streams.
+func (k apiKeyChains) unrevokedKeys(ctx context.Context, tenant string) ([]events.Subject, error) {
 	var list []events.Subject
 	for _, handle := range k.shards {
 		stream, err := handle.Open(ctx)
@@ -53,7 +54,8 @@ func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, e
 	return list, nil
 }
 
-// maxKeys returns the maximum number of API keys of a tenant: the tenant's own limit, or else the setting.
+// maxKeys returns the maximum number of API keys of a tenant: the tenant's own limit or, if it has none, the setting of
+// the service.
 func (s *Service) maxKeys(tenant string) int {
 	if own := s.budgets.Limits(tenant).Keys; own > 0 {
 		return int(own)

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// metrics are the metrics of one replica of the service.
+// metrics holds the Prometheus metrics of one replica of the session service.
 type metrics struct {
 	commands       *prometheus.CounterVec
 	commandSeconds *prometheus.HistogramVec
@@ -20,7 +20,7 @@ type metrics struct {
 	unsigned       prometheus.Counter
 }
 
-// newMetrics returns the metrics. It registers them unless r is nil.
+// newMetrics returns the metrics of the session service. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -45,21 +45,25 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// DescribeMetrics registers the metrics of the service without a running copy, from which their documentation is generated.
+// DescribeMetrics registers the metrics of the session service without a running copy. Their documentation is generated
+// from them.
 func DescribeMetrics(r prometheus.Registerer) {
 	newMetrics(r)
 	r.MustRegister(new(storage.Watch).Collectors()...)
-	r.MustRegister(new(usage.Folder).Collectors()...)
+	r.MustRegister(new(usage.Aggregator).Collectors()...)
 }
 
-func (m *metrics) command(typ, outcome string, took time.Duration) {
+// observeCommand records a command of a type, its outcome, and how long it took.
+func (m *metrics) observeCommand(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()
 	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
 }
 
-func (m *metrics) signed(n int) {
+// countSignedHeads adds n to the number of signed heads, and records the present time as that of the last signing.
+func (m *metrics) countSignedHeads(n int) {
 	m.heads.Add(float64(n))
 	m.headsAt.SetToCurrentTime()
 }
 
-func (m *metrics) reacted(lag time.Duration) { m.lag.Observe(max(0, lag.Seconds())) }
+// observeReactorLag records the time from the append of a commit to the end of its handling by the reactor.
+func (m *metrics) observeReactorLag(lag time.Duration) { m.lag.Observe(max(0, lag.Seconds())) }

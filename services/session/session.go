@@ -34,7 +34,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// Config holds the service's settings. The zero value takes every default.
+// Config holds the settings of the session service. The zero value takes every default.
 type Config struct {
 	IdleTimeout    time.Duration `default:"15m" env:"SPOOL_IDLE_TIMEOUT" help:"How long a session may be idle before its sandbox is released, unless the session sets another time."`
 	TurnLimit      time.Duration `default:"1h" env:"SPOOL_TURN_LIMIT" help:"How long one execution may take, unless the session sets another time."`
@@ -63,7 +63,8 @@ type Config struct {
 	headsKey heads.PrivateKey   // zero for none
 }
 
-// withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
+// withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is
+// invalid.
 func (c Config) withDefaults() (Config, error) {
 	settings.Default(&c)
 	for _, d := range []struct {
@@ -117,7 +118,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps are the dependencies of the service. NATS, Log and Logger are required.
+// Deps holds the dependencies of the session service. NATS, Log and Logger are required.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
@@ -140,11 +141,11 @@ type Service struct {
 	room    *storage.Watch
 	clock   *bus.Clock
 	react   *reactor.Reactor
-	usage   *usage.Folder
+	usage   *usage.Aggregator
 	signer  *signer.Signer // nil if no heads are signed
 }
 
-// New returns a replica of the service. It sends nothing before Run.
+// New returns a replica of the session service. It sends nothing before Run.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -186,7 +187,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if !cfg.headsKey.IsZero() {
 		s.signer = signer.New(signer.Config{
 			Key: cfg.headsKey, Log: deps.Log, JetStream: js, Now: deps.Now, Logger: deps.Logger, Every: cfg.HeadsEvery,
-			Signed: counts.signed, Failed: counts.unsigned.Inc,
+			Signed: counts.countSignedHeads, Failed: counts.unsigned.Inc,
 		})
 	}
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: js, Deduplicate: true, Logger: deps.Logger})
@@ -196,7 +197,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
-		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.executionEnded,
+		Service: "session/" + deps.Copy, Reacted: counts.observeReactorLag, Published: counts.jobs.Inc, Ended: s.requestHeadsSigning,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
 			if err != nil {
@@ -210,7 +211,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, Room: s.room, Budgets: s.budgets, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
-		LiveKeys: newKeyChains(js, deps.Log).live, MaxKeys: s.maxKeys,
+		LiveKeys: newAPIKeyChains(js, deps.Log).unrevokedKeys, MaxKeys: s.maxKeys,
 		Images: cfg.images,
 		Snapshots: func(ctx context.Context) (workspace.Store, error) {
 			return natsstore.Open(ctx, js, topology.BucketWorkspaces)
@@ -218,16 +219,17 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		HostPaths:   hostpath.Policy{Roots: cfg.HostPaths, Private: cfg.Private},
 		IdleTimeout: cfg.IdleTimeout, TurnLimit: cfg.TurnLimit, SessionLimit: cfg.SessionLimit,
 		SyncInterval: cfg.SyncInterval, HealthInterval: cfg.HealthInterval, SandboxMaxAge: cfg.SandboxMaxAge, Logger: deps.Logger, Service: "session/" + deps.Copy,
-		Done: counts.command, Dead: &deadLetters{stream: bus.NewStreamHandle(js, topology.StreamDead), react: s.react},
+		Done: counts.observeCommand, Dead: &deadLetterStore{stream: bus.NewStreamHandle(js, topology.StreamDead), react: s.react},
 	})
-	if err := s.handle(commands); err != nil {
+	if err := s.registerHandlers(commands); err != nil {
 		return nil, fmt.Errorf("session service: %w", err)
 	}
 	return s, nil
 }
 
-// handle registers all handlers with the Router.
-func (s *Service) handle(commands *command.Handler) error {
+// registerHandlers registers the handlers of commands, commits, timers and dead letters with the service's message
+// router.
+func (s *Service) registerHandlers(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
 		cfg, topic, err := bus.ForDurable(s.js, d)
 		if err != nil {
@@ -244,24 +246,24 @@ func (s *Service) handle(commands *command.Handler) error {
 	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {
 		return err
 	}
-	if err := add("timers", topology.TimersConsumer(), s.cfg.ReactorWorkers, s.react.Timer); err != nil {
+	if err := add("timers", topology.TimersConsumer(), s.cfg.ReactorWorkers, s.react.HandleTimer); err != nil {
 		return err
 	}
-	if err := add("dead-jobs", topology.DeadJobsConsumer(), s.cfg.ReactorWorkers, s.react.DeadJob); err != nil {
+	if err := add("dead-jobs", topology.DeadJobsConsumer(), s.cfg.ReactorWorkers, s.react.HandleDeadJob); err != nil {
 		return err
 	}
 	for shard := range s.deps.Log.Shards() {
-		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard, s.deps.Log.Partitioning()), s.cfg.ReactorWorkers, s.react.Commit); err != nil {
+		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard, s.deps.Log.Partitioning()), s.cfg.ReactorWorkers, s.react.HandleCommit); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Ready is closed when every handler is subscribed.
+// Ready returns a channel that is closed when the service has subscribed to all messages that it handles.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
-// Run blocks until ctx ends and the handlers that run have returned.
+// Run runs the service until ctx ends, and blocks until the running handlers have returned.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.clock.Start(ctx); err != nil {
 		return fmt.Errorf("session service: %w", err)

@@ -6,14 +6,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the counters of one copy of the service.
+// metrics holds the Prometheus metrics of one copy of the skills service.
 type metrics struct {
 	commands       *prometheus.CounterVec
 	commandSeconds *prometheus.HistogramVec
 	kept           prometheus.Counter
 }
 
-// newMetrics returns the metrics. It registers them unless r is nil.
+// newMetrics returns the metrics of the skills service. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -31,10 +31,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-// DescribeMetrics registers the service's metrics without a running service, for the documentation.
+// DescribeMetrics registers the metrics of the skills service without a running copy. Their documentation is generated
+// from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
-func (m *metrics) command(typ, outcome string, took time.Duration) {
+// observeCommand records a command of a type, its outcome, and how long it took.
+func (m *metrics) observeCommand(typ, outcome string, took time.Duration) {
 	m.commands.WithLabelValues(typ, outcome).Inc()
 	m.commandSeconds.WithLabelValues(typ).Observe(took.Seconds())
 }

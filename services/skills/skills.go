@@ -30,13 +30,13 @@ import (
 )
 
 const (
-	// commandTime is the timeout of one command, within which the largest ZIP can be read, unpacked and stored.
-	commandTime = 5 * time.Minute
-	// bucketWait is the pause before the service tries again to open the bucket skills, which may not exist yet.
-	bucketWait = 500 * time.Millisecond
+	// commandTimeout is the time limit of one command, within which the largest ZIP can be read, unpacked and stored.
+	commandTimeout = 5 * time.Minute
+	// bucketRetryPause is the pause before the service tries again to open the bucket skills, which may not exist yet.
+	bucketRetryPause = 500 * time.Millisecond
 )
 
-// Config holds the service's settings. The zero value takes every default.
+// Config holds the settings of the skills service. The zero value takes every default.
 type Config struct {
 	Workers int    `default:"4" env:"SPOOL_SKILL_WORKERS" help:"Number of skills that one copy checks at once."`
 	Scratch string `env:"SPOOL_SKILL_SCRATCH" help:"Folder that holds ZIPs while they are checked, up to 100 MiB each; empty means the system's folder for temporary files."`
@@ -57,7 +57,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps are the dependencies of the service. NATS, Log and Logger are required.
+// Deps holds the dependencies of the skills service. NATS, Log and Logger are required.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
@@ -99,14 +99,15 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}
-	if err := s.route("skills/"+own, newMetrics(deps.Metrics)); err != nil {
+	if err := s.addHandler("skills/"+own, newMetrics(deps.Metrics)); err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}
 	return s, nil
 }
 
-// route creates the Router and its one handler. name is the writer that the log names.
-func (s *Service) route(name string, counts *metrics) error {
+// addHandler creates the service's message router and registers its one handler, that of commands. name is the writer
+// that the log names.
+func (s *Service) addHandler(name string, counts *metrics) error {
 	publisher, err := bus.NewPublisher(bus.PublisherConfig{JetStream: s.js, Deduplicate: true, Logger: s.deps.Logger})
 	if err != nil {
 		return err
@@ -125,25 +126,25 @@ func (s *Service) route(name string, counts *metrics) error {
 	}
 	s.handler = command.New(command.Config{
 		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
-		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
+		Service: name, Scratch: s.cfg.Scratch, Done: counts.observeCommand, Kept: counts.kept.Inc,
 	})
 	// A command is redelivered without a limit, so that an outage of NATS does not lose it; its deadline ends it.
-	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTime), bus.WithMaxDeliveries(-1))
+	return s.router.Handle("commands", topic, sub, s.handler.Handle, bus.WithTimeout(commandTimeout), bus.WithMaxDeliveries(-1))
 }
 
-// Ready is closed when the service handles commands.
+// Ready returns a channel that is closed when the service handles commands.
 func (s *Service) Ready() <-chan struct{} { return s.router.Running() }
 
-// Run blocks until ctx ends and the handlers that run have returned.
+// Run runs the service until ctx ends, and blocks until the running handlers have returned.
 func (s *Service) Run(ctx context.Context) error {
-	store, err := s.bucket(ctx)
+	store, err := s.awaitBucket(ctx)
 	if err != nil {
 		return err
 	}
 	if store == nil {
 		return nil // ctx has ended
 	}
-	s.handler.Use(store)
+	s.handler.SetStore(store)
 	if err := s.clock.Start(ctx); err != nil {
 		return fmt.Errorf("skills service: %w", err)
 	}
@@ -156,8 +157,9 @@ func (s *Service) Run(ctx context.Context) error {
 	return nil
 }
 
-// bucket blocks until the bucket exists: it is created after the log. It returns nil if ctx ends before that.
-func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
+// awaitBucket blocks until the object bucket skills exists, which is created after the log, and returns it. It returns
+// nil if ctx ends before that.
+func (s *Service) awaitBucket(ctx context.Context) (*natsstore.Store, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		store, err := natsstore.Open(try, s.js, topology.BucketSkills)
@@ -171,7 +173,7 @@ func (s *Service) bucket(ctx context.Context) (*natsstore.Store, error) {
 		if !said {
 			s.deps.Logger.Info("waiting for the bucket of skills", "reason", err.Error())
 		}
-		if retry.Pause(ctx, bucketWait) != nil {
+		if retry.Pause(ctx, bucketRetryPause) != nil {
 			return nil, nil
 		}
 	}

@@ -250,9 +250,9 @@ func canonicalJSON(raw []byte) string {
 	return string(out)
 }
 
-// follow connects a client to the gateways, one after the other, and stores what the client receives. It connects again
+// followSession connects a client to the gateways, one after the other, and stores what the client receives. It connects again
 // whenever a connection ends, until ctx ends. first is the number of the first gateway.
-func (d *clientDriver) follow(ctx context.Context, c *followingClient, first int) {
+func (d *clientDriver) followSession(ctx context.Context, c *followingClient, first int) {
 	connect := d.followSSE
 	if c.kind == "WebSocket" {
 		connect = d.followSocket

@@ -109,7 +109,7 @@ func streamsContaining(store, text string) (found []string, err error) {
 		}
 		_, descendants, ok := strings.Cut(filepath.ToSlash(path), "/streams/")
 		stream, _, _ := strings.Cut(descendants, "/")
-		if !ok || !holdsContent(stream) || slices.Contains(found, stream) {
+		if !ok || !holdsSessionContent(stream) || slices.Contains(found, stream) {
 			return nil
 		}
 		raw, err := os.ReadFile(path)
@@ -124,8 +124,8 @@ func streamsContaining(store, text string) (found []string, err error) {
 	return found, err
 }
 
-// holdsContent reports whether a stream holds content of sessions that the janitor erases. It returns false for
+// holdsSessionContent reports whether a stream holds content of sessions that the janitor erases. It returns false for
 // COMMANDS, which holds a message only until it is executed, and for DELTAS, whose messages expire.
-func holdsContent(stream string) bool {
+func holdsSessionContent(stream string) bool {
 	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{"OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
 }

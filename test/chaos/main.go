@@ -115,7 +115,7 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 		for i, kind := range []string{"SSE", "WebSocket"} {
 			cl := &followingClient{kind: kind, session: id}
 			d.clients = append(d.clients, cl)
-			followers.Go(func() { d.follow(following, cl, n+i) })
+			followers.Go(func() { d.followSession(following, cl, n+i) })
 		}
 		d.posts.Add(1)
 		go d.postMessages(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
@@ -140,7 +140,7 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 	stop()
 	followers.Wait()
 	var errs []error
-	for _, why := range append(check.Check(observed), d.refused...) {
+	for _, why := range append(check.CompareWithLog(observed), d.refused...) {
 		errs = append(errs, errors.New(why))
 	}
 	if !slices.ContainsFunc(observed.Streams, func(s check.ClientRecord) bool { return len(s.Pieces) > 0 }) {
@@ -227,7 +227,7 @@ func (d *clientDriver) awaitQueriesEnded(ctx context.Context) error {
 }
 
 // collectObservations reads the log of the sessions, blocks until every client has received as many events as the log
-// of its session has, and returns both for check.Check.
+// of its session has, and returns both for check.CompareWithLog.
 func (d *clientDriver) collectObservations(ctx context.Context, sessions []string) (check.Observations, error) {
 	e := check.Observations{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.openLog(ctx)

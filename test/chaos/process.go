@@ -44,7 +44,7 @@ func startRestarted(dir, name string, start func() *exec.Cmd) (*restartedProcess
 	if err := p.startProgram(log); err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
-	go p.supervise(log)
+	go p.restartUntilStopped(log)
 	return p, nil
 }
 
@@ -72,9 +72,9 @@ func (p *restartedProcess) startProgram(log *os.File) error {
 	return nil
 }
 
-// supervise starts the program again whenever it has ended, until stop is called. It stores the ends that no fault
+// restartUntilStopped starts the program again whenever it has ended, until stop is called. It stores the ends that no fault
 // caused.
-func (p *restartedProcess) supervise(log *os.File) {
+func (p *restartedProcess) restartUntilStopped(log *os.File) {
 	defer close(p.done)
 	defer log.Close() //nolint:errcheck // this program did not write to the file
 	for {

@@ -50,7 +50,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	turn := func(s *compat.Server, content string, says ...string) {
 		t.Helper()
 		var a struct{ ExecutionID string }
-		if err := s.Call(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": content}, &a); err != nil {
+		if err := s.CallAPI(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": content}, &a); err != nil {
 			t.Fatal(err)
 		}
 		end, err := s.AwaitEvent(key, session, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
@@ -75,7 +75,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	func() {
 		defer stop()
 		var made struct{ Key, SessionID string }
-		if err := s.Call(root, "POST", "/api/keys", map[string]any{"name": "mine"}, &made); err != nil {
+		if err := s.CallAPI(root, "POST", "/api/keys", map[string]any{"name": "mine"}, &made); err != nil {
 			t.Fatal(err)
 		}
 		key = made.Key
@@ -86,7 +86,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 		if _, err := s.RunCLI(key, "envs", "apply", "-f", definition); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Call(key, "POST", "/api/sessions", map[string]any{"architecture": "spool", "environments": []string{"staging"}}, &made); err != nil {
+		if err := s.CallAPI(key, "POST", "/api/sessions", map[string]any{"architecture": "spool", "environments": []string{"staging"}}, &made); err != nil {
 			t.Fatal(err)
 		}
 		session = made.SessionID

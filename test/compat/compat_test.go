@@ -104,7 +104,7 @@ func (o *old) open(t *testing.T, bin, archive string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if left := harness.Processes(dir + string(filepath.Separator)); len(left) > 0 {
+		if left := harness.FindProcesses(dir + string(filepath.Separator)); len(left) > 0 {
 			t.Errorf("processes outlive the stack: %v", left)
 		}
 	})
@@ -261,13 +261,13 @@ var moving = []string{"status", "updatedAt", "tip", "position", "activeExecution
 func (o *old) checkSessions(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
 		if !s.Deleted { // the read models may be behind the log for a moment
-			o.must(t, o.Call(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID+"?minPosition="+s.Events[len(s.Events)-1].Position, nil, nil))
+			o.must(t, o.CallAPI(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID+"?minPosition="+s.Events[len(s.Events)-1].Position, nil, nil))
 		}
 	}
 	sessions := map[string]any{}
 	for _, key := range o.manifest.Keys {
 		var page struct{ Sessions []map[string]any }
-		o.must(t, o.Call(key, "GET", "/api/sessions?pageSize=200", nil, &page))
+		o.must(t, o.CallAPI(key, "GET", "/api/sessions?pageSize=200", nil, &page))
 		for _, s := range page.Sessions {
 			sessions[fmt.Sprint(s["sessionId"])] = s
 		}
@@ -282,7 +282,7 @@ func (o *old) checkSessions(t *testing.T) {
 		shows(t, "the session", s.Listed, sessions[s.ID], ignored...)
 		var f struct{ Files []struct{ Path string } }
 		if len(s.Files) > 0 { // otherwise the session had no snapshot
-			o.must(t, o.Call(key, "GET", "/api/sessions/"+s.ID+"/files", nil, &f))
+			o.must(t, o.CallAPI(key, "GET", "/api/sessions/"+s.ID+"/files", nil, &f))
 		}
 		var files []string
 		for _, file := range f.Files {
@@ -296,7 +296,7 @@ func (o *old) checkSessions(t *testing.T) {
 		}
 		var x struct{ Executions []any }
 		var b struct{ Blocks []any }
-		o.must(t, errors.Join(o.Call(key, "GET", "/api/sessions/"+s.ID+"/executions?pageSize=200", nil, &x), o.Call(key, "GET", "/api/sessions/"+s.ID+"/blocks", nil, &b)))
+		o.must(t, errors.Join(o.CallAPI(key, "GET", "/api/sessions/"+s.ID+"/executions?pageSize=200", nil, &x), o.CallAPI(key, "GET", "/api/sessions/"+s.ID+"/blocks", nil, &b)))
 		if len(x.Executions) != len(s.Executions) || len(b.Blocks) != len(s.Blocks) {
 			t.Fatalf("the session has %d executions and %d blocks, and had %d and %d", len(x.Executions), len(b.Blocks), len(s.Executions), len(s.Blocks))
 		}
@@ -383,7 +383,7 @@ func (o *old) checkStreams(t *testing.T) {
 // event.
 func (o *old) checkStates(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
-		get := func(path string, out any) error { return o.Call(key, "GET", path, nil, out) }
+		get := func(path string, out any) error { return o.CallAPI(key, "GET", path, nil, out) }
 		for n := range s.Events {
 			view := blocks.NewView()
 			for _, w := range s.Events[:n+1] {
@@ -436,7 +436,7 @@ func (o *old) sse(t *testing.T, key string, s compat.RecordedSession, after int)
 
 func (o *old) socket(t *testing.T, key string, s compat.RecordedSession, after int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.WaitTimeout)
 	defer cancel()
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
@@ -512,7 +512,7 @@ func (o *old) checkDeleted(t *testing.T) {
 			continue
 		}
 		var refused *compat.StatusError
-		if err := o.Call(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID, nil, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
+		if err := o.CallAPI(o.manifest.Keys[s.Tenant], "GET", "/api/sessions/"+s.ID, nil, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
 			t.Errorf("GET of %s: %v", s.ID, err)
 		}
 	}
@@ -531,7 +531,7 @@ func (o *old) runTurns(t *testing.T) {
 			}
 		}
 		var a struct{ ExecutionID string }
-		err := o.Call(key, "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a)
+		err := o.CallAPI(key, "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a)
 		if closed(t, s) {
 			var refused *compat.StatusError
 			if !errors.As(err, &refused) || refused.Status != http.StatusConflict {
@@ -559,10 +559,10 @@ func (o *old) runTurns(t *testing.T) {
 func (o *old) useCatalogue(t *testing.T) {
 	key := o.manifest.Keys["default"]
 	var made struct{ SessionID string }
-	o.must(t, o.Call(key, "POST", "/api/sessions", map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, &made))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions", map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, &made))
 	var a struct{ ExecutionID string }
 	// The data folder also contains the key of secrets. Without it the turn would end with SECRET_UNREADABLE.
-	o.must(t, o.Call(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
 	var resolved string
 	end, err := o.AwaitEvent(key, made.SessionID, 0, func(w events.Wire) bool {
 		if w.Type == (events.ExecutionResolved{}).EventType() {

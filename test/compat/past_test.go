@@ -17,9 +17,9 @@ import (
 // event once, in order, with its time, and the text of blocks as far as it is still stored.
 func (o *old) checkReplays(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
-		for name, play := range map[string]func() (*harness.Replayed, error){
-			"SSE": func() (*harness.Replayed, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
-			"spool replay": func() (*harness.Replayed, error) {
+		for name, play := range map[string]func() (*harness.ReplayResult, error){
+			"SSE": func() (*harness.ReplayResult, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
+			"spool replay": func() (*harness.ReplayResult, error) {
 				out, err := o.RunCLI(key, "replay", s.ID, "--speed", "max", "--json")
 				if err != nil {
 					return nil, err
@@ -83,7 +83,7 @@ func (o *old) checkForks(t *testing.T) {
 			continue
 		}
 		var refused *compat.StatusError
-		if err := o.Call(o.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/fork", map[string]any{}, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
+		if err := o.CallAPI(o.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/fork", map[string]any{}, nil); !errors.As(err, &refused) || refused.Status != http.StatusNotFound {
 			t.Errorf("fork of a deleted session: %v", err)
 		}
 	}
@@ -102,7 +102,7 @@ func (o *old) fork(t *testing.T, key, session string, at uint32) forkOf {
 		SessionID string
 		Parent    forkOf
 	}
-	o.must(t, o.Call(key, "POST", "/api/sessions/"+session+"/fork", map[string]any{"at": at}, &made))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+session+"/fork", map[string]any{"at": at}, &made))
 	made.Parent.SessionID = made.SessionID
 	return made.Parent
 }
@@ -111,7 +111,7 @@ func (o *old) fork(t *testing.T, key, session string, at uint32) forkOf {
 func (o *old) remembers(t *testing.T, key, session string) {
 	t.Helper()
 	var a struct{ ExecutionID string }
-	o.must(t, o.Call(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
+	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
 	end, err := o.AwaitEvent(key, session, 0, func(w events.Wire) bool {
 		if w.Type == (events.Error{}).EventType() {
 			t.Errorf("the fork's agent began with %s", w.Data)

@@ -107,9 +107,9 @@ func (s *Server) RunCLI(key string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Call sends a request to the REST API with an API key, and decodes the response into out unless out is nil. A status
+// CallAPI sends a request to the REST API with an API key, and decodes the response into out unless out is nil. A status
 // other than 2xx is a StatusError.
-func (s *Server) Call(key, method, path string, body, out any) error {
+func (s *Server) CallAPI(key, method, path string, body, out any) error {
 	var in io.Reader
 	switch b := body.(type) {
 	case nil:

@@ -114,7 +114,7 @@ func TestModelSettings_ReachACPAgents(t *testing.T) {
 					t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
 				}
 			}
-			if files, err := os.ReadDir(c.Workspace(k.session)); err != nil || len(files) > 0 {
+			if files, err := os.ReadDir(c.WorkspaceFolder(k.session)); err != nil || len(files) > 0 {
 				t.Errorf("the workspace has %v, %v; want nothing in it", files, err)
 			}
 		})
@@ -157,12 +157,12 @@ func acpImage(t *testing.T) string {
 		t.Fatal(err)
 	}
 	name := "spool-test/acp:" + strings.ToLower(rand.Text()[:12])
-	container := harness.Docker(t, "create", harness.SandboxImage)
-	t.Cleanup(func() { harness.Docker(t, "rm", container) })
-	harness.Docker(t, "cp", agents, container+":/opt/acp")
-	harness.Docker(t, "cp", node, container+":/usr/local/bin/node")
-	harness.Docker(t, "commit", "--change", "ENV PATH=/opt/acp/node_modules/.bin:/opt/agents/node_modules/.bin:/usr/local/bin:/usr/bin:/bin", container, name)
-	t.Cleanup(func() { harness.Docker(t, "rmi", name) })
+	container := harness.RunDocker(t, "create", harness.SandboxImage)
+	t.Cleanup(func() { harness.RunDocker(t, "rm", container) })
+	harness.RunDocker(t, "cp", agents, container+":/opt/acp")
+	harness.RunDocker(t, "cp", node, container+":/usr/local/bin/node")
+	harness.RunDocker(t, "commit", "--change", "ENV PATH=/opt/acp/node_modules/.bin:/opt/agents/node_modules/.bin:/usr/local/bin:/usr/bin:/bin", container, name)
+	t.Cleanup(func() { harness.RunDocker(t, "rmi", name) })
 	return name
 }
 
@@ -171,7 +171,7 @@ func acpImage(t *testing.T) string {
 // model server requires.
 func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 	image := acpImage(t)
-	c := newDockerCluster(t, harness.Options{ModelURL: func(url string) string { return requireKey(t, url, harness.RealKey) }})
+	c := newDockerCluster(t, harness.Options{ModelURL: func(url string) string { return requireKey(t, url, harness.ModelAPIKey) }})
 	for _, name := range []string{"opencode", "qwen", "claude"} {
 		t.Run(name, func(t *testing.T) {
 			before := len(c.Model.Requests())
@@ -189,13 +189,13 @@ func TestModelSettings_ReachACPAgentsInDocker(t *testing.T) {
 					t.Errorf("%s %s: model %q, want known-model", r.Method, r.URL, r.Model)
 				}
 			}
-			container := c.Container(k.session)
-			inside := harness.Docker(t, "exec", container, "sh", "-c", `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'
+			container := c.SandboxContainer(k.session)
+			inside := harness.RunDocker(t, "exec", container, "sh", "-c", `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'
 grep -rlsF sk-the-real-key /home /tmp /workspace /spool && echo found; echo searched`)
-			if !strings.HasSuffix(inside, "\nsearched") || !strings.Contains(inside, "known-model") || strings.Contains(inside, harness.RealKey) || strings.Contains(inside, "\nfound\n") {
+			if !strings.HasSuffix(inside, "\nsearched") || !strings.Contains(inside, "known-model") || strings.Contains(inside, harness.ModelAPIKey) || strings.Contains(inside, "\nfound\n") {
 				t.Errorf("the search in the sandbox found\n%s", inside)
 			}
-			if strings.Contains(harness.Docker(t, "inspect", container), harness.RealKey) {
+			if strings.Contains(harness.RunDocker(t, "inspect", container), harness.ModelAPIKey) {
 				t.Error("the container's settings have the key")
 			}
 		})

@@ -56,9 +56,9 @@ func (k cautious) approval(r events.ApprovalRequested) (a shownApproval) {
 // asksUnseen posts a text, and returns the request of the agent from the log: without a projector no stream has it.
 func (k cautious) asksUnseen(text string) (execution string, r events.ApprovalRequested) {
 	k.t.Helper()
-	execution = k.c.Post(k.session, text)
+	execution = k.c.PostMessage(k.session, text)
 	harness.Eventually(k.t, "the log has the request", func() bool {
-		l, err := eventlog.Sessions{Log: k.c.Base.Log}.Load(k.t.Context(), harness.Tenant, k.session, eventlog.Leader)
+		l, err := eventlog.Sessions{Log: k.c.Servers.Log}.Load(k.t.Context(), harness.DefaultTenant, k.session, eventlog.Leader)
 		if err != nil {
 			k.t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func (k cautious) asksUnseen(text string) (execution string, r events.ApprovalRe
 func (k cautious) rejoin() {
 	k.t.Helper()
 	harness.Eventually(k.t, "a stream opens", func() bool {
-		s, err := k.c.Join(0, k.session, k.s)
+		s, err := k.c.JoinSocket(0, k.session, k.s)
 		if err == nil {
 			k.s.Close()
 			k.s = s
@@ -95,7 +95,7 @@ func (k cautious) mustHaveRunOnce(execution, file string) {
 	if starts != 1 || asked != 1 || decided != 1 || resolved != 1 {
 		k.t.Errorf("%d starts, %d requests, %d decisions, %d received, want one of each", starts, asked, decided, resolved)
 	}
-	if raw, err := os.ReadFile(filepath.Join(k.c.Workspace(k.session), file)); err != nil || string(raw) != "ran\n" {
+	if raw, err := os.ReadFile(filepath.Join(k.c.WorkspaceFolder(k.session), file)); err != nil || string(raw) != "ran\n" {
 		k.t.Errorf("the command left %q, %v, want one line", raw, err)
 	}
 }
@@ -130,7 +130,7 @@ func TestApprovals_SurviveRestarts(t *testing.T) {
 		a := k.approval(list[0])
 		return a.Status == "approved" && a.Cause == events.ResolvedByPerson && a.DecidedBy != nil && a.DecidedBy.Kind != ""
 	})
-	k.c.Delete(k.session) // the services that were started last end before the cleanup of sessions
+	k.c.DeleteSession(k.session) // the services that were started last end before the cleanup of sessions
 }
 
 // TestApprovals_DecidedDuringOutages tests decisions while NATS has just come back, while no executor runs and while no projector runs.
@@ -163,7 +163,7 @@ func TestApprovals_DecidedDuringOutages(t *testing.T) {
 	k.c.StartProjector()
 	k.decideEventually("the projector is back", unseen, http.StatusServiceUnavailable, http.StatusNotFound)
 	k.mustHaveRunOnce(execution, "behind.txt")
-	k.c.Delete(k.session)
+	k.c.DeleteSession(k.session)
 }
 
 // decideEventually approves a request. It repeats a decision that is refused with one of the statuses.

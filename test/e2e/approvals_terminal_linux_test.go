@@ -24,9 +24,9 @@ func TestApprovals_AreDecidedOnATerminal(t *testing.T) {
 	const prompt = "[?] whole request:"
 	run := func(query string, steps func(x *harness.Terminal)) (code int, screen string) {
 		t.Helper()
-		x := c.Terminal(t, dir, data, []string{"EDITOR=" + editor}, "run", "--session", k.session, query)
+		x := c.StartTerminal(t, dir, data, []string{"EDITOR=" + editor}, "run", "--session", k.session, query)
 		x.AwaitText(prompt)
-		if x.Echoes() {
+		if x.EchoesInput() {
 			t.Error("the terminal echoes while the prompt is shown")
 		}
 		steps(x)
@@ -70,7 +70,7 @@ func TestApprovals_AreDecidedOnATerminal(t *testing.T) {
 	if code, screen := run("run touch interrupted.txt", func(x *harness.Terminal) { x.Type("y" + harness.CtrlC) }); code != 130 || k.created("interrupted.txt") || !strings.Contains(screen, "request ended without a decision") {
 		t.Errorf("Ctrl-C: ended with %d:\n%s", code, screen)
 	}
-	if code, out, says := c.CLI(t, dir, data, "run", "--session", k.session, "run touch unattended.txt"); code != 0 || k.created("unattended.txt") || !strings.Contains(out, "(rule unattended)") {
+	if code, out, says := c.RunCLI(t, dir, data, "run", "--session", k.session, "run touch unattended.txt"); code != 0 || k.created("unattended.txt") || !strings.Contains(out, "(rule unattended)") {
 		t.Errorf("unattended: ended with %d:\n%s%s", code, out, says)
 	}
 }

@@ -95,7 +95,7 @@ func (a asker) begin(t *testing.T, c *harness.Cluster, slug string, permissions 
 		spec["model"], spec["command"], spec["modelSettings"] = "known-model", a.command, map[string]any{"preset": a.preset}
 	}
 	apply(c, "agents", slug, spec)
-	return cautious{&talk{t: t, c: c.In(t), session: c.Create("", map[string]any{"agent": slug})}, a}
+	return cautious{&talk{t: t, c: c.ForSubtest(t), session: c.CreateSession("", map[string]any{"agent": slug})}, a}
 }
 
 // asks posts a text and reads the stream until the agent asks n times.
@@ -116,7 +116,7 @@ func (k cautious) asksAgain() events.ApprovalRequested {
 	for {
 		w, err := k.s.Next()
 		if err != nil {
-			k.t.Fatalf("%v; %s", err, k.c.Explain(k.session, k.s))
+			k.t.Fatalf("%v; %s", err, k.c.DescribeStoppedStream(k.session, k.s))
 		}
 		if r, ok := w.Event().Data.(events.ApprovalRequested); ok {
 			return r
@@ -150,10 +150,10 @@ func (k cautious) mustDecide(r events.ApprovalRequested, body map[string]any) {
 // created reports whether a command created a file in the workspace.
 func (k cautious) created(name string) bool {
 	if k.docker {
-		container := k.c.Container(k.session)
-		return strings.TrimSpace(harness.Docker(k.t, "exec", container, "sh", "-c", "cd /workspace; test -e "+name+" && echo yes || echo no")) == "yes"
+		container := k.c.SandboxContainer(k.session)
+		return strings.TrimSpace(harness.RunDocker(k.t, "exec", container, "sh", "-c", "cd /workspace; test -e "+name+" && echo yes || echo no")) == "yes"
 	}
-	_, err := os.Stat(filepath.Join(k.c.Workspace(k.session), name))
+	_, err := os.Stat(filepath.Join(k.c.WorkspaceFolder(k.session), name))
 	return err == nil
 }
 
@@ -167,7 +167,7 @@ func (k cautious) killAgent() {
 		}
 	}
 	if k.docker {
-		harness.Docker(k.t, "exec", k.c.Container(k.session), "sh", "-c", fmt.Sprintf("kill -9 -%d", pid))
+		harness.RunDocker(k.t, "exec", k.c.SandboxContainer(k.session), "sh", "-c", fmt.Sprintf("kill -9 -%d", pid))
 		return
 	}
 	if err := syscall.Kill(-int(pid), syscall.SIGKILL); err != nil {
@@ -241,7 +241,7 @@ func buildACPImage(t *testing.T, image string) {
 	if err := os.WriteFile(file, []byte("FROM spool/sandbox\nCOPY node_modules /opt/acp/node_modules\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	harness.Docker(t, "build", "-q", "-t", image, "-f", file, modules)
+	harness.RunDocker(t, "build", "-q", "-t", image, "-f", file, modules)
 }
 
 // scenario runs the scenario and returns the cells of the table.
@@ -305,8 +305,8 @@ func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
 	if r := of[events.ApprovalResolved](x); len(r) != 1 || r[0].Cause != events.ResolvedByTimeout || slow.created("late.txt") {
 		t.Errorf("resolved %+v, created %v", r, slow.created("late.txt"))
 	}
-	c.Delete(k.session) // the executor that was started last ends before the cleanup of sessions
-	c.Delete(slow.session)
+	c.DeleteSession(k.session) // the executor that was started last ends before the cleanup of sessions
+	c.DeleteSession(slow.session)
 	return fmt.Sprintf("yes | %s | yes | %s | %s | yes | %s | yes | yes | %d", denied, arguments, question, unattended, next.Milliseconds())
 }
 
@@ -369,7 +369,7 @@ func nextAction(x turn) time.Duration {
 // asksNobody posts a text in an execution without a person.
 func (k cautious) asksNobody(text string) string {
 	k.t.Helper()
-	s, err := k.c.Join(0, k.session, k.s)
+	s, err := k.c.JoinSocket(0, k.session, k.s)
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -446,7 +446,7 @@ func TestApprovals_ManyAtOnce(t *testing.T) {
 	if outcomes[events.OutcomeRejected] != 1 || outcomes[events.OutcomeApproved]+byPolicy != calls-1 || byPolicy == 0 {
 		t.Errorf("outcomes %v, %d by the approved class", outcomes, byPolicy)
 	}
-	made, err := filepath.Glob(filepath.Join(c.Workspace(k.session), "made-*"))
+	made, err := filepath.Glob(filepath.Join(c.WorkspaceFolder(k.session), "made-*"))
 	if err != nil || len(made) != calls-1 || k.created(fmt.Sprint("made-", rejected)) {
 		t.Errorf("%d of %d calls ran, %v", len(made), calls, err)
 	}

@@ -23,7 +23,7 @@ type upWaiting struct {
 // printed returns the JSON documents that a spool command prints.
 func printed[D any](w *upWaiting, args ...string) (list []D) {
 	w.t.Helper()
-	code, out := w.u.Run(nil, args...)
+	code, out := w.u.RunCLI(nil, args...)
 	if code != 0 {
 		w.t.Fatalf("spool %q ended with %d:\n%s", args, code, out)
 	}
@@ -57,7 +57,7 @@ func (w *upWaiting) begin() string {
 	if err := os.WriteFile(file, []byte(definition), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	if code, printed := w.u.Run(nil, "agents", "apply", "-f", file); code != 0 {
+	if code, printed := w.u.RunCLI(nil, "agents", "apply", "-f", file); code != 0 {
 		w.t.Fatalf("spool agents apply ended with %d:\n%s", code, printed)
 	}
 	ids := printed[struct{ SessionID, ExecutionID string }](w, "run", "--detach", "--attended", "--json", "--agent", "asks", "run echo ran >> once.txt")
@@ -82,13 +82,13 @@ func (w *upWaiting) pendingExcept(former string) (id string) {
 // approve approves a request. The execution must complete, and the command must have run once.
 func (w *upWaiting) approve(id string) {
 	w.t.Helper()
-	if code, printed := w.u.Run(nil, "approvals", "approve", id); code != 0 {
+	if code, printed := w.u.RunCLI(nil, "approvals", "approve", id); code != 0 {
 		w.t.Fatalf("spool approvals approve ended with %d:\n%s", code, printed)
 	}
 	harness.Eventually(w.t, "the execution completes", func() bool {
 		return printed[struct{ Phase string }](w, "executions", "show", "--json", w.execution)[0].Phase == "completed"
 	})
-	if code, printed := w.u.Run(nil, "files", "get", w.session, "once.txt", "-"); code != 0 || printed != "ran\n" {
+	if code, printed := w.u.RunCLI(nil, "files", "get", w.session, "once.txt", "-"); code != 0 || printed != "ran\n" {
 		w.t.Errorf("the command left %q (exit code %d), want one line", printed, code)
 	}
 }
@@ -108,8 +108,8 @@ func TestApprovals_AskAgainAfterAStop(t *testing.T) {
 	t.Parallel()
 	w := newUpWaiting(t)
 	var first string
-	w.u.WhileUp(w.settings, func() { first = w.begin() })
-	w.u.WhileUp(w.settings, func() {
+	w.u.RunWhileUp(w.settings, func() { first = w.begin() })
+	w.u.RunWhileUp(w.settings, func() {
 		second := w.pendingExcept(first)
 		w.approve(second)
 		if s := w.requests(); len(s) != 2 || s[first] != "retracted" || s[second] != "approved" {
@@ -123,8 +123,8 @@ func TestApprovals_SurviveAKill(t *testing.T) {
 	t.Parallel()
 	w := newUpWaiting(t)
 	var id string
-	w.u.UntilKilled(w.settings, func() { id = w.begin() })
-	w.u.WhileUp(w.settings, func() {
+	w.u.RunUntilKilled(w.settings, func() { id = w.begin() })
+	w.u.RunWhileUp(w.settings, func() {
 		if got := w.pendingExcept(""); got != id {
 			t.Errorf("pending is %s, want %s", got, id)
 		}

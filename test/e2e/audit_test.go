@@ -63,8 +63,8 @@ func (k keyHolder) asEndUser(user string) keyHolder {
 func lifeActors(t *testing.T, c *harness.Cluster, subject events.Subject) map[events.Type]events.Actor {
 	t.Helper()
 	out := map[events.Type]events.Actor{}
-	shard := eventlog.Position{Shard: subject.Partition() % c.Base.Log.Shards()}
-	for rec, err := range c.Base.Log.Read(t.Context(), shard, eventlog.Filter{Subject: subject}) {
+	shard := eventlog.Position{Shard: subject.Partition() % c.Servers.Log.Shards()}
+	for rec, err := range c.Servers.Log.Read(t.Context(), shard, eventlog.Filter{Subject: subject}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -195,20 +195,20 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	if a := deleted[0]; a.firstType() != "session_deleted" || a.Actor.User != "dora" || !reflect.DeepEqual(deleted[1:], before[1:4]) {
 		t.Errorf("after the deletion the audit lists %+v", deleted)
 	}
-	awaitErasedOf(t, c, c.Janitor(janitor.Config{Grace: time.Millisecond}), "acme", id)
+	awaitErasedOf(t, c, c.NewJanitor(janitor.Config{Grace: time.Millisecond}), "acme", id)
 	if first := lifeActors(t, c, events.LifeOf("acme", id)); len(first) != 1 {
 		t.Errorf("the log still has %v of the session's life", first)
 	}
 	if list := admin.audits(of); !reflect.DeepEqual(list, deleted) {
 		t.Errorf("after the content was removed the audit lists %+v, want %+v", list, deleted)
 	}
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
 	for _, compare := range []bool{true, false, true} {
-		if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: c.Base.Log, NATS: nc}, compare); err != nil {
+		if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{Log: c.Servers.Log, NATS: nc}, compare); err != nil {
 			t.Errorf("rebuild, compare %t: %v", compare, err)
 		}
 	}
@@ -217,15 +217,15 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	}
 
 	folder := t.TempDir()
-	code, out, says := c.CLI(t, folder, folder, "audit", "--key", ops.Key, "--session", id, "--actor", "app", "--since", "1h", "--json")
+	code, out, says := c.RunCLI(t, folder, folder, "audit", "--key", ops.Key, "--session", id, "--actor", "app", "--since", "1h", "--json")
 	var first auditEntry
 	if line, _, _ := strings.Cut(out, "\n"); code != 0 || json.Unmarshal([]byte(line), &first) != nil || !reflect.DeepEqual(first, deleted[1]) {
 		t.Errorf("spool audit ended with %d: %s%s", code, out, says)
 	}
-	if code, out, says = c.CLI(t, folder, folder, "audit", "--key", ops.Key, "--session", id); code != 0 || strings.Count(out, "\n") != 5 || !strings.Contains(out, "session_deleted") || !strings.Contains(out, "dora") {
+	if code, out, says = c.RunCLI(t, folder, folder, "audit", "--key", ops.Key, "--session", id); code != 0 || strings.Count(out, "\n") != 5 || !strings.Contains(out, "session_deleted") || !strings.Contains(out, "dora") {
 		t.Errorf("spool audit ended with %d: %s%s", code, out, says)
 	}
-	if code, _, says = c.CLI(t, folder, folder, "audit", "--since", "yesterday"); code == 0 || !strings.Contains(says, "since") {
+	if code, _, says = c.RunCLI(t, folder, folder, "audit", "--since", "yesterday"); code == 0 || !strings.Contains(says, "since") {
 		t.Errorf("spool audit --since yesterday ended with %d: %s", code, says)
 	}
 }

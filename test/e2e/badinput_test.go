@@ -61,7 +61,7 @@ func refused(t *testing.T, name string, status int, code, field string, gotStatu
 func TestInvalidRequests_AreRefused(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{})
-	session := c.Create("spool", nil)
+	session := c.CreateSession("spool", nil)
 	before := len(eventsOf(t, c, session))
 	missing := events.Derive(events.KindSession, "nobody's")
 	post := func(text string) []byte {
@@ -113,7 +113,7 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 	}
 	status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+session+"/messages", key, post("other"))
 	refused(t, "one key, another body", 409, "IDEMPOTENCY_MISMATCH", "Idempotency-Key", status, raw)
-	s, err := c.Join(0, session, nil)
+	s, err := c.JoinSocket(0, session, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 	if err := json.Unmarshal(rawAgain, &accepted); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Until(accepted.ExecutionID); err != nil {
+	if _, err := s.ReadUntilEnd(accepted.ExecutionID); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
@@ -136,14 +136,14 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 	if messages != 1 {
 		t.Errorf("%d messages were accepted, want 1", messages)
 	}
-	c.Delete(session)
+	c.DeleteSession(session)
 }
 
 // TestLargestMessage_IsAccepted tests a message of 1 MiB of which JSON escapes every byte.
 func TestLargestMessage_IsAccepted(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: "rules:\n  - steps: [{text: read}]\n"})
-	_, end := c.Run(c.Create("spool", nil), strings.Repeat("\x01", 1<<20), nil)
+	_, end := c.RunQuery(c.CreateSession("spool", nil), strings.Repeat("\x01", 1<<20), nil)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %.300s", end.Type, end.Data)
 	}
@@ -153,12 +153,12 @@ func TestLargestMessage_IsAccepted(t *testing.T) {
 func TestUnknownModel_FailsTheExecution(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: "models: [known]\nrules:\n  - steps: [{text: hello}]\n"})
-	session := c.Create("spool", map[string]any{"model": "unknown"})
-	_, end := c.Run(session, "hello", nil)
+	session := c.CreateSession("spool", map[string]any{"model": "unknown"})
+	_, end := c.RunQuery(session, "hello", nil)
 	if end.Type != (events.ExecutionFailed{}).EventType() || !strings.Contains(string(end.Data), "MODEL_NOT_FOUND") {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
 	}
-	c.Delete(session)
+	c.DeleteSession(session)
 }
 
 // TestTenants_AreSeparate tests that a wrong key is answered with 401 everywhere, and that another tenant's id is

@@ -63,8 +63,8 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 		}
 	}
 	set("tokens", 1<<40)
-	first := c.Create("spool", nil)
-	if _, end := c.Run(first, program, nil); end.Type != (events.ExecutionCompleted{}).EventType() {
+	first := c.CreateSession("spool", nil)
+	if _, end := c.RunQuery(first, program, nil); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
 	}
 	calls := len(c.Model.Requests())
@@ -78,11 +78,11 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 		return list[0].Spent.Turns == 1 && took > 0 && list[0].Spent.TimeMs > 0
 	})
 
-	second := c.Create("spool", nil)
+	second := c.CreateSession("spool", nil)
 	if proxied {
 		// The tenant has a second session. Its first model request uses up the budget, and is its last.
 		set("tokens", took+1)
-		s, end := c.Run(second, program, nil)
+		s, end := c.RunQuery(second, program, nil)
 		ended(end, "BUDGET_EXCEEDED", fmt.Sprintf("tokens, and its budget is %.0f", took+1))
 		s.Close()
 		if n := len(c.Model.Requests()) - calls; n != 1 {
@@ -92,7 +92,7 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 	set("tokens", took)
 	harness.Eventually(t, "a turn beyond the budget does not start", func() bool {
 		calls = len(c.Model.Requests())
-		s, end := c.Run(second, program, nil)
+		s, end := c.RunQuery(second, program, nil)
 		s.Close()
 		if end.Type == (events.ExecutionCompleted{}).EventType() {
 			return false // the usage is counted a moment after the turn
@@ -104,17 +104,17 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 		t.Errorf("the budget that is used up is shown as %+v", list)
 	}
 	before := spent()[0].Spent
-	c.Delete(first)
+	c.DeleteSession(first)
 	if after := spent()[0].Spent; after != before {
 		t.Errorf("after a session was deleted the usage is %+v, before %+v", after, before)
 	}
 	set("tokens", 1<<40)
-	third := c.Create("spool", map[string]any{"sessionOptions": map[string]any{"budget": map[string]any{"turns": 1}}})
-	s, end := c.Run(third, program, nil)
+	third := c.CreateSession("spool", map[string]any{"sessionOptions": map[string]any{"budget": map[string]any{"turns": 1}}})
+	s, end := c.RunQuery(third, program, nil)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("with a higher budget it ended with %s %s", end.Type, end.Data)
 	}
-	_, end = c.Run(third, program, s)
+	_, end = c.RunQuery(third, program, s)
 	ended(end, "BUDGET_EXCEEDED", "the session has had 1 turns, and its budget is 1")
 	c.Call(0, "DELETE", "/api/budgets/month", nil, nil)
 	if list := spent(); len(list) != 0 {

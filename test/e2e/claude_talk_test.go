@@ -33,15 +33,15 @@ func newTalk(t *testing.T, c *harness.Cluster, more map[string]any) *talk {
 // newTalkWith is like newTalk for any architecture.
 func newTalkWith(t *testing.T, c *harness.Cluster, architecture string, more map[string]any) *talk {
 	t.Helper()
-	c = c.In(t)
-	k := &talk{t: t, c: c, session: c.Create(architecture, more), reportsCost: architecture == "claude-code"}
+	c = c.ForSubtest(t)
+	k := &talk{t: t, c: c, session: c.CreateSession(architecture, more), reportsCost: architecture == "claude-code"}
 	t.Cleanup(k.audit)
 	return k
 }
 
 // inSubtest returns the same talk for a subtest.
 func (k *talk) inSubtest(t *testing.T) *talk {
-	return &talk{t: t, c: k.c.In(t), session: k.session, s: k.s, reportsCost: k.reportsCost}
+	return &talk{t: t, c: k.c.ForSubtest(t), session: k.session, s: k.s, reportsCost: k.reportsCost}
 }
 
 // turn is a query with everything that the stream showed of it.
@@ -56,18 +56,18 @@ type turn struct {
 // post posts a message, and reads the stream as long as more returns true.
 func (k *talk) post(text string, more func(events.Wire) bool) string {
 	k.t.Helper()
-	s, err := k.c.Join(0, k.session, k.s)
+	s, err := k.c.JoinSocket(0, k.session, k.s)
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	if k.s = s; more == nil {
 		more = func(events.Wire) bool { return false }
 	}
-	execution := k.c.Post(k.session, text)
+	execution := k.c.PostMessage(k.session, text)
 	for wanted := true; wanted; {
 		w, err := s.Next()
 		if err != nil {
-			k.t.Fatalf("%s: %v; %s", text, err, k.c.Explain(k.session, s))
+			k.t.Fatalf("%s: %v; %s", text, err, k.c.DescribeStoppedStream(k.session, s))
 		}
 		if w.ExecutionID == execution && events.Terminal(w.Type) {
 			k.t.Fatalf("%s: ended too early with %s %s\n%s", text, w.Type, w.Data, s.View)
@@ -80,9 +80,9 @@ func (k *talk) post(text string, more func(events.Wire) bool) string {
 // until reads the stream until the end of an execution. The end must leave no block open.
 func (k *talk) until(execution string) turn {
 	k.t.Helper()
-	end, err := k.s.Until(execution)
+	end, err := k.s.ReadUntilEnd(execution)
 	if err != nil {
-		k.t.Fatalf("%v; %s", err, k.c.Explain(k.session, k.s))
+		k.t.Fatalf("%v; %s", err, k.c.DescribeStoppedStream(k.session, k.s))
 	}
 	k.s.Close()
 	x := turn{t: k.t, execution: execution, end: end}
@@ -289,7 +289,7 @@ func needClaude(t *testing.T) string {
 // needProc skips a test that lists processes on a machine without /proc.
 func needProc(t *testing.T) {
 	t.Helper()
-	if len(harness.Processes("")) == 0 {
+	if len(harness.FindProcesses("")) == 0 {
 		t.Skip("the test needs /proc")
 	}
 }

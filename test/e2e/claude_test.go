@@ -101,7 +101,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	one.get("/api/sessions/"+one.session+"/files", new(any)) // the request waits for the snapshot of the turn
-	var state harness.State
+	var state harness.SessionState
 	one.get("/api/sessions/"+one.session+"/state", &state)
 	one.get(fmt.Sprintf("/api/sessions/%s/diff?from=1&to=%d", one.session, state.Seq), &diff)
 	if f := diff.Files.Files; len(f) != 1 || f[0].Path != "hello.txt" || f[0].Change != "added" || !strings.HasSuffix(f[0].Text, "+hello, spool\n") {
@@ -113,7 +113,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 func claudeEdit(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	x := k.mustComplete("write and edit a file", "The file is edited.")
-	content, err := os.ReadFile(filepath.Join(c.Workspace(k.session), "hello.txt"))
+	content, err := os.ReadFile(filepath.Join(c.WorkspaceFolder(k.session), "hello.txt"))
 	if err != nil || string(content) != "hello, spool\n" {
 		t.Errorf("hello.txt: %q, %v", content, err)
 	}
@@ -182,7 +182,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 		return w.Type != (events.PermissionDecided{}).EventType()
 	})
 	sleeping := func() bool {
-		return slices.ContainsFunc(harness.Processes("MARK="+mark), func(p harness.Process) bool { return strings.HasPrefix(p.Command, "sleep 600") })
+		return slices.ContainsFunc(harness.FindProcesses("MARK="+mark), func(p harness.Process) bool { return strings.HasPrefix(p.Command, "sleep 600") })
 	}
 	harness.Eventually(t, "the command sleeps", sleeping)
 	k.c.Call(0, "POST", "/api/executions/"+execution+"/cancel", map[string]any{}, nil)
@@ -190,7 +190,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 	if end := ended[events.ExecutionCancelled](first); end.Reason != "cancelled" {
 		t.Errorf("ended with %+v", end)
 	}
-	harness.Eventually(t, "no process of the command is left", func() bool { return len(harness.Processes(mark)) == 0 })
+	harness.Eventually(t, "no process of the command is left", func() bool { return len(harness.FindProcesses(mark)) == 0 })
 	if r := first.kind(events.KindToolUse); len(r) != 1 || !strings.Contains(string(r[0].Input), "sleep 600") {
 		t.Errorf("tool uses %+v", r)
 	}
@@ -253,7 +253,7 @@ func awaitRecord(t *testing.T, x turn) {
 	t.Helper()
 	texts, records := x.kind(events.KindAssistantText), of[events.TranscriptWritten](x)
 	path, line := records[len(records)-1].Path, texts[len(texts)-1].Anchor
-	for deadline := time.Now().Add(harness.Patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(harness.WaitTimeout); ; time.Sleep(10 * time.Millisecond) {
 		raw, err := os.ReadFile(path)
 		if err == nil && line != "" && strings.Contains(string(raw), line) {
 			return
@@ -271,13 +271,13 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 	x := k.mustComplete("hello", "You said: hello")
 	k.audit()
 	k.s = nil // the deleted session cannot be compared with REST
-	before := harness.Processes(c.Workspace(k.session), of[events.SandboxReady](x)[0].SandboxID)
+	before := harness.FindProcesses(c.WorkspaceFolder(k.session), of[events.SandboxReady](x)[0].SandboxID)
 	runners := slices.ContainsFunc(before, func(p harness.Process) bool { return strings.HasPrefix(p.Command, "runner serve") })
 	agents := slices.ContainsFunc(before, func(p harness.Process) bool { return p.PID == int(x.started().PID) })
 	if !runners || !agents {
 		t.Fatalf("processes %v before the end, want the runner and the agent %d", before, x.started().PID)
 	}
-	k.c.Delete(k.session)
+	k.c.DeleteSession(k.session)
 	for _, p := range before {
 		// An ended process exists until its parent has waited for it.
 		harness.Eventually(t, fmt.Sprintf("process %d is gone: %s", p.PID, p.Command), func() bool { return syscall.Kill(p.PID, 0) != nil })
@@ -293,10 +293,10 @@ func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
 	k.s.Close()
 	k.s = nil
-	k.c.Delete(k.session)
+	k.c.DeleteSession(k.session)
 	// The read models of the session are gone, so the test reads the log.
 	var ends []events.Payload
-	for e, err := range eventlog.Session(t.Context(), c.Base.Log, harness.Tenant, k.session) {
+	for e, err := range eventlog.Session(t.Context(), c.Servers.Log, harness.DefaultTenant, k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ rules:
 // secret.
 func createMarkedSession(t *testing.T, c *harness.Cluster, marker string) string {
 	t.Helper()
-	id := c.Create("spool", map[string]any{
+	id := c.CreateSession("spool", map[string]any{
 		"model": "known-model", "workspaceFiles": []map[string]any{{"path": "in.txt", "content": marker + "-workspace-file\n"}},
 		"metadata":       map[string]any{"note": marker + "-metadata"},
 		"sessionOptions": map[string]any{"egress": []string{marker + "-host.example.com"}},
@@ -119,7 +119,7 @@ func streamsWith(t *testing.T, store, text string) map[string]bool {
 // tablesWith returns the tables of the read models with a row that contains a text.
 func tablesWith(t *testing.T, c *harness.Cluster, text string) map[string]bool {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
+	conn, err := pgx.Connect(t.Context(), c.Servers.DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func tablesWith(t *testing.T, c *harness.Cluster, text string) map[string]bool {
 // usageOf returns the whole usage of the default tenant.
 func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), c.Base.DatabaseURL)
+	conn, err := pgx.Connect(t.Context(), c.Servers.DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,22 +163,22 @@ func usageOf(t *testing.T, c *harness.Cluster) (turns, tokens, ms int64) {
 // awaitErased makes passes of the janitor until a session's content was removed.
 func awaitErased(t *testing.T, c *harness.Cluster, j *janitor.Janitor, id string) {
 	t.Helper()
-	awaitErasedOf(t, c, j, harness.Tenant, id)
+	awaitErasedOf(t, c, j, harness.DefaultTenant, id)
 }
 
 // awaitErasedOf is like erased for a session of the given tenant.
 func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant, id string) {
 	t.Helper()
-	sessions := eventlog.Sessions{Log: c.Base.Log}
+	sessions := eventlog.Sessions{Log: c.Servers.Log}
 	harness.Eventually(t, "the content of "+id+" is removed", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		l, err := sessions.Load(t.Context(), tenant, id, eventlog.Leader)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rec, err := c.Base.Log.At(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
+		rec, err := c.Servers.Log.At(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
 		return err == nil && rec.Subject == l.RunHead.Subject && rec.Events[0].Type() == events.ContentRemoved{}.EventType()
 	})
 }
@@ -206,12 +206,12 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
 	}
 	planted := plant(t, c, deleted, other)
-	stale, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.Leader)
+	stale, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), harness.DefaultTenant, deleted, eventlog.Leader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Delete(deleted)
-	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	c.DeleteSession(deleted)
+	j := c.NewJanitor(janitor.Config{Grace: time.Millisecond})
 	awaitErased(t, c, j, deleted)
 
 	control := streamsWith(t, c.NATSStore(), kept)
@@ -250,20 +250,20 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 	if a, b, d := usageOf(t, c); a != turns || b != tokens || d != ms {
 		t.Errorf("the tenant has used %d turns, %d tokens and %d ms, before the removal %d, %d and %d", a, b, d, turns, tokens, ms)
 	}
-	c.Verify()
-	nc, log := c.Base.Connect, c.Base.Log
+	c.VerifyLog()
+	nc, log := c.Servers.Connect, c.Servers.Log
 	conn, _, err := nc(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: log, NATS: conn}, true); err != nil {
+	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{Log: log, NATS: conn}, true); err != nil {
 		t.Errorf("rebuild --compare: %v", err)
 	}
-	if _, end := c.Run(other, "run the command echo on", nil); end.Type != (events.ExecutionCompleted{}).EventType() {
+	if _, end := c.RunQuery(other, "run the command echo on", nil); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the other session's next turn ended with %s %s", end.Type, end.Data)
 	}
-	report, err := j.Pass(t.Context(), false)
+	report, err := j.RunPass(t.Context(), false)
 	if err != nil || len(report.Items) != 0 {
 		t.Errorf("a pass with nothing to do found %+v, %v", report.Items, err)
 	}
@@ -272,7 +272,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 // leavesNoKeys checks that no key of the buckets has the session's id in its name.
 func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +301,7 @@ func leavesNoKeys(t *testing.T, c *harness.Cluster, id string) {
 // buckets opens key-value buckets with the rights of admin.
 func buckets(t *testing.T, c *harness.Cluster, names ...string) (list []jetstream.KeyValue) {
 	t.Helper()
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func plant(t *testing.T, c *harness.Cluster, sessions ...string) map[string]stri
 		if code := c.Call(0, "GET", "/api/sessions/"+id+"/executions", nil, &page); code != http.StatusOK || len(page.Executions) == 0 {
 			t.Fatalf("the list of executions answered %d with %+v", code, page)
 		}
-		planted[id] = harness.Tenant + ".x." + page.Executions[0].ExecutionID + ".PLANTED"
+		planted[id] = harness.DefaultTenant + ".x." + page.Executions[0].ExecutionID + ".PLANTED"
 		if _, err := kv.Put(t.Context(), planted[id], []byte("sealed")); err != nil {
 			t.Fatal(err)
 		}
@@ -382,7 +382,7 @@ func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.Loaded) {
 		"life, of none": {Subject: stale.LifeHead.Subject}, "run, of none": {Subject: stale.RunHead.Subject},
 	} {
 		id := events.Derive(events.KindCommit, "late", name)
-		_, err := c.Base.Log.Append(t.Context(), head, events.Draft{
+		_, err := c.Servers.Log.Append(t.Context(), head, events.Draft{
 			ID: id, Actor: events.Actor{Kind: "service", ID: "late"}, Epoch: 9,
 			Events: []events.Event{{ID: events.Derive(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
 		})

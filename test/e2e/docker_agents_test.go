@@ -102,7 +102,7 @@ func TestDockerAgents_HaveTheirDefinition(t *testing.T) {
 			}
 			t.Run(architecture, func(t *testing.T) {
 				t.Parallel()
-				c := c.In(t)
+				c := c.ForSubtest(t)
 				apply(c, "agents", architecture+"-porter", map[string]any{
 					"architecture": architecture, "model": more["model"], "instructions": "You are the porter of " + architecture + " street.", "memoryFile": "The heron remembers " + architecture + ".",
 					"skills": []string{"greet@stable"}, "files": []map[string]any{{"path": "door.py", "content": fmt.Sprintf(checker, len(credential))}},
@@ -136,8 +136,8 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 	if !strings.Contains(seen, "Greets people by name.") && !strings.Contains(seen, "Run scripts/greet.sh in this folder.") {
 		t.Error("the model did not receive the skill's description")
 	}
-	container := k.c.Container(k.session)
-	inspected, listed := harness.Docker(t, "inspect", container), harness.Docker(t, "top", container, "-eo", "pid,args")
+	container := k.c.SandboxContainer(k.session)
+	inspected, listed := harness.RunDocker(t, "inspect", container), harness.RunDocker(t, "top", container, "-eo", "pid,args")
 	if strings.Contains(inspected, credential) || strings.Contains(listed, credential) {
 		t.Error("docker inspect or the process list shows the secret")
 	}
@@ -157,7 +157,7 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 func scan(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	written := c.WrittenData()
-	written["Postgres"] = dump(t, c.Base.DatabaseURL)
+	written["Postgres"] = dump(t, c.Servers.DatabaseURL)
 	found := map[string]bool{}
 	for where, content := range written {
 		if bytes.Contains(content, []byte(credential)) {
@@ -263,8 +263,8 @@ func serveEverything(t *testing.T, image string) string {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	id := harness.Docker(t, "run", "--detach", "--rm", "--network", "host", "--env", "NODE_OPTIONS=--experimental-global-webcrypto", "--entrypoint", "sh", image, "-c", "PORT="+behind.Port()+" exec mcp-server-everything streamableHttp") // Node 18 has no global crypto without the option
-	t.Cleanup(func() { harness.Docker(t, "rm", "--force", id) })
+	id := harness.RunDocker(t, "run", "--detach", "--rm", "--network", "host", "--env", "NODE_OPTIONS=--experimental-global-webcrypto", "--entrypoint", "sh", image, "-c", "PORT="+behind.Port()+" exec mcp-server-everything streamableHttp") // Node 18 has no global crypto without the option
+	t.Cleanup(func() { harness.RunDocker(t, "rm", "--force", id) })
 	harness.Eventually(t, "the MCP server listens", func() bool {
 		c, err := net.Dial("tcp", behind.Host)
 		return err == nil && c.Close() == nil
@@ -303,8 +303,8 @@ func TestDocker_UsesMCPServers(t *testing.T) {
 			t.Errorf("%s: the tools that were used are %+v", server, calls)
 		}
 	}
-	container := k.c.Container(k.session)
-	out := harness.Docker(t, "exec", container, "sh", "-c", "cat /spool/state/launch/* 2>/dev/null; find / -xdev -type f -newer /etc/hostname -not -path '/proc/*' 2>/dev/null | head -500 | xargs cat 2>/dev/null | tr -d '\\0'")
+	container := k.c.SandboxContainer(k.session)
+	out := harness.RunDocker(t, "exec", container, "sh", "-c", "cat /spool/state/launch/* 2>/dev/null; find / -xdev -type f -newer /etc/hostname -not -path '/proc/*' 2>/dev/null | head -500 | xargs cat 2>/dev/null | tr -d '\\0'")
 	if strings.Contains(out, credential) {
 		t.Error("a file of the sandbox holds the credential")
 	}

@@ -56,7 +56,7 @@ func dockerPause(t *testing.T, c *harness.Cluster) {
 		k.get("/api/executions/"+execution, &shown)
 		return shown.Phase == "paused"
 	})
-	if state := harness.Docker(t, "inspect", "-f", "{{.State.Paused}}", k.c.Container(k.session)); state != "true" {
+	if state := harness.RunDocker(t, "inspect", "-f", "{{.State.Paused}}", k.c.SandboxContainer(k.session)); state != "true" {
 		t.Errorf("the state of the container is %s, want paused", state)
 	}
 	k.control("/api/executions/" + execution + "/resume")
@@ -89,7 +89,7 @@ func dockerPool(t *testing.T, c *harness.Cluster) {
 		k.mustComplete("are you there?", "You said: are you there?")
 		for _, e := range k.s.Events {
 			if e.Type == (events.SandboxReady{}).EventType() && strings.Contains(string(e.Data), `"pooled":true`) {
-				if container := k.c.Container(k.session); !strings.Contains(harness.Docker(t, "inspect", "-f", "{{.Name}}", container), k.session) {
+				if container := k.c.SandboxContainer(k.session); !strings.Contains(harness.RunDocker(t, "inspect", "-f", "{{.Name}}", container), k.session) {
 					t.Errorf("the pooled container is not named after its session %s", k.session)
 				}
 				return true
@@ -107,14 +107,14 @@ func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	execution := k.post("run the command sleep 300", func(w events.Wire) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
-	container := k.c.Container(k.session)
+	container := k.c.SandboxContainer(k.session)
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
 	x := k.until(execution)
 	if end := ended[events.ExecutionCancelled](x); end.Reason != "terminated" {
 		t.Errorf("ended with %+v", end)
 	}
 	harness.Eventually(t, "the container is gone", func() bool {
-		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
+		return harness.RunDocker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
 	k.mustComplete("run the command cat hello.txt", "hello, world")
 }
@@ -123,11 +123,11 @@ func dockerTerminate(t *testing.T, c *harness.Cluster) {
 func dockerMaxAge(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", with(map[string]any{"sandboxMaxAgeMs": 1000}))
 	k.mustComplete("write a file", "The file is written.")
-	first := k.c.Container(k.session)
+	first := k.c.SandboxContainer(k.session)
 	began := time.Now()
 	harness.Eventually(t, "it is old", func() bool { return time.Since(began) > time.Second })
 	k.mustComplete("run the command cat hello.txt", "hello, world")
-	if second := k.c.Container(k.session); second == first {
+	if second := k.c.SandboxContainer(k.session); second == first {
 		t.Error("the container is the same")
 	}
 }
@@ -145,7 +145,7 @@ func dockerKilled(t *testing.T, c *harness.Cluster) {
 	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 	})
-	harness.Docker(t, "kill", k.c.Container(k.session))
+	harness.RunDocker(t, "kill", k.c.SandboxContainer(k.session))
 	x := k.until(execution)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "hello, world") || !strings.Contains(end.Result, "again") {
 		t.Errorf("ended with %+v", end)

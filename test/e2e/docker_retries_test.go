@@ -17,7 +17,7 @@ func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
 	for architecture, more := range architectures() {
 		t.Run(architecture, func(t *testing.T) {
 			t.Parallel()
-			c := c.In(t)
+			c := c.ForSubtest(t)
 			spec := map[string]any{
 				"architecture": architecture, "model": more["model"], "instructions": "You do not give up easily.",
 				"retries": map[string]any{"attempts": 2, "backoffMs": 1200}, "files": more["workspaceFiles"],
@@ -39,14 +39,14 @@ func TestDockerRetries_ContinueInTheSameSandbox(t *testing.T) {
 func (k *talk) killedAmid(command, file string) {
 	t := k.c.T
 	t.Helper()
-	container, pid := k.c.Container(k.session), uint32(0)
+	container, pid := k.c.SandboxContainer(k.session), uint32(0)
 	execution := k.post("run the command "+command, func(w events.Wire) bool {
 		if w.Type == (events.ExecutionStarted{}).EventType() {
 			pid = events.DecodePayload(w.Type, w.Data).(events.ExecutionStarted).PID
 		}
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), file))
 	})
-	harness.Docker(t, "exec", container, "sh", "-c", "kill -9 "+strconv.Itoa(int(pid)))
+	harness.RunDocker(t, "exec", container, "sh", "-c", "kill -9 "+strconv.Itoa(int(pid)))
 	x := k.until(execution)
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "again") {
 		t.Errorf("ended with %+v", end)
@@ -55,7 +55,7 @@ func (k *talk) killedAmid(command, file string) {
 	if len(failed) != 1 || failed[0].Code != "AGENT_EXITED" || failed[0].WaitMs != 1200 || len(started) != 2 || started[1].Attempt != 2 || started[1].PID == pid {
 		t.Errorf("deaths %+v, starts %+v", failed, started)
 	}
-	if k.c.Container(k.session) != container {
+	if k.c.SandboxContainer(k.session) != container {
 		t.Error("the sandbox is another one")
 	}
 }

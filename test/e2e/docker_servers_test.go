@@ -52,14 +52,14 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 		for _, architecture := range []string{"claude-code", "spool"} {
 			t.Run(architecture, func(t *testing.T) {
 				t.Parallel()
-				c := c.In(t)
+				c := c.ForSubtest(t)
 				agent(c, architecture+"-boxer", architecture, box(image, nil))
 				containerTalk(t, newTalkWith(t, c, "", map[string]any{"agent": architecture + "-boxer", "environments": []string{"street"}}))
 			})
 		}
 		t.Run("missing image", func(t *testing.T) {
 			t.Parallel()
-			c := c.In(t)
+			c := c.ForSubtest(t)
 			agent(c, "lost-boxer", "spool", box("spool-test/no-such-image:1", nil))
 			k := newTalkWith(t, c, "", map[string]any{"agent": "lost-boxer", "environments": []string{"street"}})
 			x := k.mustFail("hello", "IMAGE_NOT_FOUND", "mcpServers[0].image: server box: ")
@@ -69,7 +69,7 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 		})
 		t.Run("secret argument", func(t *testing.T) {
 			t.Parallel()
-			c := c.In(t)
+			c := c.ForSubtest(t)
 			agent(c, "loud-boxer", "spool", box(image, map[string]any{"command": []string{"stdio", "--token=${DOOR_TOKEN}"}}))
 			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).mustFail("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
 		})
@@ -104,15 +104,15 @@ func containerTalk(t *testing.T, k *talk) {
 	if again := k.c.MCPServerContainers(k.session); len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("the second turn has the containers %q, the first %q", again, servers)
 	}
-	if got := harness.Docker(t, "inspect", "-f", "{{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.Config.User}}", servers[0]); !ownUser.MatchString(got) {
+	if got := harness.RunDocker(t, "inspect", "-f", "{{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.Config.User}}", servers[0]); !ownUser.MatchString(got) {
 		t.Errorf("the confinement of the container is %s", got)
 	}
-	if inspected := harness.Docker(t, append([]string{"inspect"}, k.c.Containers()...)...); strings.Contains(inspected, credential) || !strings.Contains(inspected, "mcp-serve") {
+	if inspected := harness.RunDocker(t, append([]string{"inspect"}, k.c.Containers()...)...); strings.Contains(inspected, credential) || !strings.Contains(inspected, "mcp-serve") {
 		t.Error("docker inspect shows the secret, or not the server")
 	}
 	noSecretArguments(t)
 	// A server that ended between two turns is started again, and the warm agent reaches it.
-	harness.Docker(t, "kill", servers[0])
+	harness.RunDocker(t, "kill", servers[0])
 	k.mustComplete("call the server box with lark", "Echo: lark")
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
 	harness.Eventually(t, "the server's container is gone", func() bool { return len(k.c.MCPServerContainers(k.session)) == 0 })

@@ -74,10 +74,10 @@ func dockerTalk(t *testing.T, c *harness.Cluster, architecture string, more map[
 	k.awaitFile("hello.txt", "hello, world\n")
 	k.dockerInterrupt().checkSameProcess(first)
 	k.dockerRefused(architecture)
-	container := k.c.Container(k.session)
+	container := k.c.SandboxContainer(k.session)
 	k.idle()
 	harness.Eventually(t, "the container of an idle session is gone", func() bool {
-		return harness.Docker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
+		return harness.RunDocker(t, "ps", "-aq", "--no-trunc", "--filter", "id="+container) == ""
 	})
 	k.mustComplete("run the command cat hello.txt", "hello, world")
 	back := k.mustComplete("which number was it?", "You asked me to remember 4711.")
@@ -128,7 +128,7 @@ func (k *talk) idle() {
 	if code := k.c.Call(0, "PATCH", "/api/sessions/"+k.session, map[string]any{"sessionOptions": map[string]any{"idleTimeoutMs": 1000}}, nil); code != http.StatusOK {
 		k.t.Fatalf("patch answered %d", code)
 	}
-	s, err := k.c.Join(0, k.session, k.s)
+	s, err := k.c.JoinSocket(0, k.session, k.s)
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ type received struct {
 
 // readText reads a session with one block to the end of its execution. Each piece of the text must follow the one before
 // it, from the first byte on, and be that of pattern. whole is called after size bytes of text in flight.
-func readText(ctx context.Context, s *system.Socket, size int, whole func()) (r received) {
+func readText(ctx context.Context, s *system.SessionSocket, size int, whole func()) (r received) {
 	for {
 		w, _, err := s.Next(ctx)
 		if err != nil {
@@ -49,7 +49,7 @@ func readText(ctx context.Context, s *system.Socket, size int, whole func()) (r 
 		if events.Terminal(w.Type) {
 			return r
 		}
-		piece, ok, err := system.TextOf(w)
+		piece, ok, err := system.AgentTextOf(w)
 		if err != nil {
 			return received{err: err}
 		}
@@ -126,7 +126,7 @@ func TestFlood_OfTextReachesEveryClientOnce(t *testing.T) {
 	sizes := map[string]int{"large": large, "tiny": tiny, "slow": slow * 16}
 	var clients sync.WaitGroup
 	follow := func(name, session string) {
-		socket, err := c.Join(ctx, session)
+		socket, err := c.JoinSession(ctx, session)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			return
@@ -147,14 +147,14 @@ func TestFlood_OfTextReachesEveryClientOnce(t *testing.T) {
 	}
 	sessions := map[string]string{}
 	for _, name := range []string{"large", "tiny", "slow"} {
-		session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
+		session, err := c.CreateSession(ctx, system.SessionSpec{Architecture: "spool"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		sessions[name] = session
 		follow(name, session)
 		scripts <- play[name]
-		if _, err := c.Post(ctx, session, name); err != nil {
+		if _, err := c.PostMessage(ctx, session, name); err != nil {
 			t.Fatal(err)
 		}
 		for len(scripts) > 0 && ctx.Err() == nil { // the next script is that of the next session
@@ -205,10 +205,10 @@ func TestFlood_OfReconnectingClients(t *testing.T) {
 	ids := make([]string, sessions)
 	for i := range ids {
 		var err error
-		if ids[i], err = c.Create(ctx, system.SessionSpec{Architecture: "spool"}); err != nil {
+		if ids[i], err = c.CreateSession(ctx, system.SessionSpec{Architecture: "spool"}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.Post(ctx, ids[i], "go"); err != nil {
+		if _, err := c.PostMessage(ctx, ids[i], "go"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -242,7 +242,7 @@ func readAcross(ctx context.Context, c *system.Client, session string, dials cha
 	var seq uint32
 	for first := true; ; first = false {
 		dials <- struct{}{}
-		socket, err := c.JoinAfter(ctx, session, seq)
+		socket, err := c.JoinSessionAfter(ctx, session, seq)
 		<-dials
 		if err != nil {
 			if ctx.Err() != nil || first {

@@ -35,7 +35,7 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if code, _, says := c.CLI(t, dir, data, "run", "--architecture", "spool", "--model", "known-model", "--copy", "--workspace", ".", "hello"); code != 2 || !strings.Contains(says, "workspace: the folder has more than 50000 files and folders") {
+	if code, _, says := c.RunCLI(t, dir, data, "run", "--architecture", "spool", "--model", "known-model", "--copy", "--workspace", ".", "hello"); code != 2 || !strings.Contains(says, "workspace: the folder has more than 50000 files and folders") {
 		t.Errorf("a copy: %d %s", code, says)
 	}
 	if n := sessions(c); n != 0 {
@@ -78,7 +78,7 @@ func TestRunWorkspace_WorksInALargeFolder(t *testing.T) {
 	if l := listed(t, c, id); !l["made.txt"] || !l["link"] || l["big"] || l["pipe"] || l["socket"] || l["device"] {
 		t.Errorf("the snapshot holds %d entries of the first page: made.txt %v, link %v", len(l), l["made.txt"], l["link"])
 	}
-	c.Delete(id)
+	c.DeleteSession(id)
 	left, err := filepath.Glob(in("n*/*"))
 	if info, serr := os.Lstat(in("big")); err != nil || serr != nil || len(left) != files || info.Size() != 5<<30 {
 		t.Errorf("after the session was deleted the folder has %d files; %v %v", len(left), err, serr)
@@ -95,7 +95,7 @@ func TestRunWorkspace_RefusesAFolderThatHoldsSpoolsData(t *testing.T) {
 		Session: session.Config{HostPaths: []string{"/"}, Private: []string{filepath.Join(home, "spool")}}, Executor: executor.Config{HostPaths: []string{"/"}},
 	})
 	for _, dir := range []string{home, "/"} {
-		code, out, says := c.CLI(t, home, data, "run", "--workspace", dir, "--yes", "hello")
+		code, out, says := c.RunCLI(t, home, data, "run", "--workspace", dir, "--yes", "hello")
 		want := "spool: workspace: " + dir + " holds the folder in which Spool keeps its data (" + filepath.Join(home, "spool") + ")"
 		if code != 2 || out != "" || !strings.HasPrefix(says, want) || !strings.Contains(says, "--copy") || strings.Count(says, "\n") != 1 {
 			t.Errorf("%s: %d %s%s\nwant %s", dir, code, out, says, want)
@@ -134,7 +134,7 @@ func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(folder string, flags ...string) (int, string) {
-		code, out, says := c.CLIAs(t, user, filepath.Join(dir, folder), data, append(append([]string{"run", "--architecture", "spool", "--model", "known-model", "--workspace", "."}, flags...), "run the command ls")...)
+		code, out, says := c.RunCLIAs(t, user, filepath.Join(dir, folder), data, append(append([]string{"run", "--architecture", "spool", "--model", "known-model", "--workspace", "."}, flags...), "run the command ls")...)
 		return code, out + says
 	}
 	for folder, name := range map[string]string{"file": "closed", "folder": "locked"} {
@@ -155,7 +155,7 @@ func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 	if code != 0 || found == nil {
 		t.Fatalf("with the folder ignored: %d %s", code, says)
 	}
-	c.Delete(found[1])
+	c.DeleteSession(found[1])
 }
 
 // TestFilesPull_NamesWhatTheUserMayNotWrite tests that changes in a folder that the user may not write to are
@@ -168,18 +168,18 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	userFile(t, user, filepath.Join(dir, "open/a.txt"), "a\n", 0o644)
 	userFile(t, user, filepath.Join(locked, "b.txt"), "b\n", 0o644)
 	userFile(t, user, filepath.Join(locked, "gone.txt"), "gone\n", 0o644)
-	code, out, says := c.CLIAs(t, user, dir, data, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "--copy",
+	code, out, says := c.RunCLIAs(t, user, dir, data, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "--copy",
 		"run the command echo A > open/a.txt; echo B > locked/b.txt; echo N > locked/new.txt; rm locked/gone.txt")
 	found := sessionID.FindStringSubmatch(says)
 	if code != 0 || found == nil {
 		t.Fatalf("run: %d %s%s", code, out, says)
 	}
-	t.Cleanup(func() { c.Delete(found[1]) })
+	t.Cleanup(func() { c.DeleteSession(found[1]) })
 	unreadable := filepath.Join(dir, "open/a.txt")
 	if err := os.Chmod(unreadable, 0); err != nil {
 		t.Fatal(err)
 	}
-	code, out, says = c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
+	code, out, says = c.RunCLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
 	if want := `spool: dir: no permission to read "open/a.txt": change its mode and pull again`; code != 2 || !strings.Contains(says, want) {
 		t.Errorf("pull over an unreadable file: %d %s%s, want %s", code, out, says, want)
 	}
@@ -188,7 +188,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	code, out, says = c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
+	code, out, says = c.RunCLIAs(t, user, dir, data, "files", "pull", found[1], "--yes")
 	if code != 1 {
 		t.Errorf("pull: %d %s%s", code, out, says)
 	}
@@ -207,7 +207,7 @@ func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	if err := os.Chmod(locked, 0o755); err != nil { //nolint:gosec // the folder is writable again
 		t.Fatal(err)
 	}
-	if code, out, says := c.CLIAs(t, user, dir, data, "files", "pull", found[1], "--yes"); code != 0 {
+	if code, out, says := c.RunCLIAs(t, user, dir, data, "files", "pull", found[1], "--yes"); code != 0 {
 		t.Errorf("pull again: %d %s%s", code, out, says)
 	}
 	holds(map[string]string{"open/a.txt": "A\n", "locked/b.txt": "B\n", "locked/new.txt": "N\n"})

@@ -26,7 +26,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
 	dir, data := project(t, map[string]string{"a.txt": "first\n"}), t.TempDir()
 	start := func() *harness.Terminal {
-		x := c.Terminal(t, dir, data, []string{"HOME=" + dir}, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "run the command cat a.txt; echo made > made.txt")
+		x := c.StartTerminal(t, dir, data, []string{"HOME=" + dir}, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "run the command cat a.txt; echo made > made.txt")
 		x.AwaitText(dir + " is your home folder, and the agent may change and delete what is in it. Continue? [y/N]")
 		return x
 	}
@@ -57,7 +57,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	if made == nil {
 		t.Fatalf("after a yes it ended with %d:\n%s", code, screen)
 	}
-	t.Cleanup(func() { c.Delete(made[1]) })
+	t.Cleanup(func() { c.DeleteSession(made[1]) })
 	notice, text := strings.Index(screen, "the agent works in "+dir+" itself: it changes the files there, and nothing is isolated"), strings.Index(screen, "first")
 	if code != 0 || notice < 0 || text < notice || filesIn(t, dir)["made.txt"] != "made\n" {
 		t.Errorf("after a yes it ended with %d, the folder has %v:\n%s", code, filesIn(t, dir), screen)
@@ -72,7 +72,7 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	files := map[string]string{"edit.txt": "one\ntwo\n", "gone.txt": "gone\n", "keep.txt": "keep\n"}
 	dir, data := project(t, files), t.TempDir()
 	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command sed -i s/two/2/ edit.txt; rm gone.txt; echo new > new.txt")
-	t.Cleanup(func() { c.Delete(id) })
+	t.Cleanup(func() { c.DeleteSession(id) })
 	holds := func(when string) {
 		t.Helper()
 		if got := filesIn(t, dir); !maps.Equal(got, files) {
@@ -80,7 +80,7 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 		}
 	}
 	start := func() *harness.Terminal {
-		x := c.Terminal(t, dir, data, nil, "files", "pull", id)
+		x := c.StartTerminal(t, dir, data, nil, "files", "pull", id)
 		x.AwaitText("apply these changes to " + dir + "? [y/N, e asks for each]")
 		return x
 	}

@@ -62,7 +62,7 @@ var sessionID = regexp.MustCompile(`spool run --session (ses_\w+)`)
 // runCLI runs a query with the command line tool, which must succeed, and returns its session and all its output.
 func runCLI(t *testing.T, c *harness.Cluster, folder, data string, args ...string) (session, printed string) {
 	t.Helper()
-	code, out, says := c.CLI(t, folder, data, append([]string{"run", "--architecture", "spool", "--model", "known-model"}, args...)...)
+	code, out, says := c.RunCLI(t, folder, data, append([]string{"run", "--architecture", "spool", "--model", "known-model"}, args...)...)
 	found := sessionID.FindStringSubmatch(says)
 	if code != 0 || found == nil {
 		t.Fatalf("spool run %q ended with %d\n%s\n%s", args, code, out, says)
@@ -116,17 +116,17 @@ func TestRunWorkspace_WorksInTheFolderItself(t *testing.T) {
 	if status, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/environment/terminate", nil, nil); status/100 != 2 {
 		t.Fatalf("terminate answered %d %s", status, raw)
 	}
-	harness.Eventually(t, "the sandbox is given up", func() bool { return len(harness.Processes(dir+"\x00")) == 0 || terminated(t, c, id) })
+	harness.Eventually(t, "the sandbox is given up", func() bool { return len(harness.FindProcesses(dir+"\x00")) == 0 || terminated(t, c, id) })
 	if err := os.WriteFile(filepath.Join(dir, "a.txt"), []byte("second\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out, says := c.CLI(t, dir, data, "run", "--session", id, "run the command cat a.txt"); code != 0 || !strings.Contains(out, "second") {
+	if code, out, says := c.RunCLI(t, dir, data, "run", "--session", id, "run the command cat a.txt"); code != 0 || !strings.Contains(out, "second") {
 		t.Errorf("after the sandbox ended: %d %s %s", code, out, says)
 	}
 
 	before := filesIn(t, dir)
-	c.Delete(id)
-	c.Delete(other)
+	c.DeleteSession(id)
+	c.DeleteSession(other)
 	if after := filesIn(t, dir); len(after) != len(before) || after["a.txt"] != "second\n" || after["made.txt"] != "made\n" {
 		t.Errorf("after the sessions were deleted the folder has %v, before %v", after, before)
 	}
@@ -212,7 +212,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	id, printed := runCLI(t, c, dir, data, append(flags, "--workspace", ".",
 		"run the command cat edit.txt; sed -i s/two/2/ edit.txt; echo theirs > both.txt; rm gone.txt; mkdir new; echo new > new/n.txt; chmod 755 sub/mode.sh; "+
 			"ln -s ../edit.txt new/link; ln -s /etc/passwd bad; mkdir -p node_modules; echo y > node_modules/y; ls node_modules")...)
-	t.Cleanup(func() { c.Delete(id) })
+	t.Cleanup(func() { c.DeleteSession(id) })
 	if !strings.Contains(printed, "works on a copy of "+dir+" (5 files") || !strings.Contains(printed, "spool files pull "+id) {
 		t.Errorf("spool run printed %s", printed)
 	}
@@ -228,7 +228,7 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	}
 	files["both.txt"] = "mine\n"
 
-	code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--dry-run")
+	code, out, says := c.RunCLI(t, dir, data, "files", "pull", id, "--dry-run")
 	for _, want := range []string{
 		"M edit.txt", "-two\n+2\n", "D gone.txt", "A new/\n", "A new/n.txt (4 B)", "M sub/mode.sh", "A new/link",
 		"M both.txt (7 B)  CONFLICT: changed in the session and locally", "R bad  not applied: it is a link to \"/etc/passwd\"",
@@ -241,12 +241,12 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 		t.Errorf("the dry run ended with %d:\n%s%s", code, out, says)
 	}
 	same("after the dry run", files)
-	if code, _, says := c.CLI(t, dir, data, "files", "pull", id); code != 2 || !strings.Contains(says, "--yes") {
+	if code, _, says := c.RunCLI(t, dir, data, "files", "pull", id); code != 2 || !strings.Contains(says, "--yes") {
 		t.Errorf("without a terminal: %d %s", code, says)
 	}
 	same("without a yes", files)
 
-	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes"); code != 1 || !strings.Contains(says, "1 changes were not applied") {
+	if code, out, says := c.RunCLI(t, dir, data, "files", "pull", id, "--yes"); code != 1 || !strings.Contains(says, "1 changes were not applied") {
 		t.Errorf("pull --yes: %d %s%s", code, out, says)
 	}
 	files["edit.txt"], files["new/n.txt"], files["new/link"] = "one\n2\n", "new\n", "one\n2\n"
@@ -255,12 +255,12 @@ func pulls(t *testing.T, c *harness.Cluster, flags ...string) {
 	if info, err := os.Stat(filepath.Join(dir, "sub/mode.sh")); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("the mode is %v, %v", info.Mode(), err)
 	}
-	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes", "--force"); code != 0 || !strings.Contains(says, "both.txt: the session's version replaced a local change") {
+	if code, out, says := c.RunCLI(t, dir, data, "files", "pull", id, "--yes", "--force"); code != 0 || !strings.Contains(says, "both.txt: the session's version replaced a local change") {
 		t.Errorf("pull --force: %d %s%s", code, out, says)
 	}
 	files["both.txt"] = "theirs\n"
 	same("after the forced pull", files)
-	if code, out, says := c.CLI(t, dir, data, "files", "pull", id, "--yes"); code != 0 || strings.Contains(out, "M ") || strings.Contains(out, "A ") {
+	if code, out, says := c.RunCLI(t, dir, data, "files", "pull", id, "--yes"); code != 0 || strings.Contains(out, "M ") || strings.Contains(out, "A ") {
 		t.Errorf("once more: %d %s%s", code, out, says)
 	}
 }
@@ -272,12 +272,12 @@ func TestFilesPull_IntoAnotherFolderLeavesTheUploadedOneDue(t *testing.T) {
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	dir, other, data := project(t, map[string]string{"a.txt": "old\n"}), project(t, map[string]string{"a.txt": "old\n"}), t.TempDir()
 	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", "run the command echo new > a.txt")
-	t.Cleanup(func() { c.Delete(id) })
+	t.Cleanup(func() { c.DeleteSession(id) })
 	for _, folder := range []struct {
 		args []string
 		path string
 	}{{[]string{other}, other}, {nil, dir}} {
-		code, out, says := c.CLI(t, dir, data, append([]string{"files", "pull", id, "--yes"}, folder.args...)...)
+		code, out, says := c.RunCLI(t, dir, data, append([]string{"files", "pull", id, "--yes"}, folder.args...)...)
 		if got := filesIn(t, folder.path); code != 0 || got["a.txt"] != "new\n" {
 			t.Errorf("pull %v: ended with %d, the folder has %v: %s%s", folder.args, code, got, out, says)
 		}

@@ -29,8 +29,8 @@ import (
 func sessionsInLog(t *testing.T, c *harness.Cluster) map[string]bool {
 	t.Helper()
 	ids := map[string]bool{}
-	for shard := range c.Base.Log.Shards() {
-		for rec, err := range c.Base.Log.Read(t.Context(), eventlog.Position{Shard: shard}, eventlog.Filter{}) {
+	for shard := range c.Servers.Log.Shards() {
+		for rec, err := range c.Servers.Log.Read(t.Context(), eventlog.Position{Shard: shard}, eventlog.Filter{}) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,8 +102,8 @@ func TestFork_Commands(t *testing.T) {
 	})
 	t.Run("of a session in a folder of the server's machine", func(t *testing.T) {
 		t.Parallel()
-		c := c.In(t)
-		id := c.Create("spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"hostPath": project(t, map[string]string{"a": "a"})}})
+		c := c.ForSubtest(t)
+		id := c.CreateSession("spool", map[string]any{"model": "known-model", "sessionOptions": map[string]any{"hostPath": project(t, map[string]string{"a": "a"})}})
 		got, raw := request(t, "POST", c.URL(0)+"/api/sessions/"+id+"/fork", nil, []byte(`{}`))
 		refused(t, "fork", http.StatusUnprocessableEntity, "HOST_PATH_UNSUPPORTED", "sessionId", got, raw)
 		if !bytes.Contains(raw, []byte("--copy")) {
@@ -147,7 +147,7 @@ func TestFork_Commands(t *testing.T) {
 		if err := json.Unmarshal(first, &f); err != nil || code != http.StatusCreated {
 			t.Fatalf("fork answered %d %s", code, first)
 		}
-		t.Cleanup(func() { k.c.Delete(f.SessionID) })
+		t.Cleanup(func() { k.c.DeleteSession(f.SessionID) })
 		if code, again := request(t, "POST", url, key, []byte(`{"at":1}`)); code != http.StatusCreated || string(again) != string(first) {
 			t.Errorf("the repeated fork answered %d %s, the first %s", code, again, first)
 		}
@@ -160,7 +160,7 @@ func TestFork_Commands(t *testing.T) {
 	})
 	t.Run("of a fork of a fork", func(t *testing.T) {
 		t.Parallel()
-		forkOfForks(t, c.In(t))
+		forkOfForks(t, c.ForSubtest(t))
 	})
 	t.Run("of a session whose snapshot is gone", func(t *testing.T) {
 		t.Parallel()
@@ -175,7 +175,7 @@ func TestFork_Commands(t *testing.T) {
 			t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 		}
 		for id := range sessionsInLog(t, k.c) {
-			for n, err := range eventlog.Session(t.Context(), k.c.Base.Log, "default", id) {
+			for n, err := range eventlog.Session(t.Context(), k.c.Servers.Log, "default", id) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -197,7 +197,7 @@ func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { k.c.Delete(f.GetSessionId()) })
+	t.Cleanup(func() { k.c.DeleteSession(f.GetSessionId()) })
 	again, err := sessions.ForkSession(ctx, r)
 	if err != nil || again.GetSessionId() != f.GetSessionId() || again.GetPosition() != f.GetPosition() {
 		t.Errorf("repeated with one key: %v, %v, want %v", again, err, f)
@@ -215,7 +215,7 @@ func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { k.c.Delete(tip.GetSessionId()) })
+	t.Cleanup(func() { k.c.DeleteSession(tip.GetSessionId()) })
 	if p := tip.GetParent(); p.GetEffective() != p.GetAsked() || p.GetReason() != "" || p.GetSnapshot() == "" || p.GetSnapshotSeq() == 0 {
 		t.Errorf("a fork at the last event begins at %v", p)
 	}
@@ -257,7 +257,7 @@ func forkOverGRPC(t *testing.T, k *talk, sessions spoolv1.SessionsClient) {
 // forkOfForks forks three times in a row, each time before the fork has a turn. The last fork has the conversation,
 // the files and the history of the first session.
 func forkOfForks(t *testing.T, c *harness.Cluster) {
-	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
+	k := &talk{t: t, c: c, session: c.CreateSession("spool", map[string]any{"model": "known-model"})}
 	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.awaitSnapshot()
 	ids, total := []string{k.session}, uint32(0)
@@ -273,8 +273,8 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 		}
 	}
 	last := &talk{t: t, c: k.c, session: ids[3], reportsCost: k.reportsCost}
-	k.c.Delete(ids[1]) // two of its ancestors
-	k.c.Delete(k.session)
+	k.c.DeleteSession(ids[1]) // two of its ancestors
+	k.c.DeleteSession(k.session)
 	last.awaitFile("a.txt", "one\n")
 	var h struct {
 		Total     uint32

@@ -45,7 +45,7 @@ func fork(t *testing.T, c *harness.Cluster, session string, body map[string]any)
 	if code := c.Call(0, "POST", "/api/sessions/"+session+"/fork", body, &f); code != http.StatusCreated {
 		t.Fatalf("fork %v answered %d, %+v", body, code, f)
 	}
-	t.Cleanup(func() { c.Delete(f.SessionID) })
+	t.Cleanup(func() { c.DeleteSession(f.SessionID) })
 	return f
 }
 
@@ -53,9 +53,9 @@ func fork(t *testing.T, c *harness.Cluster, session string, body map[string]any)
 func stored(t *testing.T, c *harness.Cluster, session string) string {
 	t.Helper()
 	var b strings.Builder
-	shard := eventlog.Position{Shard: events.Partition(session) % c.Base.Log.Shards()}
+	shard := eventlog.Position{Shard: events.Partition(session) % c.Servers.Log.Shards()}
 	tenant := tenantOf(t, c, session)
-	for rec, err := range c.Base.Log.Read(t.Context(), shard, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
+	for rec, err := range c.Servers.Log.Read(t.Context(), shard, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func stored(t *testing.T, c *harness.Cluster, session string) string {
 		}
 		fmt.Fprintf(&b, "%s %s %s %s\n", rec.Subject, rec.Position, rec.Time, raw)
 	}
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func stored(t *testing.T, c *harness.Cluster, session string) string {
 
 func tenantOf(t *testing.T, c *harness.Cluster, session string) string {
 	t.Helper()
-	for rec, err := range c.Base.Log.Read(t.Context(), eventlog.Position{Shard: events.Partition(session) % c.Base.Log.Shards()}, eventlog.Filter{}) {
+	for rec, err := range c.Servers.Log.Read(t.Context(), eventlog.Position{Shard: events.Partition(session) % c.Servers.Log.Shards()}, eventlog.Filter{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,12 +239,12 @@ func requestsAfter(c *harness.Cluster, n int, text string) string {
 // checkRebuild checks that a rebuild gives the same read models.
 func checkRebuild(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	nc, log, err := c.Base.Connect(topology.UserProjector)
+	nc, log, err := c.Servers.Connect(topology.UserProjector)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	if _, err := projector.Rebuild(context.WithoutCancel(t.Context()), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: log, NATS: nc}, true); err != nil {
+	if _, err := projector.Rebuild(context.WithoutCancel(t.Context()), projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{Log: log, NATS: nc}, true); err != nil {
 		t.Errorf("rebuild --compare: %v", err)
 	}
 }
@@ -269,7 +269,7 @@ func TestFork_AmidTurn(t *testing.T) {
 			continue
 		}
 		t.Run(architecture, func(t *testing.T) {
-			forksAmidTurn(t, threeTurns(t, c.In(t), architecture), architecture)
+			forksAmidTurn(t, threeTurns(t, c.ForSubtest(t), architecture), architecture)
 		})
 	}
 }
@@ -278,7 +278,7 @@ func TestFork_AmidTurn(t *testing.T) {
 func TestFork_InDocker(t *testing.T) {
 	harness.NeedDocker(t)
 	c := harness.New(t, harness.Options{Docker: true, Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 3}})
-	k := threeTurns(t, c.In(t), "claude-code")
+	k := threeTurns(t, c.ForSubtest(t), "claude-code")
 	forksBetweenTurns(t, k)
 	forksAmidTurn(t, k, "claude-code")
 }
@@ -407,8 +407,8 @@ func TestFork_RefusesBadInput(t *testing.T) {
 	k := newTalkWith(t, c, "spool", map[string]any{"model": "known-model"})
 	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.awaitSnapshot()
-	gone := c.Create("spool", nil)
-	c.Delete(gone)
+	gone := c.CreateSession("spool", nil)
+	c.DeleteSession(gone)
 	agent := "claude-" + strings.ToLower(k.session[len(k.session)-8:])
 	c.Call(0, "POST", "/api/agents", map[string]any{"ref": map[string]any{"slug": agent}, "spec": map[string]any{"architecture": "claude-code", "instructions": "Answer in one short sentence."}}, nil)
 	sessions := func() int {
@@ -468,7 +468,7 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	}
 	var seq uint32
 	var object string
-	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, k.session), k.session) {
+	for n, err := range eventlog.Session(t.Context(), c.Servers.Log, tenantOf(t, c, k.session), k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -489,7 +489,7 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 // manifests of snapshots.
 func removeObjects(t *testing.T, c *harness.Cluster, session, prefix string) {
 	t.Helper()
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -520,7 +520,7 @@ func removeObjects(t *testing.T, c *harness.Cluster, session, prefix string) {
 func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
-	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
+	k := &talk{t: t, c: c, session: c.CreateSession("spool", map[string]any{"model": "known-model"})}
 	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.awaitSnapshot()
 	at := k.s.Cursor
@@ -581,11 +581,11 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 		}
 	}
 	wants("while the parent is there")
-	c.Delete(k.session)
-	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	c.DeleteSession(k.session)
+	j := c.NewJanitor(janitor.Config{Grace: time.Millisecond})
 	pass := func() {
 		t.Helper()
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -597,14 +597,14 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	}
 	k.talkWith(again).mustComplete("which fruit is it?", "The fruit is apple.")
 	checkRebuild(t, c)
-	c.Delete(f.SessionID)
+	c.DeleteSession(f.SessionID)
 	pass()
 	wants("once the fork between is deleted")
-	c.Delete(again.SessionID)
+	c.DeleteSession(again.SessionID)
 	tenant := tenantOf(t, c, k.session)
 	harness.Eventually(t, "the parent is erased", func() bool {
 		pass()
-		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
+		l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
 	checkRebuild(t, c)
@@ -615,7 +615,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "fork.yaml")})
-	k := &talk{t: t, c: c, session: c.Create("spool", map[string]any{"model": "known-model"})}
+	k := &talk{t: t, c: c, session: c.CreateSession("spool", map[string]any{"model": "known-model"})}
 	k.mustComplete("the fruit is apple; run echo one > a.txt", "Noted apple.")
 	k.awaitSnapshot()
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
@@ -630,9 +630,9 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 		c.Call(0, "POST", "/api/sessions/"+child.session+"/sync", map[string]any{}, nil) // the snapshot after the turn may have been lost with the executor
 		child.awaitFile("a.txt", "one\n")
 		child.awaitFile("log.txt", "apple\n")
-		c.Delete(child.session) // otherwise the executors of this step would end only with the test
+		c.DeleteSession(child.session) // otherwise the executors of this step would end only with the test
 	}
-	c.Delete(k.session)
+	c.DeleteSession(k.session)
 }
 
 // TestFork_OfARunningTurn tests a fork of a session whose agent is working: it begins after the last block that a

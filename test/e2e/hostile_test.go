@@ -84,12 +84,12 @@ echo over
 id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
 `)
 	after, _ := h.runs(`cat /proc/1/environ; echo; ls -l /proc/1/fd; cat /proc/1/mem | head -c 10`)
-	container := h.c.Container(h.session)
-	inspected := harness.Docker(t, "inspect", container)
-	image := harness.Docker(t, "image", "inspect", harness.SandboxImage) + harness.Docker(t, "history", "--no-trunc", harness.SandboxImage)
+	container := h.c.SandboxContainer(h.session)
+	inspected := harness.RunDocker(t, "inspect", container)
+	image := harness.RunDocker(t, "image", "inspect", harness.SandboxImage) + harness.RunDocker(t, "history", "--no-trunc", harness.SandboxImage)
 	logged := text(t, h.s.Events)
 	for what, s := range map[string]string{"processes and files": said + after, "docker inspect": inspected, "image": image, "the log": logged} {
-		if strings.Contains(s, harness.RealKey) {
+		if strings.Contains(s, harness.ModelAPIKey) {
 			t.Errorf("the key was found in %s", what)
 		}
 	}
@@ -108,11 +108,11 @@ id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status
 
 // noEgress checks that the sandbox reaches only the proxy, and through the proxy only allowed hosts.
 func noEgress(t *testing.T, h *hostile) {
-	nats, err := url.Parse(h.c.Base.NATSURL)
+	nats, err := url.Parse(h.c.Servers.NATSURL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pg, err := url.Parse(h.c.Base.DatabaseURL)
+	pg, err := url.Parse(h.c.Servers.DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ sleep 3; grep -ciE 'resource temporarily|retry|cannot fork' /tmp/bomb.log; pids=
 	if strings.Contains(said, "over") && !strings.Contains(said, "there are") {
 		t.Errorf("after the fork bomb:\n%s", said)
 	}
-	if out := harness.Docker(t, "inspect", "-f", "{{.HostConfig.PidsLimit}}", h.c.Container(h.session)); out != "128" {
+	if out := harness.RunDocker(t, "inspect", "-f", "{{.HostConfig.PidsLimit}}", h.c.SandboxContainer(h.session)); out != "128" {
 		t.Errorf("the limit of processes is %s", out)
 	}
 	_ = x // The command may end either way: the machine and the session must continue to work.

@@ -18,12 +18,12 @@ func TestLimits_ReachGatewaysAndExecutors(t *testing.T) {
 		c.Call(0, "PUT", "/api/limits", map[string]any{"limits": l}, nil)
 	}
 	limits(map[string]any{"sessions": 1, "slots": 1, "sandboxes": 1})
-	first := c.Create("spool", nil)
+	first := c.CreateSession("spool", nil)
 	var refused struct{ Code string }
 	if code := c.Call(0, "POST", "/api/sessions", map[string]any{"architecture": "spool"}, &refused); code != http.StatusTooManyRequests || refused.Code != "TENANT_SESSIONS" {
 		t.Errorf("a second session: %d %s", code, refused.Code)
 	}
-	s, end := c.Run(first, program, nil)
+	s, end := c.RunQuery(first, program, nil)
 	s.Close()
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("the turn ended with %s %s", end.Type, end.Data)
@@ -47,9 +47,9 @@ func TestLimits_ReachGatewaysAndExecutors(t *testing.T) {
 		second = made.SessionID
 		return true
 	})
-	t.Cleanup(func() { c.Delete(second) })
+	t.Cleanup(func() { c.DeleteSession(second) })
 	for _, session := range []string{second, first} {
-		s, end := c.Run(session, program, nil)
+		s, end := c.RunQuery(session, program, nil)
 		s.Close()
 		if end.Type != (events.ExecutionCompleted{}).EventType() {
 			t.Fatalf("the turn ended with %s %s", end.Type, end.Data)
@@ -76,7 +76,7 @@ func TestLimits_ReachGatewaysAndExecutors(t *testing.T) {
 	harness.Eventually(t, "the limit of events is gone", func() bool {
 		return c.Call(0, "POST", "/api/sessions", session, &refused) == http.StatusCreated
 	})
-	s, end = c.Run(first, program, nil)
+	s, end = c.RunQuery(first, program, nil)
 	s.Close()
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the turn ended with %s %s", end.Type, end.Data)

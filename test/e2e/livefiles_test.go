@@ -39,13 +39,13 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	refusedLive("before there is a sandbox", "/a.txt?live=1", http.StatusConflict, "NO_LIVE_SANDBOX", "live")
 	refusedLive("before there is a sandbox, a listing", "?live=1", http.StatusConflict, "NO_LIVE_SANDBOX", "live")
 
-	first := k.c.Post(k.session, "run the command echo old > a.txt; mkdir -p d; echo x > d/x.txt; head -c 3000000 /dev/zero > big; ln -s a.txt in; ln -s /etc/passwd out; ln -s /etc outdir")
+	first := k.c.PostMessage(k.session, "run the command echo old > a.txt; mkdir -p d; echo x > d/x.txt; head -c 3000000 /dev/zero > big; ln -s a.txt in; ln -s /etc/passwd out; ln -s /etc outdir")
 	k.join()
 	k.until(first)
 	k.awaitFile("a.txt", "old\n")
 
 	// The turn waits for a file that this test puts. No snapshot is taken meanwhile.
-	second := k.c.Post(k.session, "run the command mkfifo pipe; echo secret > closed; chmod 000 closed; head -c 70000000 /dev/zero > huge; echo new > a.txt; for i in $(seq 600); do test -e d/go && break; sleep 0.1; done")
+	second := k.c.PostMessage(k.session, "run the command mkfifo pipe; echo secret > closed; chmod 000 closed; head -c 70000000 /dev/zero > huge; echo new > a.txt; for i in $(seq 600); do test -e d/go && break; sleep 0.1; done")
 	live := func(path string) (int, string) {
 		status, raw := request(t, "GET", base+path, nil, nil)
 		return status, string(raw)
@@ -107,13 +107,13 @@ func testLiveFiles(t *testing.T, c *harness.Cluster, modes bool) {
 	}
 
 	here := t.TempDir()
-	if code, out, says := c.CLI(t, here, here, "files", "get", k.session, "a.txt", "got.txt", "--live"); code != 0 {
+	if code, out, says := c.RunCLI(t, here, here, "files", "get", k.session, "a.txt", "got.txt", "--live"); code != 0 {
 		t.Errorf("spool files get --live: %d %s %s", code, out, says)
 	}
 	if got, err := os.ReadFile(filepath.Join(here, "got.txt")); err != nil || string(got) != "new\n" {
 		t.Errorf("spool files get wrote %q, %v", got, err)
 	}
-	if code, out, says := c.CLI(t, here, here, "files", "ls", k.session, "--live"); code != 0 || !strings.Contains(out, "d/x.txt") {
+	if code, out, says := c.RunCLI(t, here, here, "files", "ls", k.session, "--live"); code != 0 || !strings.Contains(out, "d/x.txt") {
 		t.Errorf("spool files ls --live: %d %s %s", code, out, says)
 	}
 }

@@ -125,7 +125,7 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 		p.t.Errorf("the fork begins at %+v, want event %d", f.Parent, effective)
 	}
 	if p.begun[f.Parent.Effective] {
-		p.c.Delete(f.SessionID)
+		p.c.DeleteSession(f.SessionID)
 		return f // an earlier fork that begins at this event was checked
 	}
 	p.begun[f.Parent.Effective] = true
@@ -145,7 +145,7 @@ func (p *past) forkAt(body map[string]any, effective uint32) forked {
 	p.knows(f, requestsAfter(p.c, asked, question))
 	child.awaitSnapshot()
 	p.hasFiles(f)
-	p.c.Delete(f.SessionID) // otherwise the process of its agent would wait for another message
+	p.c.DeleteSession(f.SessionID) // otherwise the process of its agent would wait for another message
 	return f
 }
 

@@ -18,11 +18,13 @@ import (
 func (p *past) states() {
 	p.t.Helper()
 	for n, w := range p.log {
-		for api, read := range map[string]func() (harness.State, error){
-			"REST": func() (harness.State, error) {
+		for api, read := range map[string]func() (harness.SessionState, error){
+			"REST": func() (harness.SessionState, error) {
 				return harness.ReadState(func(path string, out any) error { p.get(path, out); return nil }, p.session, w.Seq, 7)
 			},
-			"gRPC": func() (harness.State, error) { return harness.ReadStateRPC(p.t.Context(), p.rpc, p.session, w.Seq, 7) },
+			"gRPC": func() (harness.SessionState, error) {
+				return harness.ReadStateRPC(p.t.Context(), p.rpc, p.session, w.Seq, 7)
+			},
 		} {
 			state, err := read()
 			if err == nil {
@@ -85,13 +87,15 @@ func (p *past) replays() {
 	last := p.log[len(p.log)-1].Seq
 	var page struct{ Events []json.RawMessage }
 	p.get("/api/sessions/"+p.session+"/events?limit=1000", &page)
-	for transport, play := range map[string]func() (*harness.Replayed, error){
-		"SSE": func() (*harness.Replayed, error) { return harness.ReplaySSE(p.t.Context(), p.c.URL(0), "", p.session) },
-		"WebSocket": func() (*harness.Replayed, error) {
+	for transport, play := range map[string]func() (*harness.ReplayResult, error){
+		"SSE": func() (*harness.ReplayResult, error) {
+			return harness.ReplaySSE(p.t.Context(), p.c.URL(0), "", p.session)
+		},
+		"WebSocket": func() (*harness.ReplayResult, error) {
 			return harness.ReplaySocket(p.t.Context(), p.c.URL(0), "", p.session)
 		},
-		"spool replay": func() (*harness.Replayed, error) {
-			code, out, says := p.c.CLI(p.t, p.t.TempDir(), p.t.TempDir(), "replay", p.session, "--speed", "max", "--json")
+		"spool replay": func() (*harness.ReplayResult, error) {
+			code, out, says := p.c.RunCLI(p.t, p.t.TempDir(), p.t.TempDir(), "replay", p.session, "--speed", "max", "--json")
 			if code != 0 {
 				return nil, fmt.Errorf("ended with %d: %s", code, says)
 			}
@@ -123,7 +127,7 @@ func (p *past) replays() {
 
 // sameText checks that the replay sent the stored text in flight of each block, or reported that the block appears
 // complete.
-func (p *past) sameText(transport string, r *harness.Replayed) {
+func (p *past) sameText(transport string, r *harness.ReplayResult) {
 	p.t.Helper()
 	streamed := 0
 	for _, b := range p.s.View.Blocks() {
@@ -230,7 +234,7 @@ func (p *past) diff(from, to uint32) {
 }
 
 // state returns the state at an event.
-func (p *past) state(seq uint32) harness.State {
+func (p *past) state(seq uint32) harness.SessionState {
 	p.t.Helper()
 	s, err := harness.ReadState(func(path string, out any) error { p.get(path, out); return nil }, p.session, seq, 200)
 	if err != nil {
@@ -261,7 +265,7 @@ func changedBlocks(was, is []events.Block) (list []string) {
 }
 
 // changedStatuses returns everything that has another status in a later state, as "from>to".
-func changedStatuses(session string, was, is harness.State) map[string]string {
+func changedStatuses(session string, was, is harness.SessionState) map[string]string {
 	out := map[string]string{}
 	add := func(what, from, to string) {
 		if from != to {

@@ -150,7 +150,7 @@ func newPast(t *testing.T, a agentCase) *past {
 		Script: script(t, "fork.yaml"), Docker: a.docker, Executor: executor.Config{AnthropicModel: "known-model", Slots: 4},
 		ModelURL: func(url string) string { return p.held.serve(t, url) },
 	})
-	p.talk = &talk{t: t, c: c, session: c.Create(a.architecture, a.settings()), reportsCost: a.architecture == "claude-code"}
+	p.talk = &talk{t: t, c: c, session: c.CreateSession(a.architecture, a.settings()), reportsCost: a.architecture == "claude-code"}
 	p.s = &harness.Stream{View: blocks.NewView(), Seen: func(w events.Wire) { p.live[w.Seq] = p.s.View.Blocks() }}
 	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -230,7 +230,7 @@ func (p *past) secondTurn() {
 func (p *past) readLog() {
 	p.t.Helper()
 	p.log = nil
-	for n, err := range eventlog.Session(p.t.Context(), p.c.Base.Log, tenantOf(p.t, p.c, p.session), p.session) {
+	for n, err := range eventlog.Session(p.t.Context(), p.c.Servers.Log, tenantOf(p.t, p.c, p.session), p.session) {
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -267,9 +267,9 @@ type tree map[string]string
 func (p *past) workspace() tree {
 	p.t.Helper()
 	if p.docker {
-		return untar(p.t, []byte(harness.Docker(p.t, "exec", p.c.Container(p.session), "tar", "-C", "/workspace", "-cf", "-", ".")))
+		return untar(p.t, []byte(harness.RunDocker(p.t, "exec", p.c.SandboxContainer(p.session), "tar", "-C", "/workspace", "-cf", "-", ".")))
 	}
-	out, root := tree{}, os.DirFS(p.c.Workspace(p.session))
+	out, root := tree{}, os.DirFS(p.c.WorkspaceFolder(p.session))
 	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -377,7 +377,7 @@ func (h *heldModel) wait(t *testing.T) {
 	t.Helper()
 	select {
 	case <-h.arrived:
-	case <-time.After(harness.Patience):
+	case <-time.After(harness.WaitTimeout):
 		t.Fatal("the model received no request")
 	}
 }

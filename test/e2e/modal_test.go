@@ -71,8 +71,8 @@ func (k *talk) noKeyInside() {
 	// The processes of the search have the key in two pieces, so that they do not find themselves.
 	const look = `printf '%s%s' "$0" "$1" > /dev/shm/key; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -cF -f /dev/shm/key; ` +
 		`grep -rslF -f /dev/shm/key /workspace /spool/state /spool/run /home /tmp /etc /root /run; rm /dev/shm/key; echo looked`
-	half := len(harness.RealKey) / 2
-	if out := harness.Docker(k.t, "exec", "-u", "0", k.modalContainer(), "sh", "-c", look, harness.RealKey[:half], harness.RealKey[half:]); out != "0\nlooked" {
+	half := len(harness.ModelAPIKey) / 2
+	if out := harness.RunDocker(k.t, "exec", "-u", "0", k.modalContainer(), "sh", "-c", look, harness.ModelAPIKey[:half], harness.ModelAPIKey[half:]); out != "0\nlooked" {
 		k.t.Errorf("the models' key is inside: %s", out)
 	}
 }
@@ -103,7 +103,7 @@ func (k *talk) startBusyTurn() (execution string, release func()) {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "began"))
 	})
 	container := k.modalContainer()
-	return execution, func() { harness.Docker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
+	return execution, func() { harness.RunDocker(k.t, "exec", "-u", "10001:10001", container, "touch", "/workspace/go") }
 }
 
 // checkUndisturbed checks that an execution completed with its first attempt. The audit of the talk checks that no event
@@ -219,7 +219,7 @@ func (k *talk) untilType(want events.Type) {
 	for {
 		w, err := k.s.Next()
 		if err != nil {
-			k.t.Fatalf("waiting for %s: %v; %s", want, err, k.c.Explain(k.session, k.s))
+			k.t.Fatalf("waiting for %s: %v; %s", want, err, k.c.DescribeStoppedStream(k.session, k.s))
 		}
 		if w.Type == want {
 			return

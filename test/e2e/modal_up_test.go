@@ -20,7 +20,7 @@ func TestModal_UpAndDoctor(t *testing.T) {
 			t.Errorf("%s: Modal still has: %+v", after, s)
 		}
 	}
-	if code, printed := u.Run(nil, "doctor"); code != 0 || !strings.Contains(printed, "a sandbox was started in any region and ended") {
+	if code, printed := u.RunCLI(nil, "doctor"); code != 0 || !strings.Contains(printed, "a sandbox was started in any region and ended") {
 		t.Errorf("spool doctor ended with %d:\n%s", code, printed)
 	}
 	const region = "SPOOL_MODAL_REGION"
@@ -28,21 +28,21 @@ func TestModal_UpAndDoctor(t *testing.T) {
 		"SPOOL_MODAL_TOKEN_SECRET": "as-wrong", region: "atlantis-1", "SPOOL_MODAL_SERVER_URL": "http://127.0.0.1:1", "SPOOL_EGRESS_LISTEN_TLS": "",
 	} {
 		variables := []string{setting + "=" + wrong}
-		code, printed := u.Run(variables, "doctor")
+		code, printed := u.RunCLI(variables, "doctor")
 		if code == 0 || !strings.Contains(printed, setting) || !strings.Contains(printed, "failed checks: 1") {
 			t.Errorf("spool doctor with %q ended with %d:\n%s", variables, code, printed)
 		}
 	}
 	empty("doctor")
 	query := []string{"run", "--architecture", "spool", "--model", "mock", "--json", "Write a program that prints the first ten primes and run it."}
-	u.WhileUp(nil, func() {
-		if code, printed := u.Run(nil, query...); code != 0 || !strings.Contains(printed, "29") {
+	u.RunWhileUp(nil, func() {
+		if code, printed := u.RunCLI(nil, query...); code != 0 || !strings.Contains(printed, "29") {
 			t.Errorf("spool run ended with %d:\n%s", code, printed)
 		}
 	})
 	empty("spool up")
-	u.WhileUp([]string{region + "=atlantis-1"}, func() {
-		code, printed := u.Run(nil, query...)
+	u.RunWhileUp([]string{region + "=atlantis-1"}, func() {
+		code, printed := u.RunCLI(nil, query...)
 		failed := ""
 		for line := range strings.Lines(printed) {
 			if strings.Contains(line, `"execution_failed"`) {

@@ -38,12 +38,12 @@ func TestOutage_OfPostgres(t *testing.T) {
 // midRun starts a run, and returns when its text is being streamed.
 func midRun(t *testing.T, c *harness.Cluster) (session, execution string, s *harness.Stream) {
 	t.Helper()
-	session = c.Create("spool", nil)
-	s, err := c.Join(0, session, nil)
+	session = c.CreateSession("spool", nil)
+	s, err := c.JoinSocket(0, session, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	execution = c.Post(session, "list the folder")
+	execution = c.PostMessage(session, "list the folder")
 	for {
 		w, err := s.Next()
 		if err != nil {
@@ -66,7 +66,7 @@ func completesAfterTheOutage(t *testing.T, c *harness.Cluster, session, executio
 		status, _ := request(t, "GET", c.URL(0)+"/readyz", nil, nil)
 		return status == 200
 	})
-	if _, end := c.Run(session, "and again", s); end.Type != (events.ExecutionCompleted{}).EventType() {
+	if _, end := c.RunQuery(session, "and again", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("the next turn ended with %s %s", end.Type, end.Data)
 	}
 }
@@ -76,12 +76,12 @@ func follow(t *testing.T, c *harness.Cluster, session, execution string, s *harn
 	t.Helper()
 	gateway := 0
 	harness.Eventually(t, "the execution ends on the stream", func() bool {
-		if _, err := s.Until(execution); err == nil {
+		if _, err := s.ReadUntilEnd(execution); err == nil {
 			return true
 		}
 		s.Close()
 		gateway = 1 - gateway
-		if next, err := c.Join(gateway, session, s); err == nil {
+		if next, err := c.JoinSocket(gateway, session, s); err == nil {
 			s = next
 		}
 		return false

@@ -37,7 +37,7 @@ func createShouter(t *testing.T, c *harness.Cluster) (session string) {
 	if err := os.WriteFile(path, []byte(shouting), 0o700); err != nil { //nolint:gosec // an executable script
 		t.Fatal(err)
 	}
-	return c.Create("acp", map[string]any{"sessionOptions": map[string]any{"command": []string{path}}})
+	return c.CreateSession("acp", map[string]any{"sessionOptions": map[string]any{"command": []string{path}}})
 }
 
 // said returns the events of an execution that came from the sandbox, and the number of error events with a code.
@@ -63,7 +63,7 @@ func TestOutput_TooFastIsSlowed(t *testing.T) {
 	const rate = 100
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEventsPerSecond: rate}})
 	session := createShouter(t, c)
-	s, end := c.Run(session, "shout for 8 seconds", nil)
+	s, end := c.RunQuery(session, "shout for 8 seconds", nil)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Fatalf("ended with %s %s", end.Type, end.Data)
 	}
@@ -72,7 +72,7 @@ func TestOutput_TooFastIsSlowed(t *testing.T) {
 	if most := int(10*rate + rate*took.Seconds()); len(list) > most+10 || len(list) < 10*rate || slowed != 1 {
 		t.Errorf("%d events in %s, %d of them about the slowdown; at most %d are allowed", len(list), took, slowed, most)
 	}
-	if _, end := c.Run(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
+	if _, end := c.RunQuery(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the next turn ended with %s %s", end.Type, end.Data)
 	}
 }
@@ -84,13 +84,13 @@ func TestOutput_PastItsLimitIsCut(t *testing.T) {
 	const limit = 400
 	c := harness.New(t, harness.Options{Executor: executor.Config{OutputEvents: limit, KillAfter: time.Second}})
 	session := createShouter(t, c)
-	s, end := c.Run(session, "shout for ever", nil)
+	s, end := c.RunQuery(session, "shout for ever", nil)
 	failed, _ := end.Event().Data.(events.ExecutionFailed)
 	list, cut := said(s, end.ExecutionID, "OUTPUT_LIMIT")
 	if failed.Code != "OUTPUT_LIMIT" || len(list) > limit || len(list) < limit-10 || cut != 1 {
 		t.Errorf("the turn ended with %s %s after %d events, %d of them about the cut", end.Type, end.Data, len(list), cut)
 	}
-	if _, end := c.Run(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
+	if _, end := c.RunQuery(session, "hello", s); end.Type != (events.ExecutionCompleted{}).EventType() {
 		t.Errorf("the next turn ended with %s %s", end.Type, end.Data)
 	}
 }

@@ -111,7 +111,7 @@ func (k keyHolder) runs(session map[string]any, message string) (result string, 
 	if status/100 != 2 {
 		k.t.Errorf("delete: answered %d %s", status, raw)
 	}
-	harness.Eventually(k.t, "no process of the deleted session is left", func() bool { return len(harness.Processes(k.c.Workspace(s.SessionID))) == 0 })
+	harness.Eventually(k.t, "no process of the deleted session is left", func() bool { return len(harness.FindProcesses(k.c.WorkspaceFolder(s.SessionID))) == 0 })
 	return result, all
 }
 

@@ -61,7 +61,7 @@ func TestRecover_KeepsFinishedToolCalls(t *testing.T) {
 						t.Skipf("%s is not on the PATH: run scripts/install: %v", program, err)
 					}
 				}
-				recoverFailed(t, c.In(t), architecture, "add the numbers, "+architecture+" "+name, otherSandbox)
+				recoverFailed(t, c.ForSubtest(t), architecture, "add the numbers, "+architecture+" "+name, otherSandbox)
 			})
 		}
 	}
@@ -69,8 +69,8 @@ func TestRecover_KeepsFinishedToolCalls(t *testing.T) {
 
 // recoverFailed checks the recovery of an execution that failed after a tool call.
 func recoverFailed(t *testing.T, c *harness.Cluster, architecture, query string, otherSandbox bool) {
-	session := c.Create(architecture, architectures()[architecture])
-	before, end := c.Run(session, query, nil)
+	session := c.CreateSession(architecture, architectures()[architecture])
+	before, end := c.RunQuery(session, query, nil)
 	if end.Type != (events.ExecutionFailed{}).EventType() {
 		t.Fatalf("the execution ended with %s %s\n%s", end.Type, end.Data, before.View)
 	}
@@ -85,19 +85,19 @@ func recoverFailed(t *testing.T, c *harness.Cluster, architecture, query string,
 	if status := c.Call(0, http.MethodPost, "/api/executions/"+end.ExecutionID+"/recover", map[string]any{}, &accepted); status != http.StatusAccepted || accepted.SessionID != session {
 		t.Fatalf("the recovery is answered with %d: %+v", status, accepted)
 	}
-	s, err := c.Join(0, session, before)
+	s, err := c.JoinSocket(0, session, before)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	recovered, err := s.Until(accepted.ExecutionID)
+	recovered, err := s.ReadUntilEnd(accepted.ExecutionID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if recovered.Type != (events.ExecutionCompleted{}).EventType() || !strings.Contains(string(recovered.Data), "The sum is known.") {
 		t.Fatalf("the recovery ended with %s %s\n%s", recovered.Type, recovered.Data, s.View)
 	}
-	runs, err := os.ReadFile(filepath.Join(c.Workspace(session), "runs.txt"))
+	runs, err := os.ReadFile(filepath.Join(c.WorkspaceFolder(session), "runs.txt"))
 	if err != nil || string(runs) != "once\n" {
 		t.Errorf("the tool call ran as often as the lines of %q, %v", runs, err)
 	}

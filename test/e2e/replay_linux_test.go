@@ -19,9 +19,9 @@ import (
 func recorded(t *testing.T, c *harness.Cluster, a agentCase) (session string, list []events.Wire) {
 	t.Helper()
 	dir, data := t.TempDir(), t.TempDir()
-	session = c.Create(a.architecture, a.settings())
+	session = c.CreateSession(a.architecture, a.settings())
 	for _, query := range []string{"please write a file", "now run the tests", "sum it up"} {
-		code, out, says := c.CLI(t, dir, data, "run", "--session", session, query)
+		code, out, says := c.RunCLI(t, dir, data, "run", "--session", session, query)
 		if code != 0 {
 			t.Fatalf("spool run ended with %d\n%s\n%s", code, out, says)
 		}
@@ -51,16 +51,16 @@ func TestReplay_InATerminal(t *testing.T) {
 			if architecture == "claude-code" {
 				needClaude(t)
 			}
-			c := c.In(t)
+			c := c.ForSubtest(t)
 			session, list := recorded(t, c, a)
 			for _, columns := range []uint16{80, 200} {
 				t.Run(fmt.Sprint(columns, " columns"), func(t *testing.T) {
-					keys(t, c.In(t), session, list, columns, exit)
+					keys(t, c.ForSubtest(t), session, list, columns, exit)
 				})
 			}
-			t.Run("narrower", func(t *testing.T) { replayOnANarrowerTerminal(t, c.In(t), session) })
-			t.Run("the end", func(t *testing.T) { ends(t, c.In(t), session) })
-			t.Run("in a pipe", func(t *testing.T) { replayIntoAPipe(t, c.In(t), session, list) })
+			t.Run("narrower", func(t *testing.T) { replayOnANarrowerTerminal(t, c.ForSubtest(t), session) })
+			t.Run("the end", func(t *testing.T) { ends(t, c.ForSubtest(t), session) })
+			t.Run("in a pipe", func(t *testing.T) { replayIntoAPipe(t, c.ForSubtest(t), session, list) })
 		})
 	}
 }
@@ -78,10 +78,10 @@ func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) u
 // keys moves through a session with keys. The replay starts paused: at the slowest speed the first key is pressed
 // before the second event.
 func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16, exit string) {
-	x := c.TerminalWithColumns(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+	x := c.StartTerminalWithColumns(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more events now than in list
 	x.AwaitText(at(1))
-	if x.Echoes() {
+	if x.EchoesInput() {
 		t.Error("the terminal shows the keys")
 	}
 	x.Type(" ")
@@ -121,11 +121,11 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	}
 	x.Type("n") // there are no more tool calls, so the replay goes to the end
 	code, _ := x.AwaitExit()
-	rows := x.Rows(int(wide))
+	rows := x.ScreenRows(int(wide))
 	screen := strings.Join(rows, "\n")
 	t.Logf("at %d columns:\n%s", columns, screen)
-	if code != 0 || !x.Echoes() {
-		t.Errorf("ended with %d; the terminal is raw: %v", code, !x.Echoes())
+	if code != 0 || !x.EchoesInput() {
+		t.Errorf("ended with %d; the terminal is raw: %v", code, !x.EchoesInput())
 	}
 	whole := strings.Join(strings.Fields(screen), " ")
 	for _, said := range []string{"> please write a file", "I will write hello.txt with a greeting, and then look at it.", "The file is written.", "> now run the tests", exit,
@@ -137,14 +137,14 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 	if last := "That was all. You asked for a file, and then for the tests, of which one fails: look at the greeting first."; !slices.Contains(rows, last) {
 		t.Errorf("no row is %q", last)
 	}
-	if got := x.Rows(10000); !slices.Equal(got, rows) {
+	if got := x.ScreenRows(10000); !slices.Equal(got, rows) {
 		t.Errorf("a row is longer than the terminal:\n%s", strings.Join(got, "\n"))
 	}
 }
 
 // replayOnANarrowerTerminal replays a session on a terminal that becomes narrower: the following output is wrapped at the new width.
 func replayOnANarrowerTerminal(t *testing.T, c *harness.Cluster, session string) {
-	x := c.TerminalWithColumns(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+	x := c.StartTerminalWithColumns(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	x.AwaitText("event 1 of ")
 	x.Type(" ")
 	x.AwaitText("paused")
@@ -192,30 +192,30 @@ func ends(t *testing.T, c *harness.Cluster, session string) {
 		"SIGQUIT": {func(x *harness.Terminal) { x.Signal(syscall.SIGQUIT) }, 130},
 		"paused":  {func(x *harness.Terminal) { x.Type("  q") }, 0},
 	} {
-		x := c.TerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+		x := c.StartTerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 		x.AwaitText("event 1 of")
-		if x.Echoes() {
+		if x.EchoesInput() {
 			t.Errorf("%s: the terminal shows the keys", name)
 		}
 		end.do(x)
-		if code, screen := x.AwaitExit(); code != end.code || !x.Echoes() {
-			t.Errorf("%s: ended with %d, want %d; the terminal is raw: %v\n%s", name, code, end.code, !x.Echoes(), screen)
+		if code, screen := x.AwaitExit(); code != end.code || !x.EchoesInput() {
+			t.Errorf("%s: ended with %d, want %d; the terminal is raw: %v\n%s", name, code, end.code, !x.EchoesInput(), screen)
 		}
 	}
-	x := c.TerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--from", "100000")
-	if code, screen := x.AwaitExit(); code != 1 || !x.Echoes() || !strings.Contains(screen, "CURSOR_AHEAD") {
-		t.Errorf("an error: ended with %d; the terminal is raw: %v\n%s", code, !x.Echoes(), screen)
+	x := c.StartTerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--from", "100000")
+	if code, screen := x.AwaitExit(); code != 1 || !x.EchoesInput() || !strings.Contains(screen, "CURSOR_AHEAD") {
+		t.Errorf("an error: ended with %d; the terminal is raw: %v\n%s", code, !x.EchoesInput(), screen)
 	}
 }
 
 // replayIntoAPipe replays a session into a pipe: as text without escapes, or as the stored events.
 func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
 	dir, data := t.TempDir(), t.TempDir()
-	code, out, says := c.CLI(t, dir, data, "replay", session, "--speed", "max")
+	code, out, says := c.RunCLI(t, dir, data, "replay", session, "--speed", "max")
 	if code != 0 || says != "" || strings.Contains(out, "\x1b") || strings.Contains(out, "\r") || !strings.Contains(out, "look at the greeting first.") {
 		t.Errorf("ended with %d\n%s\n%s", code, out, says)
 	}
-	code, out, says = c.CLI(t, dir, data, "replay", session, "--speed", "max", "--json", "--to", fmt.Sprint(len(list)))
+	code, out, says = c.RunCLI(t, dir, data, "replay", session, "--speed", "max", "--json", "--to", fmt.Sprint(len(list)))
 	var got []string
 	text := 0
 	for line := range strings.Lines(out) {
@@ -225,7 +225,7 @@ func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []ev
 		}
 		got = append(got, strings.TrimSpace(line))
 	}
-	_, all, _ := c.CLI(t, dir, data, "events", session, "--json")
+	_, all, _ := c.RunCLI(t, dir, data, "events", session, "--json")
 	want := strings.Split(all, "\n")[:len(list)]
 	if code != 0 || says != "" || !slices.Equal(got, want) || text == 0 {
 		t.Errorf("ended with %d, %d pieces of text\n%s\n%s", code, text, out, says)
@@ -235,13 +235,13 @@ func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []ev
 		m, ok := e.Data.(events.MessageAccepted)
 		return ok && m.Content == "now run the tests"
 	})-1].ExecutionID
-	code, out, _ = c.CLI(t, dir, data, "replay", session, "--speed", "max", "--execution", second)
+	code, out, _ = c.RunCLI(t, dir, data, "replay", session, "--speed", "max", "--execution", second)
 	if code != 0 || !strings.Contains(out, "One test fails.") || strings.Contains(out, "write a file") || strings.Contains(out, "sum it up") {
 		t.Errorf("one execution: ended with %d\n%s", code, out)
 	}
 	// At this speed every gap is shortened, and the output states that.
 	later := firstSeq(t, list, func(e events.Event) bool { return e.Time.Sub(list[0].Time) > 10*time.Microsecond })
-	if _, _, says = c.CLI(t, dir, data, "replay", session, "--speed", "0.000001", "--to", fmt.Sprint(later)); !strings.Contains(says, "are skipped") {
+	if _, _, says = c.RunCLI(t, dir, data, "replay", session, "--speed", "0.000001", "--to", fmt.Sprint(later)); !strings.Contains(says, "are skipped") {
 		t.Errorf("a shortened gap: %s", says)
 	}
 	for _, bad := range []struct {
@@ -265,7 +265,7 @@ func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []ev
 		{[]string{"ses_00000000000000000000000000"}, 1, "SESSION_NOT_FOUND"},
 		{[]string{"ses_*"}, 2, "session"},
 	} {
-		if code, out, says := c.CLI(t, dir, data, append([]string{"replay"}, bad.args...)...); code != bad.code || out != "" || !strings.Contains(says, bad.says) {
+		if code, out, says := c.RunCLI(t, dir, data, append([]string{"replay"}, bad.args...)...); code != bad.code || out != "" || !strings.Contains(says, bad.says) {
 			t.Errorf("%q: ended with %d\n%s%s", bad.args, code, out, says)
 		}
 	}

@@ -20,10 +20,10 @@ import (
 func TestReplay_AmidARebuild(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: repeating})
-	id := c.Create("spool", map[string]any{"model": "known-model"})
+	id := c.CreateSession("spool", map[string]any{"model": "known-model"})
 	var s *harness.Stream
 	for i := range 5 {
-		s, _ = c.Run(id, fmt.Sprint("run the command echo ", i), s)
+		s, _ = c.RunQuery(id, fmt.Sprint("run the command echo ", i), s)
 	}
 	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -57,12 +57,12 @@ func TestReplay_AmidARebuild(t *testing.T) {
 	if next().GetStarted().GetTo() != stored.Tip {
 		t.Error("the replay does not begin with what is replayed")
 	}
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: c.Base.Log, NATS: nc}, false); err != nil {
+	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{Log: c.Servers.Log, NATS: nc}, false); err != nil {
 		t.Fatal(err)
 	}
 	t.Log("the rebuild has ended")

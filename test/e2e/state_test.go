@@ -25,7 +25,7 @@ func shown(t *testing.T, list []events.Wire) *blocks.View {
 func TestState_AtEveryEvent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
-	session := c.Create("spool", nil)
+	session := c.CreateSession("spool", nil)
 	get := func(path string, out any) error {
 		var raw json.RawMessage
 		if code := c.Call(1, "GET", path, nil, &raw); code != 200 {
@@ -33,18 +33,18 @@ func TestState_AtEveryEvent(t *testing.T) {
 		}
 		return json.Unmarshal(raw, out)
 	}
-	socket, err := c.Join(0, session, nil)
+	socket, err := c.JoinSocket(0, session, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer socket.Close()
-	stream, err := c.SSE(1, session, nil)
+	stream, err := c.JoinSSE(1, session, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stream.Close()
-	c.Post(session, "list the folder, turn 0")
-	last := c.Post(session, "list the folder, turn 1")
+	c.PostMessage(session, "list the folder, turn 0")
+	last := c.PostMessage(session, "list the folder, turn 1")
 	for _, s := range []*harness.Stream{socket, stream} {
 		for {
 			w, err := s.Next()
@@ -107,10 +107,10 @@ func sameButText(a, b *blocks.View) error {
 func TestCompare_TwoRuns(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 1, Projectors: 1, Script: script(t, "stream.yaml")})
-	one, two := c.Create("spool", nil), c.Create("spool", nil)
+	one, two := c.CreateSession("spool", nil), c.CreateSession("spool", nil)
 	var streams [2]*harness.Stream
 	for i, session := range []string{one, two} {
-		streams[i], _ = c.Run(session, "list the folder, turn 0", nil)
+		streams[i], _ = c.RunQuery(session, "list the folder, turn 0", nil)
 	}
 	compare := func() (d struct {
 		Equal            bool
@@ -128,8 +128,8 @@ func TestCompare_TwoRuns(t *testing.T) {
 	}
 	alike := compare().EqualEvents
 	before := streams[1].Cursor
-	c.Run(one, "list the folder, turn 1", streams[0])
-	c.Run(two, "list the folder, turn 2", streams[1])
+	c.RunQuery(one, "list the folder, turn 1", streams[0])
+	c.RunQuery(two, "list the folder, turn 2", streams[1])
 	if d := compare(); d.Equal || d.Field != "data.content" || d.EqualEvents != alike || d.WithEvent.Seq <= before {
 		t.Errorf("another query after that: %+v, %d events were alike before", d, alike)
 	}

@@ -91,9 +91,9 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 		t.Fatalf("delete: %d %s", code, raw)
 	}
 	c.AwaitDeleted("hog", big)
-	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	j := c.NewJanitor(janitor.Config{Grace: time.Millisecond})
 	harness.Eventually(t, "the janitor has freed the store", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		code, _ := ours.asks("POST", "/api/sessions/"+ending+"/messages", map[string]any{"content": "hello"})
@@ -128,7 +128,7 @@ func (k keyHolder) fills(c *harness.Cluster, session string) {
 // reserve again.
 func useReserve(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func awaitLowStore(t *testing.T, c *harness.Cluster, n int) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprintf("%d executors know that the store is full", n), func() bool {
 		low := map[any]bool{} // by the executor's id
-		for _, r := range c.Logs() {
+		for _, r := range c.LogRecords() {
 			if r["part"] == "executor" && r["msg"] == "fill level of the NATS store changed" {
 				low[r["executor"]] = r["reserveOnly"] == true
 			}

@@ -20,7 +20,7 @@ type opener func(gateway int, session string, from *harness.Stream) (*harness.St
 func TestStreams_CutAtEveryEvent(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Gateways: 2, Projectors: 2, Script: script(t, "stream.yaml")})
-	session := c.Create("spool", nil)
+	session := c.CreateSession("spool", nil)
 	ready := make(chan struct{})
 	type outcome struct {
 		name string
@@ -58,16 +58,16 @@ func TestStreams_CutAtEveryEvent(t *testing.T) {
 	once := func(k int) func(int) bool { return func(n int) bool { return n == k } }
 	var clients sync.WaitGroup
 	start := func(name string, open opener, cut func(int) bool) { clients.Go(func() { read(name, open, cut) }) }
-	start("uncut", c.Join, never)
-	start("websocket, cut always", c.Join, always)
-	start("sse, cut always", c.SSE, always)
+	start("uncut", c.JoinSocket, never)
+	start("websocket, cut always", c.JoinSocket, always)
+	start("sse, cut always", c.JoinSSE, always)
 	const cuts = 60
 	for k := range cuts {
-		start(fmt.Sprint("websocket, cut at ", k), c.Join, once(k))
-		start(fmt.Sprint("sse, cut at ", k), c.SSE, once(k))
+		start(fmt.Sprint("websocket, cut at ", k), c.JoinSocket, once(k))
+		start(fmt.Sprint("sse, cut at ", k), c.JoinSSE, once(k))
 	}
 	for i := range executions {
-		executions[i] = c.Post(session, fmt.Sprint("list the folder, turn ", i))
+		executions[i] = c.PostMessage(session, fmt.Sprint("list the folder, turn ", i))
 	}
 	close(ready)
 	go func() { clients.Wait(); close(outcomes) }()

@@ -107,10 +107,10 @@ func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	if stored := hog.storedBy(); stored < 3<<20 {
 		t.Errorf("%v bytes count before the janitor's pass", stored)
 	}
-	j := c.Janitor(janitor.Config{Grace: time.Millisecond})
+	j := c.NewJanitor(janitor.Config{Grace: time.Millisecond})
 	var again struct{ ExecutionID string }
 	harness.Eventually(t, "the janitor has freed what the tenant stores", func() bool {
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 		code, raw := hog.asks("POST", "/api/sessions/"+running+"/messages", hello)
@@ -123,7 +123,7 @@ func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	if stored := hog.storedBy(); stored <= 0 || stored > limit {
 		t.Errorf("%v bytes count after the janitor's pass", stored)
 	}
-	conn, _, err := c.Base.Connect(topology.UserAdmin)
+	conn, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestTenantStorage_HoldsOneTenant(t *testing.T) {
 	}
 	c.AwaitDeleted("hog", running)
 	c.AwaitDeleted("ours", other)
-	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{Log: c.Base.Log, NATS: conn}, true); err != nil {
+	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{Log: c.Servers.Log, NATS: conn}, true); err != nil {
 		t.Errorf("rebuild --compare: %v", err)
 	}
 }

@@ -134,7 +134,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 			if status != http.StatusCreated || p.Architecture != architecture || p.Size != len(raw) || p.Messages == 0 {
 				t.Fatalf("the transcript answered %d %+v", status, p)
 			}
-			k := &talk{t: t, c: c, session: c.Create("", map[string]any{"transcript": p.Transcript, "model": model})}
+			k := &talk{t: t, c: c, session: c.CreateSession("", map[string]any{"transcript": p.Transcript, "model": model})}
 			if k.session != p.Transcript {
 				t.Errorf("the session is %s, want %s", k.session, p.Transcript)
 			}
@@ -172,7 +172,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 // first returns the session_created event of a session.
 func first(t *testing.T, c *harness.Cluster, session string) events.SessionCreated {
 	t.Helper()
-	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, session), session) {
+	for n, err := range eventlog.Session(t.Context(), c.Servers.Log, tenantOf(t, c, session), session) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,7 +205,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, out, says := c.CLI(t, folder, data, "run", "--workspace", folder, "--transcript", file, "--model", "known-model", "which fruit is it?")
+	code, out, says := c.RunCLI(t, folder, data, "run", "--workspace", folder, "--transcript", file, "--model", "known-model", "which fruit is it?")
 	if code != 0 || !strings.Contains(out, "The fruit is apple.") || !strings.Contains(says, "claude-code") {
 		t.Errorf("exit code %d, %s, %s", code, out, says)
 	}
@@ -213,11 +213,11 @@ func TestTranscript_RunCommand(t *testing.T) {
 		t.Errorf("the file has changed: %v", err)
 	}
 	made := regexp.MustCompile(`ses_\w+`).FindString(says)
-	code, out, says = c.CLI(t, folder, data, "run", "--session", made, "and which fruit was that?")
+	code, out, says = c.RunCLI(t, folder, data, "run", "--session", made, "and which fruit was that?")
 	if code != 0 || !strings.Contains(out, "The fruit is apple.") {
 		t.Errorf("exit code %d, %s, %s", code, out, says)
 	}
-	c.Delete(made)
+	c.DeleteSession(made)
 	binary := filepath.Join(t.TempDir(), "binary")
 	if err := os.WriteFile(binary, []byte("\x7fELF\x02\x01\x01\x00\xff\n\x00"), 0o600); err != nil {
 		t.Fatal(err)
@@ -233,7 +233,7 @@ func TestTranscript_RunCommand(t *testing.T) {
 		"with a session":   {[]string{"--transcript", file, "--session", made, "hello"}, 2, "as is --transcript"},
 		"not a transcript": {[]string{"--transcript", binary, "hello"}, 1, "TRANSCRIPT_INVALID"},
 	} {
-		if code, out, says := c.CLI(t, folder, data, append([]string{"run"}, w.args...)...); code != w.code || !strings.Contains(says, w.says) {
+		if code, out, says := c.RunCLI(t, folder, data, append([]string{"run"}, w.args...)...); code != w.code || !strings.Contains(says, w.says) {
 			t.Errorf("%s: exit code %d, %s, %s", name, code, out, says)
 		}
 	}
@@ -358,7 +358,7 @@ func TestTranscript_GoneFromTheStore(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: script(t, "transcript.yaml")})
 	_, p := provide(t, c, kept(t, "claude.jsonl"))
-	k := &talk{t: t, c: c, session: c.Create("", map[string]any{"transcript": p.Transcript, "model": "known-model"})}
+	k := &talk{t: t, c: c, session: c.CreateSession("", map[string]any{"transcript": p.Transcript, "model": "known-model"})}
 	removeObjects(t, c, k.session, "u-transcript")
 	k.mustFail("which fruit is it?", "TRANSCRIPT_LOST", "no longer in the object store")
 }
@@ -384,10 +384,10 @@ func TestTranscript_OneSession(t *testing.T) {
 	if began := first(t, c, f.SessionID); began.Transcript == nil || began.Transcript.Object != first(t, c, p.Transcript).Transcript.Object {
 		t.Errorf("a fork before the first turn begins with %+v", began.Transcript)
 	}
-	j := c.Janitor(janitor.Config{Grace: time.Millisecond, Uploads: time.Millisecond})
+	j := c.NewJanitor(janitor.Config{Grace: time.Millisecond, Uploads: time.Millisecond})
 	pass := func() {
 		t.Helper()
-		if _, err := j.Pass(t.Context(), false); err != nil {
+		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -400,20 +400,20 @@ func TestTranscript_OneSession(t *testing.T) {
 		}
 		return false
 	}
-	c.Delete(p.Transcript)
+	c.DeleteSession(p.Transcript)
 	pass()
 	pass()
 	if !has() {
 		t.Error("the transcript is gone while a fork begins with it")
 	}
-	c.Delete(f.SessionID)
+	c.DeleteSession(f.SessionID)
 	harness.Eventually(t, "the transcript is removed", func() bool { pass(); return !has() })
 }
 
 // objectNames returns the names of the objects in bucket workspaces.
 func objectNames(t *testing.T, c *harness.Cluster) (names []string) {
 	t.Helper()
-	nc, _, err := c.Base.Connect(topology.UserAdmin)
+	nc, _, err := c.Servers.Connect(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
 	}

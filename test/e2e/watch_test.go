@@ -52,8 +52,8 @@ func TestWatch_FollowsAnExecution(t *testing.T) {
 		}
 		return list
 	}
-	session := c.Create("spool", nil)
-	execution := c.Post(session, "add the numbers")
+	session := c.CreateSession("spool", nil)
+	execution := c.PostMessage(session, "add the numbers")
 	seen := false
 	list := watch(execution, func(s *spoolv1.ExecutionStatus) {
 		if seen || s.ToolCallCounts.Pending == 0 {
@@ -63,7 +63,7 @@ func TestWatch_FollowsAnExecution(t *testing.T) {
 		if s.Phase != "running" || len(s.ToolCalls) != 1 || s.ToolCalls[0].ToolName != "run_code" || s.ToolCalls[0].Status != "pending" {
 			t.Errorf("during the first call the status is %v", s)
 		}
-		if err := os.WriteFile(filepath.Join(c.Workspace(session), "go"), nil, 0o600); err != nil { // ends the call
+		if err := os.WriteFile(filepath.Join(c.WorkspaceFolder(session), "go"), nil, 0o600); err != nil { // ends the call
 			t.Error(err)
 		}
 	})

@@ -26,7 +26,7 @@ func TestWorkspace_FilesGoInAndOut(t *testing.T) {
 	if status, raw := request(t, "GET", base+"/files/in/first.txt", nil, nil); status != http.StatusNotFound {
 		t.Errorf("before the first snapshot a file is %d %s", status, raw)
 	}
-	execution := k.c.Post(k.session, "run the command cat in/first.txt > seen.txt; ln -s /etc/passwd link; head -c 300 /dev/zero > zeros; : > empty")
+	execution := k.c.PostMessage(k.session, "run the command cat in/first.txt > seen.txt; ln -s /etc/passwd link; head -c 300 /dev/zero > zeros; : > empty")
 	k.join()
 	k.until(execution)
 	k.awaitFile("seen.txt", "first\n")
@@ -93,7 +93,7 @@ func write(w io.Writer, s string) error { _, err := io.WriteString(w, s); return
 // join opens the stream at its cursor.
 func (k *talk) join() {
 	k.t.Helper()
-	s, err := k.c.Join(0, k.session, k.s)
+	s, err := k.c.JoinSocket(0, k.session, k.s)
 	if err != nil {
 		k.t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ type Deps struct {
 	Metrics prometheus.Registerer
 }
 
-// minObjectAge is the minimum time for which unreferenced objects with a name are kept, also if Config.Uploads is shorter.
-// By then the command that refers to the object was decided or refused: a snapshot takes 10 minutes, a push of a skill
-// 5, and commands have shorter deadlines.
+// minObjectAge is the minimum time for which the janitor keeps an object that has a name and to which nothing refers,
+// even if Config.Uploads is shorter. By then the command that refers to the object was decided or refused: a snapshot
+// takes at most 10 minutes, a push of a skill 5, and commands have shorter deadlines.
 const minObjectAge = 15 * time.Minute

@@ -22,11 +22,11 @@ func openEraser(ctx context.Context, js jetstream.JetStream, name string) (erase
 	return eraser{s}, nil
 }
 
-func (e eraser) name() string { return e.stream.CachedInfo().Config.Name }
+// streamName returns the name of the NATS stream.
+func (e eraser) streamName() string { return e.stream.CachedInfo().Config.Name }
 
-// eraseSubject erases every message on an exact subject with a lower sequence than
-// below; 0 means all of them. It returns how many it erased. When it returns nil,
-// the stream's leader holds none of them.
+// eraseSubject erases every message on an exact subject with a lower sequence than below; if below is 0, all of them.
+// It returns how many messages it erased. When it returns nil, the stream's leader holds none of them.
 func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
 	for seq := uint64(1); ; {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
@@ -34,9 +34,9 @@ func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) 
 			break
 		}
 		if err != nil {
-			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.name(), err)
+			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.streamName(), err)
 		}
-		if err := e.erase(ctx, m.Sequence); err != nil {
+		if err := e.eraseMessage(ctx, m.Sequence); err != nil {
 			return n, err
 		}
 		n++
@@ -45,8 +45,8 @@ func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) 
 	return n, e.checkErased(ctx, subject, below)
 }
 
-// erase erases one message. A message that does not exist any more is not an error.
-func (e eraser) erase(ctx context.Context, seq uint64) error {
+// eraseMessage erases the message with the stream sequence seq. A message that does not exist any more is not an error.
+func (e eraser) eraseMessage(ctx context.Context, seq uint64) error {
 	err := e.stream.SecureDeleteMsg(ctx, seq)
 	if err == nil {
 		return nil
@@ -54,15 +54,15 @@ func (e eraser) erase(ctx context.Context, seq uint64) error {
 	if _, again := e.stream.GetMsg(ctx, seq); errors.Is(again, jetstream.ErrMsgNotFound) {
 		return nil
 	}
-	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.name(), err)
+	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.streamName(), err)
 }
 
-// checkErased returns an error if messages of a subject remain. It asks the stream's leader, because a replica that
-// lags may answer reads.
+// checkErased returns an error if messages of a subject with a lower sequence than below remain. It asks the stream's
+// leader, because a replica that lags may answer reads.
 func (e eraser) checkErased(ctx context.Context, subject string, below uint64) error {
 	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
-		return fmt.Errorf("ask what is left of %s in stream %s: %w", subject, e.name(), err)
+		return fmt.Errorf("count the remaining messages of %s in stream %s: %w", subject, e.streamName(), err)
 	}
 	left := info.State.Subjects[subject]
 	if below > 0 {
@@ -73,7 +73,7 @@ func (e eraser) checkErased(ctx context.Context, subject string, below uint64) e
 		left -= min(left, kept)
 	}
 	if left > 0 {
-		return fmt.Errorf("%d messages of %s are left in stream %s", left, subject, e.name())
+		return fmt.Errorf("%d messages of %s are left in stream %s", left, subject, e.streamName())
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func (e eraser) countFrom(ctx context.Context, subject string, seq uint64) (n ui
 			return n, nil
 		}
 		if err != nil {
-			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.name(), err)
+			return n, fmt.Errorf("read %s of stream %s: %w", subject, e.streamName(), err)
 		}
 		n, seq = n+1, m.Sequence+1
 	}
@@ -97,38 +97,41 @@ func (e eraser) countFrom(ctx context.Context, subject string, seq uint64) (n ui
 // while: hashes and ids, and encrypted values of secrets.
 func (e eraser) purge(ctx context.Context, filter string) error {
 	if err := e.stream.Purge(ctx, jetstream.WithPurgeSubject(filter)); err != nil {
-		return fmt.Errorf("purge %s of stream %s: %w", filter, e.name(), err)
+		return fmt.Errorf("purge %s of stream %s: %w", filter, e.streamName(), err)
 	}
 	return nil
 }
 
-// newestConsumer returns the configuration of a consumer of the last message of each subject that matches the filter.
-func newestConsumer(filter string) jetstream.ConsumerConfig {
+// lastPerSubjectConsumer returns the configuration of a JetStream consumer of the last message of each subject that
+// matches the filter.
+func lastPerSubjectConsumer(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}
 }
 
-// allMessages returns the configuration of a consumer of every message whose subject matches the filter.
-func allMessages(filter string) jetstream.ConsumerConfig {
+// allMessagesConsumer returns the configuration of a JetStream consumer of every message whose subject matches the
+// filter.
+func allMessagesConsumer(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}}
 }
 
-// messagesSince is like allMessages, for messages that were stored at t or later.
-func messagesSince(filter string, t time.Time) jetstream.ConsumerConfig {
+// messagesSinceConsumer returns the configuration of a JetStream consumer of every message that was stored at t or
+// later and whose subject matches the filter.
+func messagesSinceConsumer(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 
-// message is a message of a NATS stream.
-type message struct {
+// streamMessage is a message of a NATS stream.
+type streamMessage struct {
 	subject string
 	data    []byte
 	at      time.Time
 	seq     uint64
 }
 
-// eachMessage calls handle with each message that the stream has now, in order. The config selects the messages by
-// FilterSubjects, DeliverPolicy and OptStartTime.
-func (e eraser) eachMessage(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
-	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
+// eachMessage calls handle with each message that the stream has now, in order. The fields FilterSubjects,
+// DeliverPolicy and OptStartTime of the consumer's configuration select the messages.
+func (e eraser) eachMessage(ctx context.Context, which jetstream.ConsumerConfig, handle func(streamMessage)) error {
+	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.streamName(), err) }
 	// The consumer is removed after its inactivity: with the right to delete a consumer of the log, the janitor could
 	// also delete a durable.
 	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, nextMessageTimeout
@@ -160,7 +163,7 @@ func (e eraser) eachMessage(ctx context.Context, which jetstream.ConsumerConfig,
 			return failed(errors.New("a delivery is missing"))
 		}
 		left = meta.NumPending
-		handle(message{m.Subject(), m.Data(), meta.Timestamp, meta.Sequence.Stream})
+		handle(streamMessage{m.Subject(), m.Data(), meta.Timestamp, meta.Sequence.Stream})
 	}
 	return nil
 }

@@ -13,26 +13,27 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// fileChange is an object that an event file_put of a session refers to, and the sequence number of that file change.
+// fileChange is a change of a session's workspace, an event file_put, whose file is in an object. N numbers the changes
+// of a session.
 type fileChange struct {
 	Object string
 	N      uint32
 }
 
-// removeUploads removes uploads that an existing session no longer needs: uploads of refused requests, to which no event
-// refers, and uploads that the session's last snapshot contains.
-func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) error {
+// removeUnneededUploads removes uploaded files that an existing session no longer needs: those of refused requests, to
+// which no event refers, and those that the session's last snapshot contains.
+func (p *pass) removeUnneededUploads(ctx context.Context, k sessionKey, list []bucketObject) error {
 	var manifest uint64
 	for _, o := range list {
-		if strings.HasPrefix(o.id(), "m-") {
+		if strings.HasPrefix(o.lastNamePart(), "m-") {
 			manifest = max(manifest, o.seq)
 		}
 	}
-	var files []object
+	var files []bucketObject
 	for _, o := range list {
-		upload := strings.HasPrefix(o.id(), "u-") || strings.HasPrefix(o.id(), "f-")
+		upload := strings.HasPrefix(o.lastNamePart(), "u-") || strings.HasPrefix(o.lastNamePart(), "f-")
 		found, needed := p.fileNeeded[o.seq]
-		if upload && o.At.Before(p.removeBefore()) && (!needed || found != manifest) {
+		if upload && o.At.Before(p.removalCutoff()) && (!needed || found != manifest) {
 			files = append(files, o)
 		}
 	}
@@ -53,16 +54,16 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
 	}
-	begun := transcriptOf(l)
-	refused, held := p.unneededFiles(files, append(changes, begun...), heldChange(l), manifest)
+	begun := initialTranscript(l)
+	refused, held := p.findUnneededFiles(files, append(changes, begun...), lastSnapshotChange(l), manifest)
 	if len(refused)+len(held) == 0 {
 		return nil
 	}
 	if changes, err = p.fileChanges(ctx, k); err != nil {
 		return err
 	}
-	refused, held = p.unneededFiles(append(refused, held...), append(changes, begun...), heldChange(l), manifest)
-	if err := p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
+	refused, held = p.findUnneededFiles(append(refused, held...), append(changes, begun...), lastSnapshotChange(l), manifest)
+	if err := p.removeObjects(ctx, p.workspaces, ReportItem{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
 		return err
 	}
 	if len(held) == 0 {
@@ -73,30 +74,31 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 	if err != nil || len(snapshots) > 0 {
 		return err
 	}
-	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
+	return p.removeObjects(ctx, p.workspaces, ReportItem{Kind: KindFiles, Tenant: k.Tenant, Name: k.ID}, held)
 }
 
-// transcriptOf returns the transcript with which a session began, as a change that no snapshot contains, because forks
-// may begin with it too.
-func transcriptOf(l *eventlog.Loaded) []fileChange {
+// initialTranscript returns the transcript with which a session began, as a fileChange. No snapshot counts as
+// containing it, because forks may begin with the transcript too.
+func initialTranscript(l *eventlog.Loaded) []fileChange {
 	if t := l.Life.Transcript; t != nil {
 		return []fileChange{{t.Object, math.MaxUint32}}
 	}
 	return nil
 }
 
-// heldChange returns the sequence number of the last file change that the session's last snapshot contains. Executors do
-// not apply this change and earlier ones again. A folder of the host is never filled from a snapshot.
-func heldChange(l *eventlog.Loaded) uint32 {
+// lastSnapshotChange returns the number of the last file change that the session's last snapshot contains; executors do
+// not apply this change and earlier ones again. It returns 0 for a session that works in a folder of the host, which is
+// never filled from a snapshot.
+func lastSnapshotChange(l *eventlog.Loaded) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0
 	}
 	return l.Run.Snapshot.Applied
 }
 
-// unneededFiles returns the files to which no change refers, and those whose changes are all contained in a snapshot. It
-// remembers the other files, so that passes before the next snapshot do not check them again.
-func (p *pass) unneededFiles(files []object, changes []fileChange, held uint32, manifest uint64) (refused, applied []object) {
+// findUnneededFiles returns the files to which no change refers (refused), and those whose changes a snapshot contains
+// (applied). It remembers the other files, so that passes before the session's next snapshot do not check them again.
+func (p *pass) findUnneededFiles(files []bucketObject, changes []fileChange, held uint32, manifest uint64) (refused, applied []bucketObject) {
 	last := map[string]uint32{}
 	for _, c := range changes {
 		last[c.Object] = max(last[c.Object], c.N)
@@ -114,7 +116,7 @@ func (p *pass) unneededFiles(files []object, changes []fileChange, held uint32, 
 	return refused, applied
 }
 
-// fileChanges returns the file changes of a session that refer to objects.
+// fileChanges reads the file changes of a session that refer to objects from the log.
 func (p *pass) fileChanges(ctx context.Context, k sessionKey) (list []fileChange, err error) {
 	shard := eventlog.Position{Shard: p.sessions.Position(k.ID, 1).Shard}
 	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeOf(k.Tenant, k.ID)}) {

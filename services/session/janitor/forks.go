@@ -18,13 +18,14 @@ import (
 // deleted to the commit of the fork.
 const forkTimeout = time.Minute
 
-// unfoldedFork is a fork that is in the log and that the read models do not have yet.
+// unfoldedFork is a fork that is in the log and that the read models do not contain yet.
 type unfoldedFork struct {
 	sessionKey
 	events.SessionForked
 }
 
-// unfoldedForks reads the forks that the log's leader has after the checkpoints of the read models.
+// unfoldedForks reads the forks from the log that the read models do not contain yet, up to the end that the log's
+// leader reports.
 func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 	rows, err := p.conn.Query(ctx, "SELECT grp, position FROM checkpoints")
 	if err != nil {
@@ -56,9 +57,10 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 	return out, nil
 }
 
-// liveFork returns a session that is not deleted and that was forked from a session, directly or through other forks; ""
-// for none. The log is read once in a pass: a session that was deleted long enough before the pass gets no new forks.
-func (p *pass) liveFork(ctx context.Context, k sessionKey) (string, error) {
+// findLiveFork returns the id of a session that is not deleted and that was forked from the session k, directly or
+// through other forks; "" if there is none. It reads the log once in a pass, because a session that was deleted long
+// enough before the pass gets no new forks.
+func (p *pass) findLiveFork(ctx context.Context, k sessionKey) (string, error) {
 	if p.forks == nil {
 		list, err := p.unfoldedForks(ctx)
 		if err != nil {
@@ -105,8 +107,8 @@ func (p *pass) liveFork(ctx context.Context, k sessionKey) (string, error) {
 	return "", nil
 }
 
-// forkReason returns the reason why forks keep a deleted session, or "" if they do not.
-func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, error) {
+// keptByForksReason returns the reason why a deleted session must be kept for its forks, or "" if it need not.
+func (p *pass) keptByForksReason(ctx context.Context, l *eventlog.Loaded) (string, error) {
 	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
@@ -114,7 +116,7 @@ func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, erro
 	if p.now().Before(rec.Time.Add(min(forkTimeout, p.cfg.Grace))) {
 		return "a fork may be under way", nil
 	}
-	fork, err := p.liveFork(ctx, sessionKey{l.Tenant, l.ID})
+	fork, err := p.findLiveFork(ctx, sessionKey{l.Tenant, l.ID})
 	if err != nil || fork == "" {
 		return "", err
 	}

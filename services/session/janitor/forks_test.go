@@ -72,9 +72,9 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
 	waits := func(what string, l *eventlog.Loaded, fork string) {
 		t.Helper()
-		report, err := j.Pass(t.Context(), false)
+		report, err := j.RunPass(t.Context(), false)
 		must(t, err)
-		i := slices.IndexFunc(report.Items, func(i janitor.Item) bool { return i.Name == l.ID })
+		i := slices.IndexFunc(report.Items, func(i janitor.ReportItem) bool { return i.Name == l.ID })
 		if i < 0 || !strings.Contains(report.Items[i].Waits, "session "+fork+" was forked from it") {
 			t.Errorf("%s: found %+v", what, report.Items)
 		}
@@ -114,7 +114,7 @@ func TestPass_KeepsASessionWhoseForkMayBeUnderWay(t *testing.T) {
 	b := newFixture(t)
 	l := b.createDeleted(newID(events.KindSession))
 	b.now = time.Now().Add(30 * time.Second)
-	report, err := b.janitor(janitor.Config{}).Pass(t.Context(), false)
+	report, err := b.janitor(janitor.Config{}).RunPass(t.Context(), false)
 	if err != nil || len(report.Items) != 1 || !strings.Contains(report.Items[0].Waits, "under way") {
 		t.Errorf("found %+v, %v", report.Items, err)
 	}

@@ -18,52 +18,52 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// passLock is the Postgres advisory lock of the janitor that runs a pass: the bytes of "spooljan".
-const passLock = 0x73706f6f6c6a616e
+// passLockKey is the key of the Postgres advisory lock of the janitor that runs a pass: the bytes of "spooljan".
+const passLockKey = 0x73706f6f6c6a616e
 
-// ErrBusy is returned if another janitor is running a pass.
-var ErrBusy = errors.New("another janitor is at work; try again when it has finished")
+// ErrPassRunning is returned if another janitor is running a pass.
+var ErrPassRunning = errors.New("another janitor is at work; try again when it has finished")
 
-// Kind is the kind of content that an Item of the janitor's report describes.
-type Kind string
+// ContentKind is the kind of content that a ReportItem describes.
+type ContentKind string
 
 // The kinds of items.
 const (
 	// KindSession is the kind of the content (commits and objects) of a deleted session.
-	KindSession Kind = "session"
+	KindSession ContentKind = "session"
 	// KindChunks is the kind of content of an object bucket that has no name: remains of a failed upload or of a
 	// replaced object.
-	KindChunks Kind = "chunks"
+	KindChunks ContentKind = "chunks"
 	// KindSnapshots is the kind of a session's snapshots that are more than the retention keeps.
-	KindSnapshots Kind = "snapshots"
+	KindSnapshots ContentKind = "snapshots"
 	// KindFiles is the kind of files that were uploaded into a session's workspace and that the session's last snapshot
 	// contains.
-	KindFiles Kind = "files"
+	KindFiles ContentKind = "files"
 	// KindUploads is the kind of uploaded files that no session has: their request was refused, their session was never
 	// created, or they came after the removal of the session's content.
-	KindUploads Kind = "uploads"
+	KindUploads ContentKind = "uploads"
 	// KindSkill is the kind of the ZIP of a skill to which no version refers, and of an upload of a skill.
-	KindSkill Kind = "skill"
+	KindSkill ContentKind = "skill"
 	// KindSecret is the kind of the encrypted value of a secret that came with a refused request.
-	KindSecret Kind = "secret"
+	KindSecret ContentKind = "secret"
 )
 
-// Item is content that a pass of the janitor removed, would remove, or will remove after a condition that Waits
-// describes.
-type Item struct {
-	Kind     Kind   `json:"kind"`
-	Tenant   string `json:"tenant,omitempty"`
-	Name     string `json:"name"`
-	Messages uint32 `json:"messages,omitempty"` // commits of the log
-	Objects  uint32 `json:"objects,omitempty"`
-	Bytes    uint64 `json:"bytes,omitempty"` // of objects
+// ReportItem describes content that a pass of the janitor removed, would remove, or will remove after a condition that
+// Waits describes.
+type ReportItem struct {
+	Kind     ContentKind `json:"kind"`
+	Tenant   string      `json:"tenant,omitempty"`
+	Name     string      `json:"name"`
+	Messages uint32      `json:"messages,omitempty"` // commits of the log
+	Objects  uint32      `json:"objects,omitempty"`
+	Bytes    uint64      `json:"bytes,omitempty"` // of objects
 	// Waits is the condition for which the item waits; "" for an item that is removed now.
 	Waits string `json:"waits,omitempty"`
 }
 
-// Report lists the items that a pass found.
-type Report struct {
-	Items []Item `json:"items"`
+// PassReport lists the items that a pass of the janitor found.
+type PassReport struct {
+	Items []ReportItem `json:"items"`
 }
 
 // Janitor is one copy of the janitor.
@@ -81,7 +81,7 @@ type Janitor struct {
 	trimmed map[sessionKey]events.WorkspaceTrimmed
 }
 
-// New checks the config. It does not connect to NATS or Postgres.
+// New checks the config and returns a janitor. It does not connect to NATS or Postgres.
 func New(cfg Config, deps Deps) (*Janitor, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -103,7 +103,7 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 	return &Janitor{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics), fileNeeded: map[uint64]uint64{}, trimmed: map[sessionKey]events.WorkspaceTrimmed{}}, nil
 }
 
-// Run makes a pass at every interval until ctx ends. A pass that fails is logged, and the next pass continues the
+// Run starts a pass at every interval until ctx ends. A pass that fails is logged, and the next pass continues the
 // work.
 func (j *Janitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(j.cfg.Interval)
@@ -114,11 +114,11 @@ func (j *Janitor) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		_, err := j.Pass(ctx, false)
+		_, err := j.RunPass(ctx, false)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, ErrBusy):
+		case errors.Is(err, ErrPassRunning):
 			j.deps.Logger.Debug("another janitor is at work")
 		case err != nil:
 			j.counts.countPass(false)
@@ -129,41 +129,41 @@ func (j *Janitor) Run(ctx context.Context) error {
 	}
 }
 
-// Pass does the work that is due, or with dry only reports it. A failure for one session does not prevent the work for
-// others; the returned error contains all failures.
-func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
+// RunPass removes content that must not be kept any longer. If dry is true, it only reports what it would remove. A
+// failure for one session does not prevent the work for others; the returned error contains all failures.
+func (j *Janitor) RunPass(ctx context.Context, dry bool) (_ PassReport, err error) {
 	// The ages of objects are measured with the clock that set their times.
 	if err := j.deps.Clock.Measure(ctx); err != nil {
-		return Report{}, err
+		return PassReport{}, err
 	}
 	conn, err := readmodel.Connect(ctx, j.cfg.DatabaseURL, readmodel.Schema)
 	if err != nil {
-		return Report{}, fmt.Errorf("connect to postgres: %w", err)
+		return PassReport{}, fmt.Errorf("connect to postgres: %w", err)
 	}
 	// Closing the connection releases the lock, also if this process is killed.
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	var alone bool
-	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(passLock)).Scan(&alone); err != nil {
-		return Report{}, fmt.Errorf("take the janitor's lock: %w", err)
+	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(passLockKey)).Scan(&alone); err != nil {
+		return PassReport{}, fmt.Errorf("take the janitor's lock: %w", err)
 	}
 	if !alone {
-		return Report{}, ErrBusy
+		return PassReport{}, ErrPassRunning
 	}
 	// Release the lock explicitly: Postgres ends a connection some time later, and the next pass may begin before
 	// that.
 	defer func() {
-		_, unlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", int64(passLock))
+		_, unlock := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock($1)", int64(passLockKey))
 		err = errors.Join(err, unlock)
 	}()
-	p, err := j.open(ctx, conn, dry)
+	p, err := j.openPass(ctx, conn, dry)
 	if err != nil {
-		return Report{}, err
+		return PassReport{}, err
 	}
-	err = p.run(ctx)
+	err = p.runSteps(ctx)
 	return p.report, err
 }
 
-// pass is the state of one pass of a Janitor over the log and the buckets.
+// pass holds the state of one pass of a Janitor over the log and the object buckets.
 type pass struct {
 	cfg        Config
 	log        eventlog.Log
@@ -176,23 +176,24 @@ type pass struct {
 	fileNeeded map[uint64]uint64                      // of the Janitor
 	trimmed    map[sessionKey]events.WorkspaceTrimmed // of the Janitor
 	dry        bool
-	report     Report
+	report     PassReport
 	removed    int // sessions
 
 	streams              []eraser // of the log, by shard
 	secrets, idempotency eraser
-	workspaces, payloads *bucket
-	skills               *bucket
+	workspaces, payloads *objectBucket
+	skills               *objectBucket
 	store                *natsstore.Store        // store of workspaces; nil until it is opened
 	forks                *[]unfoldedFork         // forks that the log has and the read models do not have yet; nil until they are read
 	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 
-// open returns a pass that works over conn, with the streams and buckets of the log.
-func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
+// openPass returns a pass that uses the Postgres connection conn, and opens the streams and buckets that the pass
+// needs.
+func (j *Janitor) openPass(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
-		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: Report{Items: []Item{}},
+		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: PassReport{Items: []ReportItem{}},
 	}
 	for shard := range j.deps.Log.Shards() {
 		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
@@ -210,18 +211,20 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 	return p, errors.Join(errs[:]...)
 }
 
-func (p *pass) addItem(i Item) { p.report.Items = append(p.report.Items, i) }
+// addItem adds an item to the report of the pass.
+func (p *pass) addItem(i ReportItem) { p.report.Items = append(p.report.Items, i) }
 
-// run makes all steps of the pass. An error in one step does not prevent the others.
-func (p *pass) run(ctx context.Context) error {
-	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.eraseChunks(ctx))
+// runSteps executes all steps of the pass. An error in one step does not prevent the others.
+func (p *pass) runSteps(ctx context.Context) error {
+	return errors.Join(p.processDeletedSessions(ctx), p.removeWorkspaceObjects(ctx), p.appendTrimEvents(ctx), p.removeSkillObjects(ctx), p.removeRefusedSecrets(ctx), p.eraseUnnamedChunks(ctx))
 }
 
-// removeBefore returns a time: unreferenced objects with a name that were stored before it may be removed.
-func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, minObjectAge)) }
+// removalCutoff returns the time before which an object must have been stored to be removed, if the object has a name
+// and nothing refers to it.
+func (p *pass) removalCutoff() time.Time { return p.now().Add(-max(p.cfg.Uploads, minObjectAge)) }
 
-// removeObjects reports objects as one item, and erases them unless the pass is dry.
-func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []object) error {
+// removeObjects adds one item about the objects in list to the report, and erases the objects unless the pass is dry.
+func (p *pass) removeObjects(ctx context.Context, b *objectBucket, item ReportItem, list []bucketObject) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -234,24 +237,24 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 		return nil
 	}
 	for _, o := range list {
-		if err := b.remove(ctx, o); err != nil {
+		if err := b.removeObject(ctx, o); err != nil {
 			return err
 		}
-		p.noteTrimmed(item, o)
+		p.recordTrimmedObject(item, o)
 	}
 	p.counts.countRemoved(item.Kind, 1, item.Bytes)
 	return nil
 }
 
-// eraseChunks erases content of the object buckets that no object names.
-func (p *pass) eraseChunks(ctx context.Context) error {
-	for _, b := range []*bucket{p.workspaces, p.payloads, p.skills} {
+// eraseUnnamedChunks erases chunks in the object buckets that belong to no object with a name.
+func (p *pass) eraseUnnamedChunks(ctx context.Context) error {
+	for _, b := range []*objectBucket{p.workspaces, p.payloads, p.skills} {
 		list, err := b.unnamedChunks(ctx, p.now().Add(-p.cfg.Uploads))
 		if err != nil {
 			return err
 		}
 		for _, nuid := range list {
-			p.addItem(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
+			p.addItem(ReportItem{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
 			if p.dry {
 				continue
 			}

@@ -169,7 +169,7 @@ func (b *fixture) objectNames(bucket string) []string {
 // pass makes a pass and returns what it found, as "kind name".
 func (b *fixture) pass(j *janitor.Janitor, dry bool) []string {
 	b.t.Helper()
-	report, err := j.Pass(b.t.Context(), dry)
+	report, err := j.RunPass(b.t.Context(), dry)
 	must(b.t, err)
 	items := []string{}
 	for _, i := range report.Items {
@@ -185,7 +185,7 @@ func (b *fixture) pass(j *janitor.Janitor, dry bool) []string {
 func (b *fixture) passOnCluster(j *janitor.Janitor) {
 	b.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
-		_, err := j.Pass(b.t.Context(), false)
+		_, err := j.RunPass(b.t.Context(), false)
 		if err == nil {
 			return
 		}
@@ -649,7 +649,7 @@ func TestPass_ErasesUploadsThatFailed(t *testing.T) {
 	}
 	pass := func(dry bool, items int) {
 		t.Helper()
-		report, err := j.Pass(t.Context(), dry)
+		report, err := j.RunPass(t.Context(), dry)
 		must(t, err)
 		if len(report.Items) != items {
 			t.Errorf("the pass found %+v, want %d items", report.Items, items)
@@ -688,7 +688,7 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
 	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour}, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: ahead})
 	must(t, err)
-	report, err := j.Pass(t.Context(), false)
+	report, err := j.RunPass(t.Context(), false)
 	must(t, err)
 	if len(report.Items) != 0 {
 		t.Errorf("the pass removed %+v", report.Items)

@@ -9,7 +9,7 @@ type metrics struct {
 	passes *prometheus.CounterVec
 }
 
-// newMetrics returns the metrics. It registers them unless r is nil.
+// newMetrics returns the metrics of the janitor. It registers them unless r is nil.
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		items:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_janitor_removed_total", Help: "What was removed for good."}, []string{"kind"}),
@@ -25,11 +25,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 // DescribeMetrics registers the janitor's metrics without a running janitor, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
-func (m *metrics) countRemoved(k Kind, n int, bytes uint64) {
+// countRemoved counts removed content of a kind: the number of objects, and their bytes.
+func (m *metrics) countRemoved(k ContentKind, n int, bytes uint64) {
 	m.items.WithLabelValues(string(k)).Add(float64(n))
 	m.bytes.WithLabelValues(string(k)).Add(float64(bytes))
 }
 
+// countPass counts a pass of the janitor by its success.
 func (m *metrics) countPass(ok bool) {
 	outcome := "ok"
 	if !ok {

@@ -120,7 +120,7 @@ func (b *fixture) countUsage() {
 		must(b.t, <-done)
 	}()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		passed, err := usage.Passed(b.t.Context(), b.js, 0, s.CachedInfo().State.LastSeq)
+		passed, err := usage.HasFolded(b.t.Context(), b.js, 0, s.CachedInfo().State.LastSeq)
 		must(b.t, err)
 		if passed {
 			return
@@ -241,9 +241,9 @@ func TestPass_DryRunListsWhatItWouldRemove(t *testing.T) {
 	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", object)
 	b.createDeleted(id, "curlew-text", large)
 	j := b.janitor(janitor.Config{Grace: time.Hour})
-	items := func(dry bool) []janitor.Item {
+	items := func(dry bool) []janitor.ReportItem {
 		t.Helper()
-		report, err := j.Pass(t.Context(), dry)
+		report, err := j.RunPass(t.Context(), dry)
 		must(t, err)
 		return report.Items
 	}
@@ -265,7 +265,7 @@ func TestPass_DryRunListsWhatItWouldRemove(t *testing.T) {
 	payload, err := json.Marshal(events.Log{Level: "info", Message: large})
 	must(t, err)
 	// The commits are session_created and the two texts. The objects are the file and the payload.
-	want := janitor.Item{Kind: janitor.KindSession, Tenant: tenant, Name: id, Messages: 3, Objects: 2, Bytes: uint64(len(object) + len(payload))}
+	want := janitor.ReportItem{Kind: janitor.KindSession, Tenant: tenant, Name: id, Messages: 3, Objects: 2, Bytes: uint64(len(object) + len(payload))}
 	for range 2 {
 		if list := items(true); len(list) != 1 || list[0] != want {
 			t.Errorf("dry: %+v, want %+v", list, want)
@@ -391,7 +391,7 @@ func TestPass_TwoAtOnce(t *testing.T) {
 		var group sync.WaitGroup
 		for _, j := range []*janitor.Janitor{first, second} {
 			group.Go(func() {
-				if _, err := j.Pass(t.Context(), false); err != nil {
+				if _, err := j.RunPass(t.Context(), false); err != nil {
 					t.Errorf("pass: %v", err)
 				}
 			})
@@ -415,7 +415,7 @@ func TestPass_TwoAtOnce(t *testing.T) {
 	defer conn.Close(context.Background()) //nolint:errcheck // the connection only holds the lock
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_lock($1)", int64(0x73706f6f6c6a616e))
 	must(t, err)
-	if _, err := first.Pass(t.Context(), false); !errors.Is(err, janitor.ErrBusy) {
+	if _, err := first.RunPass(t.Context(), false); !errors.Is(err, janitor.ErrPassRunning) {
 		t.Errorf("a pass while another janitor holds the lock: %v", err)
 	}
 }
@@ -541,7 +541,7 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	}
 	b.catchUp()
 	b.now = b.now.Add(time.Hour)
-	report, err := j.Pass(t.Context(), true)
+	report, err := j.RunPass(t.Context(), true)
 	must(t, err)
 	if len(report.Items) != 1 || report.Items[0].Messages != 3 {
 		t.Errorf("found %+v, want 3 commits to remove", report.Items)

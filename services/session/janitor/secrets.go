@@ -17,16 +17,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// sealedSecret is the encrypted value of a secret in the bucket secrets. The gateway stores it before it sends the
-// command that refers to it, so the value stays if the command is refused.
-type sealedSecret struct {
+// storedSecret is the encrypted value of a secret in the bucket secrets. The gateway stores it before it sends the
+// command that refers to it, so the value stays in the bucket if the command is refused.
+type storedSecret struct {
 	key string // <tenant>.x.<execution>.<random>, or <tenant>.e.<random> of an environment
 	at  time.Time
 }
 
-// execution returns the id of the execution to which the value belongs. ok is false for a value that belongs to an
-// environment.
-func (s sealedSecret) execution() (id string, ok bool) {
+// executionID returns the id of the execution to which the secret belongs. ok is false for a secret of an environment.
+func (s storedSecret) executionID() (id string, ok bool) {
 	parts := strings.Split(s.key, ".")
 	if len(parts) == 4 && parts[1] == "x" {
 		return parts[2], true
@@ -34,22 +33,22 @@ func (s sealedSecret) execution() (id string, ok bool) {
 	return "", false
 }
 
-// refusedSecrets removes values whose command was refused, or not decided by its
-// deadline: no commit refers to them.
-func (p *pass) refusedSecrets(ctx context.Context) error {
-	list, err := p.unknownSecrets(ctx)
+// removeRefusedSecrets removes the secrets of commands that were refused, or not decided by their deadline, so that no
+// commit refers to them.
+func (p *pass) removeRefusedSecrets(ctx context.Context) error {
+	list, err := p.secretsNotInReadModels(ctx)
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	if list, err = p.unmentionedSecrets(ctx, list); err != nil {
+	if list, err = p.secretsNotInLog(ctx, list); err != nil {
 		return err
 	}
 	for _, s := range list {
-		p.addItem(Item{Kind: KindSecret, Name: s.key, Objects: 1})
+		p.addItem(ReportItem{Kind: KindSecret, Name: s.key, Objects: 1})
 		if p.dry {
 			continue
 		}
-		if err := p.secrets.purge(ctx, secretPrefix+s.key); err != nil {
+		if err := p.secrets.purge(ctx, secretSubjectPrefix+s.key); err != nil {
 			return err
 		}
 		p.counts.countRemoved(KindSecret, 1, 0)
@@ -57,18 +56,20 @@ func (p *pass) refusedSecrets(ctx context.Context) error {
 	return nil
 }
 
-const secretPrefix = "$KV." + topology.BucketSecrets + "."
+// secretSubjectPrefix is the beginning of the NATS subjects of all secrets in the bucket secrets.
+const secretSubjectPrefix = "$KV." + topology.BucketSecrets + "."
 
-// unknownSecrets returns values that are old enough and to which the read models do not refer.
-func (p *pass) unknownSecrets(ctx context.Context) ([]sealedSecret, error) {
-	info, err := p.secrets.stream.Info(ctx, jetstream.WithSubjectFilter(secretPrefix+">"))
+// secretsNotInReadModels returns the stored secrets that are old enough to be removed and to which the read models do
+// not refer.
+func (p *pass) secretsNotInReadModels(ctx context.Context) ([]storedSecret, error) {
+	info, err := p.secrets.stream.Info(ctx, jetstream.WithSubjectFilter(secretSubjectPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list secrets: %w", err)
 	}
 	var keys, tenants, executions []string
 	for subject := range info.State.Subjects {
-		s := sealedSecret{key: strings.TrimPrefix(subject, secretPrefix)}
-		execution, _ := s.execution()
+		s := storedSecret{key: strings.TrimPrefix(subject, secretSubjectPrefix)}
+		execution, _ := s.executionID()
 		tenant, _, _ := strings.Cut(s.key, ".")
 		keys, tenants, executions = append(keys, s.key), append(tenants, tenant), append(executions, execution)
 	}
@@ -86,9 +87,9 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealedSecret, error) {
 	if keys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, fmt.Errorf("look for secrets without a reference: %w", err)
 	}
-	var list []sealedSecret
+	var list []storedSecret
 	for _, key := range keys {
-		m, err := p.secrets.stream.GetLastMsgForSubject(ctx, secretPrefix+key)
+		m, err := p.secrets.stream.GetLastMsgForSubject(ctx, secretSubjectPrefix+key)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			continue
 		}
@@ -96,23 +97,23 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealedSecret, error) {
 			return nil, fmt.Errorf("read when a secret was stored: %w", err)
 		}
 		// A removed secret leaves a marker without a value.
-		if len(m.Data) > 0 && m.Time.Before(p.removeBefore()) {
-			list = append(list, sealedSecret{key, m.Time})
+		if len(m.Data) > 0 && m.Time.Before(p.removalCutoff()) {
+			list = append(list, storedSecret{key, m.Time})
 		}
 	}
 	return list, nil
 }
 
-// unmentionedSecrets returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
-// before the time at which the oldest value was stored, because servers of a cluster have different clocks.
-func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]sealedSecret, error) {
-	from := slices.MinFunc(list, func(a, b sealedSecret) int { return a.at.Compare(b.at) }).at.Add(-minObjectAge)
+// secretsNotInLog returns those secrets in list to which no commit refers. It reads the log, because the read models
+// may lag, from shortly before the oldest secret was stored, because the servers of a cluster have different clocks.
+func (p *pass) secretsNotInLog(ctx context.Context, list []storedSecret) ([]storedSecret, error) {
+	from := slices.MinFunc(list, func(a, b storedSecret) int { return a.at.Compare(b.at) }).at.Add(-minObjectAge)
 	found := map[string]bool{}
 	environments := map[string]bool{}
 	for _, e := range p.streams {
-		err := e.eachMessage(ctx, messagesSince(topology.LifeFilter, from), func(m message) {
+		err := e.eachMessage(ctx, messagesSinceConsumer(topology.LifeFilter, from), func(m streamMessage) {
 			for _, s := range list {
-				if id, ok := s.execution(); ok && bytes.Contains(m.data, []byte(id)) {
+				if id, ok := s.executionID(); ok && bytes.Contains(m.data, []byte(id)) {
 					found[s.key] = true
 				}
 			}
@@ -120,21 +121,21 @@ func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]s
 		if err != nil {
 			return nil, err
 		}
-		err = e.eachMessage(ctx, messagesSince(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
+		err = e.eachMessage(ctx, messagesSinceConsumer(topology.EnvironmentFilter, from), func(m streamMessage) { environments[m.subject] = true })
 		if err != nil {
 			return nil, err
 		}
 	}
 	for name := range environments {
-		if err := p.addEnvironmentKeys(ctx, name, found); err != nil {
+		if err := p.addEnvironmentSecretKeys(ctx, name, found); err != nil {
 			return nil, err
 		}
 	}
-	return slices.DeleteFunc(list, func(s sealedSecret) bool { return found[s.key] }), nil
+	return slices.DeleteFunc(list, func(s storedSecret) bool { return found[s.key] }), nil
 }
 
-// addEnvironmentKeys adds to found the keys to which any version of an environment refers.
-func (p *pass) addEnvironmentKeys(ctx context.Context, name string, found map[string]bool) error {
+// addEnvironmentSecretKeys adds the keys of all secrets to which any version of an environment refers to found.
+func (p *pass) addEnvironmentSecretKeys(ctx context.Context, name string, found map[string]bool) error {
 	subject, err := p.log.Partitioning().ParseSubject(name)
 	if err != nil {
 		return err

@@ -26,16 +26,16 @@ import (
 // sessionKey is the tenant and the id of a session.
 type sessionKey struct{ Tenant, ID string }
 
-// pageSize is the number of deleted sessions that are listed with one query.
-const pageSize = 500
+// deletedSessionsPageSize is the number of deleted sessions that one SQL query lists.
+const deletedSessionsPageSize = 500
 
-// deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
-// maximum number of sessions. A failure for one session does not prevent the work for others.
-func (p *pass) deletedSessions(ctx context.Context) error {
+// processDeletedSessions processes every deleted session whose content was not removed yet, until the pass has removed
+// the maximum number of sessions. A failure for one session does not prevent the work for others.
+func (p *pass) processDeletedSessions(ctx context.Context) error {
 	var errs []error
 	var last sessionKey
 	for {
-		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, pageSize)
+		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, deletedSessionsPageSize)
 		if err != nil {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
@@ -44,22 +44,22 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
 		for _, k := range list {
-			if err := p.advanceSession(ctx, k); err != nil {
+			if err := p.advanceDeletedSession(ctx, k); err != nil {
 				errs = append(errs, fmt.Errorf("session %s of tenant %s: %w", k.ID, k.Tenant, err))
 			}
 			if last = k; ctx.Err() != nil || p.removed == p.cfg.Sessions {
 				return errors.Join(errs...)
 			}
 		}
-		if len(list) < pageSize {
+		if len(list) < deletedSessionsPageSize {
 			return errors.Join(errs...)
 		}
 	}
 }
 
-// advanceSession does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
-// any more, and removes the content when the grace after that has passed.
-func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
+// advanceDeletedSession does the next step for a deleted session: it retires the session's runs when nothing reads or
+// writes them any more, and erases the content when the grace period after that has passed.
+func (p *pass) advanceDeletedSession(ctx context.Context, k sessionKey) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
 		return err
@@ -70,20 +70,20 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 	at := max(l.LifeHead.Seq, l.RunHead.Seq)
 	waits, err := p.waitReason(ctx, l, at)
 	if err == nil && waits == "" {
-		waits, err = p.forkReason(ctx, l)
+		waits, err = p.keptByForksReason(ctx, l)
 	}
 	switch {
 	case err != nil:
 		return err
 	case waits != "":
-		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
+		p.addItem(ReportItem{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
 		return nil
 	case !l.Run.Retired:
-		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
+		p.addItem(ReportItem{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
 		if p.dry {
 			return nil
 		}
-		return p.retire(ctx, l)
+		return p.retireRuns(ctx, l)
 	}
 	rec, err := p.log.At(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
 	if err != nil {
@@ -93,14 +93,14 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 		return nil // the read models do not have the session yet
 	}
 	if due := rec.Time.Add(p.cfg.Grace); p.now().Before(due) {
-		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
+		p.addItem(ReportItem{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
 		return nil
 	}
-	return p.remove(ctx, l)
+	return p.eraseContent(ctx, l)
 }
 
-// waitReason returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
-// it up to a sequence. It returns "" if there is none.
+// waitReason returns the reason why the content of a deleted session cannot be removed yet, as a sentence that names
+// the service that still reads or writes the session up to a sequence. It returns "" if there is none.
 func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
@@ -125,12 +125,12 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (s
 		return "the session service has not passed it", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask how far the session service is: %w", err)
+		return "", fmt.Errorf("read the position of the session service: %w", err)
 	}
 	if c.CachedInfo().AckFloor.Stream < at {
 		return "the session service has not passed it", nil
 	}
-	counted, err := usage.Passed(ctx, p.js, shard, at)
+	counted, err := usage.HasFolded(ctx, p.js, shard, at)
 	if err != nil {
 		return "", err
 	}
@@ -143,10 +143,10 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (s
 // janitorActor is the actor in the janitor's commits.
 var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
-// retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
-// because each subject keeps a commit.
-func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
-	usage, stored, err := p.usage(ctx, l)
+// retireRuns ends the runs of a deleted session. From then on the guard refuses every other writer, also one that read
+// no commit, because each subject keeps a commit.
+func (p *pass) retireRuns(ctx context.Context, l *eventlog.Loaded) error {
+	usage, stored, err := p.sessionUsage(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -159,20 +159,20 @@ func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
-	audit, err := p.audit(ctx, l)
+	audit, err := p.auditEntriesToKeep(ctx, l)
 	if err != nil {
 		return err
 	}
-	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
+	return p.appendToRuns(ctx, l, "retire", func(meta events.Meta) run.Command {
 		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
 }
 
-// audit returns the audit entries that run_retired keeps of the session. It leaves out the deletion, whose commit is
-// not erased.
-func (p *pass) audit(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEntry, error) {
+// auditEntriesToKeep returns the audit entries of a deleted session that its event run_retired keeps. It leaves out the
+// deletion, whose commit is not erased.
+func (p *pass) auditEntriesToKeep(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEntry, error) {
 	var list []events.AuditEntry
-	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
+	for rec, err := range p.sessionCommits(ctx, l.LifeHead.Subject) {
 		if err != nil {
 			return nil, err
 		}
@@ -183,9 +183,9 @@ func (p *pass) audit(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEnt
 	return eventlog.KeepAudit(list)
 }
 
-// records yields the commits of a session, or of one of its subjects. If a payload is lost, the reader of the log
-// ends: the commit is yielded without the payload, and a new reader starts after it.
-func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlog.Record, error] {
+// sessionCommits yields the commits of a session, or of one of its subjects. If the payload of a commit is lost, it
+// yields the commit without the payload, and continues after it.
+func (p *pass) sessionCommits(ctx context.Context, of events.Subject) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		at := eventlog.Position{Shard: p.sessions.Position(of.ID, 1).Shard}
 		for ended := false; !ended; {
@@ -204,9 +204,9 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 	}
 }
 
-// append writes the decision of a command to the session's runs. If another writer appended first, it returns no
-// error: the next pass checks again.
-func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
+// appendToRuns decides on the command that command returns, and appends the decision to the session's runs. If another
+// writer appended first, it returns no error: the next pass checks again. step names the command in error messages.
+func (p *pass) appendToRuns(ctx context.Context, l *eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
 	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
 	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
 	if err != nil {
@@ -216,13 +216,13 @@ func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, comm
 	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.Derive(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
-		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
+		p.logger.Info("another writer appended first", "step", step, "session", l.ID)
 		return nil
 	}
 	return err
 }
 
-// countCommits returns the number of commits of a subject from the stream's leader.
+// countCommits returns the number of commits of a subject that the stream's leader has.
 func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
 	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
 	if err != nil {
@@ -231,12 +231,12 @@ func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (u
 	return uint32(info.State.Subjects[s.String()]), nil //nolint:gosec // a session has no four billion commits
 }
 
-// usage returns the usage that the session added to its tenant, and the bytes that it stores. The read models have
-// them, because waitReason found that they are past the session's last commit.
-func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
+// sessionUsage returns the usage that a deleted session added to its tenant's usage, and the bytes that it stores. It
+// reads the read models, which waitReason found to include the session's last commit.
+func (p *pass) sessionUsage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
-		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read the usage of session %s: %w", l.ID, err)
 	}
 	if text == "" {
 		return nil, 0, nil
@@ -248,7 +248,7 @@ func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayU
 		Stored     uint64 `json:"stored"`
 	}{}
 	if err := json.Unmarshal([]byte(text), &days); err != nil {
-		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
+		return nil, 0, fmt.Errorf("read the usage of session %s: %w", l.ID, err)
 	}
 	for _, day := range slices.Sorted(maps.Keys(days)) {
 		d := days[day]
@@ -261,11 +261,11 @@ func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayU
 	return out, stored, nil
 }
 
-// remove erases the session's content. Each step can be interrupted and repeated; content_removed is appended when
-// nothing is left.
-func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
+// eraseContent erases the content of a deleted session. Each step can be interrupted and repeated; content_removed is
+// appended when nothing is left.
+func (p *pass) eraseContent(ctx context.Context, l *eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
-	held, err := p.readHeldObjects(ctx, l)
+	held, err := p.readRemainingReferences(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 		return err
 	}
 	payloads = append(payloads, held.payloads...)
-	item := Item{Kind: KindSession, Tenant: l.Tenant, Name: l.ID, Messages: held.commits, Objects: uint32(len(files) + len(payloads))} //nolint:gosec // a count
+	item := ReportItem{Kind: KindSession, Tenant: l.Tenant, Name: l.ID, Messages: held.commits, Objects: uint32(len(files) + len(payloads))} //nolint:gosec // a count
 	for _, o := range slices.Concat(files, payloads) {
 		item.Bytes += o.Size
 	}
@@ -286,16 +286,16 @@ func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	if p.dry {
 		return nil
 	}
-	if err := p.removeKeys(ctx, k, held.executions); err != nil {
+	if err := p.purgeKeyValues(ctx, k, held.executions); err != nil {
 		return err
 	}
 	for _, o := range files {
-		if err := p.workspaces.remove(ctx, o); err != nil {
+		if err := p.workspaces.removeObject(ctx, o); err != nil {
 			return err
 		}
 	}
 	for _, o := range payloads {
-		if err := p.payloads.remove(ctx, o); err != nil {
+		if err := p.payloads.removeObject(ctx, o); err != nil {
 			return err
 		}
 	}
@@ -312,25 +312,25 @@ func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	p.removed++
 	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
-	return p.append(ctx, l, "erase", func(meta events.Meta) run.Command {
+	return p.appendToRuns(ctx, l, "erase", func(meta events.Meta) run.Command {
 		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
 	})
 }
 
-// heldObjects is what the remaining commits of a deleted session refer to: executions, and payloads in the object
-// store.
-type heldObjects struct {
+// remainingReferences lists what the remaining commits of a deleted session refer to: executions, and payloads in the
+// object store.
+type remainingReferences struct {
 	commits    uint32
 	executions []string
-	payloads   []object // objects whose name is only their digest, as former versions named them
+	payloads   []bucketObject // objects whose name is only their digest, as former versions named them
 }
 
-// readHeldObjects reads the remaining commits of the session and returns the executions and stored
-// objects that they name. A payload that no longer exists does not prevent the reading of the others.
-func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
-	var h heldObjects
+// readRemainingReferences reads the remaining commits of a deleted session and returns the executions and stored
+// objects to which they refer. A payload that no longer exists does not prevent the reading of the others.
+func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.Loaded) (remainingReferences, error) {
+	var h remainingReferences
 	digests := map[string]bool{}
-	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
+	for rec, err := range p.sessionCommits(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
 		if err != nil {
 			return h, err
 		}
@@ -363,7 +363,7 @@ func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObj
 		if !found {
 			continue // the object has the session in its name, or does not exist any more
 		}
-		shared, err := p.isMentioned(ctx, digest, l)
+		shared, err := p.isPayloadReferenced(ctx, digest, l)
 		if err != nil {
 			return h, err
 		}
@@ -374,13 +374,13 @@ func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObj
 	return h, nil
 }
 
-// isMentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
-// version never do, so no such reference can appear later.
-func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.Loaded) (bool, error) {
+// isPayloadReferenced reports whether a subject of another session refers to a payload by its digest alone. Commits of
+// this version never do, so no such reference can appear later.
+func (p *pass) isPayloadReferenced(ctx context.Context, digest string, l *eventlog.Loaded) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
-		err := e.eachMessage(ctx, allMessages("ev.>"), func(m message) {
+		err := e.eachMessage(ctx, allMessagesConsumer("ev.>"), func(m streamMessage) {
 			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
 		})
 		if found || err != nil {
@@ -390,9 +390,9 @@ func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.Loade
 	return false, nil
 }
 
-// removeKeys purges values of secrets that came with the session's messages, and the records of requests with an
-// Idempotency-Key.
-func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string) error {
+// purgeKeyValues purges the secrets that came with messages of a deleted session, and the records of its requests with
+// an Idempotency-Key, from their key-value buckets.
+func (p *pass) purgeKeyValues(ctx context.Context, k sessionKey, executions []string) error {
 	for _, execution := range executions {
 		if err := p.secrets.purge(ctx, "$KV."+topology.BucketSecrets+"."+k.Tenant+".x."+execution+".>"); err != nil {
 			return err
@@ -400,7 +400,7 @@ func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string
 	}
 	if p.requests == nil {
 		p.requests = map[sessionKey][]string{}
-		err := p.idempotency.eachMessage(ctx, newestConsumer("$KV."+topology.BucketIdempotency+".>"), func(m message) {
+		err := p.idempotency.eachMessage(ctx, lastPerSubjectConsumer("$KV."+topology.BucketIdempotency+".>"), func(m streamMessage) {
 			var record struct {
 				Answer struct {
 					SessionID string `json:"sessionId"`

@@ -16,15 +16,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// skillObjects removes uploads of skills whose push was decided, and ZIPs to which no version of a skill refers.
+// removeSkillObjects removes uploads of skills whose push was decided, and ZIPs to which no version of a skill refers.
 //
 // A push may be in progress. The skills service stores the ZIP again unless the stored ZIP is at most a few minutes
-// old, or the skill already has the version. A ZIP that is removed here is older, and remove keeps an object that was
-// stored again.
-func (p *pass) skillObjects(ctx context.Context) error {
-	var zips []object
-	uploads, err := p.skills.list(ctx, func(o object) bool {
-		old := o.At.Before(p.removeBefore())
+// old, or the skill already has the version. A ZIP that is removed here is older, and objectBucket.removeObject keeps an
+// object that was stored again.
+func (p *pass) removeSkillObjects(ctx context.Context) error {
+	var zips []bucketObject
+	uploads, err := p.skills.listObjects(ctx, func(o bucketObject) bool {
+		old := o.At.Before(p.removalCutoff())
 		if old && events.IsDigest(o.Name) {
 			zips = append(zips, o)
 		}
@@ -33,16 +33,16 @@ func (p *pass) skillObjects(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	zips, err = p.withoutVersion(ctx, zips)
+	zips, err = p.findUnreferencedZIPs(ctx, zips)
 	for _, o := range append(uploads, zips...) {
-		err = errors.Join(err, p.removeObjects(ctx, p.skills, Item{Kind: KindSkill, Name: o.Name}, []object{o}))
+		err = errors.Join(err, p.removeObjects(ctx, p.skills, ReportItem{Kind: KindSkill, Name: o.Name}, []bucketObject{o}))
 	}
 	return err
 }
 
-// withoutVersion returns the ZIPs to which no version refers. The read models, which answer with one query, list
-// candidates; the log decides.
-func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, error) {
+// findUnreferencedZIPs returns the ZIPs to which no version of a skill refers. It gets candidates from the read models
+// with one query, and then checks them in the log.
+func (p *pass) findUnreferencedZIPs(ctx context.Context, zips []bucketObject) ([]bucketObject, error) {
 	digests := make([]string, len(zips))
 	for i, o := range zips {
 		digests[i] = o.Name
@@ -59,19 +59,19 @@ func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, err
 	if len(digests) == 0 {
 		return nil, nil
 	}
-	referred, err := p.referredZIPs(ctx, digests)
+	referred, err := p.referencedZIPs(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(zips, func(o object) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
+	return slices.DeleteFunc(zips, func(o bucketObject) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
 }
 
-// referredZIPs returns those of the digests to which skills in the log refer. A removed version still counts for a
+// referencedZIPs returns those of the digests to which skills in the log refer. A removed version still counts for a
 // while, because its removal may happen between two steps of a push.
-func (p *pass) referredZIPs(ctx context.Context, digests []string) (map[string]bool, error) {
+func (p *pass) referencedZIPs(ctx context.Context, digests []string) (map[string]bool, error) {
 	by := map[string]map[string]bool{} // digests by the subject that mentions them
 	for _, e := range p.streams {
-		err := e.eachMessage(ctx, allMessages(topology.SkillFilter), func(m message) {
+		err := e.eachMessage(ctx, allMessagesConsumer(topology.SkillFilter), func(m streamMessage) {
 			for _, d := range digests {
 				if bytes.Contains(m.data, []byte(d)) {
 					if by[m.subject] == nil {
@@ -101,7 +101,7 @@ func (p *pass) referredZIPs(ctx context.Context, digests []string) (map[string]b
 		}
 		for d := range mentioned {
 			gone := slices.ContainsFunc(entry.State.Versions, func(v versions.Version) bool { return v.Digest == d && v.Removed })
-			if !gone || !head.Time.Before(p.removeBefore()) {
+			if !gone || !head.Time.Before(p.removalCutoff()) {
 				referred[d] = true
 			}
 		}

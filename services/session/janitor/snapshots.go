@@ -18,22 +18,22 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/natsstore"
 )
 
-// workspaceObjects removes objects of sessions that are not deleted: snapshots beyond the retention, files whose
+// removeWorkspaceObjects removes objects of sessions that are not deleted: snapshots beyond the retention, files whose
 // request was refused, and objects named after a session that does not exist.
-func (p *pass) workspaceObjects(ctx context.Context) error {
-	list, err := p.workspaces.sessions(ctx)
+func (p *pass) removeWorkspaceObjects(ctx context.Context) error {
+	list, err := p.workspaces.objectsBySession(ctx)
 	if err != nil {
 		return err
 	}
-	absent, err := p.absentSessions(ctx, list)
+	absent, err := p.findAbsentSessions(ctx, list)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, k := range slices.SortedFunc(maps.Keys(list), compareKeys) {
-		step := p.trimSession
+	for _, k := range slices.SortedFunc(maps.Keys(list), compareSessionKeys) {
+		step := p.removeUnneededObjects
 		if absent[k] {
-			step = p.removeUnowned
+			step = p.removeObjectsOfAbsent
 		}
 		if err := step(ctx, k, list[k]); err != nil {
 			errs = append(errs, fmt.Errorf("objects of session %s of tenant %s: %w", k.ID, k.Tenant, err))
@@ -45,17 +45,17 @@ func (p *pass) workspaceObjects(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// compareKeys orders sessions by tenant, and then by id.
-func compareKeys(a, b sessionKey) int {
+// compareSessionKeys orders sessions by tenant, and then by id.
+func compareSessionKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }
 
-// absentSessions returns the sessions that the read models do not have, or whose content was removed, and that have no new
-// objects.
-func (p *pass) absentSessions(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
+// findAbsentSessions returns those sessions in list that the read models do not contain, or whose content was removed,
+// and that have no new objects.
+func (p *pass) findAbsentSessions(ctx context.Context, list map[sessionKey][]bucketObject) (map[sessionKey]bool, error) {
 	var tenants, ids []string
 	for k, objects := range list {
-		if !slices.ContainsFunc(objects, func(o object) bool { return !o.At.Before(p.removeBefore()) }) {
+		if !slices.ContainsFunc(objects, func(o bucketObject) bool { return !o.At.Before(p.removalCutoff()) }) {
 			tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
 		}
 	}
@@ -76,33 +76,33 @@ func (p *pass) absentSessions(ctx context.Context, list map[sessionKey][]object)
 	return absent, nil
 }
 
-// removeUnowned removes the objects of a session that does not exist: files that came with a refused request. The read
-// models may lag, so the log decides.
-func (p *pass) removeUnowned(ctx context.Context, k sessionKey, list []object) error {
+// removeObjectsOfAbsent removes the objects of a session that does not exist: files that came with a refused request.
+// The read models may lag, so it checks the log first.
+func (p *pass) removeObjectsOfAbsent(ctx context.Context, k sessionKey, list []bucketObject) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
 		return err
 	}
 	if l.Life.Status != session.None && !l.Run.Retired {
-		return p.trimSession(ctx, k, list)
+		return p.removeUnneededObjects(ctx, k, list)
 	}
-	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
+	return p.removeObjects(ctx, p.workspaces, ReportItem{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
 }
 
-// trimSession removes the objects that an existing session does not need.
-func (p *pass) trimSession(ctx context.Context, k sessionKey, list []object) error {
-	return errors.Join(p.trimSnapshots(ctx, k, list), p.removeUploads(ctx, k, list))
+// removeUnneededObjects removes those objects in list that the existing session k does not need.
+func (p *pass) removeUnneededObjects(ctx context.Context, k sessionKey, list []bucketObject) error {
+	return errors.Join(p.removeOldSnapshots(ctx, k, list), p.removeUnneededUploads(ctx, k, list))
 }
 
-// trimSnapshots removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.
+// removeOldSnapshots removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.
 //
 // An executor may be taking a snapshot at the same time. The new snapshot refers to packs of the session's last
 // snapshot, which stay, and to packs that it stores itself, also if equal packs exist; see workspace.Snapshot. Only
 // that executor can commit the snapshot, and no other commit can come in between: the log's guard refuses it.
-func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) error {
-	var manifests, packs []object
+func (p *pass) removeOldSnapshots(ctx context.Context, k sessionKey, list []bucketObject) error {
+	var manifests, packs []bucketObject
 	for _, o := range list {
-		switch id := o.id(); {
+		switch id := o.lastNamePart(); {
 		case strings.HasPrefix(id, "m-"):
 			manifests = append(manifests, o)
 		case strings.HasPrefix(id, "p-"):
@@ -119,17 +119,17 @@ func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) e
 		return err
 	}
 	last := workspace.Name(k.Tenant, k.ID, l.Run.Snapshot.ID)
-	if !slices.ContainsFunc(manifests, func(o object) bool { return o.Name == last }) {
+	if !slices.ContainsFunc(manifests, func(o bucketObject) bool { return o.Name == last }) {
 		return nil // the snapshot is newer than the list; the next pass handles it
 	}
-	slices.SortFunc(manifests, func(a, b object) int { return cmp.Compare(b.seq, a.seq) })
+	slices.SortFunc(manifests, func(a, b bucketObject) int { return cmp.Compare(b.seq, a.seq) })
 	begun, err := p.forkSnapshots(ctx, k)
 	if err != nil {
 		return err
 	}
-	var stay, old []object
+	var stay, old []bucketObject
 	for i, o := range manifests {
-		if i >= p.cfg.Snapshots && o.Name != last && !begun[o.Name[strings.LastIndexByte(o.Name, '/')+1:]] && o.At.Before(p.removeBefore()) {
+		if i >= p.cfg.Snapshots && o.Name != last && !begun[o.Name[strings.LastIndexByte(o.Name, '/')+1:]] && o.At.Before(p.removalCutoff()) {
 			old = append(old, o)
 		} else {
 			stay = append(stay, o)
@@ -140,25 +140,25 @@ func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) e
 	}
 	needed := map[string]bool{}
 	for _, o := range stay {
-		if err := p.addNeeded(ctx, k, o, needed); err != nil {
+		if err := p.addNeededPacks(ctx, k, o, needed); err != nil {
 			return err
 		}
 	}
 	// Erase the packs first: as long as a manifest beyond the retention exists, the next pass removes the remaining
 	// ones.
-	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.removeBefore()) })
-	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
+	packs = slices.DeleteFunc(packs, func(o bucketObject) bool { return needed[o.Name] || !o.At.Before(p.removalCutoff()) })
+	return p.removeObjects(ctx, p.workspaces, ReportItem{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
 }
 
-// addNeeded adds the packs of a snapshot that is kept.
-func (p *pass) addNeeded(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
+// addNeededPacks reads the manifest of a snapshot that is kept, and adds the names of its packs to needed.
+func (p *pass) addNeededPacks(ctx context.Context, k sessionKey, manifest bucketObject, needed map[string]bool) error {
 	if p.store == nil {
 		var err error
 		if p.store, err = natsstore.Open(ctx, p.js, topology.BucketWorkspaces); err != nil {
 			return err
 		}
 	}
-	names, err := workspace.Packs(ctx, p.store, k.Tenant, k.ID, manifest.id())
+	names, err := workspace.Packs(ctx, p.store, k.Tenant, k.ID, manifest.lastNamePart())
 	if err != nil {
 		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
 	}

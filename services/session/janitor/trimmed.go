@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// noteTrimmed records a removed object that events of its session had counted, for reportTrimmed.
-func (p *pass) noteTrimmed(item Item, o object) {
+// recordTrimmedObject adds a removed object to those that appendTrimEvents records in the log, because the session's
+// events had counted its bytes.
+func (p *pass) recordTrimmedObject(item ReportItem, o bucketObject) {
 	if item.Kind != KindSnapshots && item.Kind != KindFiles {
 		return
 	}
@@ -24,28 +25,29 @@ func (p *pass) noteTrimmed(item Item, o object) {
 	p.trimmed[k] = t
 }
 
-// snapshotLate is the maximum time from the end of a turn to the commit of the snapshot that an executor takes after
+// maxSnapshotDelay is the maximum time from the end of a turn to the commit of the snapshot that an executor takes after
 // the turn.
-const snapshotLate = time.Hour
+const maxSnapshotDelay = time.Hour
 
-// reportTrimmed records in the log which objects were removed from the workspaces of sessions, so that they no longer
-// count as stored by the tenants.
+// appendTrimEvents appends events that record which objects were removed from the workspaces of sessions, so that they
+// no longer count as stored by the tenants.
 //
-// Only the holder of a session's runs may write to them while an execution runs. So the report waits for the end of
-// the turn and for the snapshot after it, because an executor whose commit is refused takes no snapshot. At rest, any
-// writer whose append is refused loads the session again.
-func (p *pass) reportTrimmed(ctx context.Context) error {
+// Only the holder of a session's runs may write to them while an execution runs. So appendTrimEvents waits for the end
+// of the turn and for the snapshot after it, because an executor whose commit is refused takes no snapshot. When no
+// execution runs, any writer whose append is refused loads the session again.
+func (p *pass) appendTrimEvents(ctx context.Context) error {
 	var errs []error
 	for k, t := range p.trimmed {
-		if err := p.reportTrimmedOf(ctx, k, t); err != nil {
-			errs = append(errs, fmt.Errorf("report what was removed of session %s of tenant %s: %w", k.ID, k.Tenant, err))
+		if err := p.appendTrimEvent(ctx, k, t); err != nil {
+			errs = append(errs, fmt.Errorf("record the removed objects of session %s of tenant %s: %w", k.ID, k.Tenant, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// reportTrimmedOf does the work of reportTrimmed for one session.
-func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
+// appendTrimEvent does the work of appendTrimEvents for the session k, unless an execution runs or its snapshot is
+// missing.
+func (p *pass) appendTrimEvent(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	switch {
 	case err != nil:
@@ -55,7 +57,7 @@ func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.Works
 		return nil
 	case !l.Run.IsIdle(), l.Run.Syncing != "":
 		return nil
-	case l.Run.Snapshot.At.Before(l.Run.EndedAt) && p.now().Sub(l.Run.EndedAt) < snapshotLate:
+	case l.Run.Snapshot.At.Before(l.Run.EndedAt) && p.now().Sub(l.Run.EndedAt) < maxSnapshotDelay:
 		return nil
 	}
 	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})

@@ -57,28 +57,28 @@ func (m *Benchmark) Validate() error {
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	for _, n := range m.Sessions {
-		err := b.Part(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
+		err := b.RunPart(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
 			r, err := measureAppends(ctx, b, int(n), int(m.Rounds), m.Each)
 			if err != nil {
 				return err
 			}
-			return b.Report(r)
+			return b.ReportRow(r)
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if err := b.Part("batches", func(b *harness.Bench) error {
+	if err := b.RunPart("batches", func(b *harness.Bench) error {
 		return compareBatches(ctx, b, int(m.Writers), int(m.Rounds), m.Each)
 	}); err != nil {
 		return err
 	}
-	return b.Part("versions of commits", func(b *harness.Bench) error {
+	return b.RunPart("versions of commits", func(b *harness.Bench) error {
 		r, err := compareVersions(ctx, b, int(m.Rounds), m.Each)
 		if err != nil {
 			return err
 		}
-		return b.Report(r)
+		return b.ReportRow(r)
 	})
 }
 
@@ -155,8 +155,8 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return t, err
 }
 
-// measureAppends measures appends to the log and plain JetStream publishes in alternating rounds, each of the duration
-// each, with one writer for each of a number of sessions. It returns the row of docs/performance.md.
+// measureAppends measures appends to the log and plain JetStream publishes in alternating rounds, with one writer for
+// each of a number of sessions. each is the duration of a round. It returns the row of docs/performance.md.
 func measureAppends(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
 	t, err := newTestbed(ctx, b)
 	if err != nil {
@@ -227,8 +227,8 @@ func appendRow(sessions int, raw, owner, through *writerResult) row.Row {
 	}
 }
 
-// runWriters runs all writers concurrently for the duration each. It calls a writer again when its last append was
-// acknowledged. It returns the total time and the duration of every append.
+// runWriters runs all writers concurrently. Until the duration each has passed, it calls a writer again when its last
+// append was acknowledged. It returns the total time and the duration of every append.
 func runWriters(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
 	// Without a deadline the client limits a publish to 5 s, which a busy disk may need.
 	ctx, cancel := context.WithTimeout(ctx, each+ackTimeout)

@@ -22,10 +22,10 @@ const (
 )
 
 // compareBatches reports a row of docs/performance.md that compares commits in atomic batches of JetStream with the
-// same commits published singly, in alternating rounds of the duration each. A second server, whose streams do not
-// allow batches, receives the single commits; this is as in an installation that was not upgraded.
+// same commits published singly, in alternating rounds. each is the duration of a round. A second server, whose streams
+// do not allow batches, receives the single commits, as in an installation that was not upgraded.
 func compareBatches(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) error {
-	return b.Part("published singly", func(other *harness.Bench) error {
+	return b.RunPart("published singly", func(other *harness.Bench) error {
 		var kinds [2]struct {
 			writers []func(context.Context) error
 			result  writerResult
@@ -72,7 +72,7 @@ func compareBatches(ctx context.Context, b *harness.Bench, sessions, rounds int,
 			ratios = append(ratios, grouped.result.rates[i]/r)
 		}
 		rate, p99 := harness.Median(grouped.result.rates), row.Percentile(grouped.result.samples, 0.99)
-		return b.Report(row.Row{
+		return b.ReportRow(row.Row{
 			What:     fmt.Sprintf("append of run commits in atomic batches, signed, in an account of its own, sessions: %d", sessions),
 			Target:   fmt.Sprintf("%d/s, p99 under %d ms", minBatchRate, maxBatchP99Ms),
 			Measured: fmt.Sprintf("%.0f/s, %.0f µs of CPU a commit", rate, harness.Median(grouped.cpu)),

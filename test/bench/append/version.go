@@ -19,8 +19,8 @@ const versionComparisonSessions = 64
 // The rounds of this comparison are shorter than those of the other rows, and there are more of them. The load of a
 // shared machine changes within a second, so two rounds meet the same load only if they are short and adjacent.
 const (
-	// versionRoundsFactor is the number of rounds in the comparison of commit versions for each round of the flag
-	// --rounds.
+	// versionRoundsFactor is the number of rounds that compare commit versions for each round that the flag --rounds
+	// requests.
 	versionRoundsFactor = 20
 	// versionRoundDivisor is how many times shorter a round in the comparison of commit versions is than the flag --each.
 	versionRoundDivisor = 7

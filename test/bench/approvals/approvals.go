@@ -61,10 +61,10 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	if err := b.Report(r); err != nil {
+	if err := b.ReportRow(r); err != nil {
 		return err
 	}
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
@@ -72,11 +72,11 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(script)
+	url, err := b.StartModel(script)
 	if err != nil {
 		return err
 	}
-	sys, err := b.System(ctx, system.Config{ModelURL: url, Executor: executor.Config{Runner: runner}})
+	sys, err := b.StartSystem(ctx, system.Config{ModelURL: url, Executor: executor.Config{Runner: runner}})
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		path := runner
 		if a.Program != "" {
 			if path, err = exec.LookPath(a.Program); err != nil {
-				b.Skip("the row of "+a.Name, a.Program+" is not on the PATH; make install installs it")
+				b.PrintSkipped("the row of "+a.Name, a.Program+" is not on the PATH; make install installs it")
 				continue
 			}
 		}
@@ -127,14 +127,14 @@ func applyAgent(ctx context.Context, sys *system.System, slug, architecture stri
 	if p != nil {
 		spec["permissions"] = p
 	}
-	return system.NewClient(sys.URL).Apply(ctx, "agents", slug, spec)
+	return system.NewClient(sys.URL).ApplyDefinition(ctx, "agents", slug, spec)
 }
 
 // session is a session of an agent, with a WebSocket that has joined it.
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 
 	// Times from the POST of a decision to the receipt of approval_decided and of approval_resolved, for all turns of Ask,
@@ -148,10 +148,10 @@ func newSession(ctx context.Context, sys *system.System, slug string) (*session,
 	defer cancel()
 	s := &session{sys: sys, client: system.NewClient(sys.URL)}
 	var err error
-	if s.id, err = s.client.Create(ctx, system.SessionSpec{Agent: slug}); err != nil {
+	if s.id, err = s.client.CreateSession(ctx, system.SessionSpec{Agent: slug}); err != nil {
 		return nil, err
 	}
-	s.socket, err = s.client.Join(ctx, s.id)
+	s.socket, err = s.client.JoinSession(ctx, s.id)
 	return s, err
 }
 
@@ -161,7 +161,7 @@ func (s *session) Close() error {
 	defer s.socket.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
-	return s.sys.End(ctx, s.id)
+	return s.sys.DeleteAndAwaitEnd(ctx, s.id)
 }
 
 // hundredRules returns a permission policy of 100 rules about tools, paths and commands. Only the last rule matches the

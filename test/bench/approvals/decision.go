@@ -18,9 +18,9 @@ import (
 // Spool may be slower than an answer to the same agent without Spool.
 const maxDecisionMs = 50
 
-// askingConversation is a conversation with an agent, with or without Spool, that asks a person about one call of a
+// approvalConversation is a conversation with an agent, with or without Spool, that asks a person about one call of a
 // tool in each turn.
-type askingConversation interface {
+type approvalConversation interface {
 	// Ask returns the time from the decision about the call to its result.
 	Ask(ctx context.Context, text string) (time.Duration, error)
 	Close() error
@@ -50,7 +50,7 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 	defer func() { err = errors.Join(err, s.Close()) }()
 	var times [2][]time.Duration // on bare stdio, through Spool
 	for i := range decisions + 1 {
-		for kind, c := range []askingConversation{bare, s} {
+		for kind, c := range []approvalConversation{bare, s} {
 			d, err := timeDecision(ctx, c)
 			if err != nil {
 				return fmt.Errorf("turn %d of %T: %w", i, c, err)
@@ -60,12 +60,12 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 			}
 		}
 	}
-	return b.Report(decisionRow(a.Name, s, times[1], times[0]))
+	return b.ReportRow(decisionRow(a.Name, s, times[1], times[0]))
 }
 
 // timeDecision takes a turn in which the agent asks about one call, approves the call, and returns the time from the
 // decision to the call's result.
-func timeDecision(ctx context.Context, c askingConversation) (time.Duration, error) {
+func timeDecision(ctx context.Context, c approvalConversation) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	return c.Ask(ctx, oneCommandMessage)
@@ -87,7 +87,7 @@ func decisionRow(agent string, s *session, through, bare []time.Duration) row.Ro
 }
 
 // Ask posts text as a message, approves the call about which the agent asks, and returns the time from the decision to
-// the call's result. It implements askingConversation.
+// the call's result. It implements approvalConversation.
 func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -105,7 +105,7 @@ func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 			posted = time.Now()
 			// The result may arrive before the response.
 			go func() {
-				if err := s.client.Decide(ctx, d.ApprovalID, events.DecisionApprove); err != nil && ctx.Err() == nil {
+				if err := s.client.DecideApproval(ctx, d.ApprovalID, events.DecisionApprove); err != nil && ctx.Err() == nil {
 					cancel(fmt.Errorf("decide: %w", err))
 				}
 			}()

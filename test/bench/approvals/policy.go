@@ -140,7 +140,7 @@ func compareTurns(ctx context.Context, b *harness.Bench, sys *system.System, pai
 		{fmt.Sprintf("turn of %d calls with a permission policy of 100 rules, message posted to the end of the turn, the built-in agent", callsPerTurn), took},
 		{"the same: processor time of all processes", used},
 	} {
-		if err := b.Report(turnRow(m.what, m.values)); err != nil {
+		if err := b.ReportRow(turnRow(m.what, m.values)); err != nil {
 			return err
 		}
 	}

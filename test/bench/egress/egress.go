@@ -84,7 +84,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		if err != nil {
 			return err
 		}
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}

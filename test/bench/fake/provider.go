@@ -32,7 +32,7 @@ type sandboxRunner interface {
 	// attach returns the process of a `runner attach` that follows the journal.
 	attach(runner.Attach) (sandbox.Process, error)
 	// end ends the runner and its turn.
-	end()
+	terminate()
 }
 
 // New returns a Provider whose sandboxes all run the script s, in this process.
@@ -85,7 +85,7 @@ func (p *Provider) Terminate(_ context.Context, id string, _ bool) error {
 	delete(p.boxes, id)
 	p.mu.Unlock()
 	if b != nil {
-		b.runner.end()
+		b.runner.terminate()
 	}
 	return nil
 }

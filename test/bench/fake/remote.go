@@ -40,8 +40,8 @@ func (r *socketRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	return &socketAttachment{UnixConn: conn, closed: make(chan struct{})}, nil
 }
 
-// end makes the other process end the runner. It ignores errors, because a process that has ended has no runners.
-func (r *socketRunner) end() {
+// terminate makes the other process end the runner. It ignores errors, because a process that has ended has no runners.
+func (r *socketRunner) terminate() {
 	if conn, err := r.dial(runnerRequest{Sandbox: r.id}); err == nil {
 		_ = conn.Close() // the request is written
 	}
@@ -91,9 +91,9 @@ type writeCloser struct{ *net.UnixConn }
 
 func (w writeCloser) Close() error { return w.CloseWrite() }
 
-// Serve runs fake runners with a script in this process, until ctx ends. Their Provider is in another process, which
+// ServeRunners runs fake runners with a script in this process, until ctx ends. Their Provider is in another process, which
 // made it with NewRemoteProvider and connects to l.
-func Serve(ctx context.Context, l net.Listener, script Script) error {
+func ServeRunners(ctx context.Context, l net.Listener, script Script) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept returns the error
 	defer stop()
 	s := &runnerServer{script: script, runners: map[string]*fakeRunner{}}
@@ -137,7 +137,7 @@ func (s *runnerServer) serveConn(conn net.Conn) {
 	s.mu.Unlock()
 	if q.Attach == nil {
 		_ = conn.Close() // nothing is sent
-		r.end()
+		r.terminate()
 		return
 	}
 	if _, err := r.attachTo(*q.Attach, bufferedConn{in, conn}, conn); err != nil {

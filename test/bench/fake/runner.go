@@ -40,8 +40,8 @@ func newFakeRunner(s Script, name string) *fakeRunner {
 	return r
 }
 
-// end ends the runner, its turn and its attachment, and blocks until their goroutines have ended.
-func (r *fakeRunner) end() {
+// terminate ends the runner, its turn and its attachment, and blocks until their goroutines have ended.
+func (r *fakeRunner) terminate() {
 	r.cancel()
 	r.mu.Lock()
 	s := r.stream
@@ -73,7 +73,7 @@ func (r *fakeRunner) appendLine(l runner.Line) {
 	l.N, l.Time = r.first+uint64(len(r.lines)), time.Now()
 	r.lines = append(r.lines, l)
 	if r.stream != nil {
-		r.stream.wake()
+		r.stream.wakeSender()
 	}
 }
 
@@ -193,16 +193,16 @@ func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteClo
 	return s, nil
 }
 
-// wake makes the goroutine that runs sendJournal send new lines.
-func (s *attachment) wake() {
+// wakeSender makes the goroutine that runs sendJournal send new lines.
+func (s *attachment) wakeSender() {
 	select {
 	case s.more <- struct{}{}:
 	default:
 	}
 }
 
-// send writes a message to the executor. It returns false if the executor has closed its end.
-func (s *attachment) send(m runner.Message) bool {
+// sendMessage writes a message to the executor. It returns false if the executor has closed its end.
+func (s *attachment) sendMessage(m runner.Message) bool {
 	raw, err := json.Marshal(m)
 	if err != nil {
 		panic(err) // the types can be encoded
@@ -216,12 +216,12 @@ func (s *attachment) send(m runner.Message) bool {
 // sendJournal sends the message hello to the executor, and then every line of the journal whose number is greater than
 // after, until the attachment is closed.
 func (s *attachment) sendJournal(hello runner.Hello, after uint64) {
-	if !s.send(runner.Message{Hello: &hello}) {
+	if !s.sendMessage(runner.Message{Hello: &hello}) {
 		return
 	}
 	for {
 		for _, l := range s.r.linesAfter(after) {
-			if !s.send(runner.Message{Line: &l}) {
+			if !s.sendMessage(runner.Message{Line: &l}) {
 				return
 			}
 			after = l.N
@@ -247,7 +247,7 @@ func (s *attachment) receiveCommands() {
 		if err := json.Unmarshal(raw, &c); err != nil {
 			return
 		}
-		if reply := s.r.execute(c); reply != nil && !s.send(runner.Message{Reply: reply}) {
+		if reply := s.r.execute(c); reply != nil && !s.sendMessage(runner.Message{Reply: reply}) {
 			return
 		}
 	}

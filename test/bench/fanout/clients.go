@@ -35,8 +35,9 @@ type clientsConfig struct {
 	Stalled, Trickling int
 }
 
-// measureWindow is the second line of input of the process that runs the clients, as JSON. Events that are received
-// between From and To count for the rate; at Deadline the clients stop to wait for events.
+// measureWindow is the time span in which clients measure. The process that runs the clients reads it as its second
+// line of input, as JSON. Events that are received between From and To count for the rate; at Deadline the clients stop
+// waiting for events.
 type measureWindow struct{ From, To, Deadline time.Time }
 
 // clientsReport holds the measurements of all clients. The process that runs them prints it as its second line of
@@ -131,16 +132,16 @@ func createSessions(ctx context.Context, c *system.Client, cfg clientsConfig) ([
 	group.SetLimit(concurrentCreates)
 	for i := range list {
 		group.Go(func() error {
-			session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
+			session, err := c.CreateSession(ctx, system.SessionSpec{Architecture: "spool"})
 			if err != nil {
 				return err
 			}
 			list[i] = &sessionClient{client: c, session: session, blocks: cfg.Blocks}
 			// The socket is used after the group has ended.
-			if list[i].socket, err = c.Join(context.WithoutCancel(ctx), session); err != nil {
+			if list[i].socket, err = c.JoinSession(context.WithoutCancel(ctx), session); err != nil {
 				return err
 			}
-			list[i].execution, err = c.Post(ctx, session, "begin")
+			list[i].execution, err = c.PostMessage(ctx, session, "begin")
 			return err
 		})
 	}
@@ -181,9 +182,9 @@ type sessionClient struct {
 	client             *system.Client
 	session, execution string
 	blocks             int
-	socket             *system.Socket
+	socket             *system.SessionSocket
 
-	stamps     system.StampChecker
+	stamps     system.TimestampChecker
 	runner     int             // events of the log that the runner wrote
 	samples    []time.Duration // the ages of all pieces and events
 	inWindow   int             // samples that were received within the window
@@ -204,7 +205,7 @@ func (c *sessionClient) readToEnd(ctx context.Context, w measureWindow) error {
 			}
 			continue
 		}
-		if ended, err := c.addEvent(event, received, w); ended || err != nil {
+		if ended, err := c.checkAndMeasureEvent(event, received, w); ended || err != nil {
 			return err
 		}
 	}
@@ -218,10 +219,10 @@ func (c *sessionClient) reconnect(ctx context.Context, cause error) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("not everything was received in time: %w", cause)
 		}
-		socket, err := c.client.JoinAfter(ctx, c.session, c.stamps.Seq())
+		socket, err := c.client.JoinSessionAfter(ctx, c.session, c.stamps.Seq())
 		if err == nil {
 			c.socket = socket
-			c.stamps.Rejoined()
+			c.stamps.HandleRejoin()
 			c.reconnects++
 			return nil
 		}
@@ -232,9 +233,9 @@ func (c *sessionClient) reconnect(ctx context.Context, cause error) error {
 	}
 }
 
-// addEvent checks a received event and measures its age. ended is true if the event ends the execution.
-func (c *sessionClient) addEvent(w events.Wire, received time.Time, in measureWindow) (ended bool, err error) {
-	ages, err := c.stamps.Add(w, received)
+// checkAndMeasureEvent checks a received event and measures its age. ended is true if the event ends the execution.
+func (c *sessionClient) checkAndMeasureEvent(w events.Wire, received time.Time, in measureWindow) (ended bool, err error) {
+	ages, err := c.stamps.CheckEvent(w, received)
 	if err != nil {
 		return false, err
 	}

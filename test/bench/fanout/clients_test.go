@@ -30,8 +30,8 @@ func session(t *testing.T, written time.Time) (list []events.Wire) {
 	block := events.Block{ID: "b", Kind: events.KindAssistantText}
 	add(events.BlockStart{}.EventType(), events.BlockStart{Block: block})
 	for i := range piecesPerBlock {
-		add(events.TextDelta, map[string]any{"blockId": "b", "offset": len(block.Content), "delta": system.Stamp(written.Add(time.Duration(i)))})
-		block.Content += system.Stamp(written.Add(time.Duration(i)))
+		add(events.TextDelta, map[string]any{"blockId": "b", "offset": len(block.Content), "delta": system.TimestampText(written.Add(time.Duration(i)))})
+		block.Content += system.TimestampText(written.Add(time.Duration(i)))
 	}
 	add(events.BlockComplete{}.EventType(), events.BlockComplete{Block: block})
 	add(events.ExecutionCompleted{}.EventType(), struct{}{})
@@ -46,7 +46,7 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	read := func(blocks int, list []events.Wire) (*sessionClient, error) {
 		c := &sessionClient{session: "ses", execution: "exe", blocks: blocks}
 		for _, w := range list {
-			if ended, err := c.addEvent(w, received, all); ended || err != nil {
+			if ended, err := c.checkAndMeasureEvent(w, received, all); ended || err != nil {
 				return c, err
 			}
 		}

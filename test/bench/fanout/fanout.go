@@ -42,9 +42,9 @@ const (
 	targetSessions = 1000
 )
 
-// apartFlag is the command line flag --apart, with a space before it. It runs NATS and the fake runners in processes of
-// their own.
-const apartFlag = " --apart"
+// separateProcessesFlag is the command line flag --apart, with a space before it. With this flag, NATS and the fake
+// runners run in processes of their own.
+const separateProcessesFlag = " --apart"
 
 // maxAgeMs returns the performance target of a mode: the maximum of the 99th percentile of the age of an event when a
 // client receives it, in milliseconds.
@@ -79,8 +79,8 @@ func (m *Benchmark) Validate() error {
 			return fmt.Errorf("--sessions must be 1 to %d", maxSessions)
 		}
 	}
-	if m.Each < 2*blockTime {
-		return fmt.Errorf("--each must be at least %s", 2*blockTime)
+	if m.Each < 2*blockDuration {
+		return fmt.Errorf("--each must be at least %s", 2*blockDuration)
 	}
 	if m.Stalled < 0 || m.Trickling < 0 || m.MoreGateways < 0 {
 		return errors.New("--stalled, --trickling and --more-gateways must not be negative")
@@ -113,7 +113,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			}
 		}
 		if len(m.Sessions) > 1 {
-			fmt.Fprintf(b.Messages(), "fanout: %s: target met at up to %d of the measured numbers of sessions %v\n", mode, best, m.Sessions)
+			fmt.Fprintf(b.MessageWriter(), "fanout: %s: target met at up to %d of the measured numbers of sessions %v\n", mode, best, m.Sessions)
 		}
 	}
 	return errors.Join(append(failures, stop())...)
@@ -156,7 +156,7 @@ func (m *Benchmark) reportResult(b *harness.Bench, r *loadResult) error {
 		Against: fmt.Sprintf("services, NATS and runners %.0f, Postgres %.0f, clients %.0f", r.cpuMicrosPerEvent(r.cpuServices), r.cpuMicrosPerEvent(r.cpuPostgres), r.cpuMicrosPerEvent(r.cpuClients)),
 		OK:      r.cpuMicrosPerEvent(r.cpu) < maxCPUMicrosPerEvent, Command: command, Note: "from the first line to the end of the last client, with the ends of all turns",
 	}
-	if r.sessions < targetSessions || m.disturbanceFlags() != "" && m.disturbanceFlags() != apartFlag {
+	if r.sessions < targetSessions || m.disturbanceFlags() != "" && m.disturbanceFlags() != separateProcessesFlag {
 		cpu.Target, cpu.OK = "none for this load", true
 	}
 	perSession := func(bytes int64) float64 { return float64(bytes) / float64(r.sessions) }
@@ -167,14 +167,14 @@ func (m *Benchmark) reportResult(b *harness.Bench, r *loadResult) error {
 		OK:       perSession(r.services) < maxBytesPerSession, Command: command,
 		Note: "the largest resident memory under load, less that before the sessions were created",
 	}
-	if r.sessions != targetSessions || m.disturbanceFlags() != apartFlag {
+	if r.sessions != targetSessions || m.disturbanceFlags() != separateProcessesFlag {
 		memory.Target, memory.OK = "none for this load", true
 	}
 	if !m.Apart {
 		memory.Against = fmt.Sprintf("Postgres %.0f; clients %.0f", perSession(r.postgres)/1e3, perSession(r.clients)/1e3)
 		memory.Note += ", which includes NATS and the played runners; --apart measures them apart"
 	}
-	return errors.Join(b.Report(age), b.Report(cpu), b.Report(memory))
+	return errors.Join(b.ReportRow(age), b.ReportRow(cpu), b.ReportRow(memory))
 }
 
 // disturbanceFlags returns those flags of the command line that disturb the measured system, such as --restart-gateway,
@@ -193,7 +193,7 @@ func (m *Benchmark) disturbanceFlags() (flags string) {
 		flags += fmt.Sprint(" --more-gateways ", m.MoreGateways)
 	}
 	if m.Apart {
-		flags += apartFlag
+		flags += separateProcessesFlag
 	}
 	return flags
 }

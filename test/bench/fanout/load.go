@@ -25,8 +25,8 @@ const (
 	// piecesPerBlock is the number of pieces of text in a block. A block also has one event at its start and one at its
 	// end, so that 9 of 10 lines of a journal are text.
 	piecesPerBlock = 18
-	// blockTime is the time in which a fake runner writes one block.
-	blockTime = (piecesPerBlock + 2) * lineInterval
+	// blockDuration is the time in which a fake runner writes one block.
+	blockDuration = (piecesPerBlock + 2) * lineInterval
 	// startTimeout is the time limit for all sessions to become active.
 	startTimeout = 2 * time.Minute
 	// drainTimeout is the time limit, counted from the last line of the runners, for the clients to receive all events.
@@ -64,7 +64,7 @@ func newRunnerScript(mode string, blocks, runners int) *runnerScript {
 func (s *runnerScript) nextRunnerDelay() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	spread := blockTime
+	spread := blockDuration
 	if s.mode == modeLockStep {
 		spread = lineInterval
 	}
@@ -108,7 +108,7 @@ func (s *runnerScript) playTurn(ctx context.Context, t *fake.Turn) {
 			if !next() {
 				return
 			}
-			piece := system.Stamp(time.Now())
+			piece := system.TimestampText(time.Now())
 			t.AppendText(id, text.Len(), piece)
 			text.WriteString(piece)
 		}
@@ -154,8 +154,8 @@ func (s *runnerScript) awaitQueries(ctx context.Context) error {
 func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, sessions int) (r *loadResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout+m.Each+2*drainTimeout)
 	defer cancel()
-	err = b.Part(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
-		l := &loadSpec{mode: mode, blocks: int(m.Each / blockTime), sessions: sessions}
+	err = b.RunPart(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
+		l := &loadConfig{mode: mode, blocks: int(m.Each / blockDuration), sessions: sessions}
 		s := newRunnerScript(mode, l.blocks, sessions)
 		l.runners = s
 		provider := fake.New(s.playTurn)
@@ -171,7 +171,7 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 			}
 			l.runners, provider, l.pids = p, remote, measuredPIDs{nats: nats, runners: p.pid}
 		}
-		sys, err := b.System(ctx, system.Config{
+		sys, err := b.StartSystem(ctx, system.Config{
 			NATSURL: url, MoreGateways: m.MoreGateways, Provider: provider, Executors: (sessions + executorSlots - 1) / executorSlots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, executorSlots)},
 			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + maxSlowJoins*(m.Stalled+m.Trickling)},
 		})
@@ -184,9 +184,9 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 	return r, err
 }
 
-// loadSpec describes one measurement: the mode, the number of sessions and of blocks in each, the fake runners, and the
-// ids of the processes that take part.
-type loadSpec struct {
+// loadConfig describes one measurement: the mode, the number of sessions and of blocks in each, the fake runners, and
+// the ids of the processes that take part.
+type loadConfig struct {
 	mode             string
 	blocks, sessions int
 	runners          runnerControl
@@ -199,7 +199,7 @@ type measuredPIDs struct{ clients, nats, runners int }
 
 // measureLoad starts the clients, makes the fake runners write, blocks until the clients have received everything, and
 // returns the measurements. sys is the running system.
-func (m *Benchmark) measureLoad(ctx context.Context, b *harness.Bench, sys *system.System, l *loadSpec) (*loadResult, error) {
+func (m *Benchmark) measureLoad(ctx context.Context, b *harness.Bench, sys *system.System, l *loadConfig) (*loadResult, error) {
 	idle, err := measureUsage(l.pids)
 	if err != nil {
 		return nil, err
@@ -225,9 +225,9 @@ func (m *Benchmark) measureLoad(ctx context.Context, b *harness.Bench, sys *syst
 		return nil, err
 	}
 	started := time.Now()
-	length := blockTime * time.Duration(l.blocks)
+	length := blockDuration * time.Duration(l.blocks)
 	// In staggered mode all sessions are active from the end of the first block to the time at which the first ends.
-	w := measureWindow{From: started.Add(blockTime), To: started.Add(length), Deadline: started.Add(length + blockTime + drainTimeout)}
+	w := measureWindow{From: started.Add(blockDuration), To: started.Add(length), Deadline: started.Add(length + blockDuration + drainTimeout)}
 	if err := c.startMeasuring(w); err != nil {
 		return nil, err
 	}
@@ -284,7 +284,7 @@ func joinAtMoreGateways(ctx context.Context, sys *system.System) (leave func(), 
 	for _, url := range sys.More {
 		client := system.NewClient(url)
 		for _, id := range sessions {
-			socket, err := client.Join(ctx, id)
+			socket, err := client.JoinSession(ctx, id)
 			if err != nil {
 				leave()
 				return func() {}, err

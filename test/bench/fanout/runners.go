@@ -106,7 +106,7 @@ func (RunnersCommand) Run(ctx context.Context) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return fake.Serve(ctx, l, s.playTurn) })
+	group.Go(func() error { return fake.ServeRunners(ctx, l, s.playTurn) })
 	group.Go(func() error {
 		defer stop()
 		return s.serveRequests(ctx, in, out)

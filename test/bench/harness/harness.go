@@ -65,9 +65,9 @@ func (b *Bench) runWithCleanups(f func(*Bench) error) (err error) {
 // are called in reverse order, also after an error.
 func (b *Bench) Cleanup(f func() error) { b.cleanups = append(b.cleanups, f) }
 
-// Part runs f as a part of the benchmark, with a subfolder and cleanups of its own, so that the servers of a part have
+// RunPart runs f as a part of the benchmark, with a subfolder and cleanups of its own, so that the servers of a part have
 // stopped when the next part starts. name is the name of the subfolder; errors begin with it.
-func (b *Bench) Part(name string, f func(*Bench) error) error {
+func (b *Bench) RunPart(name string, f func(*Bench) error) error {
 	part := &Bench{Dir: filepath.Join(b.Dir, name), name: b.name, rows: b.rows, messages: b.messages}
 	err := os.Mkdir(part.Dir, 0o755) //nolint:gosec // like the folder of b
 	if err == nil {
@@ -79,9 +79,9 @@ func (b *Bench) Part(name string, f func(*Bench) error) error {
 	return nil
 }
 
-// Report writes a row of docs/performance.md to the benchmark's output. If the row has no command, Report adds the
+// ReportRow writes a row of docs/performance.md to the benchmark's output. If the row has no command, ReportRow adds the
 // command that runs this benchmark.
-func (b *Bench) Report(r row.Row) error {
+func (b *Bench) ReportRow(r row.Row) error {
 	if r.Command == "" {
 		r.Command = ShellCommand(b.name)
 	}
@@ -92,11 +92,11 @@ func (b *Bench) Report(r row.Row) error {
 // repository.
 func ShellCommand(arguments string) string { return "cd test && go run ./bench " + arguments }
 
-// Messages returns the writer for messages that people read. They are not part of the measurements.
-func (b *Bench) Messages() io.Writer { return b.messages }
+// MessageWriter returns the writer for messages that people read. They are not part of the measurements.
+func (b *Bench) MessageWriter() io.Writer { return b.messages }
 
-// Skip prints a message that the benchmark leaves out some rows of docs/performance.md, and why.
-func (b *Bench) Skip(rows, reason any) {
+// PrintSkipped prints a message that the benchmark leaves out some rows of docs/performance.md, and why.
+func (b *Bench) PrintSkipped(rows, reason any) {
 	_, _ = fmt.Fprintf(b.messages, "%s: skipped %v: %v\n", b.name, rows, reason) // a message only
 }
 
@@ -105,19 +105,19 @@ func (b *Bench) Skip(rows, reason any) {
 func (b *Bench) CanUseDocker(ctx context.Context, rows string) bool {
 	err := system.CheckDocker(ctx)
 	if err != nil {
-		b.Skip(rows, err)
+		b.PrintSkipped(rows, err)
 	}
 	return err == nil
 }
 
-// Runner builds cmd/runner and returns the path of the program.
-func (b *Bench) Runner(ctx context.Context) (path string, err error) {
-	return system.Build(ctx, b.Dir, "runner")
+// BuildRunner builds cmd/runner and returns the path of the program.
+func (b *Bench) BuildRunner(ctx context.Context) (path string, err error) {
+	return system.BuildCommand(ctx, b.Dir, "runner")
 }
 
-// Model starts a scripted model server in this process and returns its URL, without /v1. The server stops when the
+// StartModel starts a scripted model server in this process and returns its URL, without /v1. The server stops when the
 // benchmark ends. script is in mockllm's format.
-func (b *Bench) Model(script string) (url string, err error) {
+func (b *Bench) StartModel(script string) (url string, err error) {
 	url, stop, err := system.StartModel(script)
 	if err == nil {
 		b.Cleanup(stop)
@@ -125,9 +125,9 @@ func (b *Bench) Model(script string) (url string, err error) {
 	return url, err
 }
 
-// System starts all services of Spool in this process, with their data in the folder of b. They stop when the
+// StartSystem starts all services of Spool in this process, with their data in the folder of b. They stop when the
 // benchmark, or its part, ends.
-func (b *Bench) System(ctx context.Context, cfg system.Config) (*system.System, error) {
+func (b *Bench) StartSystem(ctx context.Context, cfg system.Config) (*system.System, error) {
 	cfg.Dir = b.Dir
 	s, err := system.Start(ctx, cfg)
 	if err == nil {

@@ -27,7 +27,7 @@ func TestRun_CleansUpInReverseOrderAlsoAfterError(t *testing.T) {
 	}
 	err := harness.Run(t.Context(), "name", benchmark(func(b *harness.Bench) error {
 		b.Cleanup(cleanup("first", nil))
-		err := b.Part("part", func(b *harness.Bench) error {
+		err := b.RunPart("part", func(b *harness.Bench) error {
 			b.Cleanup(cleanup("part", nil))
 			return os.WriteFile(filepath.Join(b.Dir, "file"), nil, 0o600)
 		})
@@ -49,8 +49,8 @@ func TestReport_AddsCommandOfBenchmark(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	err := harness.Run(t.Context(), "name", benchmark(func(b *harness.Bench) error {
-		return b.Part("part", func(b *harness.Bench) error {
-			return errors.Join(b.Report(row.Row{What: "a"}), b.Report(row.Row{What: "b", Command: harness.ShellCommand("name --flag")}))
+		return b.RunPart("part", func(b *harness.Bench) error {
+			return errors.Join(b.ReportRow(row.Row{What: "a"}), b.ReportRow(row.Row{What: "b", Command: harness.ShellCommand("name --flag")}))
 		})
 	}), t.TempDir(), &out, t.Output())
 	if err != nil {

@@ -37,15 +37,15 @@ type Benchmark struct {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.reportSigningCost(ctx, b) }); err != nil {
+	if err := b.RunPart("signed heads", func(b *harness.Bench) error { return m.reportSigningCost(ctx, b) }); err != nil {
 		return err
 	}
-	return b.Part("version 2 and signed heads", func(b *harness.Bench) error {
+	return b.RunPart("version 2 and signed heads", func(b *harness.Bench) error {
 		r, err := compareTogether(ctx, b, int(m.Rounds), int(m.Sessions), int(m.Commits))
 		if err != nil {
 			return err
 		}
-		return b.Report(r)
+		return b.ReportRow(r)
 	})
 }
 
@@ -71,7 +71,7 @@ func (m *Benchmark) reportSigningCost(ctx context.Context, b *harness.Bench) err
 		ratios = append(ratios, signed.Seconds()/appended.Seconds())
 	}
 	ratio := harness.Median(ratios)
-	return b.Report(row.Row{
+	return b.ReportRow(row.Row{
 		What:     fmt.Sprintf("signed heads: processor time for each commit, %d sessions with %d commits between two passes", m.Sessions, m.Commits),
 		Target:   "5 % of that of an append",
 		Measured: fmt.Sprintf("%.1f µs", harness.Median(passes)*1e6),

@@ -55,7 +55,7 @@ func (c *SocketsCommand) Run(ctx context.Context) error {
 func openIdleSocket(ctx context.Context, client *system.Client, session string) error {
 	joining, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	s, err := client.Join(joining, session)
+	s, err := client.JoinSession(joining, session)
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	provider := fake.New(func(context.Context, *fake.Turn) {})
-	sys, err := b.System(ctx, system.Config{
+	sys, err := b.StartSystem(ctx, system.Config{
 		NATSURL: nats, Provider: provider,
 		Session: session.Config{IdleTimeout: agentIdleTimeout}, Executor: executor.Config{Engine: "bench", Slots: m.Worked},
 	})
@@ -78,7 +78,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	after := measureUsage()
-	if err := b.Report(sessionsRow(before, after, len(ids), goroutines, m.Worked)); err != nil {
+	if err := b.ReportRow(sessionsRow(before, after, len(ids), goroutines, m.Worked)); err != nil {
 		return err
 	}
 	sockets := int(m.Sockets)
@@ -88,7 +88,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if _, _, err := b.StartChild(ids[:sockets], socketsSubcommand, sys.URL); err != nil {
 		return err
 	}
-	return b.Report(socketsRow(after, measureUsage(), sockets))
+	return b.ReportRow(socketsRow(after, measureUsage(), sockets))
 }
 
 // sessionsRow returns the row of docs/performance.md about idle sessions. It scales the measured memory to

@@ -92,9 +92,9 @@ func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provid
 	group.SetLimit(16)
 	for range sessions {
 		group.Go(func() error {
-			id, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
+			id, err := c.CreateSession(ctx, system.SessionSpec{Architecture: "spool"})
 			if err == nil {
-				_, err = c.Post(ctx, id, "begin")
+				_, err = c.PostMessage(ctx, id, "begin")
 			}
 			return err
 		})

@@ -33,7 +33,7 @@ type Benchmark struct {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	b.Cleanup(stop)
-	sys, err := b.System(ctx, system.Config{Executor: executor.Config{Runner: runner, OpenAIBaseURL: url, OpenAIKey: "bench"}})
+	sys, err := b.StartSystem(ctx, system.Config{Executor: executor.Config{Runner: runner, OpenAIBaseURL: url, OpenAIKey: "bench"}})
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	r.Measured = fmt.Sprintf("%.1f ms, of %d pieces", r.P50Ms, len(ages))
 	r.OK = r.P50Ms < maxP50Ms && r.P99Ms < maxP99Ms
-	return b.Report(r)
+	return b.ReportRow(r)
 }
 
 // warmUpPieces is the number of pieces of text of the first turn, which starts the sandbox and the agent and is not
@@ -71,21 +71,21 @@ func measureAges(ctx context.Context, sys *system.System, llm *fakeModel, pieces
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*maxPieceInterval)
 	defer cancel()
 	c := system.NewClient(sys.URL)
-	session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
+	session, err := c.CreateSession(ctx, system.SessionSpec{Architecture: "spool"})
 	if err != nil {
 		return nil, err
 	}
-	socket, err := c.Join(ctx, session)
+	socket, err := c.JoinSession(ctx, session)
 	if err != nil {
 		return nil, err
 	}
 	defer socket.Close()
-	var stamps system.StampChecker
+	var stamps system.TimestampChecker
 	for _, n := range []int{warmUpPieces, pieces} {
 		llm.setPieces(n)
 		ages = nil
 		_, err := c.TakeTurn(ctx, socket, session, "go on", func(w events.Wire, received time.Time) error {
-			more, err := stamps.Add(w, received)
+			more, err := stamps.CheckEvent(w, received)
 			ages = append(ages, more...)
 			return err
 		})

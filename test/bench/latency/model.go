@@ -60,10 +60,10 @@ func (m *fakeModel) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	flush := http.NewResponseController(w).Flush
 	chance := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in every run
 	for range pieces {
-		if !pause(r.Context(), minPieceInterval+time.Duration(chance.Int64N(int64(maxPieceInterval-minPieceInterval)))) {
+		if !sleepUnlessDone(r.Context(), minPieceInterval+time.Duration(chance.Int64N(int64(maxPieceInterval-minPieceInterval)))) {
 			return
 		}
-		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
+		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.TimestampText(time.Now())), "null")
 		if flush() != nil {
 			return // the agent has gone; the turn fails
 		}
@@ -77,8 +77,8 @@ func sendChunk(w http.ResponseWriter, delta, finish string) {
 	_, _ = fmt.Fprintf(w, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
 }
 
-// pause waits for the duration d, or until ctx ends, and reports whether ctx has not ended.
-func pause(ctx context.Context, d time.Duration) bool {
+// sleepUnlessDone sleeps for the duration d, or until ctx ends, and reports whether ctx has not ended.
+func sleepUnlessDone(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

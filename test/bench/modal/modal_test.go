@@ -36,7 +36,7 @@ func TestFirstText_CostsOneRoundTripMoreThanWithDocker(t *testing.T) {
 	docker := newTalk(t, harness.New(t, harness.Options{Docker: true, Outages: true}))
 	cluster := harness.New(t, harness.Options{Modal: true, Outages: true})
 	modal, latency := newTalk(t, cluster), func(d time.Duration) {
-		cluster.Modal.Ask(t, "POST", "/latency", map[string]any{"oneWayMs": d.Milliseconds()}, nil)
+		cluster.Modal.RequestControl(t, "POST", "/latency", map[string]any{"oneWayMs": d.Milliseconds()}, nil)
 	}
 	var here, near, far, nearTrip, farTrip []time.Duration
 	for range rounds {
@@ -62,7 +62,7 @@ func median(all []time.Duration) time.Duration {
 }
 
 // requests measures requests to the stand-in that need nothing but one round trip.
-func requests(t *testing.T, m *harness.Modal) (all []time.Duration) {
+func requests(t *testing.T, m *harness.MockModal) (all []time.Duration) {
 	t.Helper()
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
@@ -99,13 +99,13 @@ type talk struct {
 
 func newTalk(t *testing.T, c *harness.Cluster) *talk {
 	t.Helper()
-	return &talk{c: c, session: c.Create("spool", map[string]any{"model": "mock"})}
+	return &talk{c: c, session: c.CreateSession("spool", map[string]any{"model": "mock"})}
 }
 
 // firstTexts returns the times of warm turns.
 func (k *talk) firstTexts(t *testing.T) (all []time.Duration) {
 	t.Helper()
-	stream, err := k.c.Join(0, k.session, k.read)
+	stream, err := k.c.JoinSocket(0, k.session, k.read)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (k *talk) firstTexts(t *testing.T) (all []time.Duration) {
 	defer stream.Close() // the gateway closes one that is not read
 	for n := range turns + warmUp {
 		began := time.Now()
-		execution := k.c.Post(k.session, "Hello")
+		execution := k.c.PostMessage(k.session, "Hello")
 		var first time.Duration
 		for {
 			w, err := stream.Next()

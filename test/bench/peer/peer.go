@@ -80,7 +80,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return fmt.Errorf("%w; make install installs it", err)
 	}
-	target, err := b.Model(modelScript())
+	target, err := b.StartModel(modelScript())
 	if err != nil {
 		return err
 	}
@@ -132,11 +132,11 @@ func (m *Benchmark) startSystem(ctx context.Context, b *harness.Bench, key, path
 	case "spool":
 		c.name = "Spool"
 		var runner string
-		if runner, err = b.Runner(ctx); err != nil {
+		if runner, err = b.BuildRunner(ctx); err != nil {
 			return nil, err
 		}
 		var sys *system.System
-		if sys, err = b.System(ctx, system.Config{ModelURL: modelURL, Executor: executor.Config{Runner: runner}}); err != nil {
+		if sys, err = b.StartSystem(ctx, system.Config{ModelURL: modelURL, Executor: executor.Config{Runner: runner}}); err != nil {
 			return nil, err
 		}
 		begun = time.Now()
@@ -210,17 +210,17 @@ func (m *Benchmark) reportSystem(b *harness.Bench, c, base *comparedSystem) erro
 		against, ratio = fmt.Sprintf("%s, alternating: p50 %.1f ms", base.name, ms(base.first, 0.5)), ms(c.first, 0.5)/ms(base.first, 0.5)
 	}
 	return errors.Join(
-		b.Report(row.Row{
+		b.ReportRow(row.Row{
 			What: "warm turn of OpenCode, message to first text: " + c.name, Measured: fmt.Sprintf("fastest %.1f ms, p50 %.1f ms, of %d turns", ms(c.first, 0), ms(c.first, 0.5), len(c.first)),
 			Against: against, Ratio: ratio, P50Ms: ms(c.first, 0.5), P99Ms: ms(c.first, 0.99), Command: command,
 			Note: fmt.Sprintf("p50 %.1f ms to the model's receipt of the request, %.1f ms from there; fastest %.1f and %.1f ms; %.0f ms of processor time per turn, in all processes",
 				ms(c.request, 0.5), ms(c.after, 0.5), ms(c.request, 0), ms(c.after, 0), c.cpu.Seconds()*1000/float64(len(c.first))),
 		}),
-		b.Report(row.Row{
+		b.ReportRow(row.Row{
 			What: "new session of OpenCode with its first turn, to the end of the turn: " + c.name, Measured: fmt.Sprintf("%.0f ms, once", c.created.Seconds()*1000), Command: command,
 			Note: "with the start of the agent, and without that of Spool's services; sandbox-agent includes the start of its server",
 		}),
-		b.Report(row.Row{
+		b.ReportRow(row.Row{
 			What:     fmt.Sprintf("long answer of OpenCode, %d pieces that the model sends at once: %s", longAnswerPieces, c.name),
 			Measured: fmt.Sprintf("%.0f pieces/s from the message to the end of the turn, median of %d", harness.Median(c.rates), len(c.rates)), Command: command,
 		}),

@@ -12,7 +12,7 @@ import (
 type spoolConversation struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 }
 
@@ -21,10 +21,10 @@ func startSpoolConversation(ctx context.Context, sys *system.System) (conversati
 	c := &spoolConversation{sys: sys, client: system.NewClient(sys.URL)}
 	agent := bareagent.OpenCode()
 	var err error
-	if c.id, err = c.client.Create(ctx, system.SessionSpec{Architecture: agent.Architecture, Model: agent.Model}); err != nil {
+	if c.id, err = c.client.CreateSession(ctx, system.SessionSpec{Architecture: agent.Architecture, Model: agent.Model}); err != nil {
 		return nil, err
 	}
-	c.socket, err = c.client.Join(ctx, c.id)
+	c.socket, err = c.client.JoinSession(ctx, c.id)
 	return c, err
 }
 
@@ -40,5 +40,5 @@ func (c *spoolConversation) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
 	defer c.socket.Close()
-	return c.sys.End(ctx, c.id)
+	return c.sys.DeleteAndAwaitEnd(ctx, c.id)
 }

@@ -56,26 +56,26 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	claude, err := exec.LookPath("claude")
 	if err != nil {
-		b.Skip("its row", "claude is not on the PATH; make install installs it")
+		b.PrintSkipped("its row", "claude is not on the PATH; make install installs it")
 		return nil
 	}
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(system.EchoScript)
+	url, err := b.StartModel(system.EchoScript)
 	if err != nil {
 		return err
 	}
 	t := &testbed{metrics: prometheus.NewRegistry(), size: int(m.Size), claude: claude, dir: b.Dir, url: url}
-	t.sys, err = b.System(ctx, system.Config{
+	t.sys, err = b.StartSystem(ctx, system.Config{
 		Docker: true, ModelURL: url, Metrics: t.metrics,
 		Executor: executor.Config{Runner: runner, Pool: []string{fmt.Sprintf("%s=%d", measuredArchitecture, m.Size)}},
 	})
 	if err != nil {
 		return err
 	}
-	var r results
+	var r poolTimings
 	for i := range int(m.Turns) + 1 { // the first session and process warm the services up
 		bare, err := t.timeTurnWithoutSpool(ctx, i)
 		if err != nil {
@@ -89,17 +89,17 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			r.addSession(bare, s)
 		}
 	}
-	return b.Report(r.row(t.size))
+	return b.ReportRow(r.toRow(t.size))
 }
 
-// results holds the measured durations, one of each kind for every session. created is the time from the start of the
-// session's creation to the first text. ready, started and text are the times from the message to the ready sandbox, to
-// the started agent and to the first text. bare is the time to the first text of Claude Code without Spool.
-type results struct{ bare, created, ready, started, text []time.Duration }
+// poolTimings holds the measured durations of all sessions. created is the time from the start of the session's
+// creation to the first text. ready, started and text are the times from the message to the ready sandbox, to the
+// started agent and to the first text. bare is the time to the first text of Claude Code without Spool.
+type poolTimings struct{ bare, created, ready, started, text []time.Duration }
 
 // addSession adds the measurements of one session, and the time to the first text of the turn without Spool that was
 // measured before it.
-func (r *results) addSession(bare time.Duration, s sessionTimes) {
+func (r *poolTimings) addSession(bare time.Duration, s sessionTimes) {
 	r.bare = append(r.bare, bare)
 	r.created = append(r.created, s.FirstText.Sub(s.created))
 	r.ready = append(r.ready, s.ready.Sub(s.Posted))
@@ -107,8 +107,8 @@ func (r *results) addSession(bare time.Duration, s sessionTimes) {
 	r.text = append(r.text, s.Latency())
 }
 
-// row returns the row of docs/performance.md. size is the number of sandboxes in the warm pool.
-func (r *results) row(size int) row.Row {
+// toRow returns the row of docs/performance.md. size is the number of sandboxes in the warm pool.
+func (r *poolTimings) toRow(size int) row.Row {
 	p50, base := row.Percentile(r.text, 0.5), row.Percentile(r.bare, 0.5)
 	return row.Row{
 		What:     "first turn of a new session from the warm pool, message posted to first text on the WebSocket, Docker, Claude Code",

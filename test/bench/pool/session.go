@@ -31,11 +31,11 @@ func (t *testbed) measureSession(ctx context.Context, n int) (s sessionTimes, er
 	client := system.NewClient(t.sys.URL)
 	defer client.HTTP.CloseIdleConnections()
 	s.created = time.Now()
-	id, err := client.Create(ctx, system.SessionSpec{Architecture: measuredArchitecture})
+	id, err := client.CreateSession(ctx, system.SessionSpec{Architecture: measuredArchitecture})
 	if err != nil {
 		return s, err
 	}
-	socket, err := client.Join(ctx, id)
+	socket, err := client.JoinSession(ctx, id)
 	if err != nil {
 		return s, err
 	}
@@ -56,7 +56,7 @@ func (t *testbed) measureSession(ctx context.Context, n int) (s sessionTimes, er
 	if err == nil && (!sandbox.Pooled || !agent.Warm) {
 		err = fmt.Errorf("the session missed the pool: sandbox from the pool %t, agent warm %t", sandbox.Pooled, agent.Warm)
 	}
-	return s, errors.Join(err, t.sys.End(ctx, id))
+	return s, errors.Join(err, t.sys.DeleteAndAwaitEnd(ctx, id))
 }
 
 // timeTurnWithoutSpool starts Claude Code without Spool, waits until its handshake is complete, and takes one turn. It

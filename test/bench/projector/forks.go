@@ -108,7 +108,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 			return err
 		}
 		ratio := quantileMs(a.took, 0.5) / quantileMs(whole.took, 0.5)
-		if err := b.Report(row.Row{
+		if err := b.ReportRow(row.Row{
 			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", seq, t.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*maxForkShare),
 			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", quantileMs(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
 			Against:  fmt.Sprintf("the log read from its start: %.1f ms and %.1f MB allocated", quantileMs(whole.took, 0.5), float64(whole.allocated)/1e6),
@@ -122,7 +122,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 }
 
 // timeForkFromLog measures how long it takes to read a session's whole log and to decide where a fork of it begins.
-func (t *testbed) timeForkFromLog(ctx context.Context, id string) (timings, error) {
+func (t *testbed) timeForkFromLog(ctx context.Context, id string) (callTimings, error) {
 	return timeCalls(t.events, 3, func() error {
 		w := fork.New(fork.Last)
 		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
@@ -152,7 +152,7 @@ func (t *testbed) reportForkHistory(ctx context.Context, b *harness.Bench, url, 
 		if err != nil {
 			return err
 		}
-		if err := b.Report(row.Row{
+		if err := b.ReportRow(row.Row{
 			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, t.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", quantileMs(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
 			P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), Command: harness.ShellCommand(statesOnlyArguments),
 		}); err != nil {
@@ -164,8 +164,8 @@ func (t *testbed) reportForkHistory(ctx context.Context, b *harness.Bench, url, 
 
 // timeCalls calls do n times, after one call that is not measured, and returns the durations and the allocated memory.
 // seq is the seq of the event that the calls refer to.
-func timeCalls(seq, n int, do func() error) (timings, error) {
-	a := timings{seq: seq}
+func timeCalls(seq, n int, do func() error) (callTimings, error) {
+	a := callTimings{seq: seq}
 	var before, after runtime.MemStats
 	for i := range n + 1 {
 		if i == 1 {

@@ -63,14 +63,14 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	b.Cleanup(pg.Stop)
 	if m.Rounds > 0 {
-		if err := b.Part("rounds", func(b *harness.Bench) error { return m.measureRounds(ctx, b, pg) }); err != nil {
+		if err := b.RunPart("rounds", func(b *harness.Bench) error { return m.measureRounds(ctx, b, pg) }); err != nil {
 			return err
 		}
 	}
 	if m.StateTurns == 0 {
 		return nil
 	}
-	return b.Part("states", func(b *harness.Bench) error { return measureStates(ctx, b, pg, m.StateTurns) })
+	return b.RunPart("states", func(b *harness.Bench) error { return measureStates(ctx, b, pg, m.StateTurns) })
 }
 
 // measureRounds measures the running projector, the rebuild of the read models and COPY of Postgres, --rounds times
@@ -187,7 +187,7 @@ func (t *testbed) reportRates(b *harness.Bench) error {
 			Measured: fmt.Sprintf("%.0f events/s", rate), Against: fmt.Sprintf("%.0f events/s by COPY of the same %d rows", harness.Median(copied), t.rows),
 			Ratio: ratio, OK: rate >= float64(kind.target) || ratio >= minShareOfCopy,
 		}
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}

@@ -86,8 +86,8 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	return t.reportStates(ctx, b, pool, g.URL())
 }
 
-// timings holds the durations and the allocated memory of repeated equal calls.
-type timings struct {
+// callTimings holds the durations and the allocated memory of repeated equal calls.
+type callTimings struct {
 	seq       int // the event that the requests are for
 	took      []time.Duration
 	allocated uint64 // bytes for each request, in the whole process
@@ -100,7 +100,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 		return err
 	}
 	path := url + "/api/sessions/" + events.Derive(events.KindSession, "bench", "0") + "/state?at="
-	var list []timings
+	var list []callTimings
 	for _, seq := range []int{499, t.events/1000*500 + 499, t.events} { // all but the last one are as far from a saved state as possible
 		a, err := timeStateRequests(ctx, path, seq, stateRequests)
 		if err != nil {
@@ -124,7 +124,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 			Ratio:    ratio, P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), OK: ratio < maxStateShare,
 			Note: "the response has 50 of the blocks; gateway, client and Postgres share the machine",
 		}
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}
@@ -133,7 +133,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 
 // timeStateRequests measures n requests for a session's state as of the event with the given seq. path is the URL of
 // the request, up to the seq.
-func timeStateRequests(ctx context.Context, path string, seq, n int) (timings, error) {
+func timeStateRequests(ctx context.Context, path string, seq, n int) (callTimings, error) {
 	return timeCalls(seq, n, func() error {
 		var state struct {
 			Seq    int

@@ -40,11 +40,11 @@ type Benchmark struct {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	spool, err := system.Build(ctx, b.Dir, "spool")
+	spool, err := system.BuildCommand(ctx, b.Dir, "spool")
 	if err != nil {
 		return err
 	}
-	if _, err := b.Runner(ctx); err != nil { // spool looks for the runner beside its own binary
+	if _, err := b.BuildRunner(ctx); err != nil { // spool looks for the runner beside its own binary
 		return err
 	}
 	var first, again []time.Duration
@@ -64,7 +64,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		samples []time.Duration
 	}{{"spool up to ready", maxLaterStart, again}, {"spool up to ready, first time", maxFirstStart, first}} {
 		slowest := slices.Max(kind.samples)
-		if err := b.Report(row.Row{
+		if err := b.ReportRow(row.Row{
 			What: kind.what, Target: fmt.Sprintf("under %.0f s", kind.target.Seconds()),
 			Measured: fmt.Sprintf("%.2f s, the slowest of %d", slowest.Seconds(), len(kind.samples)),
 			P50Ms:    row.Percentile(kind.samples, 0.5), OK: slowest < kind.target,

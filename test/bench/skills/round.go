@@ -29,7 +29,7 @@ const (
 
 // applyAgent creates an agent with the given slug, the architecture spool and the given skills in the catalogue.
 func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) error {
-	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
+	return s.client.ApplyDefinition(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }
 
 // runRound pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with
@@ -95,17 +95,17 @@ func (s *testbed) packSkill(name string) (_ []byte, err error) {
 func (s *testbed) timeFirstTurn(ctx context.Context, agent string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	id, err := s.client.Create(ctx, system.SessionSpec{Agent: agent})
+	id, err := s.client.CreateSession(ctx, system.SessionSpec{Agent: agent})
 	if err != nil {
 		return 0, err
 	}
-	socket, err := s.client.Join(ctx, id)
+	socket, err := s.client.JoinSession(ctx, id)
 	if err != nil {
 		return 0, err
 	}
 	defer socket.Close()
 	t, err := s.client.TakeTurn(ctx, socket, id, "hello", nil)
-	return t.Latency(), errors.Join(err, s.sys.End(ctx, id))
+	return t.Latency(), errors.Join(err, s.sys.DeleteAndAwaitEnd(ctx, id))
 }
 
 // timeUnpacking unpacks ZIPs into the folder dir, removes the folder, and returns the time that the unpacking took.

@@ -40,16 +40,16 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if !b.CanUseDocker(ctx, "its rows") {
 		return nil
 	}
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(system.EchoScript)
+	url, err := b.StartModel(system.EchoScript)
 	if err != nil {
 		return err
 	}
 	s := &testbed{dir: b.Dir, skills: int(m.Skills)}
-	if s.sys, err = b.System(ctx, system.Config{Docker: true, ModelURL: url, Executor: executor.Config{Runner: runner}}); err != nil {
+	if s.sys, err = b.StartSystem(ctx, system.Config{Docker: true, ModelURL: url, Executor: executor.Config{Runner: runner}}); err != nil {
 		return err
 	}
 	s.client = system.NewClient(s.sys.URL)
@@ -66,16 +66,16 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			t = roundTimes{}
 		}
 	}
-	for _, r := range t.rows(s.skills) {
-		if err := b.Report(r); err != nil {
+	for _, r := range t.toRows(s.skills) {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// rows returns the rows of docs/performance.md about an agent with the given number of skills.
-func (t *roundTimes) rows(skills int) []row.Row {
+// toRows returns the rows of docs/performance.md about an agent with the given number of skills.
+func (t *roundTimes) toRows(skills int) []row.Row {
 	none, first, again, raw := row.Percentile(t.none, 0.5), row.Percentile(t.first, 0.5), row.Percentile(t.again, 0.5), row.Percentile(t.unpacked, 0.5)
 	what := "first turn of a new session, message posted to first text on the WebSocket, Docker, the built-in agent with %d skills that the engine %s"
 	note := fmt.Sprintf("an agent without skills: p50 %.1f ms, p99 %.1f ms; 6 files and 100 KiB each", none, row.Percentile(t.none, 0.99))

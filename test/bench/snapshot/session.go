@@ -13,7 +13,7 @@ import (
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 }
 
@@ -23,10 +23,10 @@ func newSession(ctx context.Context, sys *system.System) (*session, error) {
 	defer cancel()
 	s := &session{sys: sys, client: system.NewClient(sys.URL)}
 	var err error
-	if s.id, err = s.client.Create(ctx, system.SessionSpec{Architecture: "spool", Model: "known-model"}); err != nil {
+	if s.id, err = s.client.CreateSession(ctx, system.SessionSpec{Architecture: "spool", Model: "known-model"}); err != nil {
 		return nil, err
 	}
-	s.socket, err = s.client.Join(ctx, s.id)
+	s.socket, err = s.client.JoinSession(ctx, s.id)
 	return s, err
 }
 
@@ -35,14 +35,14 @@ func (s *session) close() error {
 	defer s.socket.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
-	return s.sys.End(ctx, s.id)
+	return s.sys.DeleteAndAwaitEnd(ctx, s.id)
 }
 
 // takeTurn posts text as a message, blocks until the turn has ended, and returns the event of the snapshot at its end.
 func (s *session) takeTurn(ctx context.Context, text string) (synced events.WorkspaceSynced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	execution, err := s.client.Post(ctx, s.id, text)
+	execution, err := s.client.PostMessage(ctx, s.id, text)
 	if err != nil {
 		return synced, err
 	}
@@ -68,7 +68,7 @@ func (s *session) takeTurn(ctx context.Context, text string) (synced events.Work
 func (s *session) requestSnapshot(ctx context.Context) (synced events.WorkspaceSynced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	if err := s.client.Sync(ctx, s.id); err != nil {
+	if err := s.client.RequestSnapshot(ctx, s.id); err != nil {
 		return synced, err
 	}
 	for {

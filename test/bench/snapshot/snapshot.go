@@ -56,11 +56,11 @@ func (m *Benchmark) Validate() error {
 
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	runner, err := b.Runner(ctx)
+	runner, err := b.BuildRunner(ctx)
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(modelScript)
+	url, err := b.StartModel(modelScript)
 	if err != nil {
 		return err
 	}
@@ -69,8 +69,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}
-		err := b.Part(provider, func(b *harness.Bench) error {
-			sys, err := b.System(ctx, system.Config{Docker: docker, ModelURL: url, Executor: executor.Config{Runner: runner}})
+		err := b.RunPart(provider, func(b *harness.Bench) error {
+			sys, err := b.StartSystem(ctx, system.Config{Docker: docker, ModelURL: url, Executor: executor.Config{Runner: runner}})
 			if err != nil {
 				return err
 			}
@@ -122,16 +122,16 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 	}
 	const turn = "snapshot at the end of a turn, "
 	const records = "; with the agent's own records, which every turn changes"
-	one := m.row(provider, turn+"one of %d files changed", changed, first, records)
+	one := m.snapshotRow(provider, turn+"one of %d files changed", changed, first, records)
 	if provider == "local" {
 		one.Target, one.OK = fmt.Sprintf("under %d ms", maxChangedMs), one.P50Ms < maxChangedMs
 	}
 	for _, r := range []row.Row{
-		m.row(provider, turn+"none of %d files changed", same, first, records),
+		m.snapshotRow(provider, turn+"none of %d files changed", same, first, records),
 		one,
-		m.row(provider, "snapshot on request, %d files, nothing changed at all", idle, first, ""),
+		m.snapshotRow(provider, "snapshot on request, %d files, nothing changed at all", idle, first, ""),
 	} {
-		if err := b.Report(r); err != nil {
+		if err := b.ReportRow(r); err != nil {
 			return err
 		}
 	}
@@ -149,9 +149,9 @@ func (s snapshotSamples) durations() (all []time.Duration) {
 	return all
 }
 
-// row returns the row of docs/performance.md about one kind of snapshots. what names the kind; first is the session's
+// snapshotRow returns the row of docs/performance.md about one kind of snapshots. what names the kind; first is the session's
 // first snapshot, with which the others are compared.
-func (m *Benchmark) row(provider, what string, s snapshotSamples, first events.WorkspaceSynced, note string) row.Row {
+func (m *Benchmark) snapshotRow(provider, what string, s snapshotSamples, first events.WorkspaceSynced, note string) row.Row {
 	p50 := row.Percentile(s.durations(), 0.5)
 	stored := uint64(0)
 	for _, d := range s {

@@ -26,9 +26,9 @@ func NewClient(url string) *Client {
 	return &Client{URL: url, HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 }
 
-// call sends a request to the gateway, with body as JSON unless body is nil, and decodes the response into out unless
+// callGateway sends a request to the gateway, with body as JSON unless body is nil, and decodes the response into out unless
 // out is nil. A status other than 2xx is an error.
-func (c *Client) call(ctx context.Context, method, path string, body, out any) error {
+func (c *Client) callGateway(ctx context.Context, method, path string, body, out any) error {
 	var in io.Reader
 	if body != nil {
 		raw, err := json.Marshal(body)
@@ -44,12 +44,12 @@ func (c *Client) call(ctx context.Context, method, path string, body, out any) e
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	return c.do(req, out)
+	return c.sendRequest(req, out)
 }
 
-// do sends req to the gateway and decodes the response into out, unless out is nil. A status other than 2xx is an
+// sendRequest sends req to the gateway and decodes the response into out, unless out is nil. A status other than 2xx is an
 // error.
-func (c *Client) do(req *http.Request, out any) error {
+func (c *Client) sendRequest(req *http.Request, out any) error {
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return err
@@ -75,19 +75,19 @@ type SessionSpec struct {
 	Model        string `json:"model,omitempty"` // "" for the default
 }
 
-// Create creates a session and returns its id.
-func (c *Client) Create(ctx context.Context, spec SessionSpec) (session string, err error) {
+// CreateSession creates a session and returns its id.
+func (c *Client) CreateSession(ctx context.Context, spec SessionSpec) (session string, err error) {
 	var out struct {
 		SessionID string `json:"sessionId"`
 	}
-	err = c.call(ctx, http.MethodPost, "/api/sessions", spec, &out)
+	err = c.callGateway(ctx, http.MethodPost, "/api/sessions", spec, &out)
 	return out.SessionID, err
 }
 
-// Apply creates or updates an entry of the catalogue. kind is "agents" or "environments"; spec is the entry's
+// ApplyDefinition creates or updates an entry of the catalogue. kind is "agents" or "environments"; spec is the entry's
 // definition.
-func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
-	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
+func (c *Client) ApplyDefinition(ctx context.Context, kind, slug string, spec any) error {
+	return c.callGateway(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
 }
 
 // PushSkill pushes the ZIP of a skill through the gateway, as the latest version of the skill with the given slug.
@@ -97,35 +97,36 @@ func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/zip")
-	return c.do(req, nil)
+	return c.sendRequest(req, nil)
 }
 
-// Delete deletes a session. Its sandbox ends soon afterwards; System.End also waits for that.
-func (c *Client) Delete(ctx context.Context, session string) error {
-	return c.call(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
+// DeleteSession deletes a session. The session's sandbox ends soon afterwards; System.DeleteAndAwaitEnd also waits for
+// that.
+func (c *Client) DeleteSession(ctx context.Context, session string) error {
+	return c.callGateway(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
 }
 
-// Sync requests a snapshot of a session's workspace and does not wait for it.
-func (c *Client) Sync(ctx context.Context, session string) error {
-	return c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
+// RequestSnapshot requests a snapshot of a session's workspace and does not wait for it.
+func (c *Client) RequestSnapshot(ctx context.Context, session string) error {
+	return c.callGateway(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
 }
 
-// Post posts text as a message to a session and returns the id of its execution.
-func (c *Client) Post(ctx context.Context, session, text string) (execution string, err error) {
+// PostMessage posts text as a message to a session and returns the id of its execution.
+func (c *Client) PostMessage(ctx context.Context, session, text string) (execution string, err error) {
 	var out struct {
 		ExecutionID string `json:"executionId"`
 	}
-	err = c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &out)
+	err = c.callGateway(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", map[string]any{"content": text}, &out)
 	return out.ExecutionID, err
 }
 
-// Decide sends a person's decision about an approval request, by the request's id.
-func (c *Client) Decide(ctx context.Context, approval, decision string) error {
-	return c.call(ctx, http.MethodPost, "/api/approvals/"+approval+"/decide", map[string]any{"decision": decision}, nil)
+// DecideApproval sends a person's decision about an approval request, by the request's id.
+func (c *Client) DecideApproval(ctx context.Context, approval, decision string) error {
+	return c.callGateway(ctx, http.MethodPost, "/api/approvals/"+approval+"/decide", map[string]any{"decision": decision}, nil)
 }
 
-// Socket is a client's WebSocket that has joined one session.
-type Socket struct {
+// SessionSocket is a client's WebSocket that has joined one session.
+type SessionSocket struct {
 	Tip  uint32 // the seq of the session's last event when the socket joined
 	conn *websocket.Conn
 }
@@ -139,20 +140,20 @@ type gatewayMessage struct {
 	Message string      `json:"message"`
 }
 
-// Join opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. Join
+// JoinSession opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. JoinSession
 // returns when the gateway has confirmed the join.
-func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
-	return c.JoinAfter(ctx, session, 0)
+func (c *Client) JoinSession(ctx context.Context, session string) (*SessionSocket, error) {
+	return c.JoinSessionAfter(ctx, session, 0)
 }
 
-// JoinAfter is like Join, but the socket receives only the events after the one with the given seq.
-func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*Socket, error) {
+// JoinSessionAfter is like JoinSession, but the socket receives only the events after the one with the given seq.
+func (c *Client) JoinSessionAfter(ctx context.Context, session string, seq uint32) (*SessionSocket, error) {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		return nil, err
 	}
 	conn.SetReadLimit(16 << 20)
-	s := &Socket{conn: conn}
+	s := &SessionSocket{conn: conn}
 	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": seq})
 	if err == nil {
 		err = conn.Write(ctx, websocket.MessageText, join)
@@ -169,7 +170,7 @@ func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*So
 }
 
 // Next returns the next event or text delta of the session, and the time at which it was received.
-func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
+func (s *SessionSocket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 	for {
 		m, at, err := s.next(ctx)
 		if err != nil || m.Type == "session:event" {
@@ -180,7 +181,7 @@ func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 
 // next returns the next message of the gateway, and the time at which it was received. A message about an error is
 // returned as an error.
-func (s *Socket) next(ctx context.Context) (gatewayMessage, time.Time, error) {
+func (s *SessionSocket) next(ctx context.Context) (gatewayMessage, time.Time, error) {
 	var m gatewayMessage
 	_, raw, err := s.conn.Read(ctx)
 	received := time.Now()
@@ -197,7 +198,7 @@ func (s *Socket) next(ctx context.Context) (gatewayMessage, time.Time, error) {
 }
 
 // Close closes the WebSocket.
-func (s *Socket) Close() { _ = s.conn.CloseNow() }
+func (s *SessionSocket) Close() { _ = s.conn.CloseNow() }
 
 // BlockText is the piece of a block's text that an event of type text_delta or block_complete contains.
 type BlockText struct {
@@ -207,9 +208,9 @@ type BlockText struct {
 	Complete bool // Piece is the whole text
 }
 
-// TextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
+// AgentTextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
 // agent.
-func TextOf(w events.Wire) (text BlockText, ok bool, err error) {
+func AgentTextOf(w events.Wire) (text BlockText, ok bool, err error) {
 	switch w.Type {
 	case events.TextDelta:
 		var d struct {

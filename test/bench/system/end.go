@@ -11,10 +11,10 @@ import (
 // defaultTenant is the tenant of all sessions, because authentication is off in benchmarks.
 const defaultTenant = "default"
 
-// End deletes a session and blocks until its sandbox has ended. The session must have had a sandbox. End reads the log,
+// DeleteAndAwaitEnd deletes a session and blocks until its sandbox has ended. The session must have had a sandbox. DeleteAndAwaitEnd reads the log,
 // because the gateway does not send the events of a deleted session.
-func (s *System) End(ctx context.Context, session string) error {
-	if err := NewClient(s.URL).Delete(ctx, session); err != nil {
+func (s *System) DeleteAndAwaitEnd(ctx context.Context, session string) error {
+	if err := NewClient(s.URL).DeleteSession(ctx, session); err != nil {
 		return err
 	}
 	start := eventlog.Position{Shard: events.Partition(session) % s.Log.Shards()}

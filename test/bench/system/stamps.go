@@ -9,19 +9,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StampBytes is the length, in bytes, of the text that Stamp returns.
-const StampBytes = 24
+// TimestampTextBytes is the length, in bytes, of the text that TimestampText returns.
+const TimestampTextBytes = 24
 
-// Stamp returns a piece of text that contains a time: 19 digits of nanoseconds, padded with spaces to StampBytes. A
-// client that receives it can compute its age.
-func Stamp(at time.Time) string {
+// TimestampText returns a piece of text that contains the time at: 19 digits of nanoseconds, padded with spaces to
+// TimestampTextBytes. A client that receives the text can compute its age.
+func TimestampText(at time.Time) string {
 	return fmt.Sprintf("%019d%5s", at.UnixNano(), " ")
 }
 
-// StampChecker checks the events of one session as its client receives them, and computes the age of the agent's text
-// from the times that Stamp wrote into it. There must be no gap in the seqs or in the text of a block, and a complete
-// text must begin with the pieces that were received before it.
-type StampChecker struct {
+// TimestampChecker checks the events of one session as its client receives them, and computes the age of the agent's
+// text from the times that TimestampText wrote into the text. There must be no gap in the seqs or in the text of a
+// block, and a complete text must begin with the pieces that were received before it.
+type TimestampChecker struct {
 	Pieces int // pieces of text, each counted once
 	Kept   int // events of the log
 
@@ -33,16 +33,16 @@ type StampChecker struct {
 
 // Seq returns the seq of the last event that the client has received. It is the cursor from which the client can join
 // again.
-func (s *StampChecker) Seq() uint32 { return s.seq }
+func (s *TimestampChecker) Seq() uint32 { return s.seq }
 
-// Rejoined must be called when the client has joined the session again, after the event Seq. The gateway then sends the
-// text of the open block from its beginning.
-func (s *StampChecker) Rejoined() { s.joined = 0 }
+// HandleRejoin must be called when the client has joined the session again, after the event Seq. The gateway then sends
+// the text of the open block from its beginning.
+func (s *TimestampChecker) HandleRejoin() { s.joined = 0 }
 
-// Add checks the next event that the client has received, at the time received. It returns the ages of the pieces of
+// CheckEvent checks the next event that the client has received, at the time received. It returns the ages of the pieces of
 // text that the event contains and that were not received before. The end of a block may repeat text of deltas; any
 // other duplicate, a gap or a wrong order is an error.
-func (s *StampChecker) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
+func (s *TimestampChecker) CheckEvent(w events.Wire, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
 		switch {
 		case w.Seq <= s.seq:
@@ -55,7 +55,7 @@ func (s *StampChecker) Add(w events.Wire, received time.Time) (ages []time.Durat
 	} else if w.Seq != s.seq {
 		return nil, fmt.Errorf("text with seq %d came after event %d", w.Seq, s.seq)
 	}
-	t, ok, err := TextOf(w)
+	t, ok, err := AgentTextOf(w)
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -80,10 +80,10 @@ func (s *StampChecker) Add(w events.Wire, received time.Time) (ages []time.Durat
 	}
 	piece := t.Piece[known:]
 	s.shown += piece
-	if len(piece)%StampBytes != 0 {
+	if len(piece)%TimestampTextBytes != 0 {
 		return nil, fmt.Errorf("block %s: %d bytes are no whole pieces", t.Block, len(piece))
 	}
-	for ; len(piece) > 0; piece = piece[StampBytes:] {
+	for ; len(piece) > 0; piece = piece[TimestampTextBytes:] {
 		ns, err := strconv.ParseInt(piece[:19], 10, 64)
 		if err != nil {
 			return nil, fmt.Errorf("block %s: %w", t.Block, err)

@@ -31,9 +31,9 @@ func whole(t *testing.T, seq uint32, content string) events.Wire {
 func TestStamps(t *testing.T) {
 	t.Parallel()
 	began := time.Unix(1_750_000_000, 0)
-	a, b := system.Stamp(began), system.Stamp(began.Add(10*time.Millisecond))
+	a, b := system.TimestampText(began), system.TimestampText(began.Add(10*time.Millisecond))
 	at := began.Add(30 * time.Millisecond)
-	var s system.StampChecker
+	var s system.TimestampChecker
 	for i, step := range []struct {
 		w    events.Wire
 		late []time.Duration
@@ -42,7 +42,7 @@ func TestStamps(t *testing.T) {
 		{text(t, 1, 0, a), []time.Duration{30 * time.Millisecond}},
 		{whole(t, 2, a+b), []time.Duration{20 * time.Millisecond}}, // what was shown before does not count again
 	} {
-		late, err := s.Add(step.w, at)
+		late, err := s.CheckEvent(step.w, at)
 		if err != nil || len(late) != len(step.late) || len(late) > 0 && late[0] != step.late[0] {
 			t.Errorf("step %d gives %v, %v, want %v", i, late, err, step.late)
 		}
@@ -58,14 +58,14 @@ func TestStamps(t *testing.T) {
 		"text from 0 came after":   {text(t, 0, 0, a), text(t, 0, 0, a)},
 		"another text than was":    {text(t, 0, 0, a), whole(t, 1, b)},
 		"no whole pieces":          {text(t, 0, 0, a[:20])},
-		"invalid syntax":           {text(t, 0, 0, strings.Repeat("x", system.StampBytes))},
+		"invalid syntax":           {text(t, 0, 0, strings.Repeat("x", system.TimestampTextBytes))},
 		"cannot unmarshal":         {sent(t, events.TextDelta, 0, []int{})},
 		"block b is complete with": {text(t, 0, 0, b), whole(t, 1, "")},
 	} {
-		var s system.StampChecker
+		var s system.TimestampChecker
 		var err error
 		for _, w := range list {
-			if _, err = s.Add(w, at); err != nil {
+			if _, err = s.CheckEvent(w, at); err != nil {
 				break
 			}
 		}
@@ -78,22 +78,22 @@ func TestStamps(t *testing.T) {
 func TestStamps_CheckTextAgainAfterJoin(t *testing.T) {
 	t.Parallel()
 	began := time.Unix(1_750_000_000, 0)
-	a, b := system.Stamp(began), system.Stamp(began.Add(10*time.Millisecond))
+	a, b := system.TimestampText(began), system.TimestampText(began.Add(10*time.Millisecond))
 	for name, c := range map[string]struct {
 		again events.Wire
 		err   string
 	}{
 		"whole text again":      {text(t, 0, 0, a+b), ""},
-		"text from the middle":  {text(t, 0, system.StampBytes, b), "24 bytes are lost"},
+		"text from the middle":  {text(t, 0, system.TimestampTextBytes, b), "24 bytes are lost"},
 		"another text":          {text(t, 0, 0, b+b), "differs from the text that was shown"},
 		"event of another time": {sent(t, "log", 2, struct{}{}), "event 1 is lost"},
 	} {
-		var s system.StampChecker
-		if _, err := s.Add(text(t, 0, 0, a), began); err != nil {
+		var s system.TimestampChecker
+		if _, err := s.CheckEvent(text(t, 0, 0, a), began); err != nil {
 			t.Fatal(err)
 		}
-		s.Rejoined()
-		ages, err := s.Add(c.again, began)
+		s.HandleRejoin()
+		ages, err := s.CheckEvent(c.again, began)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: error %v, want %q", name, err, c.err)

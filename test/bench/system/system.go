@@ -73,8 +73,8 @@ type System struct {
 	err error // of the first service that stopped by itself
 }
 
-// Build builds the program cmd/<command> of this repository into the folder dir and returns its path.
-func Build(ctx context.Context, dir, command string) (string, error) {
+// BuildCommand builds the program cmd/<command> of this repository into the folder dir and returns its path.
+func BuildCommand(ctx context.Context, dir, command string) (string, error) {
 	return buildPackage(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
 }
 
@@ -113,7 +113,7 @@ func (s *System) Close() error {
 	return errors.Join(errs...)
 }
 
-// Err returns the error of the first service that stopped by itself, or nil while all run.
+// Err returns the error of the first service that ended before System.Close, or nil while all services run.
 func (s *System) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,13 +21,13 @@ func (t TurnTimes) Latency() time.Duration { return t.FirstText.Sub(t.Posted) }
 // TakeTurn posts text as a message to the session that the socket has joined, and reads the socket until the turn has
 // completed. It returns an error if the turn ends otherwise or has no text. It calls observe, unless that is nil, with
 // every event and the time at which it was received.
-func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, observe func(events.Wire, time.Time) error) (TurnTimes, error) {
+func (c *Client) TakeTurn(ctx context.Context, s *SessionSocket, session, text string, observe func(events.Wire, time.Time) error) (TurnTimes, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	posted := make(chan string, 1)
 	t := TurnTimes{Posted: time.Now()}
 	go func() {
-		execution, err := c.Post(ctx, session, text)
+		execution, err := c.PostMessage(ctx, session, text)
 		if err != nil {
 			cancel(fmt.Errorf("post a message: %w", err))
 		}
@@ -44,7 +44,7 @@ func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, 
 				return t, err
 			}
 		}
-		part, ok, err := TextOf(w)
+		part, ok, err := AgentTextOf(w)
 		if err != nil {
 			return t, err
 		}

@@ -36,7 +36,7 @@ func TestTakeTurn_ReturnsErrorOfPost(t *testing.T) {
 	web := httptest.NewServer(mux)
 	defer web.Close()
 	c := system.NewClient(web.URL)
-	socket, err := c.Join(t.Context(), "s")
+	socket, err := c.JoinSession(t.Context(), "s")
 	if err != nil {
 		t.Fatal(err)
 	}

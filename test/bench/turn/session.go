@@ -12,7 +12,7 @@ import (
 type session struct {
 	sys    *system.System
 	client *system.Client
-	socket *system.Socket
+	socket *system.SessionSocket
 	id     string
 
 	claimed, started []time.Duration // of all turns, including the first: times from the POST of the message
@@ -24,10 +24,10 @@ func newSession(ctx context.Context, sys *system.System, spec system.SessionSpec
 	defer cancel()
 	s := &session{sys: sys, client: system.NewClient(sys.URL)}
 	var err error
-	if s.id, err = s.client.Create(ctx, spec); err != nil {
+	if s.id, err = s.client.CreateSession(ctx, spec); err != nil {
 		return nil, err
 	}
-	s.socket, err = s.client.Join(ctx, s.id)
+	s.socket, err = s.client.JoinSession(ctx, s.id)
 	return s, err
 }
 
@@ -37,7 +37,7 @@ func (s *session) Close() error {
 	defer s.socket.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
-	return s.sys.End(ctx, s.id)
+	return s.sys.DeleteAndAwaitEnd(ctx, s.id)
 }
 
 // Turn posts text as a message and returns the time to the first text of the answer, after the end of the turn. It

@@ -69,11 +69,11 @@ type testbed struct {
 // Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 	t := &testbed{Benchmark: m, oneShots: map[string][]time.Duration{}}
-	if t.runner, err = b.Runner(ctx); err != nil {
+	if t.runner, err = b.BuildRunner(ctx); err != nil {
 		return err
 	}
 	t.agents = t.installedAgents(b)
-	if t.url, err = b.Model(modelScript); err != nil {
+	if t.url, err = b.StartModel(modelScript); err != nil {
 		return err
 	}
 	for _, provider := range m.Places {
@@ -81,8 +81,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}
-		err := b.Part(provider, func(b *harness.Bench) error {
-			sys, err := b.System(ctx, system.Config{Docker: docker, ModelURL: t.url, Executor: executor.Config{Runner: t.runner}})
+		err := b.RunPart(provider, func(b *harness.Bench) error {
+			sys, err := b.StartSystem(ctx, system.Config{Docker: docker, ModelURL: t.url, Executor: executor.Config{Runner: t.runner}})
 			if err != nil {
 				return err
 			}
@@ -111,7 +111,7 @@ func (t *testbed) installedAgents(b *harness.Bench) (all []installedAgent) {
 		if a.Program != "" {
 			var err error
 			if path, err = exec.LookPath(a.Program); err != nil {
-				b.Skip("the rows of "+a.Name, a.Program+" is not on the PATH; make install installs it")
+				b.PrintSkipped("the rows of "+a.Name, a.Program+" is not on the PATH; make install installs it")
 				continue
 			}
 		}
@@ -131,7 +131,7 @@ func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *syste
 	if err := errors.Join(err, warm.Close()); err != nil {
 		return err
 	}
-	if err := b.Report(addedLatencyRow(provider, a.Name, s, through, bare)); err != nil || a.OneShot == nil {
+	if err := b.ReportRow(addedLatencyRow(provider, a.Name, s, through, bare)); err != nil || a.OneShot == nil {
 		return err
 	}
 	if t.oneShots[a.Architecture] == nil {
@@ -139,7 +139,7 @@ func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *syste
 			return fmt.Errorf("%s: %w", a.OneShot.Command, err)
 		}
 	}
-	return b.Report(speedupRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
+	return b.ReportRow(speedupRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
 }
 
 // timeOneShotTurns takes several turns with the agent's one-shot CLI, which starts a process for every turn, and

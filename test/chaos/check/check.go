@@ -27,7 +27,7 @@ type ClientRecord struct {
 	Pieces  []TextPiece // text in flight
 }
 
-// Observations is the input of Check: what the clients received during a run of the chaos test, and what the log
+// Observations is the input of CompareWithLog: what the clients received during a run of the chaos test, and what the log
 // contains at its end.
 type Observations struct {
 	// Accepted holds the session of each execution whose acceptance a client was told.
@@ -39,14 +39,14 @@ type Observations struct {
 	Streams []ClientRecord
 }
 
-// Check compares what clients received with the log. It returns a description of each violation, or nil if all of the
+// CompareWithLog compares what clients received with the log. It returns a description of each violation, or nil if all of the
 // following hold:
 //   - each query that a client posted and the gateway accepted is accepted once in the log, and has one end;
 //   - the gateway has told a client of each query in the log;
 //   - the seqs of a session are 1, 2, 3, … in the log, and no event occurs twice;
 //   - each client has received every event of its session, once and in order;
 //   - the text in flight that a client received is a prefix of the final text in the log.
-func Check(e Observations) []string {
+func CompareWithLog(e Observations) []string {
 	var wrong []string
 	fail := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	accepted, ends := map[string]int{}, map[string][]events.Type{}
@@ -80,7 +80,7 @@ func Check(e Observations) []string {
 		}
 	}
 	for _, s := range e.Streams {
-		for _, why := range append(compareEvents(s.Events, e.Log[s.Session]), checkPieces(s.Pieces, e.Texts)...) {
+		for _, why := range append(compareEvents(s.Events, e.Log[s.Session]), checkTextPieces(s.Pieces, e.Texts)...) {
 			fail("%s of %s: %s", s.Client, s.Session, why)
 		}
 	}

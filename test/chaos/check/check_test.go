@@ -54,7 +54,7 @@ func TestCheck_FindsNothingInASoundRun(t *testing.T) {
 	if len(e.Accepted) < 10 || len(e.Streams) < 10 {
 		t.Fatalf("the recording has %d queries and %d streams: too little to prove anything", len(e.Accepted), len(e.Streams))
 	}
-	if wrong := check.Check(e); wrong != nil {
+	if wrong := check.CompareWithLog(e); wrong != nil {
 		t.Errorf("Check found %q", wrong)
 	}
 }
@@ -86,7 +86,7 @@ func TestCheck_FindsEveryFault(t *testing.T) {
 				e := sound
 				e.Streams = slices.Clone(sound.Streams)
 				e.Streams[n].Events = fault(s.Events, i)
-				if wrong := check.Check(e); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of "+s.Session) {
+				if wrong := check.CompareWithLog(e); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of "+s.Session) {
 					t.Errorf("event %d of a client %s: Check found %q", i+1, name, wrong)
 				}
 				e = sound
@@ -95,7 +95,7 @@ func TestCheck_FindsEveryFault(t *testing.T) {
 					e.Log[id] = list
 				}
 				e.Log[s.Session] = fault(sound.Log[s.Session], i)
-				if wrong := check.Check(e); len(wrong) == 0 {
+				if wrong := check.CompareWithLog(e); len(wrong) == 0 {
 					t.Errorf("event %d of the log %s: Check found nothing", i+1, name)
 				}
 				tried++
@@ -128,7 +128,7 @@ func TestCheck_FindsEachBrokenPromise(t *testing.T) {
 		"seq has a gap":                    {[]check.Event{ev(1, "a", accepted), ev(3, "b", done)}, map[string]string{"exe_1": s}, "seq 3 instead of 2"},
 		"an event is there under two seqs": {[]check.Event{ev(1, "a", accepted), ev(2, "b", done), {Seq: 3, ID: "a", Type: "log"}}, map[string]string{"exe_1": s}, "occurs twice"},
 	} {
-		wrong := check.Check(check.Observations{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
+		wrong := check.CompareWithLog(check.Observations{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
 		if !strings.Contains(strings.Join(wrong, "\n"), c.want) {
 			t.Errorf("%s: Check found %q", name, wrong)
 		}

@@ -11,10 +11,10 @@ type TextPiece struct {
 	After  uint32 // seq of the last stored event that the client had received before the delta
 }
 
-// checkPieces describes the first invalid piece of text that a client received, or returns nil. A piece must state the
+// checkTextPieces describes the first invalid piece of text that a client received, or returns nil. A piece must state the
 // seq of the last event that the client received before it, belong to a block that is complete in the log, leave no gap
 // after the pieces before it, and be equal to the block's text at its offset. log holds the complete texts by block.
-func checkPieces(pieces []TextPiece, log map[string]string) []string {
+func checkTextPieces(pieces []TextPiece, log map[string]string) []string {
 	received := map[string]uint32{}
 	for i, p := range pieces {
 		text, ok := log[p.Block]

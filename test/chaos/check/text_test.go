@@ -19,7 +19,7 @@ func heronPieces() (pieces []check.TextPiece) {
 }
 
 func checkPieces(pieces []check.TextPiece) []string {
-	return check.Check(check.Observations{
+	return check.CompareWithLog(check.Observations{
 		Texts:   map[string]string{"blk_1": heron, "blk_2": "Then it flies home."},
 		Streams: []check.ClientRecord{{Client: "SSE", Session: "ses_1", Pieces: pieces}},
 	})

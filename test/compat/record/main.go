@@ -224,7 +224,7 @@ func (w *recorder) readSessions() error {
 	listed := map[string]json.RawMessage{}
 	for _, key := range w.manifest.Keys {
 		var page struct{ Sessions []json.RawMessage }
-		if err := w.Call(key, "GET", "/api/sessions?pageSize=200", nil, &page); err != nil {
+		if err := w.CallAPI(key, "GET", "/api/sessions?pageSize=200", nil, &page); err != nil {
 			return err
 		}
 		for _, s := range page.Sessions {
@@ -256,11 +256,11 @@ func (w *recorder) readSession(s *compat.RecordedSession) error {
 	var x struct{ Executions []json.RawMessage }
 	var b struct{ Blocks []json.RawMessage }
 	var f struct{ Files []struct{ Path string } }
-	if err := errors.Join(w.Call(key, "GET", path+"/executions?pageSize=200", nil, &x), w.Call(key, "GET", path+"/blocks", nil, &b)); err != nil {
+	if err := errors.Join(w.CallAPI(key, "GET", path+"/executions?pageSize=200", nil, &x), w.CallAPI(key, "GET", path+"/blocks", nil, &b)); err != nil {
 		return err
 	}
 	var refused *compat.StatusError
-	if err := w.Call(key, "GET", path+"/files", nil, &f); err != nil && (!errors.As(err, &refused) || refused.Status != http.StatusNotFound) {
+	if err := w.CallAPI(key, "GET", path+"/files", nil, &f); err != nil && (!errors.As(err, &refused) || refused.Status != http.StatusNotFound) {
 		return err // 404: the session has no snapshot
 	}
 	s.Executions, s.Blocks = x.Executions, b.Blocks
@@ -272,7 +272,7 @@ func (w *recorder) readSession(s *compat.RecordedSession) error {
 			Events    []events.Wire
 			Tip, Next uint32
 		}
-		if err := w.Call(key, "GET", fmt.Sprintf("%s/events?limit=1000&after=%d", path, after), nil, &page); err != nil {
+		if err := w.CallAPI(key, "GET", fmt.Sprintf("%s/events?limit=1000&after=%d", path, after), nil, &page); err != nil {
 			return err
 		}
 		for _, e := range page.Events {

@@ -93,7 +93,7 @@ func (w *recorder) createKeys() error {
 	w.manifest.Keys = map[string]string{}
 	for _, tenant := range []string{"default", acmeTenant} {
 		var made struct{ Key string }
-		if err := w.Call(w.manifest.RootKey, "POST", "/api/keys", map[string]any{"name": "recording", "tenant": tenant}, &made); err != nil {
+		if err := w.CallAPI(w.manifest.RootKey, "POST", "/api/keys", map[string]any{"name": "recording", "tenant": tenant}, &made); err != nil {
 			return err
 		}
 		w.manifest.Keys[tenant] = made.Key
@@ -127,7 +127,7 @@ func (w *recorder) createSession(tenant, name string, body map[string]any) (comp
 	s := compat.RecordedSession{Name: name, Tenant: tenant}
 	body["metadata"] = map[string]any{"recorded": name}
 	var made struct{ SessionID string }
-	err := w.Call(w.manifest.Keys[tenant], "POST", "/api/sessions", body, &made)
+	err := w.CallAPI(w.manifest.Keys[tenant], "POST", "/api/sessions", body, &made)
 	s.ID = made.SessionID
 	w.manifest.Sessions = append(w.manifest.Sessions, s)
 	return s, err
@@ -136,7 +136,7 @@ func (w *recorder) createSession(tenant, name string, body map[string]any) (comp
 // postQuery posts text as a query to a session and returns the id of its execution.
 func (w *recorder) postQuery(s compat.RecordedSession, text string) (execution string, err error) {
 	var a struct{ ExecutionID string }
-	err = w.Call(w.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": text}, &a)
+	err = w.CallAPI(w.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": text}, &a)
 	return a.ExecutionID, err
 }
 
@@ -216,7 +216,7 @@ func (w *recorder) createFilesSession() error {
 		return err
 	}
 	large := []byte(strings.Repeat("0123456789abcdef", 40<<10)) // 640 KiB
-	if err := w.Call(w.manifest.Keys["default"], "PUT", "/api/sessions/"+s.ID+"/files/large.txt", large, nil); err != nil {
+	if err := w.CallAPI(w.manifest.Keys["default"], "PUT", "/api/sessions/"+s.ID+"/files/large.txt", large, nil); err != nil {
 		return err
 	}
 	// This message does not fit into a commit.
@@ -259,7 +259,7 @@ func (w *recorder) createControlledSessions() error {
 		return err
 	}
 	for _, x := range []string{waits, runs} {
-		if err := w.Call(key, "POST", "/api/executions/"+x+"/cancel", map[string]any{}, nil); err != nil {
+		if err := w.CallAPI(key, "POST", "/api/executions/"+x+"/cancel", map[string]any{}, nil); err != nil {
 			return err
 		}
 		if _, err := w.awaitEvent(s, x, cancelledType, events.ExecutionWithdrawn{}.EventType()); err != nil {
@@ -280,7 +280,7 @@ func (w *recorder) createControlledSessions() error {
 		if _, err := w.awaitEvent(s, runs, step.after); err != nil {
 			return err
 		}
-		if err := w.Call(key, "POST", "/api/executions/"+runs+"/"+step.do, map[string]any{}, nil); err != nil {
+		if err := w.CallAPI(key, "POST", "/api/executions/"+runs+"/"+step.do, map[string]any{}, nil); err != nil {
 			return err
 		}
 	}
@@ -297,7 +297,7 @@ func (w *recorder) createControlledSessions() error {
 	if _, err := w.awaitEvent(s, runs, events.TextDelta); err != nil {
 		return err
 	}
-	if err := w.Call(key, "POST", "/api/executions/"+runs+"/terminate", map[string]any{}, nil); err != nil {
+	if err := w.CallAPI(key, "POST", "/api/executions/"+runs+"/terminate", map[string]any{}, nil); err != nil {
 		return err
 	}
 	_, err = w.awaitEvent(s, runs, cancelledType)
@@ -317,7 +317,7 @@ func (w *recorder) createFailedSession() error {
 // used up and a turn fails.
 func (w *recorder) createUsedUpBudgetSession() error {
 	path := "/api/budgets/total"
-	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acmeTenant, "budget": map[string]any{"turns": 2}}, nil); err != nil {
+	if err := w.CallAPI(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acmeTenant, "budget": map[string]any{"turns": 2}}, nil); err != nil {
 		return err
 	}
 	s, err := w.createSession(acmeTenant, compat.UsedUpBudgetSession, map[string]any{"architecture": "spool"})
@@ -342,7 +342,7 @@ func (w *recorder) createDeletedSession() error {
 		return err
 	}
 	w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
-	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
+	return w.CallAPI(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
 // createIdleSession creates a session whose sandbox was removed after a time without turns; its workspace is in a

@@ -85,7 +85,7 @@ func (c *fileCollector) addDeclaration(d ast.Decl) {
 	case *ast.FuncDecl:
 		signature := *d
 		signature.Doc, signature.Body = nil, nil
-		c.add(d.Doc, firstLine(&signature), d.Name)
+		c.addNames(d.Doc, firstLine(&signature), d.Name)
 	case *ast.GenDecl:
 		for _, s := range d.Specs {
 			switch s := s.(type) {
@@ -96,7 +96,7 @@ func (c *fileCollector) addDeclaration(d ast.Decl) {
 				}
 				spec := *s
 				spec.Doc, spec.Comment = nil, nil
-				c.add(doc, "type "+firstLine(&spec), s.Name)
+				c.addNames(doc, "type "+firstLine(&spec), s.Name)
 			case *ast.ValueSpec:
 				doc := s.Doc
 				if doc == nil && len(d.Specs) == 1 {
@@ -104,7 +104,7 @@ func (c *fileCollector) addDeclaration(d ast.Decl) {
 				}
 				spec := *s
 				spec.Doc, spec.Comment = nil, nil
-				c.add(doc, d.Tok.String()+" "+firstLine(&spec), s.Names...)
+				c.addNames(doc, d.Tok.String()+" "+firstLine(&spec), s.Names...)
 			}
 		}
 	}
@@ -120,8 +120,8 @@ func firstLine(declaration ast.Node) string {
 	return line
 }
 
-// add adds the names of one declaration, and its comment doc unless it is nil. text is printed with them.
-func (c *fileCollector) add(doc *ast.CommentGroup, text string, names ...*ast.Ident) {
+// addNames adds the names of one declaration, and its comment doc unless it is nil. text is printed with them.
+func (c *fileCollector) addNames(doc *ast.CommentGroup, text string, names ...*ast.Ident) {
 	position := c.files.Position(names[0].Pos())
 	for _, n := range names {
 		if n.Name != "_" && n.Name != "main" && n.Name != "init" {

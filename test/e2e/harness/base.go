@@ -15,8 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Base holds the connections and addresses of the NATS and Postgres servers that the services of a Cluster use.
-type Base struct {
+// Servers holds the connections to the NATS and Postgres servers that the services of a Cluster use, and the addresses
+// of these servers.
+type Servers struct {
 	DatabaseURL        string       // with the role of the projector
 	GatewayDatabaseURL string       // with the role of the gateway
 	NATSURL            string       // address of NATS; no sandbox may reach it
@@ -25,7 +26,8 @@ type Base struct {
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
 }
 
-// Outage stops and starts the NATS and Postgres servers of a Cluster.
+// Outage stops and starts the NATS and Postgres servers of a Cluster, to test how Spool behaves while they are not
+// available.
 type Outage struct {
 	nats     *natstest.Restartable
 	postgres *pgtest.Restartable
@@ -43,9 +45,9 @@ func (c *Cluster) startServers() {
 	base, err := stack.OpenStorage(c.T.Context(), stack.Config{
 		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
-	must(c.T, err)
-	c.T.Cleanup(func() { check(c.T, base.Close()) })
-	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
+	requireNoError(c.T, err)
+	c.T.Cleanup(func() { assertNoError(c.T, base.Close()) })
+	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
 }
 
 // startRestartableServers starts NATS and Postgres in such a way that Cluster.Outage can stop them.
@@ -62,13 +64,13 @@ func (c *Cluster) startRestartableServers() {
 		return nc, log, err
 	}
 	db := readmodeltest.WithRoles(c.T, o.postgres.URL())
-	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
+	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
 	nc, log, err := connect("")
-	must(c.T, err)
+	requireNoError(c.T, err)
 	js, err := jetstream.New(nc)
-	must(c.T, err)
-	must(c.T, topology.Provision(c.T.Context(), js, topology.Config{}))
-	c.Base.Log = log
+	requireNoError(c.T, err)
+	requireNoError(c.T, topology.Provision(c.T.Context(), js, topology.Config{}))
+	c.Servers.Log = log
 }
 
 // StopNATS stops the cluster's NATS server. StartNATS starts it again.

@@ -18,17 +18,17 @@ import (
 
 // startSkills starts a copy of the skills service.
 func (c *Cluster) startSkills() {
-	nc, log := c.connect(topology.UserSkills)
-	svc, err := skills.New(skills.Config{Scratch: c.T.TempDir()}, skills.Deps{NATS: nc, Log: log, Logger: c.logger("skills")})
-	must(c.T, err)
+	nc, log := c.connectNATS(topology.UserSkills)
+	svc, err := skills.New(skills.Config{Scratch: c.T.TempDir()}, skills.Deps{NATS: nc, Log: log, Logger: c.serviceLogger("skills")})
+	requireNoError(c.T, err)
 	c.startService(nc, svc.Ready(), svc.Run)
 }
 
-// setSecretsKeys generates the key pair that encrypts secrets, and gives it to the configuration of gateways and
+// setSecretsKeys generates the key pair that encrypts secrets, and adds it to the configuration of gateways and
 // executors.
 func (c *Cluster) setSecretsKeys() {
 	identity, recipient, err := secret.Generate()
-	must(c.T, err)
+	requireNoError(c.T, err)
 	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient
 }
 
@@ -37,18 +37,18 @@ func (c *Cluster) setSecretsKeys() {
 func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
 	c.T.Helper()
 	req, err := http.NewRequestWithContext(c.T.Context(), http.MethodPost, c.URL(0)+"/api/skills?"+query, bytes.NewReader(zip))
-	must(c.T, err)
+	requireNoError(c.T, err)
 	req.Header.Set("Content-Type", "application/zip")
 	res, err := http.DefaultClient.Do(req)
-	must(c.T, err)
+	requireNoError(c.T, err)
 	defer res.Body.Close() //nolint:errcheck // the body is read
 	raw, err := io.ReadAll(res.Body)
-	must(c.T, err)
+	requireNoError(c.T, err)
 	return res.StatusCode, raw
 }
 
-// WrittenData returns the content of every file that the cluster wrote on this machine, by path: the files of NATS, of
-// the egress proxy and of local sandboxes. It also returns the logs of the services.
+// WrittenData returns everything that the cluster has written on this machine, by path or name: the files of NATS, of
+// the egress proxy and of local sandboxes, and the logs of the services.
 func (c *Cluster) WrittenData() map[string][]byte {
 	c.T.Helper()
 	out := map[string][]byte{"the logs of the services": c.said.bytes()}
@@ -56,7 +56,7 @@ func (c *Cluster) WrittenData() map[string][]byte {
 		if dir == "" {
 			continue
 		}
-		must(c.T, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		requireNoError(c.T, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return nil
 			}
@@ -74,9 +74,9 @@ func (c *Cluster) WrittenData() map[string][]byte {
 	return out
 }
 
-// Logs returns the log records of the services, in the format of slog's JSONHandler, oldest first. It needs
+// LogRecords returns the log records of the services, in the format of slog's JSONHandler, oldest first. It needs
 // Options.KeepLogs.
-func (c *Cluster) Logs() (records []map[string]any) {
+func (c *Cluster) LogRecords() (records []map[string]any) {
 	c.T.Helper()
 	for line := range bytes.Lines(c.said.bytes()) {
 		var r map[string]any

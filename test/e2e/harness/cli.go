@@ -16,18 +16,18 @@ var buildCLI = sync.OnceValues(func() (string, error) {
 	return buildProgram("github.com/spoolhq/spool/cmd/spool", "spool")
 })
 
-// CLI runs the spool program in a folder, without a terminal, as a client of gateway 0. It returns the exit code, the
-// standard output and the standard error. data is the folder for spool's own files.
-func (c *Cluster) CLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
+// RunCLI runs the spool program in a folder, without a terminal, as a client of gateway 0. It returns the exit code,
+// the standard output (out) and the standard error (says). data is the folder for spool's own files.
+func (c *Cluster) RunCLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
-	return c.CLIAs(t, nil, folder, data, args...)
+	return c.RunCLIAs(t, nil, folder, data, args...)
 }
 
-// CLIAs is like CLI, but runs the program as another user of the machine; nil means the user of the test.
-func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data string, args ...string) (code int, out, says string) {
+// RunCLIAs is like RunCLI, but runs the program as another user of the machine; nil means the user of the test.
+func (c *Cluster) RunCLIAs(t testing.TB, user *syscall.Credential, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := c.command(t, folder, data, args...)
+	cmd := c.cliCommand(t, folder, data, args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if user != nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
@@ -40,12 +40,12 @@ func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data str
 	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }
 
-// command returns a command of the spool program as a client of gateway 0. folder is its working directory, data the
+// cliCommand returns a command of the spool program as a client of gateway 0. folder is its working directory, data the
 // folder for spool's own files.
-func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *exec.Cmd {
+func (c *Cluster) cliCommand(t testing.TB, folder, data string, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := buildCLI()
-	must(t, err)
+	requireNoError(t, err)
 	cmd := exec.CommandContext(t.Context(), bin, args...)
 	cmd.Dir, cmd.Env = folder, append(os.Environ(), "SPOOL_URL="+c.URL(0), "SPOOL_DATA_DIR="+data, "PWD="+folder)
 	return cmd
@@ -62,9 +62,9 @@ func UnprivilegedUser(t testing.TB) (user *syscall.Credential, folder, data stri
 	for _, dir := range []*string{&folder, &data} {
 		var err error
 		*dir, err = os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "_")) //nolint:usetesting // only root may enter the parents of t.TempDir
-		must(t, err)
-		t.Cleanup(func() { check(t, os.RemoveAll(*dir)) })
-		must(t, os.Chown(*dir, id, id))
+		requireNoError(t, err)
+		t.Cleanup(func() { assertNoError(t, os.RemoveAll(*dir)) })
+		requireNoError(t, os.Chown(*dir, id, id))
 	}
 	return &syscall.Credential{Uid: id, Gid: id}, folder, data
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// Patience is the time limit of each wait in end-to-end tests. It is long, because the machine may be busy.
-const Patience = 60 * time.Second
+// WaitTimeout is the time limit of each wait in end-to-end tests. It is long, because the machine may be busy.
+const WaitTimeout = 60 * time.Second
 
 // Call sends a REST request to gateway i, with body as JSON unless body is nil. It decodes the response into out unless
 // out is nil, and returns the status.
@@ -28,19 +28,19 @@ func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	var in io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
-		must(c.T, err)
+		requireNoError(c.T, err)
 		in = bytes.NewReader(b)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, c.URL(i)+path, in)
-	must(c.T, err)
+	requireNoError(c.T, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
-	must(c.T, err)
+	requireNoError(c.T, err)
 	raw, err := io.ReadAll(resp.Body)
-	must(c.T, err)
-	must(c.T, resp.Body.Close())
+	requireNoError(c.T, err)
+	requireNoError(c.T, resp.Body.Close())
 	if out != nil {
 		if err := json.Unmarshal(raw, out); err != nil {
 			c.T.Fatalf("%s %s answered %d %s: %v", method, path, resp.StatusCode, raw, err)
@@ -52,9 +52,9 @@ func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	return resp.StatusCode
 }
 
-// Create creates a session of an architecture through gateway 0 and returns its id. more holds further fields of the
+// CreateSession creates a session of an architecture through gateway 0 and returns its id. more holds further fields of the
 // request. The session is deleted when the test ends.
-func (c *Cluster) Create(architecture string, more map[string]any) string {
+func (c *Cluster) CreateSession(architecture string, more map[string]any) string {
 	c.T.Helper()
 	body := map[string]any{"architecture": architecture}
 	for k, v := range more {
@@ -66,12 +66,12 @@ func (c *Cluster) Create(architecture string, more map[string]any) string {
 	if code := c.Call(0, "POST", "/api/sessions", body, &s); code != http.StatusCreated || s.SessionID == "" {
 		c.T.Fatalf("create answered %d, %+v", code, s)
 	}
-	c.T.Cleanup(func() { c.Delete(s.SessionID) })
+	c.T.Cleanup(func() { c.DeleteSession(s.SessionID) })
 	return s.SessionID
 }
 
-// Post posts text as a message to a session through gateway 0, and returns the id of its execution.
-func (c *Cluster) Post(session, text string) string {
+// PostMessage posts text as a message to a session through gateway 0, and returns the id of its execution.
+func (c *Cluster) PostMessage(session, text string) string {
 	c.T.Helper()
 	var a struct {
 		ExecutionID string `json:"executionId"`
@@ -125,8 +125,8 @@ func (s *Stream) Next() (events.Wire, error) {
 	return w, nil
 }
 
-// Until reads events until an execution has ended, and returns its terminal event.
-func (s *Stream) Until(execution string) (events.Wire, error) {
+// ReadUntilEnd reads events until an execution has ended, and returns its terminal event.
+func (s *Stream) ReadUntilEnd(execution string) (events.Wire, error) {
 	for {
 		w, err := s.Next()
 		if err != nil || w.ExecutionID == execution && events.Terminal(w.Type) {
@@ -135,10 +135,10 @@ func (s *Stream) Until(execution string) (events.Wire, error) {
 	}
 }
 
-// Join opens a WebSocket to gateway i and joins a session after the last event that the stream from has received. The
+// JoinSocket opens a WebSocket to gateway i and joins a session after the last event that the stream from has received. The
 // new stream continues from's View. from may be nil; the stream then begins with the first event.
-func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+func (c *Cluster) JoinSocket(i int, session string, from *Stream) (*Stream, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL(i), "http")+"/api/ws", nil)
@@ -179,9 +179,9 @@ func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	return s, err
 }
 
-// SSE is like Join, but over SSE.
-func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+// JoinSSE is like JoinSocket, but over SSE.
+func (c *Cluster) JoinSSE(i int, session string, from *Stream) (*Stream, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	s := continueStream(from)
 	req, err := http.NewRequestWithContext(ctx, "GET", c.URL(i)+"/api/sessions/"+session+"/events/stream", nil)
 	if err != nil {
@@ -225,28 +225,28 @@ func continueStream(from *Stream) *Stream {
 	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events, Seen: from.Seen}
 }
 
-// Run posts text as a message to a session, reads a stream to the end of its execution, and returns the stream and the
-// terminal event. The stream continues from, which may be nil.
-func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire) {
+// RunQuery posts text as a message to a session, reads a stream to the end of its execution, and returns the stream and
+// the terminal event. The stream continues from, which may be nil.
+func (c *Cluster) RunQuery(session, text string, from *Stream) (*Stream, events.Wire) {
 	c.T.Helper()
-	s, err := c.Join(0, session, from)
-	must(c.T, err)
+	s, err := c.JoinSocket(0, session, from)
+	requireNoError(c.T, err)
 	defer s.Close()
-	execution := c.Post(session, text)
-	end, err := s.Until(execution)
+	execution := c.PostMessage(session, text)
+	end, err := s.ReadUntilEnd(execution)
 	if err != nil {
-		c.T.Fatalf("stream of %s: %v; %s", session, err, c.Explain(session, s))
+		c.T.Fatalf("stream of %s: %v; %s", session, err, c.DescribeStoppedStream(session, s))
 	}
 	return s, end
 }
 
-// Eventually calls ok again and again until it returns true. After the time Patience, it fails the test with a message
+// Eventually calls ok again and again until it returns true. After the time WaitTimeout, it fails the test with a message
 // that contains what, a description of the condition.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(Patience); !ok(); <-tick.C {
+	for deadline := time.Now().Add(WaitTimeout); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("timed out waiting until %s", what)
 		}

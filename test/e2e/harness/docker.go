@@ -37,38 +37,38 @@ var buildEgress = sync.OnceValues(func() (string, error) {
 // their sandboxes to use it. args are further arguments of the proxy's command line.
 func (c *Cluster) startEgress(args ...string) {
 	binary, err := buildEgress()
-	must(c.T, err)
+	requireNoError(c.T, err)
 	// Sandboxes run as another user, and the path of a Unix socket must be short.
 	dir, err := os.MkdirTemp("", "egress-")
-	must(c.T, err)
-	c.T.Cleanup(func() { check(c.T, os.RemoveAll(dir)) })
-	must(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // another user must reach the folder
+	requireNoError(c.T, err)
+	c.T.Cleanup(func() { assertNoError(c.T, os.RemoveAll(dir)) })
+	requireNoError(c.T, os.Chmod(dir, 0o755)) //nolint:gosec // another user must reach the folder
 	c.egressDir = dir
 	sockets := filepath.Join(dir, "sandboxes")
-	must(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // another user must reach the folder
+	requireNoError(c.T, os.Mkdir(sockets, 0o755)) //nolint:gosec // another user must reach the folder
 	admin := filepath.Join(dir, "admin.sock")
 	routes := "hosts:\n"
 	for name, url := range c.opts.EgressRoutes {
 		routes += fmt.Sprintf("  - {name: %s, url: %q}\n", name, url)
 	}
 	hosts := filepath.Join(dir, "hosts.yaml")
-	must(c.T, os.WriteFile(hosts, []byte(routes), 0o600))
+	requireNoError(c.T, os.WriteFile(hosts, []byte(routes), 0o600))
 	args = append(args, "--hosts", hosts, "--listen-sandboxes", filepath.Join(sockets, "egress.sock"), "--listen-admin", admin, "--data", filepath.Join(dir, "data"))
 	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(),
 		"SPOOL_EGRESS_OPEN="+c.opts.EgressOpen,
-		"NVIDIA_API_KEY="+RealKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",
+		"NVIDIA_API_KEY="+ModelAPIKey, "SPOOL_NVIDIA_BASE_URL="+c.Model.URL()+"/v1",
 	)
 	if !c.opts.NVIDIAAlone {
 		cmd.Env = append(cmd.Env,
-			"ANTHROPIC_API_KEY="+RealKey, "SPOOL_ANTHROPIC_BASE_URL="+c.modelURL,
-			"OPENAI_API_KEY="+RealKey, "SPOOL_OPENAI_BASE_URL="+c.modelURL+"/v1",
+			"ANTHROPIC_API_KEY="+ModelAPIKey, "SPOOL_ANTHROPIC_BASE_URL="+c.modelURL,
+			"OPENAI_API_KEY="+ModelAPIKey, "SPOOL_OPENAI_BASE_URL="+c.modelURL+"/v1",
 		)
 	}
 	cmd.Stderr = io.MultiWriter(testWriter{c.T, "egress"}, c.said)
-	must(c.T, cmd.Start())
+	requireNoError(c.T, cmd.Start())
 	c.T.Cleanup(func() {
-		check(c.T, cmd.Process.Signal(syscall.SIGTERM))
+		assertNoError(c.T, cmd.Process.Signal(syscall.SIGTERM))
 		// The exit code does not matter: sandboxes that were cut off may have open streams.
 		_ = cmd.Wait()
 	})
@@ -92,20 +92,20 @@ func (c *Cluster) startDocker() {
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
 		// The volume of skills belongs to the engine, and this engine ends with the test.
-		Docker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)
+		RunDocker(c.T, "volume", "rm", "--force", "spool-skills-"+c.opts.Executor.Engine)
 		// The same holds for layers.
-		for _, v := range strings.Fields(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", "name=spool-layer-"+c.opts.Executor.Engine+"-")) {
-			Docker(c.T, "volume", "rm", "--force", v)
+		for _, v := range strings.Fields(RunDocker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", "name=spool-layer-"+c.opts.Executor.Engine+"-")) {
+			RunDocker(c.T, "volume", "rm", "--force", v)
 		}
-		if left := c.describeRemains(); left != "" {
+		if left := c.describeLeftovers(); left != "" {
 			c.T.Errorf("the engine still has: %s", left)
 		}
 	})
 	c.startEgress()
 }
 
-// RealKey is the API key of the models, which only the egress proxy has. Tests check that no sandbox contains it.
-const RealKey = "sk-the-real-key-of-the-models-0123456789"
+// ModelAPIKey is the API key of the models, which only the egress proxy has. Tests check that no sandbox contains it.
+const ModelAPIKey = "sk-the-real-key-of-the-models-0123456789"
 
 // testWriter is a writer that copies the output of a process to the log of a test.
 type testWriter struct {
@@ -118,8 +118,8 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Docker runs the docker command with args and returns its output. It fails the test if the command fails.
-func Docker(t testing.TB, args ...string) string {
+// RunDocker runs the docker command with args and returns its output. It fails the test if the command fails.
+func RunDocker(t testing.TB, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -130,12 +130,12 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Container returns the id of the container of a session's present sandbox.
-func (c *Cluster) Container(session string) string {
+// SandboxContainer returns the id of the container of a session's present sandbox.
+func (c *Cluster) SandboxContainer(session string) string {
 	c.T.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
 	c.Call(0, "GET", "/api/sessions/"+session, nil, &shown)
-	id := Docker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.role=sandbox", "--filter", "label=dev.spool.sandbox="+shown.CurrentSandbox.SandboxID)
+	id := RunDocker(c.T, "ps", "-a", "--no-trunc", "--format", "{{.ID}}", "--filter", "label=dev.spool.role=sandbox", "--filter", "label=dev.spool.sandbox="+shown.CurrentSandbox.SandboxID)
 	if id == "" {
 		c.T.Fatalf("session %s has no container: sandbox %q", session, shown.CurrentSandbox.SandboxID)
 	}
@@ -145,22 +145,22 @@ func (c *Cluster) Container(session string) string {
 // MCPServerContainers returns the ids of the containers of a session's MCP servers.
 func (c *Cluster) MCPServerContainers(session string) []string {
 	c.T.Helper()
-	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.role=server", "--filter", "label=dev.spool.session="+session))
+	return strings.Fields(RunDocker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.role=server", "--filter", "label=dev.spool.session="+session))
 }
 
 // Containers returns the ids of all containers of this cluster on the Docker engine.
 func (c *Cluster) Containers() []string {
 	c.T.Helper()
-	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
+	return strings.Fields(RunDocker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
 }
 
-// describeRemains describes the containers and volumes of this cluster that are still on the Docker engine; "" if there
-// are none.
-func (c *Cluster) describeRemains() string {
+// describeLeftovers describes the containers and volumes of this cluster that are still on the Docker engine; "" if
+// there are none.
+func (c *Cluster) describeLeftovers() string {
 	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
-	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
+	containers := RunDocker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
 	left := strings.Split(containers, "\n")
-	for _, v := range strings.Split(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", label), "\n") {
+	for _, v := range strings.Split(RunDocker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", label), "\n") {
 		// The runner's volume belongs to the engine and can be used by later executors with the same runner.
 		if v != "" && !strings.HasPrefix(v, "spool-runner-") {
 			left = append(left, "volume "+v)

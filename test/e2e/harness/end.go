@@ -19,59 +19,60 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Tenant is the tenant of all sessions in tests without authentication.
-const Tenant = "default"
+// DefaultTenant is the tenant of all sessions in tests without authentication.
+const DefaultTenant = "default"
 
-// In returns the same cluster for the subtest t. Sessions and clients that are created through it end with the subtest.
-func (c *Cluster) In(t testing.TB) *Cluster {
+// ForSubtest returns the same cluster for the subtest t. Sessions and clients that are created through the result end
+// with the subtest.
+func (c *Cluster) ForSubtest(t testing.TB) *Cluster {
 	sub := *c
 	sub.T = t
 	return &sub
 }
 
-// Delete deletes the session id, unless it was deleted before, and calls AwaitDeleted. Create makes the end of the test
-// call Delete.
-func (c *Cluster) Delete(id string) {
+// DeleteSession deletes the session id, unless it was deleted before, and calls AwaitDeleted. CreateSession makes the
+// end of the test call it.
+func (c *Cluster) DeleteSession(id string) {
 	c.T.Helper()
 	// The context of the test has ended when cleanups run.
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
-	l, err := eventlog.Sessions{Log: c.Base.Log}.Load(ctx, Tenant, id, eventlog.Leader)
-	must(c.T, err)
+	l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(ctx, DefaultTenant, id, eventlog.Leader)
+	requireNoError(c.T, err)
 	if l.Life.Status != session.Deleted {
 		var answer struct{ Detail string }
 		if code := c.Call(0, "DELETE", "/api/sessions/"+id, nil, &answer); code/100 != 2 {
 			c.T.Fatalf("delete of session %s answered %d: %s", id, code, answer.Detail)
 		}
 	}
-	c.AwaitDeleted(Tenant, id)
+	c.AwaitDeleted(DefaultTenant, id)
 }
 
-// AwaitDeleted blocks until everything of the deleted session id has ended: the log has the end of all its queries and
-// sandboxes, no process of its sandboxes runs, and its workspace is removed.
+// AwaitDeleted blocks until the log has the end of all queries and sandboxes of the deleted session id, no process of
+// its sandboxes runs, and its workspace is removed.
 func (c *Cluster) AwaitDeleted(tenant, id string) {
 	c.T.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
 	sandboxes, err := c.awaitEndInLog(ctx, tenant, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
 	Eventually(c.T, "no process of the deleted session "+id+" is left", func() bool {
-		return len(Processes(append(sandboxes, c.Workspace(id))...)) == 0
+		return len(FindProcesses(append(sandboxes, c.WorkspaceFolder(id))...)) == 0
 	})
 	Eventually(c.T, "the workspace of the deleted session "+id+" is gone", func() bool {
-		_, err := os.Stat(c.Workspace(id))
+		_, err := os.Stat(c.WorkspaceFolder(id))
 		return errors.Is(err, fs.ErrNotExist)
 	})
 }
 
 // awaitEndInLog reads the log until it has the deletion of the session id and the end of all queries and sandboxes of
-// the session. It returns the ids of these sandboxes.
+// the session. It returns the ids of the sandboxes.
 func (c *Cluster) awaitEndInLog(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
-	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
-	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
+	start := eventlog.Position{Shard: events.Partition(id) % c.Servers.Log.Shards()}
+	for rec, err := range c.Servers.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
 		if err != nil {
 			return nil, fmt.Errorf("read session %s: %w", id, err)
 		}
@@ -104,17 +105,17 @@ func (c *Cluster) awaitEndInLog(ctx context.Context, tenant, id string) (sandbox
 			return sandboxes, nil
 		}
 	}
-	return nil, fmt.Errorf("session %s did not end within %s: deleted %t, still open %v", id, Patience, deleted, open)
+	return nil, fmt.Errorf("session %s did not end within %s: deleted %t, still open %v", id, WaitTimeout, deleted, open)
 }
 
-// Verify fails the test if the log is not sound or has an execution that has not ended. It is also called when the test
-// ends.
-func (c *Cluster) Verify() {
+// VerifyLog fails the test if the log is damaged or has an execution that has not ended. It is also called when the
+// test ends.
+func (c *Cluster) VerifyLog() {
 	c.T.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
-	report, err := eventlog.Verify(ctx, c.Base.Log, eventlog.Scope{})
-	must(c.T, err)
+	report, err := eventlog.Verify(ctx, c.Servers.Log, eventlog.Scope{})
+	requireNoError(c.T, err)
 	if report.Problem != nil {
 		c.T.Errorf("the log is broken: %v", report.Problem)
 	}
@@ -123,8 +124,8 @@ func (c *Cluster) Verify() {
 	}
 }
 
-// Workspace returns the folder of the workspace of the session id, with local sandboxes.
-func (c *Cluster) Workspace(id string) string {
+// WorkspaceFolder returns the folder of the workspace of the session id, with local sandboxes.
+func (c *Cluster) WorkspaceFolder(id string) string {
 	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
 }
 
@@ -134,9 +135,9 @@ type Process struct {
 	Command string
 }
 
-// Processes returns the processes of this machine, except this one, whose arguments or initial environment contain one
+// FindProcesses returns the processes of this machine, except this one, whose arguments or initial environment contain one
 // of the texts marks. It reads /proc, and returns none on systems without it.
-func Processes(marks ...string) (found []Process) {
+func FindProcesses(marks ...string) (found []Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -167,9 +168,9 @@ func formatProcesses(list []Process) string {
 	return s.String()
 }
 
-// checkNoProcesses fails the test if processes of its sandboxes still run, and ends these processes.
+// checkNoProcesses fails the test if processes of the cluster's sandboxes still run, and kills these processes.
 func (c *Cluster) checkNoProcesses() {
-	left := Processes(c.dir + string(filepath.Separator))
+	left := FindProcesses(c.dir + string(filepath.Separator))
 	if len(left) == 0 {
 		return
 	}

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// Explain returns a description of a session whose stream of events has stopped, for the message of a failed test: the
+// DescribeStoppedStream returns a description of a session whose stream of events has stopped, for the message of a failed test: the
 // events that the stream s received and when, the processes in the session's container, and the goroutines of the
 // executors.
-func (c *Cluster) Explain(session string, s *Stream) string {
+func (c *Cluster) DescribeStoppedStream(session string, s *Stream) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "now: %s\nshown so far:\n%s\n", time.Now().UTC().Format(time.RFC3339Nano), s.View)
 	for _, e := range s.Events {

@@ -42,7 +42,7 @@ type Options struct {
 	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy, which they reach by TLS. Executors are separate
 	// processes. It needs Outages, because these processes have no NATS user. See NeedDocker.
 	Modal bool
-	// KeepLogs stores the logs of the services for Cluster.WrittenData and Cluster.Logs.
+	// KeepLogs stores the logs of the services for Cluster.WrittenData and Cluster.LogRecords.
 	KeepLogs bool
 	// EgressOpen lists hosts and ports of MCP servers that may be on this machine.
 	EgressOpen string
@@ -57,14 +57,14 @@ type Options struct {
 	// ModelURL returns the URL at which agents in local sandboxes, or the egress proxy, reach the model server. Its
 	// argument is the server's own URL. nil means the server's own URL.
 	ModelURL func(url string) string
-	// ModelKey is the key of both model providers in local sandboxes; "" means "mock". The egress proxy has RealKey.
+	// ModelKey is the key of both model providers in local sandboxes; "" means "mock". The egress proxy has ModelAPIKey.
 	ModelKey string
 }
 
 // Cluster is a running Spool for an end-to-end test, whose services run in the test's process.
 type Cluster struct {
 	T         testing.TB
-	Base      *Base
+	Servers   *Servers
 	Outage    *Outage // with Options.Outages
 	Model     *server.Server
 	Gateways  []*gateway.Gateway
@@ -89,7 +89,7 @@ var buildRunner = sync.OnceValues(func() (string, error) {
 func New(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	runner, err := buildRunner()
-	must(t, err)
+	requireNoError(t, err)
 	for _, n := range []*int{&opts.Gateways, &opts.Sessions, &opts.Projectors, &opts.Executors} {
 		*n = max(*n, 1)
 	}
@@ -97,7 +97,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	t.Cleanup(c.checkNoProcesses)
 	c.startServers()
 	c.Model = StartModel(c.T, opts.Script)
-	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
+	requireNoError(t, readmodel.Migrate(t.Context(), c.Servers.DatabaseURL))
 	c.opts.Executor.Runner = runner
 	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
 	key := cmp.Or(opts.ModelKey, "mock")
@@ -133,29 +133,29 @@ func New(t testing.TB, opts Options) *Cluster {
 			c.StartExecutor()
 		}
 	}
-	pool, err := readmodel.Open(t.Context(), c.Base.DatabaseURL)
-	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	must(t, readmodel.AwaitCaughtUp(ctx, pool, c.Base.Log.Partitioning()))
+	pool, err := readmodel.Open(t.Context(), c.Servers.DatabaseURL)
+	requireNoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), WaitTimeout)
+	requireNoError(t, readmodel.AwaitCaughtUp(ctx, pool, c.Servers.Log.Partitioning()))
 	cancel()
 	pool.Close()
 	for range opts.Gateways {
 		c.StartGateway()
 	}
-	t.Cleanup(c.Verify)
+	t.Cleanup(c.VerifyLog)
 	return c
 }
 
-// must ends the test at once if err is not nil.
-func must(t testing.TB, err error) {
+// requireNoError ends the test at once if err is not nil.
+func requireNoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// check marks the test as failed if err is not nil, and lets it continue.
-func check(t testing.TB, err error) {
+// assertNoError marks the test as failed if err is not nil, and lets it continue.
+func assertNoError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Error(err)
@@ -169,10 +169,10 @@ func StartModel(t testing.TB, text string) *server.Server {
 	if text != "" {
 		script, err = server.ParseScript("script.yaml", []byte(text))
 	}
-	must(t, err)
+	requireNoError(t, err)
 	model, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	must(t, model.Listen())
+	requireNoError(t, err)
+	requireNoError(t, model.Listen())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- model.Run(ctx) }()
@@ -183,8 +183,8 @@ func StartModel(t testing.TB, text string) *server.Server {
 	return model
 }
 
-// startService runs a service (part) in a goroutine until the test ends, and blocks until the channel ready is closed.
-// stop stops the service earlier, and blocks until it has ended. nc is the service's connection, which is then closed.
+// startService runs the function part, which is a service, in a goroutine until the test ends, and blocks until the
+// channel ready is closed. stop stops the service earlier, blocks until it has ended, and closes its connection nc.
 func (c *Cluster) startService(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
 	c.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -214,16 +214,17 @@ func (c *Cluster) startService(nc *nats.Conn, ready <-chan struct{}, part func(c
 	return stop
 }
 
-// connect opens a NATS connection as a user, and the log over it.
-func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
+// connectNATS opens a NATS connection as a user, and the log over this connection.
+func (c *Cluster) connectNATS(user string) (*nats.Conn, eventlog.Log) {
 	c.T.Helper()
-	nc, log, err := c.Base.Connect(user)
-	must(c.T, err)
+	nc, log, err := c.Servers.Connect(user)
+	requireNoError(c.T, err)
 	return nc, log
 }
 
-// logger returns the logger of a service, whose name is part. With Options.KeepLogs, Logs returns its records.
-func (c *Cluster) logger(part string) *slog.Logger {
+// serviceLogger returns the logger of the service with the name part. With Options.KeepLogs, LogRecords returns its
+// records.
+func (c *Cluster) serviceLogger(part string) *slog.Logger {
 	log := natstest.Logger(c.T)
 	if c.opts.KeepLogs {
 		log = slog.New(slog.NewMultiHandler(log.Handler(), slog.NewJSONHandler(c.said, &slog.HandlerOptions{Level: slog.LevelDebug})))
@@ -233,57 +234,57 @@ func (c *Cluster) logger(part string) *slog.Logger {
 
 // StartSessionService starts one more copy of the session service. stop stops it.
 func (c *Cluster) StartSessionService(name string) (stop func()) {
-	nc, log := c.connect(topology.UserSession)
-	svc, err := session.New(c.opts.Session, session.Deps{NATS: nc, Log: log, Logger: c.logger(name), Copy: name})
-	must(c.T, err)
-	return c.stoppable(topology.UserSession, c.startService(nc, svc.Ready(), svc.Run))
+	nc, log := c.connectNATS(topology.UserSession)
+	svc, err := session.New(c.opts.Session, session.Deps{NATS: nc, Log: log, Logger: c.serviceLogger(name), Copy: name})
+	requireNoError(c.T, err)
+	return c.registerStop(topology.UserSession, c.startService(nc, svc.Ready(), svc.Run))
 }
 
 // StartProjector starts one more projector. stop stops it.
 func (c *Cluster) StartProjector() (stop func()) {
-	nc, log := c.connect(topology.UserProjector)
-	svc, err := projector.New(projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.logger("projector")})
-	must(c.T, err)
-	return c.stoppable(topology.UserProjector, c.startService(nc, nil, svc.Run))
+	nc, log := c.connectNATS(topology.UserProjector)
+	svc, err := projector.New(projector.Config{DatabaseURL: c.Servers.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.serviceLogger("projector")})
+	requireNoError(c.T, err)
+	return c.registerStop(topology.UserProjector, c.startService(nc, nil, svc.Run))
 }
 
 // StopProjectors stops every projector. The read models do not change after that.
-func (c *Cluster) StopProjectors() { c.stop(topology.UserProjector) }
+func (c *Cluster) StopProjectors() { c.stopService(topology.UserProjector) }
 
 // StopSessions stops every copy of the session service.
-func (c *Cluster) StopSessions() { c.stop(topology.UserSession) }
+func (c *Cluster) StopSessions() { c.stopService(topology.UserSession) }
 
-// StopExecutors stops every executor, which hands its executions over. The sandboxes stay.
-func (c *Cluster) StopExecutors() { c.stop(topology.UserExecutor) }
+// StopExecutors stops every executor. Each hands its executions over, and leaves its sandboxes.
+func (c *Cluster) StopExecutors() { c.stopService(topology.UserExecutor) }
 
 // StopGateways stops every gateway. The gateway that is started next is number 0.
 func (c *Cluster) StopGateways() {
-	c.stop(topology.UserGateway)
+	c.stopService(topology.UserGateway)
 	c.Gateways = nil
 }
 
-// stoppable makes stop part of what Cluster.stop calls for a service.
-func (c *Cluster) stoppable(service string, stop func()) func() {
+// registerStop adds stop to the functions that stopService calls for a service, and returns a function that calls stop.
+func (c *Cluster) registerStop(service string, stop func()) func() {
 	c.stops[service] = append(c.stops[service], stop)
 	return stop
 }
 
-// stop stops every copy of a service.
-func (c *Cluster) stop(service string) {
+// stopService stops every copy of a service.
+func (c *Cluster) stopService(service string) {
 	for _, stop := range c.stops[service] {
 		stop()
 	}
 	delete(c.stops, service)
 }
 
-// Janitor returns a janitor that is not running. The test calls its method Pass.
-func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
+// NewJanitor returns a janitor that is not running. The test calls its method RunPass.
+func (c *Cluster) NewJanitor(cfg janitor.Config) *janitor.Janitor {
 	c.T.Helper()
-	nc, log := c.connect(topology.UserJanitor)
+	nc, log := c.connectNATS(topology.UserJanitor)
 	c.T.Cleanup(nc.Close)
-	cfg.DatabaseURL = c.Base.DatabaseURL
-	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: c.logger("janitor")})
-	must(c.T, err)
+	cfg.DatabaseURL = c.Servers.DatabaseURL
+	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: c.serviceLogger("janitor")})
+	requireNoError(c.T, err)
 	return j
 }
 
@@ -295,11 +296,11 @@ func (c *Cluster) StartExecutor() (stop func()) {
 	if c.opts.Path != "" {
 		c.T.Setenv("PATH", c.opts.Path)
 	}
-	nc, log := c.connect(topology.UserExecutor)
+	nc, log := c.connectNATS(topology.UserExecutor)
 	c.executors = append(c.executors, nc)
-	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
-	must(c.T, err)
-	return c.stoppable(topology.UserExecutor, c.startService(nc, svc.Ready(), svc.Run))
+	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.serviceLogger("executor")})
+	requireNoError(c.T, err)
+	return c.registerStop(topology.UserExecutor, c.startService(nc, svc.Ready(), svc.Run))
 }
 
 // KillExecutor closes the NATS connection of the i-th executor, as if its process had been killed: it does not hand
@@ -308,15 +309,15 @@ func (c *Cluster) KillExecutor(i int) { c.executors[i].Close() }
 
 // StartGateway starts one more gateway on a free port. stop stops it.
 func (c *Cluster) StartGateway() (stop func()) {
-	nc, _ := c.connect(topology.UserGateway)
-	pool, err := readmodel.Open(c.T.Context(), c.Base.GatewayDatabaseURL)
-	must(c.T, err)
+	nc, _ := c.connectNATS(topology.UserGateway)
+	pool, err := readmodel.Open(c.T.Context(), c.Servers.GatewayDatabaseURL)
+	requireNoError(c.T, err)
 	c.T.Cleanup(pool.Close)
 	cfg := c.opts.Gateway
 	cfg.Listen, cfg.GRPCListen = "127.0.0.1:0", "127.0.0.1:0"
-	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: c.Base.Log.Partitioning(), Logger: c.logger("gateway")})
-	must(c.T, err)
-	stop = c.stoppable(topology.UserGateway, c.startService(nc, svc.Ready(), svc.Run))
+	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: c.Servers.Log.Partitioning(), Logger: c.serviceLogger("gateway")})
+	requireNoError(c.T, err)
+	stop = c.registerStop(topology.UserGateway, c.startService(nc, svc.Ready(), svc.Run))
 	c.Gateways = append(c.Gateways, svc)
 	return stop
 }

@@ -59,20 +59,20 @@ type ModalSandbox struct {
 func StartMockModal(t testing.TB) *MockModal {
 	t.Helper()
 	binary, err := buildMockmodal()
-	must(t, err)
+	requireNoError(t, err)
 	cmd := exec.Command(binary, "serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--data", t.TempDir(), "--token", ModalToken)
 	cmd.Stderr = testWriter{t, "mockmodal"}
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	requireNoError(t, err)
+	requireNoError(t, cmd.Start())
 	m := &MockModal{}
 	t.Cleanup(func() {
-		check(t, cmd.Process.Signal(syscall.SIGTERM))
-		check(t, cmd.Wait())
+		assertNoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		assertNoError(t, cmd.Wait())
 	})
 	line, err := bufio.NewReader(out).ReadBytes('\n')
-	must(t, err)
-	must(t, json.Unmarshal(line, m))
+	requireNoError(t, err)
+	requireNoError(t, json.Unmarshal(line, m))
 	t.Cleanup(func() {
 		var refused []json.RawMessage
 		m.RequestControl(t, http.MethodGet, "/violations", nil, &refused)
@@ -88,19 +88,19 @@ func StartMockModal(t testing.TB) *MockModal {
 func (m *MockModal) RequestControl(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	raw, err := json.Marshal(body)
-	must(t, err)
+	requireNoError(t, err)
 	req, err := http.NewRequest(method, m.Control+path, bytes.NewReader(raw)) //nolint:noctx // the request of a test
-	must(t, err)
+	requireNoError(t, err)
 	res, err := http.DefaultClient.Do(req)
-	must(t, err)
+	requireNoError(t, err)
 	defer res.Body.Close() //nolint:errcheck // the body is read
 	text, err := io.ReadAll(res.Body)
-	must(t, err)
+	requireNoError(t, err)
 	if res.StatusCode/100 != 2 {
 		t.Fatalf("mockmodal: %s %s: %s: %s", method, path, res.Status, text)
 	}
 	if into != nil {
-		must(t, json.Unmarshal(text, into))
+		requireNoError(t, json.Unmarshal(text, into))
 	}
 }
 
@@ -155,14 +155,14 @@ func (m *MockModal) newTLSListener(t testing.TB, dir string) tlsListener {
 	t.Helper()
 	// a port of the gateway's address that was free a moment ago
 	l, err := net.Listen("tcp", net.JoinHostPort(m.Gateway, "0"))
-	must(t, err)
-	must(t, l.Close())
+	requireNoError(t, err)
+	requireNoError(t, l.Close())
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
-	must(t, err)
+	requireNoError(t, err)
 	pair, trusted := filepath.Join(dir, "egress"), filepath.Join(dir, "ca.pem")
 	_, err = authority.Issue(pair, []string{m.Gateway})
-	must(t, err)
-	must(t, authority.Trust(trusted))
+	requireNoError(t, err)
+	requireNoError(t, authority.Trust(trusted))
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
@@ -171,7 +171,7 @@ func (m *MockModal) NewUpInstallation(t testing.TB) *UpInstallation {
 	t.Helper()
 	u := NewUpInstallation(t)
 	egress, err := buildEgress()
-	must(t, err)
+	requireNoError(t, err)
 	l := m.newTLSListener(t, filepath.Join(u.dir, "certificates"))
 	id, secret, _ := strings.Cut(ModalToken, ":")
 	u.env = append(u.env,
@@ -231,20 +231,20 @@ func (p *ExecutorProcess) CountInLog(text string) int {
 // Kill sends SIGKILL to the executor and waits until its process has ended.
 func (p *ExecutorProcess) Kill() {
 	p.once.Do(func() {
-		check(p.t, p.cmd.Process.Kill())
+		assertNoError(p.t, p.cmd.Process.Kill())
 		<-p.done // the error of Wait only states that the process was killed
 	})
 }
 
 // AwaitExit blocks until the executor has ended by itself, and returns the error of its process. After the time
-// Patience it kills the process and returns an error.
+// WaitTimeout it kills the process and returns an error.
 func (p *ExecutorProcess) AwaitExit() (err error) {
 	p.once.Do(func() {
 		select {
 		case err = <-p.done:
-		case <-time.After(Patience):
-			check(p.t, p.cmd.Process.Kill())
-			err = fmt.Errorf("the executor still ran after %s: %w", Patience, <-p.done)
+		case <-time.After(WaitTimeout):
+			assertNoError(p.t, p.cmd.Process.Kill())
+			err = fmt.Errorf("the executor still ran after %s: %w", WaitTimeout, <-p.done)
 		}
 	})
 	return err
@@ -258,7 +258,7 @@ func (c *Cluster) KillExecutorProcess(i int) { c.programs[i].Kill() }
 func (c *Cluster) StartExecutorProcess(variables ...string) *ExecutorProcess {
 	c.T.Helper()
 	binary, err := buildExecutor()
-	must(c.T, err)
+	requireNoError(c.T, err)
 	e := c.opts.Executor
 	id, secret, _ := strings.Cut(ModalToken, ":")
 	p := &ExecutorProcess{t: c.T, cmd: exec.Command(binary), done: make(chan error, 1)}
@@ -272,13 +272,13 @@ func (c *Cluster) StartExecutorProcess(variables ...string) *ExecutorProcess {
 	)
 	p.cmd.Env = append(p.cmd.Env, variables...)
 	p.cmd.Stdout, p.cmd.Stderr = p, p
-	must(c.T, p.cmd.Start())
+	requireNoError(c.T, p.cmd.Start())
 	go func() { p.done <- p.cmd.Wait() }()
 	c.programs = append(c.programs, p)
 	c.T.Cleanup(func() {
 		p.once.Do(func() {
-			check(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
-			check(p.t, <-p.done)
+			assertNoError(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
+			assertNoError(p.t, <-p.done)
 		})
 	})
 	return p

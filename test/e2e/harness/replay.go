@@ -17,17 +17,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// Replayed holds what a client received when it replayed a session: the stored events, and the text that was sent
+// ReplayResult holds what a client received when it replayed a session: the stored events, and the text that was sent
 // before its block was complete.
-type Replayed struct {
+type ReplayResult struct {
 	Events []string          // JSON of each stored event, in the order of arrival
 	Text   map[string]string // text in flight, by block
 	Whole  map[string]bool   // blocks that appeared complete: not all of their text was sent in flight
 }
 
-// add stores one message of a replay. kind is the name of the SSE event, or the type of the WebSocket message without
+// addMessage stores one message of a replay. kind is the name of the SSE event, or the type of the WebSocket message without
 // "session:".
-func (r *Replayed) add(kind string, raw []byte) error {
+func (r *ReplayResult) addMessage(kind string, raw []byte) error {
 	switch pace.NoticeKind(kind) {
 	case pace.ReplayStarted, pace.GapShortened, pace.ReplayEnded:
 		return nil
@@ -53,15 +53,15 @@ func (r *Replayed) add(kind string, raw []byte) error {
 	return nil
 }
 
-// newReplayed returns an empty Replayed.
-func newReplayed() *Replayed {
-	return &Replayed{Text: map[string]string{}, Whole: map[string]bool{}}
+// newReplayResult returns an empty ReplayResult.
+func newReplayResult() *ReplayResult {
+	return &ReplayResult{Text: map[string]string{}, Whole: map[string]bool{}}
 }
 
 // ReplaySSE reads a whole replay of a session over SSE, at the highest speed. base is the URL of a gateway; key is the
 // API key, "" for none.
-func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+func ReplaySSE(ctx context.Context, base, key, session string) (*ReplayResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, WaitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/api/sessions/"+url.PathEscape(session)+"/events/stream?replay=1&speed=max", nil)
 	if err != nil {
@@ -73,7 +73,7 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 		return nil, err
 	}
 	defer resp.Body.Close() //nolint:errcheck // the body is read to its end
-	r, kind, lines := newReplayed(), "", bufio.NewReader(resp.Body)
+	r, kind, lines := newReplayResult(), "", bufio.NewReader(resp.Body)
 	for {
 		line, err := lines.ReadString('\n')
 		if errors.Is(err, io.EOF) && kind == string(pace.ReplayEnded) {
@@ -86,7 +86,7 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 		case "event":
 			kind = value
 		case "data":
-			if err := r.add(kind, []byte(value)); err != nil {
+			if err := r.addMessage(kind, []byte(value)); err != nil {
 				return r, err
 			}
 		}
@@ -94,8 +94,8 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 }
 
 // ReplaySocket is like ReplaySSE, but over a WebSocket.
-func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, error) {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
+func ReplaySocket(ctx context.Context, base, key, session string) (*ReplayResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, WaitTimeout)
 	defer cancel()
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
@@ -108,7 +108,7 @@ func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, er
 	if err := conn.Write(ctx, websocket.MessageText, fmt.Appendf(nil, `{"type":"session:join","requestId":"r1","sessionId":%q,"replay":true,"speed":"max"}`, session)); err != nil {
 		return nil, err
 	}
-	r := newReplayed()
+	r := newReplayResult()
 	for {
 		_, raw, err := conn.Read(ctx)
 		if err != nil {
@@ -128,9 +128,9 @@ func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, er
 		case "error":
 			return r, fmt.Errorf("replay of %s: %s", session, raw)
 		case "event":
-			err = r.add(kind, m.Event)
+			err = r.addMessage(kind, m.Event)
 		default:
-			err = r.add(kind, raw)
+			err = r.addMessage(kind, raw)
 		}
 		if err != nil {
 			return r, err
@@ -139,10 +139,10 @@ func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, er
 }
 
 // ParseReplayOutput parses out, the output of "spool replay --json".
-func ParseReplayOutput(out string) (*Replayed, error) {
-	r := newReplayed()
+func ParseReplayOutput(out string) (*ReplayResult, error) {
+	r := newReplayResult()
 	for line := range strings.Lines(out) {
-		if err := r.add("", []byte(strings.TrimSuffix(line, "\n"))); err != nil {
+		if err := r.addMessage("", []byte(strings.TrimSuffix(line, "\n"))); err != nil {
 			return r, err
 		}
 	}

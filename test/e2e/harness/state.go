@@ -17,9 +17,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// State is the state of a session as of one of its events, as a client reads it from the API, with the blocks of all
+// SessionState is the state of a session as of one of its events, as a client reads it from the API, with the blocks of all
 // pages.
-type State struct {
+type SessionState struct {
 	Seq             uint32           `json:"seq"`
 	Position        string           `json:"position"`
 	Blocks          []events.Block   `json:"blocks"`
@@ -68,7 +68,7 @@ type State struct {
 	} `json:"files"`
 }
 
-// ExecutionState is one execution in a State.
+// ExecutionState is one execution in a SessionState.
 type ExecutionState struct {
 	ID     string `json:"executionId"`
 	Phase  string `json:"phase"`
@@ -77,14 +77,14 @@ type ExecutionState struct {
 
 // ReadState returns the state of a session as of the event with the seq at; 0 means the last event. It reads all pages
 // of pageSize blocks. get sends a GET request to a path of the REST API and decodes the response into out.
-func ReadState(get func(path string, out any) error, session string, at uint32, pageSize int) (State, error) {
-	var all State
+func ReadState(get func(path string, out any) error, session string, at uint32, pageSize int) (SessionState, error) {
+	var all SessionState
 	q := url.Values{"pageSize": {fmt.Sprint(pageSize)}}
 	if at > 0 {
 		q.Set("at", fmt.Sprint(at))
 	}
 	for {
-		var page State
+		var page SessionState
 		if err := get("/api/sessions/"+session+"/state?"+q.Encode(), &page); err != nil {
 			return all, err
 		}
@@ -97,8 +97,8 @@ func ReadState(get func(path string, out any) error, session string, at uint32, 
 }
 
 // ReadStateRPC is like ReadState, but reads over gRPC with client.
-func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session string, at uint32, pageSize int) (State, error) {
-	var all State
+func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session string, at uint32, pageSize int) (SessionState, error) {
+	var all SessionState
 	q := &spoolv1.GetSessionStateRequest{SessionId: session, At: &at, PageSize: uint32(pageSize)}
 	for {
 		m, err := client.GetSessionState(ctx, q)
@@ -109,7 +109,7 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 		if err != nil {
 			return all, err
 		}
-		var page State
+		var page SessionState
 		if err := json.Unmarshal(raw, &page); err != nil {
 			return all, err
 		}
@@ -130,7 +130,7 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 // CompareState compares the state got with the events and blocks that a client received up to the same event. It
 // returns an error that describes a difference to the fold of the events list or to the blocks shown, and nil if there
 // is none.
-func CompareState(got State, list []events.Wire, shown []events.Block) error {
+func CompareState(got SessionState, list []events.Wire, shown []events.Block) error {
 	var want history.State
 	phases := map[string]string{}
 	for _, w := range list {
@@ -186,7 +186,7 @@ func CompareState(got State, list []events.Wire, shown []events.Block) error {
 // compareBlocks compares the blocks of the state got with the blocks that a client shows, and returns an error that
 // describes a difference. The text of an open block is compared only as far as both have it, because text and events
 // reach a client independently, and a fold of events has no text of open blocks. seq is the seq of the state.
-func compareBlocks(got State, shown []events.Block, seq uint32) error {
+func compareBlocks(got SessionState, shown []events.Block, seq uint32) error {
 	want := slices.Clone(shown)
 	for i := range want {
 		if want[i].Status != events.StatusPending || i >= len(got.Blocks) {

@@ -30,23 +30,23 @@ type Terminal struct {
 // CtrlC is the input with which a user interrupts the program on a terminal.
 const CtrlC = "\x03"
 
-// Terminal starts the spool program on a pseudo-terminal, as a client of gateway 0. env holds further environment
+// StartTerminal starts the spool program on a pseudo-terminal, as a client of gateway 0. env holds further environment
 // variables. The terminal is so wide that no line of a test is wrapped.
-func (c *Cluster) Terminal(t testing.TB, folder, data string, env []string, args ...string) *Terminal {
+func (c *Cluster) StartTerminal(t testing.TB, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
-	return c.TerminalWithColumns(t, 400, folder, data, env, args...)
+	return c.StartTerminalWithColumns(t, 400, folder, data, env, args...)
 }
 
-// TerminalWithColumns is like Terminal, but the terminal has the given number of columns.
-func (c *Cluster) TerminalWithColumns(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
+// StartTerminalWithColumns is like StartTerminal, but the terminal has the given number of columns.
+func (c *Cluster) StartTerminalWithColumns(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
-	cmd := c.command(t, folder, data, args...)
+	cmd := c.cliCommand(t, folder, data, args...)
 	cmd.Env = append(cmd.Env, append([]string{"TERM=xterm", "NO_COLOR=1"}, env...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	master, tty, err := openTerminal()
-	must(t, err)
+	requireNoError(t, err)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
-	must(t, errors.Join(cmd.Start(), tty.Close()))
+	requireNoError(t, errors.Join(cmd.Start(), tty.Close()))
 	x := &Terminal{t: t, cmd: cmd, keys: master, read: make(chan struct{})}
 	x.Resize(columns)
 	go func() {
@@ -66,7 +66,7 @@ func (c *Cluster) TerminalWithColumns(t testing.TB, columns uint16, folder, data
 		_ = cmd.Process.Kill() // the program has ended, unless the test failed
 		<-x.read
 		_ = cmd.Wait() // fails if AwaitExit has called it
-		check(t, master.Close())
+		assertNoError(t, master.Close())
 	})
 	return x
 }
@@ -104,32 +104,32 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 // Resize changes the number of columns of the terminal while the program runs.
 func (x *Terminal) Resize(columns uint16) {
 	x.t.Helper()
-	size := [4]uint16{50, columns}                                      // rows and columns
-	must(x.t, ioctl(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
+	size := [4]uint16{50, columns}                                                // rows and columns
+	requireNoError(x.t, ioctl(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
 }
 
-// Echoes reports whether the terminal echoes input and makes Ctrl-C a signal. Both hold unless the program has set the
+// EchoesInput reports whether the terminal echoes input and makes Ctrl-C a signal. Both hold unless the program has set the
 // terminal to raw mode.
-func (x *Terminal) Echoes() bool {
+func (x *Terminal) EchoesInput() bool {
 	x.t.Helper()
 	var mode syscall.Termios
-	must(x.t, ioctl(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as in ioctl_tty(2)
+	requireNoError(x.t, ioctl(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as in ioctl_tty(2)
 	return mode.Lflag&(syscall.ECHO|syscall.ISIG|syscall.ICANON) == syscall.ECHO|syscall.ISIG|syscall.ICANON
 }
 
 // Signal sends a signal to the program on the terminal.
 func (x *Terminal) Signal(s os.Signal) {
 	x.t.Helper()
-	must(x.t, x.cmd.Process.Signal(s))
+	requireNoError(x.t, x.cmd.Process.Signal(s))
 }
 
 // controlSequencePattern matches the control sequences that the spool program writes to a terminal: move up some rows,
 // erase to the end, and colours.
 var controlSequencePattern = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
 
-// Rows returns the rows of text that a terminal with the given number of columns shows after all output so far, without
+// ScreenRows returns the rows of text that a terminal with the given number of columns shows after all output so far, without
 // trailing spaces. A line that is longer than the terminal is wrapped. No row is scrolled away.
-func (x *Terminal) Rows(columns int) []string {
+func (x *Terminal) ScreenRows(columns int) []string {
 	x.mu.Lock()
 	text := x.screen.String()
 	x.mu.Unlock()
@@ -184,7 +184,7 @@ func (x *Terminal) Output() string {
 }
 
 // AwaitText blocks until the program has written text to the terminal. It fails the test if the program ends before, or
-// after the time Patience.
+// after the time WaitTimeout.
 func (x *Terminal) AwaitText(text string) {
 	x.t.Helper()
 	ended := false
@@ -208,7 +208,7 @@ func (x *Terminal) AwaitText(text string) {
 func (x *Terminal) Type(keys string) {
 	x.t.Helper()
 	_, err := x.keys.WriteString(keys)
-	must(x.t, err)
+	requireNoError(x.t, err)
 }
 
 // AwaitExit blocks until the program on the terminal has ended, and returns its exit code and all its output.

@@ -26,30 +26,30 @@ type UpInstallation struct {
 func NewUpInstallation(t testing.TB) *UpInstallation {
 	t.Helper()
 	runner, err := buildRunner()
-	must(t, err)
+	requireNoError(t, err)
 	dir := t.TempDir()
 	return &UpInstallation{t: t, dir: dir, env: append(os.Environ(),
 		"SPOOL_DATA_DIR="+filepath.Join(dir, "data"), "SPOOL_RUNNER="+runner, "SPOOL_LISTEN=127.0.0.1:0", "SPOOL_GRPC_LISTEN=127.0.0.1:0",
-		"SPOOL_SANDBOX="+executor.Local, "SPOOL_MOCK_LLM=true",
+		"SPOOL_SANDBOX="+executor.ProviderLocal, "SPOOL_MOCK_LLM=true",
 	)}
 }
 
-// command returns a command of the spool program with args. variables are environment variables, which override the
+// spoolCommand returns a command of the spool program with args. variables are environment variables, which override the
 // settings.
-func (u *UpInstallation) command(variables []string, args ...string) *exec.Cmd {
+func (u *UpInstallation) spoolCommand(variables []string, args ...string) *exec.Cmd {
 	u.t.Helper()
 	bin, err := buildCLI()
-	must(u.t, err)
+	requireNoError(u.t, err)
 	cmd := exec.CommandContext(u.t.Context(), bin, args...)
 	cmd.Dir, cmd.Env = u.dir, append(slices.Clone(u.env), variables...)
 	return cmd
 }
 
-// Run runs the spool program with args and returns its exit code and all its output. variables are environment
+// RunCLI runs the spool program with args and returns its exit code and all its output. variables are environment
 // variables, which override the settings.
-func (u *UpInstallation) Run(variables []string, args ...string) (code int, printed string) {
+func (u *UpInstallation) RunCLI(variables []string, args ...string) (code int, printed string) {
 	u.t.Helper()
-	cmd := u.command(variables, args...)
+	cmd := u.spoolCommand(variables, args...)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -58,24 +58,24 @@ func (u *UpInstallation) Run(variables []string, args ...string) (code int, prin
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// WhileUp starts `spool up`, by default with its scripted model server, calls f when it is ready, and stops it. It fails the test if
+// RunWhileUp starts `spool up`, by default with its scripted model server, calls f when it is ready, and stops it. It fails the test if
 // spool does not exit with 0.
-func (u *UpInstallation) WhileUp(variables []string, f func()) {
+func (u *UpInstallation) RunWhileUp(variables []string, f func()) {
 	u.t.Helper()
-	cmd := u.start(variables)
+	cmd := u.startUp(variables)
 	defer func() {
-		check(u.t, cmd.Process.Signal(syscall.SIGTERM))
-		check(u.t, cmd.Wait())
+		assertNoError(u.t, cmd.Process.Signal(syscall.SIGTERM))
+		assertNoError(u.t, cmd.Wait())
 	}()
 	f()
 }
 
-// UntilKilled starts `spool up` as WhileUp does, and kills it with SIGKILL after f.
-func (u *UpInstallation) UntilKilled(variables []string, f func()) {
+// RunUntilKilled starts `spool up` as RunWhileUp does, and kills it with SIGKILL after f.
+func (u *UpInstallation) RunUntilKilled(variables []string, f func()) {
 	u.t.Helper()
-	cmd := u.start(variables)
+	cmd := u.startUp(variables)
 	defer func() {
-		check(u.t, cmd.Process.Kill())
+		assertNoError(u.t, cmd.Process.Kill())
 		var exit *exec.ExitError
 		if err := cmd.Wait(); !errors.As(err, &exit) {
 			u.t.Errorf("wait for the killed spool up: %v", err)
@@ -84,19 +84,19 @@ func (u *UpInstallation) UntilKilled(variables []string, f func()) {
 	f()
 }
 
-// start starts `spool up`, and returns when it is ready.
-func (u *UpInstallation) start(variables []string) *exec.Cmd {
+// startUp starts `spool up`, and returns when it is ready.
+func (u *UpInstallation) startUp(variables []string) *exec.Cmd {
 	u.t.Helper()
-	cmd := u.command(variables, "up")
+	cmd := u.spoolCommand(variables, "up")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stderr = testWriter{u.t, "spool up"}
 	out, err := cmd.StdoutPipe()
-	must(u.t, err)
-	must(u.t, cmd.Start())
+	requireNoError(u.t, err)
+	requireNoError(u.t, cmd.Start())
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, "ready ") {
-		check(u.t, cmd.Process.Signal(syscall.SIGTERM))
-		check(u.t, cmd.Wait())
+		assertNoError(u.t, cmd.Process.Signal(syscall.SIGTERM))
+		assertNoError(u.t, cmd.Wait())
 		u.t.Fatalf("spool up printed %q: %v", line, err)
 	}
 	return cmd

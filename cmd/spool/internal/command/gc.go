@@ -62,11 +62,11 @@ func (c *gcCommand) Run(a *app) (err error) {
 
 // runPass performs one pass of the janitor j. If the installation's own janitor performs a pass, runPass waits for its
 // end first.
-func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.Report, error) {
+func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.PassReport, error) {
 	late := time.After(janitorTimeout)
 	for {
-		report, err := j.Pass(ctx, c.DryRun)
-		if !errors.Is(err, janitor.ErrBusy) {
+		report, err := j.RunPass(ctx, c.DryRun)
+		if !errors.Is(err, janitor.ErrPassRunning) {
 			return report, err
 		}
 		select {
@@ -80,7 +80,7 @@ func (c *gcCommand) runPass(ctx context.Context, j *janitor.Janitor) (janitor.Re
 }
 
 // printReport prints what a pass of the janitor erased or would erase.
-func (c *gcCommand) printReport(a *app, r janitor.Report) error {
+func (c *gcCommand) printReport(a *app, r janitor.PassReport) error {
 	if c.JSON {
 		for _, i := range r.Items {
 			if err := a.printJSON(i); err != nil {

@@ -57,7 +57,7 @@ func documentedPrograms() []documentedProgram {
 // sessionSettings holds all settings of the session service.
 type sessionSettings struct {
 	session.Config
-	session.Gate
+	session.ConsumerGate
 }
 
 // gatewaySettings holds all settings of the gateway.

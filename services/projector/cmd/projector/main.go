@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
+// cli holds the parsed command line of the projector.
 type cli struct {
 	daemon.Settings
 	daemon.LogSettings

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// AuditRow is a row of audit.
+// AuditRow is a row of the table audit: who caused a commit, when, and what it is about.
 type AuditRow struct {
 	Tenant    string
 	Shard     int16
@@ -28,50 +28,56 @@ type AuditRow struct {
 	Address   string
 }
 
-// addAudit adds the row for a commit that a client caused.
-func (f *folding) addAudit(rec eventlog.Record) {
+// addAuditRow adds the row of the table audit for a commit that a client caused; for other commits it does nothing.
+func (f *batchFold) addAuditRow(rec eventlog.Record) {
 	if a, ok := eventlog.Audit(rec); ok {
-		f.out.Audit = append(f.out.Audit, f.auditRow(rec, a))
+		f.out.Audit = append(f.out.Audit, f.newAuditRow(rec, a))
 	}
 }
 
-// auditRow returns the row for a commit, with the subject and shard of rec.
-func (f *folding) auditRow(rec eventlog.Record, a events.AuditEntry) *AuditRow {
+// newAuditRow returns the row of the table audit for the audit entry a. The subject and the shard are those of the
+// commit rec.
+func (f *batchFold) newAuditRow(rec eventlog.Record, a events.AuditEntry) *AuditRow {
 	types := make([]string, len(a.Types))
 	for i, t := range a.Types {
 		types[i] = string(t)
 	}
 	return &AuditRow{
-		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: clampInt64(a.Seq), Group: f.model.group, At: pgTime(a.Time), //nolint:gosec // there are 8 shards
-		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: about(rec), Execution: rowKey(a.ExecutionID), Types: clean(strings.Join(types, ",")),
-		ActorKind: rowKey(a.Actor.Kind), Actor: rowKey(a.Actor.ID), Key: rowKey(a.Actor.Key), User: clean(a.Actor.User), Service: clean(a.Actor.Service), Address: clean(a.Actor.Address),
+		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: clampInt64(a.Seq), Group: f.model.group, At: postgresTime(a.Time), //nolint:gosec // there are 8 shards
+		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: catalogueSubject(rec), Execution: validRowID(a.ExecutionID), Types: validText(strings.Join(types, ",")),
+		ActorKind: validRowID(a.Actor.Kind), Actor: validRowID(a.Actor.ID), Key: validRowID(a.Actor.Key), User: validText(a.Actor.User), Service: validText(a.Actor.Service), Address: validText(a.Actor.Address),
 	}
 }
 
-// about returns the subject of a catalogue commit: an API key's id, or an entry's reference; "" for other commits.
-func about(rec eventlog.Record) string {
+// catalogueSubject returns the API key's id or the catalogue entry's reference that a commit of the catalogue is about,
+// or "" for another commit.
+func catalogueSubject(rec eventlog.Record) string {
 	for _, e := range rec.Events {
-		if id := keyID(e); id != "" {
+		if id := apiKeyID(e); id != "" {
 			return id
 		}
 		if c, ok := entryChangeOf(rec.Subject.Aspect, e); ok {
-			return clean(c.ref.String())
+			return validText(c.ref.String())
 		}
 	}
 	return ""
 }
 
-// deletionType is the last type in AuditRow.Types for the commit that deletes a session. That commit stays in the log.
-const deletionType = events.Type("session_deleted")
+// typeSessionDeleted is the event type session_deleted, which is the last one in AuditRow.Types for the commit that
+// deletes a session. That commit stays in the log.
+const typeSessionDeleted = events.Type("session_deleted")
 
-// deletes reports whether the row belongs to the commit that deleted its session.
-func (a *AuditRow) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
+// isSessionDeletion reports whether the row belongs to the commit that deleted its session.
+func (a *AuditRow) isSessionDeletion() bool {
+	return strings.HasSuffix(a.Types, string(typeSessionDeleted))
+}
 
-// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired lists. These
-// commits may be removed from the log; the rows are equal whether a fold read the commits or not.
-func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
-	k := Key{rec.Subject.Tenant, rec.Subject.ID}
-	f.out.Audit = remove(f.out.Audit, func(a *AuditRow) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
+// replaceAuditRows replaces the audit rows of a deleted session, except that of the deletion, by the audit entries that
+// its run_retired event lists, because the log may no longer have the commits. A fold that read the commits, and one
+// that did not, write equal rows.
+func (f *batchFold) replaceAuditRows(rec eventlog.Record, d events.RunRetired) {
+	k := RowKey{rec.Subject.Tenant, rec.Subject.ID}
+	f.out.Audit = removeMatching(f.out.Audit, func(a *AuditRow) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.isSessionDeletion() })
 	f.out.AuditGone = append(f.out.AuditGone, k)
 	present := map[int64]bool{}
 	for _, a := range f.out.Audit {
@@ -79,7 +85,7 @@ func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	}
 	rec.Subject.Aspect, rec.Events = events.Life, nil
 	for _, kept := range d.Audit {
-		if a := f.auditRow(rec, kept); kept.Seq < rec.Position.Seq && !present[a.Seq] {
+		if a := f.newAuditRow(rec, kept); kept.Seq < rec.Position.Seq && !present[a.Seq] {
 			f.out.Audit, present[a.Seq] = append(f.out.Audit, a), true
 		}
 	}

@@ -52,7 +52,7 @@ func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 
 	want := newMemory(t)
 	all := slices.Concat([]eventlog.Record{other}, before, []eventlog.Record{deletion, retirement})
-	want.fold(fold.New(1, 1000), fold.Batch{Records: all})
+	want.fold(fold.New(1, 1000), fold.CommitBatch{Records: all})
 	if len(want.audit) != 4 {
 		t.Errorf("the audit has %s", show(want.audit))
 	}
@@ -76,7 +76,7 @@ func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 	} {
 		m, model := newMemory(t), fold.New(1, 1)
 		for _, part := range list {
-			m.fold(model, fold.Batch{Records: part})
+			m.fold(model, fold.CommitBatch{Records: part})
 		}
 		if show(m.audit) != show(want.audit) {
 			t.Errorf("%s: the audit has\n%s\nwant\n%s", name, show(m.audit), show(want.audit))

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TenantUsage is a row of tenant_usage.
+// TenantUsage is a row of the table tenant_usage: what a tenant used on one day.
 type TenantUsage struct {
 	Tenant, ID string
 	Group      int16
@@ -25,13 +25,14 @@ type TenantUsage struct {
 	TimeMs     int64
 	Events     int64 // events that sessions appended to the log
 	EventBytes int64 // bytes of those events, by events.OutputOf
-	Stored     int64 // bytes that the tenant stores now; only in the row of noDay
+	Stored     int64 // bytes that the tenant stores now; only in the row of storedBytesDay
 }
 
-// noDay is the value of TenantUsage.Day in the row that contains the bytes that a tenant stores now.
-const noDay = ""
+// storedBytesDay is the value of TenantUsage.Day in the row that counts the bytes that a tenant stores at present,
+// instead of the usage of a day.
+const storedBytesDay = ""
 
-// TenantBudget is a row of tenant_budgets; ID is the period.
+// TenantBudget is a row of the table tenant_budgets. ID is the period of the budget.
 type TenantBudget struct {
 	Tenant, ID string
 	Group      int16
@@ -43,23 +44,24 @@ type TenantBudget struct {
 	Removed    bool
 }
 
-// usageDay returns the key of the row of a tenant's usage on a day, such as 2026-01-31.
-func (m *Model) usageDay(tenant, day string) Key {
-	return Key{tenant, day + "/" + strconv.Itoa(int(m.group))}
+// usageDayKey returns the key of the row of a tenant's usage on a day, such as 2026-01-31.
+func (m *Model) usageDayKey(tenant, day string) RowKey {
+	return RowKey{tenant, day + "/" + strconv.Itoa(int(m.group))}
 }
 
-// usageRow returns the row of tenant_usage of a tenant and a day, which counts as changed.
-func (f *folding) usageRow(tenant, day string) *TenantUsage {
-	k := f.model.usageDay(tenant, day)
+// changedUsageRow returns the row of tenant_usage for a tenant and a day, and marks it as changed. The caller may then
+// change it.
+func (f *batchFold) changedUsageRow(tenant, day string) *TenantUsage {
+	k := f.model.usageDayKey(tenant, day)
 	x := f.model.tenantUsage[k]
 	if x == nil {
-		x = &entry[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day}}
+		x = &cachedRow[TenantUsage]{row: TenantUsage{Tenant: k.Tenant, ID: k.ID, Group: f.model.group, Day: day}}
 		f.model.tenantUsage[k] = x
 	}
 	return markChanged(&f.tenantUsage, x)
 }
 
-// dayUsage is the part of a tenant's usage on one day (a row of tenant_usage) that one session added.
+// dayUsage is what one session added to its tenant's usage on one day, a row of tenant_usage.
 type dayUsage struct {
 	Turns   int64   `json:"turns,omitempty"`
 	Tokens  int64   `json:"tokens,omitempty"`
@@ -69,12 +71,12 @@ type dayUsage struct {
 	Events     int64 `json:"events,omitempty"`
 	EventBytes int64 `json:"eventBytes,omitempty"`
 
-	Stored int64 `json:"stored,omitempty"` // only in the row of noDay
+	Stored int64 `json:"stored,omitempty"` // only in the row of storedBytesDay
 }
 
 // plus returns the sum of d and o.
 func (d dayUsage) plus(o dayUsage) dayUsage {
-	return dayUsage{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
+	return dayUsage{d.Turns + o.Turns, d.Tokens + o.Tokens, clampFinite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
 }
 
 // minus returns d minus o.
@@ -82,7 +84,8 @@ func (d dayUsage) minus(o dayUsage) dayUsage {
 	return dayUsage{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
 }
 
-// decodeDayUsage decodes Session.Spent or Deleted.Spent.
+// decodeDayUsage decodes Session.Spent or DeletedSession.Spent, the JSON of what a session added to its tenant's usage,
+// by day.
 func decodeDayUsage(text string) (map[string]dayUsage, error) {
 	shares := map[string]dayUsage{}
 	if text == "" {
@@ -94,61 +97,62 @@ func decodeDayUsage(text string) (map[string]dayUsage, error) {
 	return shares, nil
 }
 
-// retiredUsage returns the budget usage of a deleted session, which run_retired states, as JSON.
-func retiredUsage(d events.RunRetired) (string, error) {
+// retiredUsageJSON returns the JSON of what a deleted session added to its tenant's usage, by day, as its run_retired
+// event states it.
+func retiredUsageJSON(d events.RunRetired) (string, error) {
 	shares := map[string]dayUsage{}
 	for _, u := range d.Usage {
 		s := u.Spent
-		shares[clean(u.Day)] = dayUsage{
+		shares[validText(u.Day)] = dayUsage{
 			Turns: int64(s.Turns), Tokens: clampInt64(s.Tokens), CostUSD: s.CostUSD, TimeMs: clampInt64(s.TimeMs), Events: clampInt64(u.Logged.Events), EventBytes: clampInt64(u.Logged.Bytes),
 		}
 	}
 	if d.Stored > 0 {
-		shares[noDay] = dayUsage{Stored: clampInt64(d.Stored)}
+		shares[storedBytesDay] = dayUsage{Stored: clampInt64(d.Stored)}
 	}
 	if len(shares) == 0 {
 		return "", nil
 	}
-	return marshal(shares)
+	return marshalUnescaped(shares)
 }
 
-// addUsage adds the usage d, on the day of an event, to the session's share and to its tenant's row.
-func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
-	on := f.model.day(e.Time)
-	row := f.usageRow(a.key.Tenant, on)
-	f.session(a, e)
-	if a.shares == nil {
+// addUsage adds the usage d to the session and to its tenant, on the day of the event e.
+func (f *batchFold) addUsage(a *sessionRows, e events.Event, d dayUsage) error {
+	on := f.model.cachedUTCDay(e.Time)
+	row := f.changedUsageRow(a.key.Tenant, on)
+	f.findOrAddSession(a, e)
+	if a.usageByDay == nil {
 		var err error
-		if a.shares, err = decodeDayUsage(a.session.row.Spent); err != nil {
+		if a.usageByDay, err = decodeDayUsage(a.session.row.Spent); err != nil {
 			return err
 		}
 	}
-	shares := a.shares
+	shares := a.usageByDay
 	if d.Stored != 0 {
-		had := shares[noDay].Stored
-		shares[noDay] = dayUsage{Stored: max(0, had+d.Stored)}
-		f.usageRow(a.key.Tenant, noDay).Stored += shares[noDay].Stored - had
+		had := shares[storedBytesDay].Stored
+		shares[storedBytesDay] = dayUsage{Stored: max(0, had+d.Stored)}
+		f.changedUsageRow(a.key.Tenant, storedBytesDay).Stored += shares[storedBytesDay].Stored - had
 		d.Stored = 0
 	}
 	row.add(d)
 	shares[on] = shares[on].plus(d)
-	a.sharesChanged = true
+	a.usageByDayChanged = true
 	return nil
 }
 
-// encodeShares sets Session.Spent to the JSON of a.shares, if a.shares has changed since Spent was set.
-func (a *aggregate) encodeShares() (err error) {
-	if a.sharesChanged && a.session != nil {
-		a.session.row.Spent, err = marshal(a.shares)
+// encodeDayUsage sets Session.Spent to the JSON of what the session added to its tenant's usage, if that has changed.
+func (a *sessionRows) encodeDayUsage() (err error) {
+	if a.usageByDayChanged && a.session != nil {
+		a.session.row.Spent, err = marshalUnescaped(a.usageByDay)
 	}
-	a.sharesChanged = false
+	a.usageByDayChanged = false
 	return err
 }
 
-// finite limits a sum of dollars to finite numbers, because JSON cannot encode others.
-func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
+// clampFinite returns the finite number that is nearest to usd, because JSON cannot encode infinity.
+func clampFinite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
-// add adds a session's usage to the row.
+// add adds the usage d of a session to the row.
 func (u *TenantUsage) add(d dayUsage) {
 	u.Turns += d.Turns
 	u.Tokens += d.Tokens
@@ -159,9 +163,9 @@ func (u *TenantUsage) add(d dayUsage) {
 	u.Stored += d.Stored
 }
 
-// countEvents adds the events of a session's commit to the usage of the session and its tenant, up to and including the
-// one that deletes the session. Later events are Spool's own and are not counted.
-func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
+// countEvents adds the number and the size of the events in a session's commit to the usage of the session and its
+// tenant, up to and including the event that deletes the session. Later events are Spool's own and are not counted.
+func (f *batchFold) countEvents(a *sessionRows, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
@@ -173,8 +177,8 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 	var shares []share // nearly always one
 	for i, e := range rec.Events {
 		e.Time = clampTime(e.Time)
-		on, size := f.model.day(e.Time), events.OutputOf(e)
-		usage := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytes(e)}
+		on, size := f.model.cachedUTCDay(e.Time), events.OutputOf(e)
+		usage := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytesChange(e)}
 		if i == 0 {
 			usage.Stored += rec.Bytes
 		}
@@ -196,15 +200,15 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 	return nil
 }
 
-// replaceUsage sets what a deleted session added to its tenant's usage to the value in run_retired. That changes nothing
-// for a fold that read the whole session. A fold that starts after the removal of content, or in the middle of it,
-// adds the part that it did not read.
-func (f *folding) replaceUsage(a *aggregate, d events.RunRetired) error {
+// replaceSessionUsage sets what a deleted session added to its tenant's usage to the values in its run_retired event.
+// This changes nothing if the fold read the whole session. A fold that started after commits of the session were erased
+// adds what it did not read.
+func (f *batchFold) replaceSessionUsage(a *sessionRows, d events.RunRetired) error {
 	had, err := decodeDayUsage(a.tombstone.row.Spent)
 	if err != nil {
 		return err
 	}
-	text, err := retiredUsage(d)
+	text, err := retiredUsageJSON(d)
 	if err != nil {
 		return err
 	}
@@ -212,8 +216,8 @@ func (f *folding) replaceUsage(a *aggregate, d events.RunRetired) error {
 	if err != nil {
 		return err
 	}
-	if _, stated := has[noDay]; !stated {
-		has[noDay] = dayUsage{}
+	if _, stated := has[storedBytesDay]; !stated {
+		has[storedBytesDay] = dayUsage{}
 	}
 	gone := markChanged(&f.deleted, a.tombstone)
 	// The row is no longer read as a session's parent, and the commit with the fork's parent may be removed.
@@ -223,34 +227,34 @@ func (f *folding) replaceUsage(a *aggregate, d events.RunRetired) error {
 		if now == before {
 			continue
 		}
-		f.usageRow(a.key.Tenant, on).add(now.minus(before))
+		f.changedUsageRow(a.key.Tenant, on).add(now.minus(before))
 	}
 	return nil
 }
 
-// addReportedUsage adds the usage that an event reports. x is the event's execution before the event, or nil. Usage that the
-// egress proxy metered counts; for an execution without metered usage, the usage that the agent reports at its end
-// counts.
-func (f *folding) addReportedUsage(a *aggregate, x *Execution, e events.Event) error {
+// addReportedUsage adds the usage that an event reports to the session and its tenant. x is the event's execution as it
+// was before the event, or nil. Usage that the egress proxy metered counts; for an execution without metered usage, the
+// usage that the agent reports at its end counts.
+func (f *batchFold) addReportedUsage(a *sessionRows, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
-		if x != nil && x.ended() && !x.Metered && x.tokens() > 0 {
+		if x != nil && x.hasEnded() && !x.Metered && x.totalTokens() > 0 {
 			return nil // metered late; the usage was counted at the end of the execution
 		}
 		return f.addUsage(a, e, dayUsage{Tokens: clampInt64(d.Usage.Tokens()), CostUSD: d.CostUSD})
 	case events.SandboxUsage:
 		return f.addUsage(a, e, dayUsage{CostUSD: d.CostUSD})
 	case events.ExecutionStarted:
-		if x != nil && !x.ended() && x.StartedAt == nil {
+		if x != nil && !x.hasEnded() && x.StartedAt == nil {
 			return f.addUsage(a, e, dayUsage{Turns: 1})
 		}
 	}
 	return nil
 }
 
-// addUsageAfterDeletion adds the cost of a deleted session's sandbox, which ends after session_deleted. The later run_retired
-// includes this cost.
-func (f *folding) addUsageAfterDeletion(a *aggregate, e events.Event, d events.SandboxUsage) error {
+// addSandboxCostAfterDeletion adds the cost of a sandbox that ends after its session was deleted to the usage of the
+// tenant. The later run_retired event includes this cost.
+func (f *batchFold) addSandboxCostAfterDeletion(a *sessionRows, e events.Event, d events.SandboxUsage) error {
 	if f.bare {
 		return nil
 	}
@@ -258,40 +262,42 @@ func (f *folding) addUsageAfterDeletion(a *aggregate, e events.Event, d events.S
 	if err != nil {
 		return err
 	}
-	on, cost := f.model.day(e.Time), dayUsage{CostUSD: d.CostUSD}
+	on, cost := f.model.cachedUTCDay(e.Time), dayUsage{CostUSD: d.CostUSD}
 	shares[on] = shares[on].plus(cost)
-	f.usageRow(a.key.Tenant, on).add(cost)
-	markChanged(&f.deleted, a.tombstone).Spent, err = marshal(shares)
+	f.changedUsageRow(a.key.Tenant, on).add(cost)
+	markChanged(&f.deleted, a.tombstone).Spent, err = marshalUnescaped(shares)
 	return err
 }
 
-// addUsageAtEnd adds the usage that is known when an execution ends.
-func (f *folding) addUsageAtEnd(a *aggregate, x *Execution, e events.Event) error {
+// addUsageAtExecutionEnd adds the usage that is known only when an execution ends, such as its duration, to the session
+// and its tenant.
+func (f *batchFold) addUsageAtExecutionEnd(a *sessionRows, x *Execution, e events.Event) error {
 	if x.StartedAt == nil {
 		return nil // nothing ran
 	}
 	took := dayUsage{TimeMs: x.DurationMs}
 	if !x.Metered {
-		took.Tokens, took.CostUSD = x.tokens(), x.CostUSD
+		took.Tokens, took.CostUSD = x.totalTokens(), x.CostUSD
 	}
 	return f.addUsage(a, e, took)
 }
 
-func (x *Execution) tokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
+// totalTokens returns the sum of the execution's tokens of all kinds.
+func (x *Execution) totalTokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
 
-// budgetPeriod returns the period of an event about a tenant's budget, "" for another event.
+// budgetPeriod returns the period of the tenant's budget that an event sets or removes, or "" for another event.
 func budgetPeriod(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
-		return rowKey(string(d.Period))
+		return validRowID(string(d.Period))
 	case events.TenantBudgetRemoved:
-		return rowKey(string(d.Period))
+		return validRowID(string(d.Period))
 	}
 	return ""
 }
 
-// foldBudget folds a commit about a tenant's budget.
-func (f *folding) foldBudget(rec eventlog.Record) {
+// foldBudget folds a commit that sets or removes a tenant's budget into the row of the budget.
+func (f *batchFold) foldBudget(rec eventlog.Record) {
 	if f.bare {
 		return
 	}
@@ -300,14 +306,14 @@ func (f *folding) foldBudget(rec eventlog.Record) {
 		if period == "" {
 			continue
 		}
-		k := Key{rec.Subject.Tenant, period}
+		k := RowKey{rec.Subject.Tenant, period}
 		x := f.model.tenantBudgets[k]
 		if x == nil {
-			x = &entry[TenantBudget]{row: TenantBudget{Tenant: k.Tenant, ID: k.ID, Group: f.model.group}}
+			x = &cachedRow[TenantBudget]{row: TenantBudget{Tenant: k.Tenant, ID: k.ID, Group: f.model.group}}
 			f.model.tenantBudgets[k] = x
 		}
 		row := markChanged(&f.tenantBudgets, x)
-		row.SetAt, row.Removed = pgTime(e.Time), true
+		row.SetAt, row.Removed = postgresTime(e.Time), true
 		if d, set := e.Data.(events.TenantBudgetSet); set {
 			row.Turns, row.Tokens, row.CostUSD, row.TimeMs = int64(d.Budget.Turns), clampInt64(d.Budget.Tokens), d.Budget.CostUSD, clampInt64(d.Budget.TimeMs)
 			row.Removed = false
@@ -315,56 +321,57 @@ func (f *folding) foldBudget(rec eventlog.Record) {
 	}
 }
 
-// These types identify rows of tenants in lookup.seen.
+// These types identify rows of tenants in missingRowCollector.requested.
 type (
-	tenantUsageRef  Key
-	tenantBudgetRef Key
-	tenantLimitsRef string
+	requestedTenantUsage  RowKey
+	requestedTenantBudget RowKey
+	requestedTenantLimits string
 )
 
-// requestUsageRows requests the rows that an event of a session may add to. Each event counts on its own day.
-func (w *lookup) requestUsageRows(tenant string, e events.Event) {
-	if on := w.model.day(e.Time); tenant != w.usageTenant || on != w.usageDay {
+// requestUsageRows requests the rows of tenant_usage to which an event of a session may add usage. Each event counts on
+// its own day.
+func (w *missingRowCollector) requestUsageRows(tenant string, e events.Event) {
+	if on := w.model.cachedUTCDay(e.Time); tenant != w.usageTenant || on != w.usageDay {
 		w.usageTenant, w.usageDay = tenant, on // events of the same day follow each other
-		w.requestUsageDay(tenant, noDay)
+		w.requestUsageDay(tenant, storedBytesDay)
 		w.requestUsageDay(tenant, on)
 	}
 	if d, retired := e.Data.(events.RunRetired); retired {
 		for _, u := range d.Usage {
-			w.requestUsageDay(tenant, clean(u.Day))
+			w.requestUsageDay(tenant, validText(u.Day))
 		}
 	}
 }
 
-// requestUsageDay requests the row of a tenant's usage on a day.
-func (w *lookup) requestUsageDay(tenant, day string) {
-	k := w.model.usageDay(tenant, day)
-	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
-		w.seen[tenantUsageRef(k)] = true
+// requestUsageDay requests the row of tenant_usage for a tenant and a day.
+func (w *missingRowCollector) requestUsageDay(tenant, day string) {
+	k := w.model.usageDayKey(tenant, day)
+	if _, present := w.model.tenantUsage[k]; !present && !w.requested[requestedTenantUsage(k)] {
+		w.requested[requestedTenantUsage(k)] = true
 		w.out.TenantUsage = append(w.out.TenantUsage, k)
 	}
 }
 
-// requestTenant requests the budget or limits that an event is about.
-func (w *lookup) requestTenant(tenant string, e events.Event) {
+// requestBudgetOrLimits requests the row of the tenant's budget or limits that an event sets or removes.
+func (w *missingRowCollector) requestBudgetOrLimits(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
-		k := Key{tenant, period}
-		if _, present := w.model.tenantBudgets[k]; !present && !w.seen[tenantBudgetRef(k)] {
-			w.seen[tenantBudgetRef(k)] = true
+		k := RowKey{tenant, period}
+		if _, present := w.model.tenantBudgets[k]; !present && !w.requested[requestedTenantBudget(k)] {
+			w.requested[requestedTenantBudget(k)] = true
 			w.out.TenantBudgets = append(w.out.TenantBudgets, k)
 		}
 	}
 	if _, about := limitsOf(e); about {
-		if _, present := w.model.tenantLimits[tenant]; !present && !w.seen[tenantLimitsRef(tenant)] {
-			w.seen[tenantLimitsRef(tenant)] = true
+		if _, present := w.model.tenantLimits[tenant]; !present && !w.requested[requestedTenantLimits(tenant)] {
+			w.requested[requestedTenantLimits(tenant)] = true
 			w.out.TenantLimits = append(w.out.TenantLimits, tenant)
 		}
 	}
 }
 
-// putTenants puts the usage, budgets and limits of tenants into the model, as Put does. A requested row that p does not have is
-// recorded as not existing.
-func (m *Model) putTenants(asked Missing, p Present) {
+// putTenantRows puts the rows about usage, budgets and limits of tenants that Postgres has (p) into the model, as
+// PutRows does. It records the other requested rows (asked) as not existing.
+func (m *Model) putTenantRows(asked MissingRows, p FoundRows) {
 	for _, k := range asked.TenantUsage {
 		m.tenantUsage[k] = nil
 	}
@@ -375,12 +382,12 @@ func (m *Model) putTenants(asked Missing, p Present) {
 		m.tenantLimits[tenant] = nil
 	}
 	for _, r := range p.TenantLimits {
-		m.tenantLimits[r.Tenant] = &entry[TenantLimits]{row: r, stored: true}
+		m.tenantLimits[r.Tenant] = &cachedRow[TenantLimits]{row: r, stored: true}
 	}
 	for _, r := range p.TenantUsage {
-		m.tenantUsage[Key{r.Tenant, r.ID}] = &entry[TenantUsage]{row: r, stored: true}
+		m.tenantUsage[RowKey{r.Tenant, r.ID}] = &cachedRow[TenantUsage]{row: r, stored: true}
 	}
 	for _, r := range p.TenantBudgets {
-		m.tenantBudgets[Key{r.Tenant, r.ID}] = &entry[TenantBudget]{row: r, stored: true}
+		m.tenantBudgets[RowKey{r.Tenant, r.ID}] = &cachedRow[TenantBudget]{row: r, stored: true}
 	}
 }

@@ -21,7 +21,7 @@ func TestFold_VersionsAgreeWithTheirEntry(t *testing.T) {
 		m := newMemory(t)
 		model := fold.New(3, 1000)
 		for _, rec := range records(rt) {
-			m.fold(model, fold.Batch{Records: []eventlog.Record{rec}})
+			m.fold(model, fold.CommitBatch{Records: []eventlog.Record{rec}})
 		}
 		for k, e := range m.entries {
 			var s versions.State
@@ -55,7 +55,7 @@ func TestFold_VersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 	apply := func(n, at int, tags ...string) {
 		r := ref
 		r.Version = fmt.Sprintf("v%03d", n)
-		m.fold(model, fold.Batch{Records: []eventlog.Record{{Subject: subject, Position: eventlog.Position{Seq: uint64(at)},
+		m.fold(model, fold.CommitBatch{Records: []eventlog.Record{{Subject: subject, Position: eventlog.Position{Seq: uint64(at)},
 			Events: []events.Event{{Data: events.AgentApplied{Ref: r, Tags: tags, Spec: events.AgentSpec{Name: r.Version}}}}}}})
 	}
 	const total = versions.MaxVersions + 20
@@ -77,7 +77,7 @@ func TestFold_VersionsBeyondTheStateKeepTheirRows(t *testing.T) {
 			t.Errorf("version %d: %+v, want position %d", n, row, want)
 		}
 	}
-	if e := m.entries[fold.Key{Tenant: "acme", ID: subject.ID}]; e.Latest != "v000" || len(e.State) > 20_000 {
+	if e := m.entries[fold.RowKey{Tenant: "acme", ID: subject.ID}]; e.Latest != "v000" || len(e.State) > 20_000 {
 		t.Errorf("the latest is %s, the state has %d bytes", e.Latest, len(e.State))
 	}
 }

@@ -8,63 +8,65 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Batch is the input of one call of Model.Fold: commits in the order of the log.
-type Batch struct {
+// CommitBatch is the input of one call of Model.Fold: commits in the order of the log.
+type CommitBatch struct {
 	Records []eventlog.Record
-	Poison  []Poison
+	Poison  []PoisonCommit
 	// Bare means that only the rows of the events are written, without their data and without any effect on other rows. It is for a commit
 	// whose rows Postgres refuses.
 	Bare bool
 }
 
-// Rows are the rows of one table that a fold changed, without duplicates. New are rows that Postgres does not have yet;
+// ChangedRows are the rows of one table that a fold changed, without duplicates. New are rows that Postgres does not have yet;
 // Changed are rows that it has in an earlier state.
-type Rows[R any] struct{ New, Changed []*R }
+type ChangedRows[R any] struct{ New, Changed []*R }
 
 // Len returns the number of rows.
-func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
+func (r ChangedRows[R]) Len() int { return len(r.New) + len(r.Changed) }
 
-// Changes are the changes that a fold makes to the read models. They must be applied in this order: deletions, rows,
-// and then the rows that end with an execution.
+// Changes holds what a fold changes in the read models. The store must apply it in this order: deletions, then rows,
+// and then the ends of what ends with an execution.
 type Changes struct {
-	Gone          []Key // sessions whose rows are deleted, except events and blocks
-	Retired       []Key // sessions whose events and blocks are deleted
-	Sessions      Rows[Session]
-	Executions    Rows[Execution]
-	Blocks        Rows[Block]
-	Calls         Rows[ToolCall]
-	Conversations Rows[Conversation]
-	Approvals     Rows[Approval]
-	Sandboxes     Rows[Sandbox]
-	Files         Rows[File]
-	Usage         Rows[Usage]
-	Keys          Rows[APIKey]
-	Entries       Rows[Entry]
-	Versions      Rows[Version]
-	TenantUsage   Rows[TenantUsage]
-	TenantBudgets Rows[TenantBudget]
-	TenantLimits  Rows[TenantLimits]
+	Gone          []RowKey // sessions whose rows are deleted, except events and blocks
+	Retired       []RowKey // sessions whose events and blocks are deleted
+	Sessions      ChangedRows[Session]
+	Executions    ChangedRows[Execution]
+	Blocks        ChangedRows[Block]
+	Calls         ChangedRows[ToolCall]
+	Conversations ChangedRows[Conversation]
+	Approvals     ChangedRows[Approval]
+	Sandboxes     ChangedRows[Sandbox]
+	Files         ChangedRows[File]
+	Usage         ChangedRows[ModelUsage]
+	Keys          ChangedRows[APIKey]
+	Entries       ChangedRows[CatalogueEntry]
+	Versions      ChangedRows[CatalogueVersion]
+	TenantUsage   ChangedRows[TenantUsage]
+	TenantBudgets ChangedRows[TenantBudget]
+	TenantLimits  ChangedRows[TenantLimits]
 	Events        []*Event
-	Deleted       []*Deleted // without duplicates
-	Poison        []*Poison
-	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
+	Deleted       []*DeletedSession // without duplicates
+	Poison        []*PoisonCommit
+	AuditGone     []RowKey // deleted sessions whose audit rows are deleted, except those of the deletion
 	Audit         []*AuditRow
-	States        []*SavedState
-	Ended         []Ended
-	Live          []Live
+	States        []*SavedSessionState
+	Ended         []EndedExecution
+	Announcements []Announcement
 }
 
-// Ended is an execution that a fold ended. The execution's open calls, sub-agents and approval requests end with it.
-type Ended struct {
-	Session   Key
+// EndedExecution identifies an execution that ended. The store also ends its open calls, sub-agents and approval
+// requests.
+type EndedExecution struct {
+	Session   RowKey
 	Execution string
 	At        time.Time
 	Seq       int64 // of the event
 }
 
-// Live is the announcement of a fold's changes of one session to gateways: the new events and the last seq.
-type Live struct {
-	Session Key
+// Announcement holds what the projector announces to gateways about one session: the new events and the seq of the last
+// event.
+type Announcement struct {
+	Session RowKey
 	Events  []*Event
 	Tip     int64
 }
@@ -76,8 +78,9 @@ func (c *Changes) Empty() bool {
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 
-// splitRows returns the dirty rows of list, the new and the changed ones, and marks them as stored and clean: the caller stores them.
-func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
+// takeDirtyRows returns the rows of list that were changed, and marks them as stored and unchanged. The caller must
+// write them to Postgres.
+func takeDirtyRows[R any](list []*cachedRow[R]) (rows ChangedRows[R]) {
 	for _, e := range list {
 		if !e.dirty {
 			continue
@@ -92,9 +95,9 @@ func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// markChanged adds e to list, the rows that this fold has changed, unless the list has it, and returns the row, which
-// the caller may then change.
-func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
+// markChanged adds the row e to list, which holds the rows that the present fold has changed, unless the list has it.
+// It returns the row, which the caller may then change.
+func markChanged[R any](list *[]*cachedRow[R], e *cachedRow[R]) *R {
 	if !e.dirty {
 		e.dirty = true
 		*list = append(*list, e)
@@ -102,8 +105,8 @@ func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	return &e.row
 }
 
-// encodeBlocks sets the field JSON of the changed blocks of list.
-func encodeBlocks(list []*entry[Block]) error {
+// encodeBlocks sets the field JSON of each changed block in list.
+func encodeBlocks(list []*cachedRow[Block]) error {
 	var scratch []byte
 	for _, e := range list {
 		if !e.dirty {
@@ -113,19 +116,19 @@ func encodeBlocks(list []*entry[Block]) error {
 		if scratch, err = e.row.block.AppendJSON(scratch[:0]); err != nil {
 			return err
 		}
-		e.row.JSON = clean(string(scratch))
-		if e.row.final() {
+		e.row.JSON = validText(string(scratch))
+		if e.row.isFinal() {
 			e.row.block = events.Block{}
 		}
 	}
 	return nil
 }
 
-// jsonValue returns the row value of an application's JSON; nil for none.
-func jsonValue(m json.RawMessage) *string {
+// optionalJSON returns the JSON m as the value of a nullable column, or nil if m is empty.
+func optionalJSON(m json.RawMessage) *string {
 	if len(m) == 0 {
 		return nil
 	}
-	s := clean(string(m))
+	s := validText(string(m))
 	return &s
 }

@@ -4,12 +4,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// execution returns an execution's row. If there is none, it creates the row and counts the execution in the session: e is its first event.
-func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event) *entry[Execution] {
+// findOrAddExecution returns the row of the execution id. If there is none, it adds the row, with e as the first event
+// of the execution, and counts the execution in the session.
+func (f *batchFold) findOrAddExecution(a *sessionRows, s *Session, id string, e events.Event) *cachedRow[Execution] {
 	x := a.executions[id]
 	if x == nil {
-		x = &entry[Execution]{row: Execution{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Ord: s.Executions, Phase: phaseQueued, QueuedAt: pgTime(e.Time), FirstSeq: s.Tip,
+		x = &cachedRow[Execution]{row: Execution{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Ord: s.Executions, Phase: phaseQueued, QueuedAt: postgresTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.executions[id] = x
 		s.Executions++
@@ -19,78 +20,80 @@ func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event)
 	return x
 }
 
-// foldExecution folds an event into the row of its execution, which has not ended, and into the counts of the session.
-func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
-	waited := x.row.waiting()
+// foldExecution folds an event into the row of its execution, which has not ended, and into the session's counts of
+// executions.
+func (f *batchFold) foldExecution(a *sessionRows, s *Session, x *cachedRow[Execution], e events.Event) {
+	waited := x.row.isQueued()
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
 		row := markChanged(&f.executions, x)
-		row.Metadata, row.Query = jsonValue(d.Metadata), messageStart(d)
-		row.RecoveredFrom = rowKey(d.RecoveredFrom)
+		row.Metadata, row.Query = optionalJSON(d.Metadata), queryExcerpt(d)
+		row.RecoveredFrom = validRowID(d.RecoveredFrom)
 		if row.Ord == 0 {
 			s.Title = row.Query
 		}
 	case events.ExecutionDispatched:
-		markChanged(&f.executions, x).DispatchedAt = pgTimePointer(e.Time)
+		markChanged(&f.executions, x).DispatchedAt = postgresTimePointer(e.Time)
 		s.ActiveExecution = x.row.ID
 	case events.ExecutionClaimed:
 		row := markChanged(&f.executions, x)
-		row.Executor = clean(d.Executor)
+		row.Executor = validText(d.Executor)
 		if row.Phase == phaseQueued {
 			row.Phase = phaseStarting
 		}
 	case events.ExecutionStarted:
 		row := markChanged(&f.executions, x)
 		row.Attempt = int32(d.Attempt)
-		row.run()
+		row.setRunning()
 		if row.StartedAt == nil {
-			row.StartedAt = pgTimePointer(e.Time)
+			row.StartedAt = postgresTimePointer(e.Time)
 		}
 	case events.AttemptFailed:
 		markChanged(&f.executions, x).Phase = phaseStarting
 	case events.ExecutionResolved:
-		markChanged(&f.executions, x).Resolved = resolvedValue(d)
+		markChanged(&f.executions, x).Resolved = resolutionJSON(d)
 	case events.ExecutionPaused:
 		markChanged(&f.executions, x).Phase = phasePaused
 	case events.ExecutionResumed:
-		markChanged(&f.executions, x).run()
+		markChanged(&f.executions, x).setRunning()
 	case events.ModelCalled:
 		if !x.row.Metered {
 			markChanged(&f.executions, x).Metered = true
 		}
 	case events.MetadataUpdate:
 		row := markChanged(&f.executions, x)
-		row.setUsage(d.Usage)
-		row.CostUSD, row.Model = d.CostUSD, clean(d.Model)
+		row.setReportedTokens(d.Usage)
+		row.CostUSD, row.Model = d.CostUSD, validText(d.Model)
 	case events.SandboxUsage:
 		row := markChanged(&f.executions, x)
 		row.SandboxMs += clampInt64(d.DurationMs)
-		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
+		row.SandboxCostUSD = clampFinite(row.SandboxCostUSD + d.CostUSD)
 	default:
 		if events.Terminal(e.Type()) {
-			f.foldEnd(a, s, x, e)
+			f.foldExecutionEnd(a, s, x, e)
 		}
 	}
-	if waited && !x.row.waiting() {
+	if waited && !x.row.isQueued() {
 		s.Queued--
 	}
 }
 
-// maxQuery is the longest Execution.Query, in characters.
-const maxQuery = 1000
+// maxQueryCharacters is the maximum length of Execution.Query, the beginning of the execution's message, in characters.
+const maxQueryCharacters = 1000
 
-// messageStart returns the first maxQuery characters of a message: of its content, or else of its first part with text.
-func messageStart(m events.MessageAccepted) string {
+// queryExcerpt returns the first maxQueryCharacters characters of a message's content or, if that is empty, of the
+// first part of the message that has text.
+func queryExcerpt(m events.MessageAccepted) string {
 	text := m.Content
 	for i := 0; text == "" && i < len(m.Parts); i++ {
 		if m.Parts[i].Type == "text" {
 			text = m.Parts[i].Text
 		}
 	}
-	text = clean(text)
+	text = validText(text)
 	n := 0
 	for i := range text {
-		if n == maxQuery {
+		if n == maxQueryCharacters {
 			return text[:i]
 		}
 		n++
@@ -98,41 +101,41 @@ func messageStart(m events.MessageAccepted) string {
 	return text
 }
 
-// setUsage sets the token counts that the agent reports.
-func (x *Execution) setUsage(u events.Usage) {
+// setReportedTokens sets the token counts of the execution to those that the agent reported.
+func (x *Execution) setReportedTokens(u events.Usage) {
 	x.Input, x.Output = int64(u.InputTokens), int64(u.OutputTokens)
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// foldEnd folds the terminal event of an execution: it ends the execution's row, and the open calls, sub-agents and approval requests of the execution.
-func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+// foldExecutionEnd folds the terminal event of an execution: it ends the execution's row, and the open calls, sub-agents and approval requests of the execution.
+func (f *batchFold) foldExecutionEnd(a *sessionRows, s *Session, x *cachedRow[Execution], e events.Event) {
 	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		row.Phase, row.DurationMs, row.Result = phaseCompleted, int64(d.DurationMs), clean(d.Result)
-		row.setUsage(d.Usage)
+		row.Phase, row.DurationMs, row.Result = phaseCompleted, int64(d.DurationMs), validText(d.Result)
+		row.setReportedTokens(d.Usage)
 		if d.CostUSD != 0 {
 			row.CostUSD = d.CostUSD
 		}
 	case events.ExecutionFailed:
-		row.Phase, row.DurationMs, row.Code, row.Message = phaseFailed, int64(d.DurationMs), clean(d.Code), clean(d.Message)
-		row.setUsage(d.Usage)
+		row.Phase, row.DurationMs, row.Code, row.Message = phaseFailed, int64(d.DurationMs), validText(d.Code), validText(d.Message)
+		row.setReportedTokens(d.Usage)
 	case events.ExecutionCancelled:
-		row.Phase, row.DurationMs, row.Reason = phaseCancelled, int64(d.DurationMs), clean(d.Reason)
-		row.setUsage(d.Usage)
+		row.Phase, row.DurationMs, row.Reason = phaseCancelled, int64(d.DurationMs), validText(d.Reason)
+		row.setReportedTokens(d.Usage)
 	case events.ExecutionWithdrawn:
-		row.Phase, row.Reason = phaseCancelled, clean(d.Reason)
+		row.Phase, row.Reason = phaseCancelled, validText(d.Reason)
 	default:
 		// The event's data could not be decoded, but its type shows that the execution ended.
 		row.Phase = phaseFailed
 	}
-	at := pgTime(e.Time)
+	at := postgresTime(e.Time)
 	row.EndedAt = &at
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
 	}
 	if !a.complete {
-		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at, s.Tip})
+		f.out.Ended = append(f.out.Ended, EndedExecution{a.key, row.ID, at, s.Tip})
 	}
 	// Changes.Ended handles rows that are not in memory.
 	for _, c := range a.calls {
@@ -150,35 +153,37 @@ func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e event
 	f.retractApprovals(a, s, row, at)
 }
 
-// callID returns the row key of the tool call that an event is about, or "".
-func callID(e events.Event) string {
+// toolCallID returns the row id of the tool call that an event is about, or "" for another event.
+func toolCallID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
-		return blockCallID(d.Block)
+		return blockToolCallID(d.Block)
 	case events.BlockComplete:
-		return blockCallID(d.Block)
+		return blockToolCallID(d.Block)
 	case events.PermissionDecided:
-		return rowKey(d.ToolUseID)
+		return validRowID(d.ToolUseID)
 	case events.ApprovalRequested:
-		return rowKey(d.ToolUseID)
+		return validRowID(d.ToolUseID)
 	}
 	return ""
 }
 
-// blockCallID returns the row key of the tool call that a block is about, or "".
-func blockCallID(b events.Block) string {
+// blockToolCallID returns the row id of the tool call that a block begins or whose result it is, or "" for another
+// block.
+func blockToolCallID(b events.Block) string {
 	switch {
 	case b.Kind == events.KindToolUse && b.ToolUseID == "":
-		return rowKey(b.ID)
+		return validRowID(b.ID)
 	case b.Kind == events.KindToolUse, b.Kind == events.KindToolResult:
-		return rowKey(b.ToolUseID)
+		return validRowID(b.ToolUseID)
 	}
 	return ""
 }
 
-// foldCall folds an event into the row of the tool call that it is about: the begin of the call, the permission decision, or the result.
-func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
-	id := callID(e)
+// foldToolCall folds an event about a tool call into the call's row: the begin of the call, the permission decision, or
+// the result.
+func (f *batchFold) foldToolCall(a *sessionRows, s *Session, e events.Event) {
+	id := toolCallID(e)
 	if id == "" {
 		return
 	}
@@ -191,65 +196,65 @@ func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 		block, whole = d.Block, true
 	}
 	if block.Kind == events.KindToolResult {
-		f.foldResult(a, id, block, whole, e)
+		f.foldToolResult(a, id, block, whole, e)
 		return
 	}
 	c := a.calls[id]
 	if c == nil {
-		c = &entry[ToolCall]{row: ToolCall{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: rowKey(e.ExecutionID), Conversation: rowKey(e.ConversationID),
-			Status: statusPending, StartedAt: pgTime(e.Time), FirstSeq: s.Tip,
+		c = &cachedRow[ToolCall]{row: ToolCall{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: validRowID(e.ExecutionID), Conversation: validRowID(e.ConversationID),
+			Status: statusPending, StartedAt: postgresTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.calls[id] = c
 		markChanged(&f.calls, c)
 	}
 	if d, ok := e.Data.(events.PermissionDecided); ok {
 		row := markChanged(&f.calls, c)
-		row.Decision = clean(d.Decision)
+		row.Decision = validText(d.Decision)
 		if row.ToolName == "" {
-			row.ToolName = clean(d.ToolName)
+			row.ToolName = validText(d.ToolName)
 		}
 		return
 	}
 	if d, ok := e.Data.(events.ApprovalRequested); ok {
 		if c.row.ToolName == "" {
-			markChanged(&f.calls, c).ToolName = clean(d.ToolName)
+			markChanged(&f.calls, c).ToolName = validText(d.ToolName)
 		}
 		return
 	}
 	if c.row.Block == "" {
 		row := markChanged(&f.calls, c)
-		row.Block, row.ToolName = rowKey(block.ID), clean(block.ToolName)
+		row.Block, row.ToolName = validRowID(block.ID), validText(block.ToolName)
 	}
 }
 
-// foldResult ends the call id with its result, the block b, if whole is set, which means that the block is complete. A result of an unknown call
-// has no effect on the rows of calls; it is stored as a block.
-func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
+// foldToolResult ends the row of the tool call id with its result, the block b. It does nothing unless whole is set,
+// which means that the block is complete, or if there is no row of the call.
+func (f *batchFold) foldToolResult(a *sessionRows, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {
 		return
 	}
 	row := markChanged(&f.calls, c)
-	row.Status, row.EndedAt, row.DurationMs = statusComplete, pgTimePointer(e.Time), int64(b.DurationMs)
+	row.Status, row.EndedAt, row.DurationMs = statusComplete, postgresTimePointer(e.Time), int64(b.DurationMs)
 	if b.IsError || b.Status == events.StatusError {
 		row.Status = statusError
 	}
 }
 
-// conversationID returns the row key of the conversation that an event begins or ends, or "".
+// conversationID returns the row id of the conversation that an event begins or ends, or "" for another event.
 func conversationID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.SubagentSpawned:
-		return rowKey(d.Conversation)
+		return validRowID(d.Conversation)
 	case events.SubagentCompleted:
-		return rowKey(d.Conversation)
+		return validRowID(d.Conversation)
 	}
 	return ""
 }
 
 // foldConversation folds an event about the start or end of a sub-agent into the row of the sub-agent's conversation.
-func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
+func (f *batchFold) foldConversation(a *sessionRows, s *Session, e events.Event) {
 	id := conversationID(e)
 	if id == "" {
 		return
@@ -260,10 +265,10 @@ func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
 		if c != nil {
 			return
 		}
-		c = &entry[Conversation]{row: Conversation{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Parent: rowKey(d.Parent), Execution: rowKey(e.ExecutionID),
-			Subagent: rowKey(d.SubagentID), ToolUseID: rowKey(d.ToolUseID), Name: clean(d.Name), Status: phaseRunning,
-			StartedAt: pgTime(e.Time), FirstSeq: s.Tip,
+		c = &cachedRow[Conversation]{row: Conversation{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Parent: validRowID(d.Parent), Execution: validRowID(e.ExecutionID),
+			Subagent: validRowID(d.SubagentID), ToolUseID: validRowID(d.ToolUseID), Name: validText(d.Name), Status: phaseRunning,
+			StartedAt: postgresTime(e.Time), FirstSeq: s.Tip,
 		}}
 		a.conversations[id] = c
 		markChanged(&f.conversations, c)
@@ -272,7 +277,7 @@ func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
 			return
 		}
 		row := markChanged(&f.conversations, c)
-		row.Status, row.EndedAt, row.DurationMs = phaseCompleted, pgTimePointer(e.Time), int64(d.DurationMs)
+		row.Status, row.EndedAt, row.DurationMs = phaseCompleted, postgresTimePointer(e.Time), int64(d.DurationMs)
 		if d.IsError {
 			row.Status = phaseFailed
 		}

@@ -11,45 +11,46 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// folding holds what one call of Model.Fold has changed so far.
-type folding struct {
+// batchFold holds the state of one call of Model.Fold: the rows and announcements that it has changed so far.
+type batchFold struct {
 	model   *Model
 	bare    bool
 	out     Changes
 	scratch []byte // reused to encode rows
 
-	used          []*aggregate
-	live          map[Key]*Live
-	order         []Key
-	sessions      []*entry[Session]
-	executions    []*entry[Execution]
-	blocks        []*entry[Block]
-	calls         []*entry[ToolCall]
-	conversations []*entry[Conversation]
-	approvals     []*entry[Approval]
-	sandboxes     []*entry[Sandbox]
-	files         []*entry[File]
-	usage         []*entry[Usage]
-	keys          []*entry[APIKey]
-	entries       []*entry[Entry]
-	versions      []*entry[Version]
-	tenantUsage   []*entry[TenantUsage]
-	tenantBudgets []*entry[TenantBudget]
-	tenantLimits  []*entry[TenantLimits]
-	deleted       []*entry[Deleted]
+	used          []*sessionRows
+	live          map[RowKey]*Announcement
+	order         []RowKey
+	sessions      []*cachedRow[Session]
+	executions    []*cachedRow[Execution]
+	blocks        []*cachedRow[Block]
+	calls         []*cachedRow[ToolCall]
+	conversations []*cachedRow[Conversation]
+	approvals     []*cachedRow[Approval]
+	sandboxes     []*cachedRow[Sandbox]
+	files         []*cachedRow[File]
+	usage         []*cachedRow[ModelUsage]
+	keys          []*cachedRow[APIKey]
+	entries       []*cachedRow[CatalogueEntry]
+	versions      []*cachedRow[CatalogueVersion]
+	tenantUsage   []*cachedRow[TenantUsage]
+	tenantBudgets []*cachedRow[TenantBudget]
+	tenantLimits  []*cachedRow[TenantLimits]
+	deleted       []*cachedRow[DeletedSession]
 }
 
-// Fold applies a batch of commits to the model and returns the changed rows, which the caller stores. The caller must have put all rows that
-// Missing returns for the batch. A batch that is folded in pieces results in the same rows. After an error, and if the changes cannot be stored,
-// the model must be discarded.
-func (m *Model) Fold(b Batch) (Changes, error) {
-	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
+// Fold applies a batch of commits to the model and returns the changed rows, which the caller must write to Postgres.
+// Before that, the caller must have called PutRows until MissingRows returns no rows for the batch. Folding a batch in
+// pieces results in the same rows. After an error, and if the changes cannot be written, the caller must discard the
+// model.
+func (m *Model) Fold(b CommitBatch) (Changes, error) {
+	f := batchFold{model: m, bare: b.Bare, live: map[RowKey]*Announcement{}}
 	for _, rec := range b.Records {
 		var err error
-		f.addAudit(rec)
+		f.addAuditRow(rec)
 		switch {
 		case rec.Subject.Aspect == events.Key:
-			f.foldKey(rec)
+			f.foldAPIKey(rec)
 		case rec.Subject.Aspect == events.TenantBudget:
 			f.foldBudget(rec)
 		case rec.Subject.Aspect == events.LimitsAspect:
@@ -66,41 +67,41 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	for i := range b.Poison {
 		f.out.Poison = append(f.out.Poison, &b.Poison[i])
 	}
-	return f.changes()
+	return f.collectChanges()
 }
 
-// changes returns the rows that this fold has changed, encoded for Postgres.
-func (f *folding) changes() (Changes, error) {
+// collectChanges returns the rows that this fold has changed, encoded as Postgres stores them.
+func (f *batchFold) collectChanges() (Changes, error) {
 	if err := encodeBlocks(f.blocks); err != nil {
 		return Changes{}, err
 	}
-	if err := encodeStates(f.entries); err != nil {
+	if err := encodeEntryStates(f.entries); err != nil {
 		return Changes{}, err
 	}
 	for _, a := range f.used {
-		if err := a.encodeShares(); err != nil {
+		if err := a.encodeDayUsage(); err != nil {
 			return Changes{}, err
 		}
 	}
 	c := f.out
-	c.Sessions, c.Executions, c.Blocks, c.Calls = splitRows(f.sessions), splitRows(f.executions), splitRows(f.blocks), splitRows(f.calls)
-	c.Conversations, c.Approvals, c.Sandboxes, c.Keys = splitRows(f.conversations), splitRows(f.approvals), splitRows(f.sandboxes), splitRows(f.keys)
-	c.Files, c.Usage = splitRows(f.files), splitRows(f.usage)
-	c.Entries, c.Versions = splitRows(f.entries), splitRows(f.versions)
-	c.TenantUsage, c.TenantBudgets, c.TenantLimits = splitRows(f.tenantUsage), splitRows(f.tenantBudgets), splitRows(f.tenantLimits)
-	deleted := splitRows(f.deleted)
+	c.Sessions, c.Executions, c.Blocks, c.Calls = takeDirtyRows(f.sessions), takeDirtyRows(f.executions), takeDirtyRows(f.blocks), takeDirtyRows(f.calls)
+	c.Conversations, c.Approvals, c.Sandboxes, c.Keys = takeDirtyRows(f.conversations), takeDirtyRows(f.approvals), takeDirtyRows(f.sandboxes), takeDirtyRows(f.keys)
+	c.Files, c.Usage = takeDirtyRows(f.files), takeDirtyRows(f.usage)
+	c.Entries, c.Versions = takeDirtyRows(f.entries), takeDirtyRows(f.versions)
+	c.TenantUsage, c.TenantBudgets, c.TenantLimits = takeDirtyRows(f.tenantUsage), takeDirtyRows(f.tenantBudgets), takeDirtyRows(f.tenantLimits)
+	deleted := takeDirtyRows(f.deleted)
 	c.Deleted = append(deleted.New, deleted.Changed...)
 	for _, k := range f.order {
 		l := f.live[k]
 		if a := f.model.sessions[k]; a.session != nil {
 			l.Tip = a.session.row.Tip
 		}
-		c.Live = append(c.Live, *l)
+		c.Announcements = append(c.Announcements, *l)
 	}
-	f.forgetFinalBlocks()
+	f.releaseFinalBlocks()
 	for _, a := range f.used {
 		a.kept = nil
-		if n := a.size(); n != a.counted {
+		if n := a.rowCount(); n != a.counted {
 			f.model.rows += n - a.counted
 			a.counted = n
 		}
@@ -108,37 +109,37 @@ func (f *folding) changes() (Changes, error) {
 	return c, nil
 }
 
-// forgetFinalBlocks releases the content of blocks that no further event changes. Only their ids stay in memory, because a long execution
+// releaseFinalBlocks releases the content of blocks that no further event changes. Only their ids stay in memory, because a long execution
 // has many.
-func (f *folding) forgetFinalBlocks() {
+func (f *batchFold) releaseFinalBlocks() {
 	for _, e := range f.blocks {
-		if a := f.model.sessions[Key{e.row.Tenant, e.row.Session}]; e.row.final() && a.blocks[e.row.ID] == e {
+		if a := f.model.sessions[RowKey{e.row.Tenant, e.row.Session}]; e.row.isFinal() && a.blocks[e.row.ID] == e {
 			a.blocks[e.row.ID] = f.model.final
 		}
 	}
 }
 
-// useSession returns a session of the model, and records that this fold uses it.
-func (f *folding) useSession(k Key) *aggregate {
+// useSession returns the rows of a session in the model, and records that this fold uses them.
+func (f *batchFold) useSession(k RowKey) *sessionRows {
 	a := f.model.useSession(k)
 	f.used = append(f.used, a)
 	return a
 }
 
-// announcement returns the message that announces this fold's changes of a session to gateways, which the caller may change.
-func (f *folding) announcement(k Key) *Live {
+// announcementOf returns the announcement to gateways about the session k. The caller adds this fold's changes to it.
+func (f *batchFold) announcementOf(k RowKey) *Announcement {
 	l := f.live[k]
 	if l == nil {
-		l = &Live{Session: k}
+		l = &Announcement{Session: k}
 		f.live[k] = l
 		f.order = append(f.order, k)
 	}
 	return l
 }
 
-// foldSessionCommit folds a commit of a session.
-func (f *folding) foldSessionCommit(rec eventlog.Record) error {
-	k := Key{rec.Subject.Tenant, rec.Subject.ID}
+// foldSessionCommit folds a commit of a session into the rows of the session.
+func (f *batchFold) foldSessionCommit(rec eventlog.Record) error {
+	k := RowKey{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.useSession(k)
 	if err := f.countEvents(a, rec); err != nil {
 		return err
@@ -159,13 +160,13 @@ func (f *folding) foldSessionCommit(rec eventlog.Record) error {
 	return nil
 }
 
-// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other
-// rows. If f.bare is set, it leaves out the last step; see Batch.Bare.
-func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e events.Event) error {
-	s := f.session(a, e)
+// foldEvent gives an event the session's next seq, adds the row of the event, and applies the event to the session's
+// other rows. With CommitBatch.Bare it does not apply the event to other rows.
+func (f *batchFold) foldEvent(a *sessionRows, position string, actor events.Actor, e events.Event) error {
+	s := f.findOrAddSession(a, e)
 	s.Tip++
-	s.TipPosition, s.UpdatedAt = position, pgTime(e.Time)
-	row, err := f.eventRow(a, s, position, e)
+	s.TipPosition, s.UpdatedAt = position, postgresTime(e.Time)
+	row, err := f.newEventRow(a, s, position, e)
 	if err != nil {
 		return err
 	}
@@ -173,7 +174,7 @@ func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e
 	if err := f.evolveState(a, s, e); err != nil {
 		return err
 	}
-	l := f.announcement(a.key)
+	l := f.announcementOf(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
 	if _, gone := e.Data.(events.SessionDeleted); gone {
@@ -184,17 +185,17 @@ func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e
 	}
 	f.foldSession(s, e)
 	ended := false
-	if id := rowKey(e.ExecutionID); id != "" {
-		x := f.execution(a, s, id, e)
+	if id := validRowID(e.ExecutionID); id != "" {
+		x := f.findOrAddExecution(a, s, id, e)
 		if err := f.addReportedUsage(a, &x.row, e); err != nil {
 			return err
 		}
-		ended = x.row.ended()
+		ended = x.row.hasEnded()
 		if !ended {
 			f.foldExecution(a, s, x, e)
 			f.foldApproval(a, s, x, actor, e)
-			if x.row.ended() {
-				if err := f.addUsageAtEnd(a, &x.row, e); err != nil {
+			if x.row.hasEnded() {
+				if err := f.addUsageAtExecutionEnd(a, &x.row, e); err != nil {
 					return err
 				}
 			}
@@ -207,17 +208,18 @@ func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e
 	}
 	f.foldBlock(a, s, e)
 	if !ended {
-		f.foldCall(a, s, e)
+		f.foldToolCall(a, s, e)
 		f.foldConversation(a, s, e)
 	}
 	f.foldSandbox(a, e)
 	f.foldFile(a, s, e)
-	f.foldModelCall(a, e)
+	f.foldModelRequest(a, e)
 	return nil
 }
 
-// eventRow returns the row of an event. Its seq is the session's tip, which counts the event already.
-func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
+// newEventRow returns the row of an event in the table events. Its seq is the session's tip, which counts the event
+// already.
+func (f *batchFold) newEventRow(a *sessionRows, s *Session, position string, e events.Event) (*Event, error) {
 	name := e.Type()
 	if f.bare {
 		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.Unprojectable)}
@@ -226,70 +228,71 @@ func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.E
 	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {
 		return nil, err
 	}
-	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(name)), JSON: clean(string(f.scratch))}, nil
+	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: validText(string(name)), JSON: validText(string(f.scratch))}, nil
 }
 
-// session returns the session's row, which counts as changed. The first event of any type creates the row, because the first commit of the
-// session may be unreadable.
-func (f *folding) session(a *aggregate, e events.Event) *Session {
+// findOrAddSession returns the session's row and marks it as changed. If there is none, it adds the row, with e as the
+// first event. An event of any type can be the first one, because earlier commits may be unreadable.
+func (f *batchFold) findOrAddSession(a *sessionRows, e events.Event) *Session {
 	if a.session == nil {
-		a.session = &entry[Session]{row: Session{
-			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: statusOpen, Options: "{}", Environments: "[]", CreatedAt: pgTime(e.Time),
+		a.session = &cachedRow[Session]{row: Session{
+			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: sessionStatusOpen, Options: "{}", Environments: "[]", CreatedAt: postgresTime(e.Time),
 		}}
 	}
 	return markChanged(&f.sessions, a.session)
 }
 
-// foldAfterDeletion folds an event after session_deleted. Only sandbox_usage, run_retired and content_removed have an effect.
-func (f *folding) foldAfterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
+// foldAfterDeletion folds an event of a session that was deleted before. Only sandbox_usage, run_retired and
+// content_removed have an effect.
+func (f *batchFold) foldAfterDeletion(a *sessionRows, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.SandboxUsage:
-		return f.addUsageAfterDeletion(a, e, d)
+		return f.addSandboxCostAfterDeletion(a, e, d)
 	case events.RunRetired:
-		f.keepAudit(rec, d)
-		f.deleteContent(a)
-		return f.replaceUsage(a, d)
+		f.replaceAuditRows(rec, d)
+		f.deleteEventsAndBlocks(a)
+		return f.replaceSessionUsage(a, d)
 	case events.ContentRemoved:
 		markChanged(&f.deleted, a.tombstone).Removed = true
-		return f.subtractStored(a)
+		return f.subtractStoredBytes(a)
 	}
 	return nil
 }
 
 // foldSession folds an event into the session's row.
-func (f *folding) foldSession(s *Session, e events.Event) {
+func (f *batchFold) foldSession(s *Session, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
-		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
-		s.Options, s.Metadata, s.CreatedAt = optionsValue(d.Options), jsonValue(d.Metadata), pgTime(e.Time)
-		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), referencesValue(d.Environments)
+		s.Agent, s.AgentVersion, s.Architecture, s.Provider = validText(d.Agent), validText(d.AgentVersion), validText(d.Architecture), validText(d.Provider)
+		s.Options, s.Metadata, s.CreatedAt = optionsJSON(d.Options), optionalJSON(d.Metadata), postgresTime(e.Time)
+		s.AgentRef, s.Instance, s.Environments = validText(d.AgentRef.String()), validText(d.Instance.String()), referencesJSON(d.Environments)
 	case events.SessionForked:
-		text, _ := marshal(d) // a struct of strings and numbers always encodes
-		s.Parent, s.Forked = clean(d.Parent), clean(text)
+		text, _ := marshalUnescaped(d) // a struct of strings and numbers always encodes
+		s.Parent, s.Forked = validText(d.Parent), validText(text)
 	case events.SessionOptionsUpdated:
-		s.Options = optionsValue(d.Options)
+		s.Options = optionsJSON(d.Options)
 		if len(d.Metadata) > 0 {
-			s.Metadata = jsonValue(d.Metadata)
+			s.Metadata = optionalJSON(d.Metadata)
 		}
 	case events.SessionIdle:
 		s.Idle = true
 	case events.ExecutionDispatched:
 		s.Idle = false
 	case events.SessionClosed:
-		s.Status = statusClosed
+		s.Status = sessionStatusClosed
 	case events.SandboxUsage:
 		s.SandboxMs += clampInt64(d.DurationMs)
-		s.SandboxCostUSD = finite(s.SandboxCostUSD + d.CostUSD)
+		s.SandboxCostUSD = clampFinite(s.SandboxCostUSD + d.CostUSD)
 	case events.WorkspaceSynced:
-		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), pgTimePointer(e.Time)
+		s.Snapshot, s.SnapshotAt = validText(d.Snapshot), postgresTimePointer(e.Time)
 		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), clampInt64(d.Bytes)
 	}
 }
 
-// deleteSession deletes the rows of a session, except its events and blocks: forks read them until the session is retired. Rows that this fold has
-// changed are not written.
-func (f *folding) deleteSession(a *aggregate, e events.Event) error {
-	if err := a.encodeShares(); err != nil {
+// deleteSession deletes the rows of a session from the model and from Postgres, except its events and blocks: forks
+// read these until the session is retired. Rows that this fold has changed are not written.
+func (f *batchFold) deleteSession(a *sessionRows, e events.Event) error {
+	if err := a.encodeDayUsage(); err != nil {
 		return err
 	}
 	stored := a.session.stored
@@ -302,30 +305,30 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	discardChanges(a.sandboxes)
 	discardChanges(a.files)
 	discardChanges(a.usage)
-	f.out.States = remove(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
-	f.out.Ended = remove(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
+	f.out.States = removeMatching(f.out.States, func(r *SavedSessionState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Ended = removeMatching(f.out.Ended, func(r EndedExecution) bool { return r.Session == a.key })
 	if stored {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	a.tombstone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: pgTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
+	a.tombstone = &cachedRow[DeletedSession]{row: DeletedSession{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: postgresTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
 	markChanged(&f.deleted, a.tombstone)
-	fresh := newAggregate(a.key)
+	fresh := newSessionRows(a.key)
 	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.approvals, a.sandboxes = fresh.conversations, fresh.approvals, fresh.sandboxes
-	a.files, a.usage, a.shares = fresh.files, fresh.usage, nil
+	a.files, a.usage, a.usageByDay = fresh.files, fresh.usage, nil
 	return nil
 }
 
-// deleteContent deletes the events and blocks of a session that was deleted before, when it is retired.
-func (f *folding) deleteContent(a *aggregate) {
+// deleteEventsAndBlocks deletes the events and blocks of a session that was deleted before and is retired now.
+func (f *batchFold) deleteEventsAndBlocks(a *sessionRows) {
 	discardChanges(a.kept)
-	f.out.Events = remove(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Events = removeMatching(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Retired = append(f.out.Retired, a.key)
 }
 
-// discardChanges marks rows as unchanged, so that they are not written.
-func discardChanges[R any](rows map[string]*entry[R]) {
+// discardChanges marks rows as unchanged, so that they are not written to Postgres.
+func discardChanges[R any](rows map[string]*cachedRow[R]) {
 	for _, e := range rows {
 		if e != nil {
 			e.dirty = false
@@ -333,8 +336,9 @@ func discardChanges[R any](rows map[string]*entry[R]) {
 	}
 }
 
-// remove returns the list without the elements for which gone returns true. It reuses the array of the list.
-func remove[R any](list []R, gone func(R) bool) []R {
+// removeMatching removes the elements for which gone returns true from the list, in place, and returns the shortened
+// list.
+func removeMatching[R any](list []R, gone func(R) bool) []R {
 	kept := list[:0]
 	for _, r := range list {
 		if !gone(r) {
@@ -344,14 +348,14 @@ func remove[R any](list []R, gone func(R) bool) []R {
 	return kept
 }
 
-// foldBlock folds an event into the block that it is about.
-func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
-	id := rowKey(blocks.Target(e))
+// foldBlock folds an event about a block of a conversation into the block's row.
+func (f *batchFold) foldBlock(a *sessionRows, s *Session, e events.Event) {
+	id := validRowID(blocks.Target(e))
 	if id == "" {
 		return
 	}
 	was := a.blocks[id]
-	if was != nil && was.row.final() {
+	if was != nil && was.row.isFinal() {
 		return
 	}
 	var prev *events.Block
@@ -364,35 +368,35 @@ func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 	}
 	next.Time = clampTime(next.Time)
 	if was == nil {
-		was = &entry[Block]{row: Block{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.executionOrd(a, e),
+		was = &cachedRow[Block]{row: Block{
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.executionOrder(a, e),
 		}}
 		a.blocks[id] = was
 	}
 	b := markChanged(&f.blocks, was)
 	b.block, b.LastSeq = *next, s.Tip
-	b.Execution, b.Conversation = rowKey(next.ExecutionID), rowKey(next.ConversationID)
-	b.Kind, b.Status = clean(string(next.Kind)), clean(string(next.Status))
+	b.Execution, b.Conversation = validRowID(next.ExecutionID), validRowID(next.ConversationID)
+	b.Kind, b.Status = validText(string(next.Kind)), validText(string(next.Status))
 }
 
-// executionOrd returns the order of a block's execution. A block without an execution is ordered with the first one, as in
-// blocks.View.
-func (f *folding) executionOrd(a *aggregate, e events.Event) int32 {
-	if x := a.executions[rowKey(e.ExecutionID)]; x != nil {
+// executionOrder returns the number by which a block is ordered: that of its execution within the session. A block
+// without an execution is ordered with the first execution, as in blocks.View.
+func (f *batchFold) executionOrder(a *sessionRows, e events.Event) int32 {
+	if x := a.executions[validRowID(e.ExecutionID)]; x != nil {
 		return x.row.Ord
 	}
 	return 0
 }
 
-// optionsValue returns the row value of session options: JSON.
-func optionsValue(o events.Options) string {
+// optionsJSON returns the JSON of session options, as the value of a column.
+func optionsJSON(o events.Options) string {
 	// A struct of strings and numbers: it always encodes.
-	text, _ := marshal(o)
-	return clean(text)
+	text, _ := marshalUnescaped(o)
+	return validText(text)
 }
 
-// marshal encodes JSON without HTML escapes, like stored events.
-func marshal(v any) (string, error) {
+// marshalUnescaped returns the JSON of v without HTML escapes, as stored events have it.
+func marshalUnescaped(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

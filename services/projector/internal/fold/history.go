@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// SavedState is a row of session_states: the state of a session after the event Seq, as JSON.
-type SavedState struct {
+// SavedSessionState is a row of session_states: the state of a session after the event Seq, as JSON.
+type SavedSessionState struct {
 	Tenant, Session string
 	Seq             int64
 	Version         int16
@@ -20,14 +20,14 @@ const (
 	// defaultStateInterval is the number of events after which a session's state is saved. To compute the state at any event,
 	// at most that many events must be folded.
 	defaultStateInterval = 500
-	// maxState is the largest size of a SavedState's JSON in bytes. A larger state, with many large open blocks, is not
-	// saved; readers then fold more events, from the state saved before.
-	maxState = 256 << 10
+	// maxStateBytes is the maximum size, in bytes, of the JSON of a SavedSessionState. A larger state, with many large
+	// open blocks, is not saved; readers then fold more events, from the state that was saved before.
+	maxStateBytes = 256 << 10
 )
 
-// requestHistory requests the state of a session if it is not in memory and will be saved in a batch with n events of the session: it is saved at
-// every seq that is a multiple of the interval.
-func (w *lookup) requestHistory(k Key, n int) {
+// requestSessionState requests the state of a session from Postgres if the state is not in memory and the present
+// batch, with n events of the session, reaches a seq at which the state must be saved.
+func (w *missingRowCollector) requestSessionState(k RowKey, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
 		return
@@ -37,13 +37,14 @@ func (w *lookup) requestHistory(k Key, n int) {
 	}
 }
 
-// putHistories puts the states of sessions into the model: the saved state of each, evolved with the events after it.
-func (m *Model) putHistories(asked Missing, p Present) error {
+// putSessionStates puts the states of sessions into the model. It computes each state from the state that Postgres has,
+// and the events after it.
+func (m *Model) putSessionStates(asked MissingRows, p FoundRows) error {
 	for _, k := range asked.Histories {
 		m.sessions[k].history = &history.State{}
 	}
 	for _, s := range p.States {
-		if err := json.Unmarshal([]byte(s.JSON), m.sessions[Key{s.Tenant, s.Session}].history); err != nil {
+		if err := json.Unmarshal([]byte(s.JSON), m.sessions[RowKey{s.Tenant, s.Session}].history); err != nil {
 			return fmt.Errorf("decode stored state of %s at %d: %w", s.Session, s.Seq, err)
 		}
 	}
@@ -52,14 +53,15 @@ func (m *Model) putHistories(asked Missing, p Present) error {
 		if err := json.Unmarshal([]byte(r.JSON), &w); err != nil {
 			return fmt.Errorf("decode stored event %d of %s: %w", r.Seq, r.Session, err)
 		}
-		a := m.sessions[Key{r.Tenant, r.Session}]
+		a := m.sessions[RowKey{r.Tenant, r.Session}]
 		*a.history = history.Evolve(*a.history, w.Seq, history.Kept(w))
 	}
 	return nil
 }
 
-// evolveState folds an event into the session's state, if that is in memory, and saves the state when it is due.
-func (f *folding) evolveState(a *aggregate, s *Session, e events.Event) error {
+// evolveState applies an event to the session's state, if that is in memory, and saves the state if the seq of the
+// event is a multiple of the interval.
+func (f *batchFold) evolveState(a *sessionRows, s *Session, e events.Event) error {
 	if a.history == nil {
 		return nil
 	}
@@ -70,12 +72,12 @@ func (f *folding) evolveState(a *aggregate, s *Session, e events.Event) error {
 	if s.Tip%f.model.stateInterval != 0 {
 		return nil
 	}
-	text, err := marshal(a.history)
+	text, err := marshalUnescaped(a.history)
 	if err != nil {
 		return err
 	}
-	if text = clean(text); len(text) <= maxState {
-		f.out.States = append(f.out.States, &SavedState{a.key.Tenant, a.key.ID, s.Tip, history.Version, text})
+	if text = validText(text); len(text) <= maxStateBytes {
+		f.out.States = append(f.out.States, &SavedSessionState{a.key.Tenant, a.key.ID, s.Tip, history.Version, text})
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// TenantLimits is a row of tenant_limits.
+// TenantLimits is a row of the table tenant_limits.
 type TenantLimits struct {
 	Tenant  string
 	Group   int16
@@ -16,8 +16,8 @@ type TenantLimits struct {
 	Removed bool
 }
 
-// limitsOf returns the limits that an event sets, or nil if it removes them; about reports whether the event is about
-// limits.
+// limitsOf returns the limits of a tenant that an event sets, or nil if the event removes them. about is false for an
+// event that is not about limits.
 func limitsOf(e events.Event) (set *events.TenantLimits, about bool) {
 	switch d := e.Data.(type) {
 	case events.TenantLimitsSet:
@@ -28,8 +28,8 @@ func limitsOf(e events.Event) (set *events.TenantLimits, about bool) {
 	return nil, false
 }
 
-// foldLimits folds a commit about a tenant's limits.
-func (f *folding) foldLimits(rec eventlog.Record) error {
+// foldLimits folds a commit that sets or removes a tenant's limits into the row of the limits.
+func (f *batchFold) foldLimits(rec eventlog.Record) error {
 	if f.bare {
 		return nil
 	}
@@ -41,14 +41,14 @@ func (f *folding) foldLimits(rec eventlog.Record) error {
 		}
 		x := f.model.tenantLimits[tenant]
 		if x == nil {
-			x = &entry[TenantLimits]{row: TenantLimits{Tenant: tenant, Group: f.model.group}}
+			x = &cachedRow[TenantLimits]{row: TenantLimits{Tenant: tenant, Group: f.model.group}}
 			f.model.tenantLimits[tenant] = x
 		}
 		row := markChanged(&f.tenantLimits, x)
-		row.SetAt, row.Limits, row.Removed = pgTime(e.Time), "{}", set == nil
+		row.SetAt, row.Limits, row.Removed = postgresTime(e.Time), "{}", set == nil
 		if set != nil {
 			var err error
-			if row.Limits, err = marshal(set); err != nil {
+			if row.Limits, err = marshalUnescaped(set); err != nil {
 				return err
 			}
 		}

@@ -16,50 +16,50 @@ import (
 // memory holds the read models in memory and applies changes by the rules of package store.
 type memory struct {
 	t             testing.TB
-	sessions      map[fold.Key]fold.Session
-	deleted       map[fold.Key]fold.Deleted
-	executions    map[fold.Child]fold.Execution
-	blocks        map[fold.Child]fold.Block
-	calls         map[fold.Child]fold.ToolCall
-	conversations map[fold.Child]fold.Conversation
-	approvals     map[fold.Child]fold.Approval
-	sandboxes     map[fold.Child]fold.Sandbox
-	files         map[fold.Child]fold.File
-	usage         map[fold.Child]fold.Usage
-	keys          map[fold.Key]fold.APIKey
-	entries       map[fold.Key]fold.Entry
-	versions      map[fold.Child]fold.Version
+	sessions      map[fold.RowKey]fold.Session
+	deleted       map[fold.RowKey]fold.DeletedSession
+	executions    map[fold.ChildKey]fold.Execution
+	blocks        map[fold.ChildKey]fold.Block
+	calls         map[fold.ChildKey]fold.ToolCall
+	conversations map[fold.ChildKey]fold.Conversation
+	approvals     map[fold.ChildKey]fold.Approval
+	sandboxes     map[fold.ChildKey]fold.Sandbox
+	files         map[fold.ChildKey]fold.File
+	usage         map[fold.ChildKey]fold.ModelUsage
+	keys          map[fold.RowKey]fold.APIKey
+	entries       map[fold.RowKey]fold.CatalogueEntry
+	versions      map[fold.ChildKey]fold.CatalogueVersion
 	events        map[string]fold.Event
-	poison        map[string]fold.Poison
-	tenantUsage   map[fold.Key]fold.TenantUsage
-	tenantBudgets map[fold.Key]fold.TenantBudget
+	poison        map[string]fold.PoisonCommit
+	tenantUsage   map[fold.RowKey]fold.TenantUsage
+	tenantBudgets map[fold.RowKey]fold.TenantBudget
 	tenantLimits  map[string]fold.TenantLimits
 	audit         map[string]fold.AuditRow
-	states        map[string]fold.SavedState
+	states        map[string]fold.SavedSessionState
 }
 
 func newMemory(t testing.TB) *memory {
 	return &memory{
-		t: t, sessions: map[fold.Key]fold.Session{}, deleted: map[fold.Key]fold.Deleted{}, executions: map[fold.Child]fold.Execution{},
-		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
-		approvals: map[fold.Child]fold.Approval{},
-		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
-		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
-		poison: map[string]fold.Poison{}, audit: map[string]fold.AuditRow{},
-		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
-		states: map[string]fold.SavedState{},
+		t: t, sessions: map[fold.RowKey]fold.Session{}, deleted: map[fold.RowKey]fold.DeletedSession{}, executions: map[fold.ChildKey]fold.Execution{},
+		blocks: map[fold.ChildKey]fold.Block{}, calls: map[fold.ChildKey]fold.ToolCall{}, conversations: map[fold.ChildKey]fold.Conversation{},
+		approvals: map[fold.ChildKey]fold.Approval{},
+		sandboxes: map[fold.ChildKey]fold.Sandbox{}, files: map[fold.ChildKey]fold.File{}, usage: map[fold.ChildKey]fold.ModelUsage{}, keys: map[fold.RowKey]fold.APIKey{},
+		entries: map[fold.RowKey]fold.CatalogueEntry{}, versions: map[fold.ChildKey]fold.CatalogueVersion{}, events: map[string]fold.Event{},
+		poison: map[string]fold.PoisonCommit{}, audit: map[string]fold.AuditRow{},
+		tenantUsage: map[fold.RowKey]fold.TenantUsage{}, tenantBudgets: map[fold.RowKey]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
+		states: map[string]fold.SavedSessionState{},
 	}
 }
 
-func child(tenant, session, id string) fold.Child {
-	return fold.Child{Session: fold.Key{Tenant: tenant, ID: session}, ID: id}
+func child(tenant, session, id string) fold.ChildKey {
+	return fold.ChildKey{Session: fold.RowKey{Tenant: tenant, ID: session}, ID: id}
 }
 
 // fold looks up, folds and applies a batch, like a group.
-func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
+func (m *memory) fold(model *fold.Model, b fold.CommitBatch) fold.Changes {
 	m.t.Helper()
-	for missing := model.Missing(b); !missing.Empty(); missing = model.Missing(b) {
-		if err := model.Put(missing, m.load(missing)); err != nil {
+	for missing := model.MissingRows(b); !missing.Empty(); missing = model.MissingRows(b) {
+		if err := model.PutRows(missing, m.load(missing)); err != nil {
 			m.t.Fatal(err)
 		}
 	}
@@ -68,11 +68,11 @@ func (m *memory) fold(model *fold.Model, b fold.Batch) fold.Changes {
 		m.t.Fatal(err)
 	}
 	m.apply(&c)
-	model.Trim()
+	model.EvictRows()
 	return c
 }
 
-func (m *memory) load(asked fold.Missing) (p fold.Present) {
+func (m *memory) load(asked fold.MissingRows) (p fold.FoundRows) {
 	for _, k := range asked.Sessions {
 		if s, ok := m.sessions[k]; ok {
 			p.Sessions = append(p.Sessions, s)
@@ -120,9 +120,9 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 }
 
 // histories loads the last state of sessions and the events since, like package store.
-func (m *memory) histories(asked fold.Missing, p *fold.Present) {
+func (m *memory) histories(asked fold.MissingRows, p *fold.FoundRows) {
 	for _, k := range asked.Histories {
-		var last fold.SavedState
+		var last fold.SavedSessionState
 		for _, s := range m.states {
 			if s.Tenant == k.Tenant && s.Session == k.ID && s.Seq > last.Seq {
 				last = s
@@ -140,7 +140,7 @@ func (m *memory) histories(asked fold.Missing, p *fold.Present) {
 	slices.SortFunc(p.Events, func(a, b fold.Event) int { return cmp.Compare(a.Seq, b.Seq) })
 }
 
-func find[R any](rows map[fold.Child]R, asked []fold.Child) (out []R) {
+func find[R any](rows map[fold.ChildKey]R, asked []fold.ChildKey) (out []R) {
 	for _, c := range asked {
 		if r, ok := rows[c]; ok {
 			out = append(out, r)
@@ -160,7 +160,7 @@ func (m *memory) apply(c *fold.Changes) {
 		drop(m.sandboxes, k)
 		drop(m.files, k)
 		drop(m.usage, k)
-		maps.DeleteFunc(m.states, func(_ string, s fold.SavedState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
+		maps.DeleteFunc(m.states, func(_ string, s fold.SavedSessionState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
 	}
 	for _, k := range c.Retired {
 		drop(m.blocks, k)
@@ -170,21 +170,21 @@ func (m *memory) apply(c *fold.Changes) {
 			}
 		}
 	}
-	put(m.t, m.sessions, c.Sessions, func(r fold.Session) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
-	put(m.t, m.executions, c.Executions, func(r fold.Execution) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.blocks, c.Blocks, func(r fold.Block) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.calls, c.Calls, func(r fold.ToolCall) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.conversations, c.Conversations, func(r fold.Conversation) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.approvals, c.Approvals, func(r fold.Approval) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.sandboxes, c.Sandboxes, func(r fold.Sandbox) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.files, c.Files, func(r fold.File) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.usage, c.Usage, func(r fold.Usage) fold.Child { return child(r.Tenant, r.Session, r.ID) })
-	put(m.t, m.keys, c.Keys, func(r fold.APIKey) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
-	put(m.t, m.entries, c.Entries, func(r fold.Entry) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
-	put(m.t, m.versions, c.Versions, func(r fold.Version) fold.Child { return child(r.Tenant, r.Entry, r.ID) })
-	put(m.t, m.tenantUsage, c.TenantUsage, func(r fold.TenantUsage) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.sessions, c.Sessions, func(r fold.Session) fold.RowKey { return fold.RowKey{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.executions, c.Executions, func(r fold.Execution) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.blocks, c.Blocks, func(r fold.Block) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.calls, c.Calls, func(r fold.ToolCall) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.conversations, c.Conversations, func(r fold.Conversation) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.approvals, c.Approvals, func(r fold.Approval) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.sandboxes, c.Sandboxes, func(r fold.Sandbox) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.files, c.Files, func(r fold.File) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.usage, c.Usage, func(r fold.ModelUsage) fold.ChildKey { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.keys, c.Keys, func(r fold.APIKey) fold.RowKey { return fold.RowKey{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.entries, c.Entries, func(r fold.CatalogueEntry) fold.RowKey { return fold.RowKey{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.versions, c.Versions, func(r fold.CatalogueVersion) fold.ChildKey { return child(r.Tenant, r.Entry, r.ID) })
+	put(m.t, m.tenantUsage, c.TenantUsage, func(r fold.TenantUsage) fold.RowKey { return fold.RowKey{Tenant: r.Tenant, ID: r.ID} })
 	put(m.t, m.tenantLimits, c.TenantLimits, func(r fold.TenantLimits) string { return r.Tenant })
-	put(m.t, m.tenantBudgets, c.TenantBudgets, func(r fold.TenantBudget) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
+	put(m.t, m.tenantBudgets, c.TenantBudgets, func(r fold.TenantBudget) fold.RowKey { return fold.RowKey{Tenant: r.Tenant, ID: r.ID} })
 	for _, e := range c.Events {
 		id := fmt.Sprint(e.Tenant, " ", e.Session, " ", e.Seq)
 		if _, there := m.events[id]; there {
@@ -196,10 +196,10 @@ func (m *memory) apply(c *fold.Changes) {
 		m.states[fmt.Sprint(s.Tenant, " ", s.Session, " ", s.Seq)] = *s
 	}
 	for _, d := range c.Deleted {
-		m.deleted[fold.Key{Tenant: d.Tenant, ID: d.ID}] = *d
+		m.deleted[fold.RowKey{Tenant: d.Tenant, ID: d.ID}] = *d
 	}
 	for id, r := range m.audit {
-		if slices.Contains(c.AuditGone, fold.Key{Tenant: r.Tenant, ID: r.Subject}) && !strings.HasSuffix(r.Types, "session_deleted") {
+		if slices.Contains(c.AuditGone, fold.RowKey{Tenant: r.Tenant, ID: r.Subject}) && !strings.HasSuffix(r.Types, "session_deleted") {
 			delete(m.audit, id)
 		}
 	}
@@ -215,7 +215,7 @@ func (m *memory) apply(c *fold.Changes) {
 	m.end(c.Ended)
 }
 
-func (m *memory) end(list []fold.Ended) {
+func (m *memory) end(list []fold.EndedExecution) {
 	for _, e := range list {
 		for id, c := range m.calls {
 			if id.Session == e.Session && c.Execution == e.Execution && c.Status == "pending" {
@@ -238,7 +238,7 @@ func (m *memory) end(list []fold.Ended) {
 	}
 }
 
-func drop[R any](rows map[fold.Child]R, k fold.Key) {
+func drop[R any](rows map[fold.ChildKey]R, k fold.RowKey) {
 	for id := range rows {
 		if id.Session == k {
 			delete(rows, id)
@@ -246,7 +246,7 @@ func drop[R any](rows map[fold.Child]R, k fold.Key) {
 	}
 }
 
-func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.Rows[R], key func(R) K) {
+func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.ChangedRows[R], key func(R) K) {
 	t.Helper()
 	for _, r := range rows.New {
 		if _, there := to[key(*r)]; there {
@@ -283,8 +283,8 @@ func (m *memory) equal(other *memory) error {
 }
 
 // plain returns blocks without fields that are not columns.
-func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
-	out := map[fold.Child][]any{}
+func plain(rows map[fold.ChildKey]fold.Block) map[fold.ChildKey][]any {
+	out := map[fold.ChildKey][]any{}
 	for k, r := range rows {
 		out[k] = []any{r.Execution, r.Conversation, r.Kind, r.Status, r.ExecutionOrd, r.FirstSeq, r.LastSeq, r.JSON}
 	}
@@ -292,8 +292,8 @@ func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
 }
 
 // catalogueColumns returns the column values of each entry of the catalogue, for comparisons.
-func catalogueColumns(rows map[fold.Key]fold.Entry) map[fold.Key][]any {
-	out := map[fold.Key][]any{}
+func catalogueColumns(rows map[fold.RowKey]fold.CatalogueEntry) map[fold.RowKey][]any {
+	out := map[fold.RowKey][]any{}
 	for k, r := range rows {
 		out[k] = []any{r.Kind, r.Scope, r.Org, r.Slug, r.Latest, r.State, r.Removed, r.CreatedAt, r.UpdatedAt}
 	}

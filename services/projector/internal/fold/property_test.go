@@ -154,7 +154,7 @@ func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 		whole := newMemory(t)
 		model := fold.New(3, 1000)
 		model.SaveStatesEvery(4)
-		whole.fold(model, fold.Batch{Records: recs})
+		whole.fold(model, fold.CommitBatch{Records: recs})
 
 		pieces := newMemory(t)
 		limit := rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "present rows")
@@ -162,7 +162,7 @@ func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 		model.SaveStatesEvery(4)
 		for len(recs) > 0 {
 			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
-			pieces.fold(model, fold.Batch{Records: recs[:n]})
+			pieces.fold(model, fold.CommitBatch{Records: recs[:n]})
 			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
 				model = fold.New(3, limit)
 				model.SaveStatesEvery(4)
@@ -185,7 +185,7 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 		views, seqs := map[string]*blocks.View{}, map[string]int64{}
 		for len(recs) > 0 {
 			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
-			for _, l := range m.fold(model, fold.Batch{Records: recs[:n]}).Live {
+			for _, l := range m.fold(model, fold.CommitBatch{Records: recs[:n]}).Announcements {
 				if views[l.Session.ID] == nil {
 					views[l.Session.ID] = blocks.NewView()
 				}
@@ -194,7 +194,7 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 			recs = recs[n:]
 		}
 		for id, view := range views {
-			if _, there := m.sessions[fold.Key{Tenant: "default", ID: id}]; there {
+			if _, there := m.sessions[fold.RowKey{Tenant: "default", ID: id}]; there {
 				sameBlocks(rt, id, view.Blocks(), reload(rt, m, id))
 			}
 		}
@@ -202,7 +202,7 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 }
 
 // follow applies LIVE to a view like a client. It accepts no gap in seqs.
-func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
+func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Announcement) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
 			t.Fatalf("%s: seq %d follows %d", l.Session.ID, e.Seq, seqs[l.Session.ID]-1)
@@ -295,7 +295,7 @@ func TestUsage_EqualsTheUsageOfDispatch(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		recs := usageRecords(rt)
 		rows := newMemory(t)
-		rows.fold(fold.New(3, 1000), fold.Batch{Records: recs})
+		rows.fold(fold.New(3, 1000), fold.CommitBatch{Records: recs})
 		have := map[string]budget.Usage{}
 		for _, r := range rows.tenantUsage {
 			if r.Day != "" {

@@ -10,20 +10,20 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// Key is the primary key of a row that belongs to a tenant: a session, an API key, a catalogue entry, a budget, or the
+// RowKey is the primary key of a row that belongs to a tenant: a session, an API key, a catalogue entry, a budget, or the
 // usage of a day.
-type Key struct{ Tenant, ID string }
+type RowKey struct{ Tenant, ID string }
 
-// Child is the primary key of a row that belongs to a session, or of a version of a catalogue entry; Session is then
-// the key of the entry.
-type Child struct {
-	Session Key
+// ChildKey is the primary key of a row that belongs to a session or to a catalogue entry. Session is the key of that
+// session or entry.
+type ChildKey struct {
+	Session RowKey
 	ID      string
 }
 
 // The row types. The migrations of readmodel describe their fields.
 type (
-	// Session is a row of sessions.
+	// Session is a row of the table sessions.
 	Session struct {
 		Tenant, ID      string
 		Group           int16
@@ -56,8 +56,8 @@ type (
 		SandboxMs       int64  // running time of its metered sandboxes
 		SandboxCostUSD  float64
 	}
-	// Deleted is a row of deleted_sessions.
-	Deleted struct {
+	// DeletedSession is a row of the table deleted_sessions.
+	DeletedSession struct {
 		Tenant, ID string
 		Group      int16
 		At         time.Time
@@ -66,7 +66,7 @@ type (
 		Parent     string // as in Session
 		Forked     string
 	}
-	// Execution is a row of executions.
+	// Execution is a row of the table executions.
 	Execution struct {
 		Tenant, Session, ID string
 		Ord                 int32
@@ -97,7 +97,8 @@ type (
 		RecoveredFrom       string // the failed execution that it continues; "" for none
 		OpenApprovals       int32
 	}
-	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
+	// Block is a row of the table blocks. JSON is the encoded form of block; it is only set while the row is read or
+	// written.
 	Block struct {
 		Tenant, Session, ID string
 		Execution           string
@@ -109,14 +110,14 @@ type (
 		JSON                string
 		block               events.Block
 	}
-	// Event is a row of events.
+	// Event is a row of the table events.
 	Event struct {
 		Tenant, Session string
 		Seq             int64
 		Type            string
 		JSON            string
 	}
-	// ToolCall is a row of tool_calls; ID is its tool_use_id.
+	// ToolCall is a row of the table tool_calls. ID is the column tool_use_id.
 	ToolCall struct {
 		Tenant, Session, ID string
 		Block               string
@@ -130,7 +131,7 @@ type (
 		DurationMs          int64
 		FirstSeq            int64
 	}
-	// Conversation is a row of conversations.
+	// Conversation is a row of the table conversations.
 	Conversation struct {
 		Tenant, Session, ID string
 		Parent              string
@@ -144,7 +145,7 @@ type (
 		DurationMs          int64
 		FirstSeq            int64
 	}
-	// Approval is a row of approvals.
+	// Approval is a row of the table approvals.
 	Approval struct {
 		Tenant, Session, ID string
 		Execution           string
@@ -166,7 +167,7 @@ type (
 		EndedSeq            int64
 		EndedAt             *time.Time
 	}
-	// Sandbox is a row of sandboxes.
+	// Sandbox is a row of the table sandboxes.
 	Sandbox struct {
 		Tenant, Session, ID string
 		Provider            string
@@ -182,7 +183,7 @@ type (
 		MemoryBytes         int64
 		DiskBytes           int64
 	}
-	// File is a row of files; ID is its path, or a hash of a long one.
+	// File is a row of the table files. ID is the file's path, or a hash of a long path.
 	File struct {
 		Tenant, Session, ID string
 		Path                string
@@ -193,8 +194,9 @@ type (
 		ChangedAt           time.Time
 		LastSeq             int64
 	}
-	// Usage is a row of usage; ID is derived from execution, provider, model and day.
-	Usage struct {
+	// ModelUsage is a row of the table usage: the model requests of an execution to one model on one day. ID is derived
+	// from execution, provider, model and day.
+	ModelUsage struct {
 		Tenant, Session, ID string
 		Execution           string
 		Provider            string
@@ -209,7 +211,7 @@ type (
 		FirstByteMs         int64
 		DurationMs          int64
 	}
-	// APIKey is a row of keys.
+	// APIKey is a row of the table keys.
 	APIKey struct {
 		Tenant, ID string
 		Group      int16
@@ -223,8 +225,8 @@ type (
 		ExpiresAt  *time.Time
 		CreatedBy  string
 	}
-	// Entry is a row of catalogue_entries.
-	Entry struct {
+	// CatalogueEntry is a row of the table catalogue_entries.
+	CatalogueEntry struct {
 		Tenant, ID string
 		Group      int16
 		Kind       string
@@ -238,8 +240,8 @@ type (
 		UpdatedAt  time.Time
 		state      versions.State
 	}
-	// Version is a row of catalogue_versions; Entry is the entry's id.
-	Version struct {
+	// CatalogueVersion is a row of the table catalogue_versions. Entry is the id of the catalogue entry.
+	CatalogueVersion struct {
 		Tenant, Entry, ID string
 		Group             int16
 		Spec              string
@@ -248,8 +250,8 @@ type (
 		Position          string
 		Removed           bool
 	}
-	// Poison is a row of poison: a commit that could not be projected completely.
-	Poison struct {
+	// PoisonCommit is a row of the table poison: a commit that could not be projected completely.
+	PoisonCommit struct {
 		Group    int16
 		Position string
 		Subject  string
@@ -269,32 +271,33 @@ const (
 	phaseFailed    = "failed"
 	phaseCancelled = "cancelled"
 
-	statusOpen   = "open"
-	statusClosed = "closed"
+	sessionStatusOpen   = "open"
+	sessionStatusClosed = "closed"
 
 	statusPending  = "pending"
 	statusComplete = "complete"
 	statusError    = "error"
 )
 
-// ended reports whether the execution has had its terminal event.
-func (x *Execution) ended() bool {
+// hasEnded reports whether the execution has had its terminal event.
+func (x *Execution) hasEnded() bool {
 	return x.Phase == phaseCompleted || x.Phase == phaseFailed || x.Phase == phaseCancelled
 }
 
-// waiting reports whether the execution counts among its session's queued ones.
-func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.DispatchedAt == nil }
+// isQueued reports whether the execution is queued and was not dispatched, so that the session counts it as queued.
+func (x *Execution) isQueued() bool { return x.Phase == phaseQueued && x.DispatchedAt == nil }
 
-// final reports whether the block has ended, so that no event changes it any more.
-func (b *Block) final() bool { return b.Status != statusPending }
+// isFinal reports whether the block has ended, so that no event changes it any more.
+func (b *Block) isFinal() bool { return b.Status != statusPending }
 
-// rowKey returns an id as rows have it.
-func rowKey(id string) string { return readmodel.Key(id) }
+// validRowID returns the id in the form in which read models store ids; see readmodel.Key.
+func validRowID(id string) string { return readmodel.Key(id) }
 
-// clean returns a text as rows have it.
-func clean(s string) string { return readmodel.Text(s) }
+// validText returns the text s in the form in which read models store texts; see readmodel.Text.
+func validText(s string) string { return readmodel.Text(s) }
 
-// clampTime returns a time that JSON can encode.
+// clampTime returns the time t in UTC. If JSON cannot encode its year, it returns the zero time or the end of the year
+// 9999.
 func clampTime(t time.Time) time.Time {
 	t = t.UTC()
 	switch {
@@ -306,11 +309,11 @@ func clampTime(t time.Time) time.Time {
 	return t
 }
 
-// pgTime returns a time with the microsecond precision of Postgres.
-func pgTime(t time.Time) time.Time { return clampTime(t).Truncate(time.Microsecond) }
+// postgresTime returns the time t as Postgres stores it: in UTC, with microsecond precision.
+func postgresTime(t time.Time) time.Time { return clampTime(t).Truncate(time.Microsecond) }
 
-// pgTimePointer returns a pointer to pgTime of t.
-func pgTimePointer(t time.Time) *time.Time {
-	m := pgTime(t)
+// postgresTimePointer returns a pointer to postgresTime of t.
+func postgresTimePointer(t time.Time) *time.Time {
+	m := postgresTime(t)
 	return &m
 }

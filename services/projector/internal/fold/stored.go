@@ -2,9 +2,10 @@ package fold
 
 import "github.com/spoolhq/spool/pkg/events"
 
-// objectBytes returns by how many bytes an event changes the size of the session's objects in the bucket workspaces.
-// Snapshot events of earlier versions do not state it; the bytes of new files are a close estimate.
-func objectBytes(e events.Event) int64 {
+// objectBytesChange returns by how many bytes an event changes the size of the session's objects in the bucket
+// workspaces. For snapshot events of earlier versions, which do not state it, it returns the bytes of new files, a
+// close estimate.
+func objectBytesChange(e events.Event) int64 {
 	switch d := e.Data.(type) {
 	case events.FilePut:
 		return clampInt64(d.Size)
@@ -23,14 +24,14 @@ func objectBytes(e events.Event) int64 {
 	return 0
 }
 
-// subtractStored subtracts the session's stored bytes from those of its tenant.
-func (f *folding) subtractStored(a *aggregate) error {
+// subtractStoredBytes subtracts the bytes that a deleted session stored from the stored bytes of its tenant.
+func (f *batchFold) subtractStoredBytes(a *sessionRows) error {
 	shares, err := decodeDayUsage(a.tombstone.row.Spent)
-	if err != nil || shares[noDay].Stored == 0 {
+	if err != nil || shares[storedBytesDay].Stored == 0 {
 		return err
 	}
-	f.usageRow(a.key.Tenant, noDay).Stored -= shares[noDay].Stored
-	delete(shares, noDay)
-	markChanged(&f.deleted, a.tombstone).Spent, err = marshal(shares)
+	f.changedUsageRow(a.key.Tenant, storedBytesDay).Stored -= shares[storedBytesDay].Stored
+	delete(shares, storedBytesDay)
+	markChanged(&f.deleted, a.tombstone).Spent, err = marshalUnescaped(shares)
 	return err
 }

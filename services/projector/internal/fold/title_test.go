@@ -25,7 +25,7 @@ func TestTitle_IsTheBeginningOfTheFirstMessage(t *testing.T) {
 	} {
 		m, model := newMemory(t), fold.New(3, 1000)
 		at := func(seq uint64, id string, d events.Payload) {
-			m.fold(model, fold.Batch{Records: []eventlog.Record{{
+			m.fold(model, fold.CommitBatch{Records: []eventlog.Record{{
 				Position: eventlog.Position{Seq: seq}, Subject: events.Subject{Tenant: "t", ID: "ses_1", Aspect: events.Life},
 				Events: []events.Event{{ExecutionID: id, Data: d}},
 			}}})
@@ -33,7 +33,7 @@ func TestTitle_IsTheBeginningOfTheFirstMessage(t *testing.T) {
 		at(1, "exe_1", c.message)
 		at(2, "exe_1", events.ExecutionWithdrawn{Reason: "cancelled"})
 		at(3, "exe_2", events.MessageAccepted{Content: "the second"})
-		if got := m.sessions[fold.Key{Tenant: "t", ID: "ses_1"}].Title; got != c.want {
+		if got := m.sessions[fold.RowKey{Tenant: "t", ID: "ses_1"}].Title; got != c.want {
 			t.Errorf("%s: the title is %q, want %q", name, got, c.want)
 		}
 		if got := m.executions[child("t", "ses_1", "exe_1")].Query; got != c.want {

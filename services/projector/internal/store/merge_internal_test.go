@@ -28,7 +28,7 @@ func TestMerge_KeepsAllRows(t *testing.T) {
 		}
 		return &c
 	}
-	all := reflect.ValueOf(merge([]Write{{Changes: changes()}, {Changes: changes()}})).Elem()
+	all := reflect.ValueOf(mergeChanges([]GroupWrite{{Changes: changes()}, {Changes: changes()}})).Elem()
 	for i := range all.NumField() {
 		name := all.Type().Field(i).Name
 		switch f := all.Field(i); {
@@ -51,7 +51,7 @@ func TestApplyMerged_Succeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close() //nolint:errcheck // the test has ended
-	list := []Write{
+	list := []GroupWrite{
 		{Group: 2, Next: Checkpoint{Position: 4, Shard: 0, CommitID: "cmt_4", CaughtUp: true}, Changes: &fold.Changes{}},
 		{Group: 7, Next: Checkpoint{Position: 5, LagMs: 9}, Changes: &fold.Changes{Events: []*fold.Event{{Tenant: "default", Session: "ses_1", Seq: 1}}}},
 	}
@@ -59,7 +59,7 @@ func TestApplyMerged_Succeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range list {
-		if have, err := s.Checkpoint(t.Context(), w.Group); err != nil || have != w.Next {
+		if have, err := s.ReadCheckpoint(t.Context(), w.Group); err != nil || have != w.Next {
 			t.Errorf("group %d: checkpoint %+v, want %+v, error %v", w.Group, have, w.Next, err)
 		}
 	}

@@ -11,24 +11,24 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// lockClass is the first half of the key of each group's advisory lock in Postgres: the bytes of "spol". The second
+// groupLockClass is the first half of the key of each group's advisory lock in Postgres: the bytes of "spol". The second
 // half is the number of the group.
-const lockClass = 0x73706f6c
+const groupLockClass = 0x73706f6c
 
-// closeTimeout bounds how long Store.Close waits for Postgres.
+// closeTimeout is the maximum time that Store.Close waits for Postgres.
 const closeTimeout = time.Second
 
-// ErrMoved is returned by a write if another projector or a rebuild has moved the group's checkpoint.
-var ErrMoved = errors.New("another writer moved the checkpoint")
+// ErrCheckpointMoved is returned by a write if another projector or a rebuild has moved the group's checkpoint.
+var ErrCheckpointMoved = errors.New("another writer moved the checkpoint")
 
-// RefusedError is returned for rows that Postgres refuses because of their content, so that another attempt would fail
+// RowRefusedError is returned for rows that Postgres refuses because of their content, so that another attempt would fail
 // too.
-type RefusedError struct{ Err error }
+type RowRefusedError struct{ Err error }
 
-func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
+func (e *RowRefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
 
 // Unwrap returns the error with which Postgres refused the rows.
-func (e *RefusedError) Unwrap() error { return e.Err }
+func (e *RowRefusedError) Unwrap() error { return e.Err }
 
 // Checkpoint is the position up to which a group has folded the log, and how far the end of the log was from that
 // position.
@@ -44,7 +44,7 @@ type Checkpoint struct {
 // Store is one connection to the read models in Postgres. It must be used by one goroutine at a time.
 type Store struct {
 	conn   *pgx.Conn
-	tables *tables
+	tables *readModelTables
 
 	// BeforeEventsLookup is called before a statement that finds rows of events by their key, outside of any
 	// transaction. A rebuild creates the key then. It may be nil.
@@ -53,11 +53,11 @@ type Store struct {
 	Disposable bool
 }
 
-// settings are the Postgres settings of each connection. The few statements all use primary keys, so they are planned
-// once, and never as scans that were cheap while a table was empty. A transaction without events does not wait for the
-// disk: after a crash of Postgres, its rows and checkpoint are folded again together. See waitForDisk for transactions
-// with events.
-var settings = map[string]string{
+// connectionSettings are the Postgres settings of each connection. The few statements all use primary keys, so Postgres
+// plans them once, and never as scans, which are cheap only while a table is empty. A transaction without events does
+// not wait for the disk: after a crash of Postgres, its rows and checkpoint are folded again together. See
+// enableSynchronousCommit for transactions with events.
+var connectionSettings = map[string]string{
 	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
 	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
 }
@@ -69,7 +69,7 @@ func Open(ctx context.Context, url, schema string) (*Store, error) {
 		return nil, fmt.Errorf("connect to postgres: %w", err)
 	}
 	var b pgx.Batch
-	for name, value := range settings {
+	for name, value := range connectionSettings {
 		b.Queue("SELECT set_config($1, $2, false)", name, value)
 	}
 	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
@@ -81,8 +81,8 @@ func Open(ctx context.Context, url, schema string) (*Store, error) {
 // IsClosed reports whether the connection is closed, by Close or because it broke.
 func (s *Store) IsClosed() bool { return s.conn.IsClosed() }
 
-// Backend returns the process id of the connection's backend; see Write.LockedBy.
-func (s *Store) Backend() uint32 { return s.conn.PgConn().PID() }
+// BackendPID returns the process id of the Postgres backend that serves the connection; see GroupWrite.LockedBy.
+func (s *Store) BackendPID() uint32 { return s.conn.PgConn().PID() }
 
 // Close closes the connection, which releases its locks.
 func (s *Store) Close() error {
@@ -91,8 +91,8 @@ func (s *Store) Close() error {
 	return s.conn.Close(ctx)
 }
 
-// PrepareGroups makes the read models in a schema ready for groups 0 to groups-1. Checkpoints that a migration created
-// for other groups are removed, and with them the rows of another log whose number of groups was larger.
+// PrepareGroups prepares the read models in a schema for the groups 0 to groups-1. It deletes checkpoints that a
+// migration created for other groups, and the rows of another log that had more groups.
 func PrepareGroups(ctx context.Context, url, schema string, groups int) (err error) {
 	conn, err := readmodel.Connect(ctx, url, schema)
 	if err != nil {
@@ -112,7 +112,7 @@ func PrepareGroups(ctx context.Context, url, schema string, groups int) (err err
 	}
 	for _, g := range others {
 		s := Store{conn: conn}
-		if err := s.Reset(ctx, int(g)); err != nil {
+		if err := s.ResetGroup(ctx, int(g)); err != nil {
 			return err
 		}
 		if _, err := conn.Exec(ctx, "DELETE FROM checkpoints WHERE grp = $1", g); err != nil {
@@ -122,26 +122,26 @@ func PrepareGroups(ctx context.Context, url, schema string, groups int) (err err
 	return nil
 }
 
-// TryLock tries to take a group's lock, which the connection holds until Unlock or until it is closed, and reports
-// whether it succeeded. The lock is counted: each success needs an Unlock.
-func (s *Store) TryLock(ctx context.Context, group int) (locked bool, err error) {
-	err = s.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, $2)", lockClass, int32(group)).Scan(&locked) //nolint:gosec // there are at most 64 groups
+// TryLockGroup tries to take a group's lock, and reports whether it succeeded. The connection holds the lock until
+// UnlockGroup is called or the connection is closed. The lock is counted: each success needs a call of UnlockGroup.
+func (s *Store) TryLockGroup(ctx context.Context, group int) (locked bool, err error) {
+	err = s.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1, $2)", groupLockClass, int32(group)).Scan(&locked) //nolint:gosec // there are at most 64 groups
 	if err != nil {
 		return false, fmt.Errorf("lock group %d: %w", group, err)
 	}
 	return locked, nil
 }
 
-// Unlock releases a group's lock.
-func (s *Store) Unlock(ctx context.Context, group int) error {
-	if _, err := s.conn.Exec(ctx, "SELECT pg_advisory_unlock($1, $2)", lockClass, int32(group)); err != nil { //nolint:gosec // there are at most 64 groups
+// UnlockGroup releases a group's lock.
+func (s *Store) UnlockGroup(ctx context.Context, group int) error {
+	if _, err := s.conn.Exec(ctx, "SELECT pg_advisory_unlock($1, $2)", groupLockClass, int32(group)); err != nil { //nolint:gosec // there are at most 64 groups
 		return fmt.Errorf("unlock group %d: %w", group, err)
 	}
 	return nil
 }
 
-// Checkpoint reads a group's checkpoint.
-func (s *Store) Checkpoint(ctx context.Context, group int) (c Checkpoint, err error) {
+// ReadCheckpoint reads a group's checkpoint from Postgres.
+func (s *Store) ReadCheckpoint(ctx context.Context, group int) (c Checkpoint, err error) {
 	err = s.conn.QueryRow(ctx, "SELECT shard, position, commit_id, log_time, lag_ms, caught_up FROM checkpoints WHERE grp = $1", group).
 		Scan(&c.Shard, &c.Position, &c.CommitID, &c.LogTime, &c.LagMs, &c.CaughtUp)
 	if err != nil {
@@ -150,9 +150,9 @@ func (s *Store) Checkpoint(ctx context.Context, group int) (c Checkpoint, err er
 	return c, nil
 }
 
-// Reset deletes all rows of a group and sets the group's checkpoint to the beginning of the log, so that the group is folded again. It first writes
+// ResetGroup deletes all rows of a group and sets the group's checkpoint to the beginning of the log, so that the group is folded again. It first writes
 // the checkpoint, which waits for an Apply in progress, so that the rows of that Apply are deleted too.
-func (s *Store) Reset(ctx context.Context, group int) error {
+func (s *Store) ResetGroup(ctx context.Context, group int) error {
 	var b pgx.Batch
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false,
 		updated_at = clock_timestamp() WHERE grp = $1`, group)

@@ -23,9 +23,9 @@ func changes(t *testing.T, session string, n int) *fold.Changes {
 	for range n {
 		rec.Events = append(rec.Events, events.Event{ID: "evt", Data: events.SessionIdle{}})
 	}
-	b := fold.Batch{Records: []eventlog.Record{rec}}
+	b := fold.CommitBatch{Records: []eventlog.Record{rec}}
 	m := fold.New(0, 10)
-	if err := m.Put(m.Missing(b), fold.Present{}); err != nil {
+	if err := m.PutRows(m.MissingRows(b), fold.FoundRows{}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := m.Fold(b)
@@ -59,7 +59,7 @@ func open(t *testing.T, url string) *store.Store {
 
 func lock(t *testing.T, s *store.Store, group int, want bool) {
 	t.Helper()
-	if locked, err := s.TryLock(t.Context(), group); err != nil || locked != want {
+	if locked, err := s.TryLockGroup(t.Context(), group); err != nil || locked != want {
 		t.Fatalf("group %d: locked is %v, error %v", group, locked, err)
 	}
 }
@@ -105,16 +105,16 @@ func TestApply_AStaleWriterWritesNothing(t *testing.T) {
 	both := []*store.Store{open(t, url), open(t, url)}
 	lock(t, both[0], 0, true)
 	lock(t, both[1], 0, false)
-	if err := both[0].Apply(t.Context(), store.Write{Next: store.Checkpoint{Position: 7, CommitID: "cmt_7"}, Changes: changes(t, "ses_first", few)}); err != nil {
+	if err := both[0].Apply(t.Context(), store.GroupWrite{Next: store.Checkpoint{Position: 7, CommitID: "cmt_7"}, Changes: changes(t, "ses_first", few)}); err != nil {
 		t.Fatal(err)
 	}
 	for session, n := range map[string]int{"ses_few": few, "ses_many": many} {
-		w := store.Write{Next: store.Checkpoint{Position: 9}, Changes: changes(t, session, n)}
-		if err := both[1].Apply(t.Context(), w); !errors.Is(err, store.ErrMoved) {
-			t.Errorf("%d rows: got %v, want ErrMoved", n, err)
+		w := store.GroupWrite{Next: store.Checkpoint{Position: 9}, Changes: changes(t, session, n)}
+		if err := both[1].Apply(t.Context(), w); !errors.Is(err, store.ErrCheckpointMoved) {
+			t.Errorf("%d rows: got %v, want ErrCheckpointMoved", n, err)
 		}
-		if failed, err := both[1].ApplyTogether(t.Context(), []store.Write{w}); failed != 0 || !errors.Is(err, store.ErrMoved) {
-			t.Errorf("%d rows together: got %d, %v, want 0 and ErrMoved", n, failed, err)
+		if failed, err := both[1].ApplyTogether(t.Context(), []store.GroupWrite{w}); failed != 0 || !errors.Is(err, store.ErrCheckpointMoved) {
+			t.Errorf("%d rows together: got %d, %v, want 0 and ErrCheckpointMoved", n, failed, err)
 		}
 	}
 	if got := state(t, url, 1); got != "2 events 7" {
@@ -131,17 +131,17 @@ func TestApply_WritesOnlyWhileTheLockIsHeld(t *testing.T) {
 	lock(t, holder, 3, true)
 	lock(t, holder, 4, true)
 	write := func(session string, n int, group int, previous, next int64) error {
-		return writer.Apply(t.Context(), store.Write{Group: group, Previous: previous, Next: store.Checkpoint{Position: next}, Changes: changes(t, session, n), LockedBy: holder.Backend()})
+		return writer.Apply(t.Context(), store.GroupWrite{Group: group, Previous: previous, Next: store.Checkpoint{Position: next}, Changes: changes(t, session, n), LockedBy: holder.BackendPID()})
 	}
 	if err := errors.Join(write("ses_a", few, 3, 0, 1), write("ses_b", many, 3, 1, 2), write("ses_c", few, 4, 0, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := holder.Unlock(t.Context(), 3); err != nil {
+	if err := holder.UnlockGroup(t.Context(), 3); err != nil {
 		t.Fatal(err)
 	}
 	for session, n := range map[string]int{"ses_few": few, "ses_many": many} {
-		if err := write(session, n, 3, 2, 3); !errors.Is(err, store.ErrMoved) {
-			t.Errorf("%d rows: got %v, want ErrMoved", n, err)
+		if err := write(session, n, 3, 2, 3); !errors.Is(err, store.ErrCheckpointMoved) {
+			t.Errorf("%d rows: got %v, want ErrCheckpointMoved", n, err)
 		}
 	}
 	if err := write("ses_d", few, 4, 1, 2); err != nil {
@@ -153,8 +153,8 @@ func TestApply_WritesOnlyWhileTheLockIsHeld(t *testing.T) {
 	eventually(t, func() bool {
 		return query[int](t, url, "SELECT count(*)::int FROM pg_locks WHERE locktype = 'advisory' AND objid = 4 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())") == 0
 	})
-	if err := write("ses_e", few, 4, 2, 3); !errors.Is(err, store.ErrMoved) {
-		t.Errorf("after the connection was closed: got %v, want ErrMoved", err)
+	if err := write("ses_e", few, 4, 2, 3); !errors.Is(err, store.ErrCheckpointMoved) {
+		t.Errorf("after the connection was closed: got %v, want ErrCheckpointMoved", err)
 	}
 	if got, want := state(t, url, 5), fmt.Sprintf("%d events 0 0 0 2 2", 3*few+many); got != want {
 		t.Errorf("there are %s, want %s", got, want)
@@ -167,9 +167,9 @@ func TestApplyTogether_IsOneTransaction(t *testing.T) {
 	t.Parallel()
 	url := database(t)
 	s := open(t, url)
-	round := func(n int64, name string) (list []store.Write) {
+	round := func(n int64, name string) (list []store.GroupWrite) {
 		for g := range 8 {
-			list = append(list, store.Write{Group: g, Previous: n, Next: store.Checkpoint{Position: n + 1}, Changes: changes(t, fmt.Sprintf("ses_%s_%d", name, g), few)})
+			list = append(list, store.GroupWrite{Group: g, Previous: n, Next: store.Checkpoint{Position: n + 1}, Changes: changes(t, fmt.Sprintf("ses_%s_%d", name, g), few)})
 		}
 		return list
 	}
@@ -186,14 +186,14 @@ func TestApplyTogether_IsOneTransaction(t *testing.T) {
 
 	list := round(1, "b")
 	list[5].Changes.Events[0].Type = "\x00" // which Postgres does not store
-	var refused *store.RefusedError
+	var refused *store.RowRefusedError
 	if failed, err := s.ApplyTogether(t.Context(), list); failed != 5 || !errors.As(err, &refused) {
-		t.Errorf("refused rows: got %d, %v, want 5 and a RefusedError", failed, err)
+		t.Errorf("refused rows: got %d, %v, want 5 and a RowRefusedError", failed, err)
 	}
 	list = round(1, "c")
 	list[2].Previous = 0
-	if failed, err := s.ApplyTogether(t.Context(), list); failed != 2 || !errors.Is(err, store.ErrMoved) {
-		t.Errorf("a moved checkpoint: got %d, %v, want 2 and ErrMoved", failed, err)
+	if failed, err := s.ApplyTogether(t.Context(), list); failed != 2 || !errors.Is(err, store.ErrCheckpointMoved) {
+		t.Errorf("a moved checkpoint: got %d, %v, want 2 and ErrCheckpointMoved", failed, err)
 	}
 	if got := state(t, url, 8); got != first {
 		t.Errorf("after failures there are %s, want %s", got, first)
@@ -226,7 +226,7 @@ func TestReset_WaitsForAWriteThatBegan(t *testing.T) {
 		}
 		s := open(t, url)
 		done := make(chan error, 1)
-		go func() { done <- s.Reset(t.Context(), 1) }()
+		go func() { done <- s.ResetGroup(t.Context(), 1) }()
 		eventually(t, func() bool {
 			return query[int](t, url, "SELECT count(*)::int FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()") > 0
 		})

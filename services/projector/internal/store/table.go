@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// column is one column of a table whose rows are held in values of type R.
+// column describes one column of a Postgres table whose rows are held in values of type R.
 type column[R any] struct {
 	name    string
 	typ     string
@@ -19,9 +19,9 @@ type column[R any] struct {
 	array   func([]*R) any // the field of many rows, for unnest
 }
 
-// col returns the column with a name whose value is the field of R to which at returns a pointer. typ is Postgres's
-// name of the column's type.
-func col[R, T any](name, typ string, at func(*R) *T) column[R] {
+// newColumn returns the column with a name. at returns a pointer to the field of R that holds the column's value; typ
+// is Postgres's name of the column's type.
+func newColumn[R, T any](name, typ string, at func(*R) *T) column[R] {
 	return column[R]{
 		name: name, typ: typ,
 		pointer: func(r *R) any { return at(r) },
@@ -42,12 +42,12 @@ type table[R any] struct {
 	keys    int // number of leading columns that are the primary key
 	columns []column[R]
 	names   []string
-	insert  string // inserts rows; the arguments are those of args
-	upsert  string // inserts rows, or replaces rows with the same keys; the arguments are those of args
+	insert  string // inserts rows; the arguments are those that columnArrays returns
+	upsert  string // inserts rows, or replaces rows with the same keys; the arguments are those that columnArrays returns
 	lookup  string // selects rows; the arguments are the key columns, each as an array
 }
 
-// newTable returns a table with its statements. The first keys columns are the primary key.
+// newTable returns the table with a name, and its SQL statements. The first keys columns are the primary key.
 func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
 	t := table[R]{name: name, keys: keys, columns: columns}
 	var quoted, params, sets, on, keyNames []string
@@ -71,8 +71,8 @@ func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
 	return t
 }
 
-// args returns the arguments of insert and upsert for rows: one array for each column.
-func (t table[R]) args(rows []*R) []any {
+// columnArrays returns the arguments of the table's insert and upsert statements for rows: one array for each column.
+func (t table[R]) columnArrays(rows []*R) []any {
 	out := make([]any, len(t.columns))
 	for i, c := range t.columns {
 		out[i] = c.array(rows)
@@ -80,7 +80,7 @@ func (t table[R]) args(rows []*R) []any {
 	return out
 }
 
-// copySource returns the source of rows for COPY.
+// copySource returns rows as the source of a COPY into the table.
 func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
 	values := make([]any, len(t.columns)) // CopyFrom encodes each row before it asks for the next one
 	return pgx.CopyFromSlice(len(rows), func(i int) ([]any, error) {
@@ -91,8 +91,8 @@ func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
 	})
 }
 
-// scan returns the rows of a result of lookup, and closes it.
-func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
+// scanRows decodes the rows of a query result, and closes the result.
+func (t table[R]) scanRows(rows pgx.Rows) ([]R, error) {
 	defer rows.Close()
 	var out []R
 	into := make([]any, len(t.columns))
@@ -109,10 +109,10 @@ func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
 	return out, rows.Err()
 }
 
-// tables are the tables of the read models.
-type tables struct {
+// readModelTables holds all tables of the read models.
+type readModelTables struct {
 	sessions      table[fold.Session]
-	deleted       table[fold.Deleted]
+	deleted       table[fold.DeletedSession]
 	executions    table[fold.Execution]
 	blocks        table[fold.Block]
 	events        table[fold.Event]
@@ -121,14 +121,14 @@ type tables struct {
 	approvals     table[fold.Approval]
 	sandboxes     table[fold.Sandbox]
 	files         table[fold.File]
-	usage         table[fold.Usage]
+	usage         table[fold.ModelUsage]
 	keys          table[fold.APIKey]
-	entries       table[fold.Entry]
-	versions      table[fold.Version]
-	poison        table[fold.Poison]
+	entries       table[fold.CatalogueEntry]
+	versions      table[fold.CatalogueVersion]
+	poison        table[fold.PoisonCommit]
 	tenantUsage   table[fold.TenantUsage]
 	tenantBudgets table[fold.TenantBudget]
 	tenantLimits  table[fold.TenantLimits]
 	audit         table[fold.AuditRow]
-	states        table[fold.SavedState]
+	states        table[fold.SavedSessionState]
 }

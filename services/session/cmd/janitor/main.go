@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
+// cli holds the parsed command line of the janitor.
 type cli struct {
 	daemon.Settings
 	daemon.LogSettings

@@ -10,11 +10,12 @@ import (
 	"github.com/spoolhq/spool/services/session"
 )
 
+// cli holds the parsed command line of the session service.
 type cli struct {
 	daemon.Settings
 	daemon.LogSettings
 	session.Config
-	session.Gate
+	session.ConsumerGate
 }
 
 func main() {

@@ -10,14 +10,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// approvalBuilder returns the builder of TypeDecideApproval.
-func approvalBuilder(c command.Command) (builder, error) {
+// approvalCommandBuilder returns the builder for a command of type TypeDecideApproval, a person's decision about an
+// approval request.
+func approvalCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 	var b command.DecideApproval
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return nil, err
 	}
 	if err := events.CheckID("approvalId", events.KindApproval, b.ApprovalID); err != nil {
-		return nil, invalid("approvalId", err.Error())
+		return nil, invalidFieldError("approvalId", err.Error())
 	}
 	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 		d := session.DecideApproval{Base: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}

@@ -9,40 +9,41 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// handleBudget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
-// force.
+// handleBudget sets or removes a tenant's budget for a period. Each budget has a subject of its own in the log, whose
+// last event is in force.
 func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.Answer, error) {
 	var period events.Period
 	var data events.Payload
 	if c.Type == command.TypeSetBudget {
 		var b command.SetBudget
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return command.Answer{}, err
 		}
 		if err := command.CheckBudget("budget", b.Budget); err != nil {
 			return command.Answer{}, err
 		}
 		if b.Budget == (events.Budget{}) {
-			return command.Answer{}, invalid("budget", "it bounds nothing: give turns, tokens, costUsd or timeMs, or remove the budget")
+			return command.Answer{}, invalidFieldError("budget", "the budget has no limit: set turns, tokens, costUsd or timeMs, or remove the budget")
 		}
 		period, data = b.Period, events.TenantBudgetSet{Tenant: c.Tenant, Period: b.Period, Budget: b.Budget}
 	} else {
 		var b command.RemoveBudget
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return command.Answer{}, err
 		}
 		period, data = b.Period, events.TenantBudgetRemoved{Tenant: c.Tenant, Period: b.Period}
 	}
 	if err := events.CheckPeriod("period", period); err != nil {
-		return command.Answer{}, invalid("period", err.Error())
+		return command.Answer{}, invalidFieldError("period", err.Error())
 	}
 	notFound := &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
-	return h.appendTenantFact(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
+	return h.appendTenantEvent(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
 }
 
-// appendTenantFact appends an event to a chain whose last event is in force. It appends nothing if that event already
-// has this data. For a removal it returns notFound if no event is in force.
-func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
+// appendTenantEvent appends an event that sets or removes a budget or limits of a tenant to a subject, whose last event
+// is in force. It appends nothing if that event already has this data. For a removal it returns notFound if no event is
+// in force.
+func (h *Handler) appendTenantEvent(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
 	err := eventlog.Decide(func() error {
 		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
@@ -58,7 +59,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		if err != nil || done {
 			return err
 		}
-		if present == nil && !isSet(data) {
+		if present == nil && !setsBudgetOrLimits(data) {
 			return notFound
 		}
 		if present == data {
@@ -78,8 +79,9 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 	return command.Answer{Position: at.String()}, nil
 }
 
-// isSet reports whether an event sets a tenant's budget or limits, rather than removing it.
-func isSet(data events.Payload) bool {
+// setsBudgetOrLimits reports whether an event sets a tenant's budget or limits. It returns false for an event that
+// removes them.
+func setsBudgetOrLimits(data events.Payload) bool {
 	switch data.(type) {
 	case events.TenantBudgetSet, events.TenantLimitsSet:
 		return true
@@ -87,7 +89,8 @@ func isSet(data events.Payload) bool {
 	return false
 }
 
-// eventInForce returns the event of a chain's last commit that is in force, or nil if there is none.
+// eventInForce returns the event in a subject's last commit if it sets something, or nil if there is no commit or its
+// event removes what was set.
 func eventInForce(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil
@@ -97,7 +100,7 @@ func eventInForce(head eventlog.Head) (events.Payload, error) {
 		return nil, err
 	}
 	for _, e := range list {
-		if isSet(e.Data) {
+		if setsBudgetOrLimits(e.Data) {
 			return e.Data, nil
 		}
 	}

@@ -13,9 +13,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// apply adds a version of an agent, an instance or an environment.
-func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer, error) {
-	kind, ref, tags, spec, err := h.definition(ctx, c)
+// applyDefinition carries out a command that adds a version of an agent, an instance or an environment to the
+// catalogue.
+func (h *Handler) applyDefinition(ctx context.Context, c command.Command) (command.Answer, error) {
+	kind, ref, tags, spec, err := h.decodeDefinition(ctx, c)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -42,45 +43,47 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	return answer, err
 }
 
-// definition decodes and checks an applied definition. Entries to which it refers must exist.
-func (h *Handler) definition(ctx context.Context, c command.Command) (kind events.Aspect, ref events.Reference, tags []string, spec any, err error) {
+// decodeDefinition decodes and checks the definition in a command that applies an agent, an instance or an environment.
+// It returns a refusal if an entry to which the definition refers does not exist.
+func (h *Handler) decodeDefinition(ctx context.Context, c command.Command) (kind events.Aspect, ref events.Reference, tags []string, spec any, err error) {
 	switch c.Type {
 	case command.TypeApplyAgent:
 		var b command.ApplyAgent
-		if err = decode(c, &b); err == nil {
+		if err = decodeBody(c, &b); err == nil {
 			err = definitionRefusal("spec.", definition.CheckAgent(b.Spec))
 		}
 		if err == nil {
 			err = h.checkAppliedImages(b.Spec)
 		}
 		if err == nil && b.Ref.Bare() == (events.Reference{Slug: DefaultAgent}) {
-			err = invalid("ref.slug", "the agent default is built in; choose another slug")
+			err = invalidFieldError("ref.slug", "the agent default is built in; choose another slug")
 		}
 		return events.Agent, b.Ref, b.Tags, b.Spec, err
 	case command.TypeApplyInstance:
 		var b command.ApplyInstance
-		if err = decode(c, &b); err == nil {
+		if err = decodeBody(c, &b); err == nil {
 			err = definitionRefusal("spec.", definition.CheckInstance(b.Spec))
 		}
 		if err == nil {
-			_, err = h.resolve(ctx, events.Agent, c.Tenant, "spec.agent", b.Spec.Agent)
+			_, err = h.resolveDefinition(ctx, events.Agent, c.Tenant, "spec.agent", b.Spec.Agent)
 		}
 		for i, e := range b.Spec.Environments {
 			if err == nil {
-				_, err = h.resolve(ctx, events.Environment, c.Tenant, fmt.Sprintf("spec.environments[%d]", i), e)
+				_, err = h.resolveDefinition(ctx, events.Environment, c.Tenant, fmt.Sprintf("spec.environments[%d]", i), e)
 			}
 		}
 		return events.Instance, b.Ref, b.Tags, b.Spec, err
 	default:
 		var b command.ApplyEnvironment
-		if err = decode(c, &b); err == nil {
+		if err = decodeBody(c, &b); err == nil {
 			err = definitionRefusal("spec.", definition.CheckEnvironment(b.Spec))
 		}
 		return events.Environment, b.Ref, b.Tags, b.Spec, err
 	}
 }
 
-// definitionRefusal returns the refusal of an invalid definition: the first invalid field, and the number of others.
+// definitionRefusal returns the refusal of an invalid definition. The refusal names the first invalid field, and the
+// number of the others.
 func definitionRefusal(prefix string, wrong []definition.FieldError) error {
 	if len(wrong) == 0 {
 		return nil
@@ -93,13 +96,13 @@ func definitionRefusal(prefix string, wrong []definition.FieldError) error {
 	if !strings.HasPrefix(field, "tags") {
 		field = prefix + field
 	}
-	return invalid(field, detail)
+	return invalidFieldError(field, detail)
 }
 
-// remove hides an entry.
-func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
+// removeEntry carries out a command that removes an agent, an instance or an environment from the catalogue.
+func (h *Handler) removeEntry(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.Remove
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := definitionRefusal("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
@@ -121,13 +124,14 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	answer.Ref = &b.Ref
 	var refused *command.Error
 	if errors.As(err, &refused) && refused.Code == versions.CodeNotFound {
-		err = missingError(kind, "ref", b.Ref)
+		err = missingEntryError(kind, "ref", b.Ref)
 	}
 	return answer, err
 }
 
-// decideEntry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
-// if the entry already is as the command requests. The error is a *command.Error if the command is refused.
+// decideEntry decides on the command about a catalogue entry that build returns, appends the events of the decision,
+// and returns the answer. Answer.Same is set if the entry already is as the command requests. The error is a
+// *command.Error if the command is refused.
 func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
@@ -156,7 +160,7 @@ func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject ev
 			answer = command.Answer{Position: entries.Position(e).String(), Same: true}
 			return nil
 		}
-		if err := h.checkRoom(ctx, c.Type); err != nil {
+		if err := h.checkStoreSpace(ctx, c.Type); err != nil {
 			return err
 		}
 		err = entries.Append(ctx, &e, c.Actor, c.ID, list)
@@ -169,29 +173,30 @@ func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject ev
 	return answer, nil
 }
 
-// resolve returns the definition that a reference names. If there is none, it returns a refusal of the request.
-func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
+// resolveDefinition returns the definition of the catalogue entry that a reference names. If there is none, it returns
+// a refusal that names the field.
+func (h *Handler) resolveDefinition(ctx context.Context, kind events.Aspect, tenant, field string, ref events.Reference) (events.Payload, error) {
 	if err := ref.Check(); err != nil {
-		return nil, invalid(field, err.Error())
+		return nil, invalidFieldError(field, err.Error())
 	}
 	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
 	var none *eventlog.VersionError
 	if errors.As(err, &none) {
-		return nil, missingError(kind, field, ref)
+		return nil, missingEntryError(kind, field, ref)
 	}
 	return p, err
 }
 
-// missingError returns the refusal of a reference to an entry that does not exist.
-func missingError(kind events.Aspect, field string, ref events.Reference) error {
+// missingEntryError returns the refusal of a command whose field refers to a catalogue entry that does not exist.
+func missingEntryError(kind events.Aspect, field string, ref events.Reference) error {
 	err := &eventlog.VersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 
-// pin resolves the agent or instance that a new session names to an exact version, and stores its references in out. It returns the
-// definition of the agent, or nil for the built-in agent (DefaultAgent). An entry that does not exist, or that the API key may not use,
-// is a refusal.
-func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
+// pinAgent resolves the agent or instance that a new session names to an exact version, and stores its references in
+// out. It returns the definition of the agent, or nil for the built-in agent (DefaultAgent). It returns a refusal if an
+// entry does not exist, or if the API key may not use it.
+func (h *Handler) pinAgent(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
 		ref, err := parseReference(field, s)
@@ -199,7 +204,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 			return nil, err
 		}
 		// The execution resolves the reference again when it begins. This check refuses a missing entry at once.
-		if _, err := h.resolve(ctx, events.Environment, c.Tenant, field, ref); err != nil {
+		if _, err := h.resolveDefinition(ctx, events.Environment, c.Tenant, field, ref); err != nil {
 			return nil, err
 		}
 		out.Environments = append(out.Environments, ref)
@@ -209,13 +214,13 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 	var err error
 	switch {
 	case b.Instance != "" && b.Agent != "":
-		return nil, invalid("instance", "an instance names its agent: give one of agent and instance")
+		return nil, invalidFieldError("instance", "agent and instance exclude each other: an instance names its agent")
 	case b.Instance != "":
 		var ref events.Reference
 		if ref, err = parseReference("instance", b.Instance); err != nil {
 			return nil, err
 		}
-		p, err := h.resolve(ctx, events.Instance, c.Tenant, "instance", ref)
+		p, err := h.resolveDefinition(ctx, events.Instance, c.Tenant, "instance", ref)
 		if err != nil {
 			return nil, err
 		}
@@ -224,24 +229,24 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 			return nil, fmt.Errorf("instance %s is a %T", ref, p)
 		}
 		if !events.AllowsAgent(c.Agents, instance.Spec.Agent.Slug) {
-			return nil, missingError(events.Instance, "instance", ref)
+			return nil, missingEntryError(events.Instance, "instance", ref)
 		}
 		out.Instance, agent, field = instance.Ref, instance.Spec.Agent, "instance"
 	case b.Agent == "" || b.Agent == DefaultAgent:
-		if err := checkAgent(c, DefaultAgent); err != nil {
+		if err := checkAgentAllowed(c, DefaultAgent); err != nil {
 			return nil, err
 		}
 		out.Agent, out.AgentVersion = DefaultAgent, "1"
 		return nil, nil
 	default:
 		if agent, err = parseReference("agent", b.Agent); err == nil {
-			err = checkAgent(c, agent.Slug)
+			err = checkAgentAllowed(c, agent.Slug)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	p, err := h.resolve(ctx, events.Agent, c.Tenant, field, agent)
+	p, err := h.resolveDefinition(ctx, events.Agent, c.Tenant, field, agent)
 	if err != nil {
 		return nil, err
 	}
@@ -253,8 +258,9 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 	return &applied.Spec, nil
 }
 
-// checkAgent refuses an agent that the actor's key may not use. The refusal does not depend on whether the agent exists.
-func checkAgent(c command.Command, slug string) error {
+// checkAgentAllowed returns a refusal if the API key of a command may not use the agent. The refusal does not depend on
+// whether the agent exists.
+func checkAgentAllowed(c command.Command, slug string) error {
 	if events.AllowsAgent(c.Agents, slug) {
 		return nil
 	}
@@ -265,7 +271,7 @@ func checkAgent(c command.Command, slug string) error {
 func parseReference(field, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {
-		return ref, invalid(field, err.Error())
+		return ref, invalidFieldError(field, err.Error())
 	}
 	return ref, nil
 }

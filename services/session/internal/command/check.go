@@ -24,22 +24,26 @@ import (
 
 // Limits of the contents of a command.
 const (
-	MaxMessage  = 1 << 20  // bytes of a message's content
-	MaxMetadata = 16 << 10 // bytes of metadata
-	// MaxDuration is the largest duration in an unsigned 32-bit number of milliseconds: 49 days.
+	// MaxMessageBytes is the maximum size of a message's content, in bytes.
+	MaxMessageBytes = 1 << 20
+	// MaxMetadataBytes is the maximum size of a session's or message's metadata as JSON, in bytes.
+	MaxMetadataBytes = 16 << 10
+	// MaxDuration is the largest duration that fits into an unsigned 32-bit number of milliseconds, 49 days.
 	MaxDuration = time.Duration(1<<32-1) * time.Millisecond
 )
 
 // DefaultAgent is the built-in agent definition that a session without an agent uses.
 const DefaultAgent = "default"
 
-func invalid(field, detail string) *command.Error {
+// invalidFieldError returns the refusal of a command with an invalid field. detail is the message for the client.
+func invalidFieldError(field, detail string) *command.Error {
 	return &command.Error{Code: "INVALID_REQUEST", Field: field, Detail: detail}
 }
 
-func decode(c command.Command, into any) error {
+// decodeBody decodes the body of a command, which is JSON. The error is a refusal.
+func decodeBody(c command.Command, into any) error {
 	if err := json.Unmarshal(c.Body, into); err != nil {
-		return invalid("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
+		return invalidFieldError("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
 	}
 	return nil
 }
@@ -47,7 +51,7 @@ func decode(c command.Command, into any) error {
 // resolveSession returns the session_created event of a new session, with its references resolved.
 func (h *Handler) resolveSession(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
 	out := events.SessionCreated{Metadata: b.Metadata}
-	agent, err := h.pin(ctx, c, b, &out)
+	agent, err := h.pinAgent(ctx, c, b, &out)
 	if err != nil {
 		return out, err
 	}
@@ -66,10 +70,10 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 		out.Provider = h.cfg.Providers[0]
 	}
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
-		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
+		return out, invalidFieldError("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
 	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
-		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
+		return out, invalidFieldError("sandbox", fmt.Sprintf("limits.turns of an agent of architecture %s needs the egress proxy of the providers docker and modal; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inheritOptions(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
@@ -78,25 +82,26 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if err := h.checkSessionImages(out.Provider, options.Image, agent); err != nil {
 		return out, err
 	}
-	if options.HostPath, err = h.hostPath(options.HostPath, b, out.Provider, agent); err != nil {
+	if options.HostPath, err = h.resolveHostPath(options.HostPath, b, out.Provider, agent); err != nil {
 		return out, err
 	}
-	out.Options = h.defaultOptions(options)
+	out.Options = h.withDefaultOptions(options)
 	return out, checkMetadata(b.Metadata)
 }
 
-// checkTranscript refuses a transcript that the session's agent cannot continue.
+// checkTranscript refuses a new session with a transcript that its agent cannot continue.
 func checkTranscript(c command.Command, t events.Transcript, architecture string) error {
 	if t.Object != command.TranscriptObject(c.Tenant, c.SessionID) {
-		return invalid("transcript", fmt.Sprintf("%.100q is not a transcript of the session", t.Object))
+		return invalidFieldError("transcript", fmt.Sprintf("%.100q is not a transcript of the session", t.Object))
 	}
 	if t.Architecture != architecture {
-		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, and the session of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}
+		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, but the session is of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}
 	}
 	return nil
 }
 
-// resolveArchitecture returns the agent's architecture or, without an agent, that of the request.
+// resolveArchitecture returns the architecture of a new session: that of the agent or, without an agent, the requested
+// one. It returns a refusal if the architecture is unknown, or if the request and the agent have different ones.
 func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) {
 	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
@@ -104,19 +109,19 @@ func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) 
 	}
 	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalid("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
+		return "", invalidFieldError("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
 	}
 	if agent == nil {
 		return known, nil
 	}
 	if of, _ := architecture.Canonical(agent.Architecture); known != of {
-		return "", invalid("architecture", fmt.Sprintf("the agent is made for %s; leave architecture out", agent.Architecture))
+		return "", invalidFieldError("architecture", fmt.Sprintf("the agent is made for %s; leave architecture out", agent.Architecture))
 	}
 	return known, nil
 }
 
-// inheritOptions uses the agent's settings for options that the session does not set. The agent's hosts are added to the
-// session's.
+// inheritOptions returns session options in which the options that are not set have the values of the agent, and the
+// allowed hosts include those of the agent.
 func inheritOptions(o events.Options, agent *events.AgentSpec) events.Options {
 	if agent == nil {
 		return o
@@ -138,8 +143,8 @@ func inheritOptions(o events.Options, agent *events.AgentSpec) events.Options {
 	return o
 }
 
-// defaultOptions fills in the service's defaults.
-func (h *Handler) defaultOptions(o events.Options) events.Options {
+// withDefaultOptions returns session options in which the options that are not set have the defaults of the service.
+func (h *Handler) withDefaultOptions(o events.Options) events.Options {
 	for _, f := range []struct {
 		ms    *uint32
 		unset time.Duration
@@ -154,9 +159,9 @@ func (h *Handler) defaultOptions(o events.Options) events.Options {
 	return o
 }
 
-// update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
-// service's default again.
-func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
+// updateCommand returns the command that changes a session's options: the current ones, merged with the changed ones. A
+// cleared option gets the service's default again.
+func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
@@ -164,10 +169,10 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base sessi
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
-	return session.UpdateOptions{Base: base, Options: h.defaultOptions(o), Metadata: b.Metadata}, err
+	return session.UpdateOptions{Base: base, Options: h.withDefaultOptions(o), Metadata: b.Metadata}, err
 }
 
-// checkUpdate refuses an invalid change of a session's options.
+// checkUpdate refuses a command that changes a session's options to invalid values.
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
 		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
@@ -180,8 +185,8 @@ func checkUpdate(b command.UpdateSession) error {
 	return checkMetadata(b.Metadata)
 }
 
-// post returns the command that adds a message to a loaded session.
-func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
+// postCommand returns the command that posts a message to a loaded session.
+func postCommand(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
 		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
@@ -189,56 +194,56 @@ func post(c command.Command, b command.PostMessage, base session.Base, l *eventl
 	}
 }
 
-// checkPost refuses an invalid message.
-func checkPost(c command.Command, b command.PostMessage) error {
-	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
+// checkMessage refuses a command that posts an invalid message to a session.
+func checkMessage(c command.Command, b command.PostMessage) error {
+	if err := errors.Join(checkFiles(c, b.Files), checkVariables(b.Environment)); err != nil {
 		return err
 	}
 	if wrong := permission.CheckExecution(b.Permissions); len(wrong) > 0 {
-		return invalid(wrong[0].Field, wrong[0].Detail)
+		return invalidFieldError(wrong[0].Field, wrong[0].Detail)
 	}
 	size, text := len(b.Content), b.Content
 	for _, p := range b.Parts {
 		size += len(p.Text) + len(p.Data)
 		text += p.Text + p.Data
 		if p.Type != "text" && p.Type != "image" {
-			return invalid("content", fmt.Sprintf("a part has type %.64q; a part is text or image", p.Type))
+			return invalidFieldError("content", fmt.Sprintf("a part has type %.64q; a part is text or image", p.Type))
 		}
 	}
 	switch {
 	case strings.TrimSpace(text) == "":
-		return invalid("content", "the message is empty")
-	case size > MaxMessage:
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; the limit is %d", size, MaxMessage)}
+		return invalidFieldError("content", "the message is empty")
+	case size > MaxMessageBytes:
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "content", Detail: fmt.Sprintf("the message has %d bytes; the limit is %d", size, MaxMessageBytes)}
 	case !utf8.ValidString(text):
-		return invalid("content", "the message is not valid UTF-8")
+		return invalidFieldError("content", "the message is not valid UTF-8")
 	}
 	return checkMetadata(b.Metadata)
 }
 
-// maxVariables is the maximum number of variables of one message.
+// maxVariables is the maximum number of variables that a message may set.
 const maxVariables = 256
 
-// checkEnvironment refuses invalid names of variables, and secrets that are not encrypted.
-func checkEnvironment(list map[string]events.Variable) error {
+// checkVariables refuses variables with invalid names, and secrets whose values are not encrypted.
+func checkVariables(list map[string]events.Variable) error {
 	if len(list) > maxVariables {
-		return invalid("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
+		return invalidFieldError("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if err := layers.CheckName(name); err != nil {
-			return invalid("environment."+name, err.Error())
+			return invalidFieldError("environment."+name, err.Error())
 		}
 		if v := list[name]; v.Secret != (v.Sealed != "") || v.Secret && v.Value != "" {
-			return invalid("environment."+name, "a secret has a sealed value and no other; what is no secret has a plain one")
+			return invalidFieldError("environment."+name, "a secret must have a sealed value only, and another variable a plain value only")
 		}
 	}
 	return nil
 }
 
-// checkMetadata refuses metadata of more than MaxMetadata bytes.
+// checkMetadata refuses metadata of more than MaxMetadataBytes.
 func checkMetadata(m json.RawMessage) error {
-	if len(m) > MaxMetadata {
-		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadata)}
+	if len(m) > MaxMetadataBytes {
+		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadataBytes)}
 	}
 	return nil
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/spoolhq/spool/pkg/api/command"
 )
 
-// DeadLetters retries and drops dead letters. It refuses a request with a *command.Error. A letter that does not exist
-// was retried or dropped before and is not an error: the gateway checked before that it existed.
+// DeadLetters retries and drops dead letters. If it refuses a request, the error is a *command.Error. A letter that
+// does not exist is no error: it was retried or dropped before, because the gateway checks that it exists.
 type DeadLetters interface {
 	// Retry makes the services look at the letter's session again, and removes the letter.
 	Retry(ctx context.Context, tenant string, sequence uint64, cause string) error
@@ -18,7 +18,7 @@ type DeadLetters interface {
 // handleDeadLetter retries or drops a dead letter.
 func (h *Handler) handleDeadLetter(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.DeadLetter
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if c.Type == command.TypeRetryDead {

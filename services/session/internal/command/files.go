@@ -8,12 +8,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// fileBuilder returns the builder of a change of the workspace.
-func fileBuilder(c command.Command) (builder, error) {
+// fileCommandBuilder returns the builder for a command that puts files into a session's workspace or removes them.
+func fileCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 	switch c.Type {
 	case command.TypePutFile:
 		var b command.PutFile
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
@@ -21,7 +21,7 @@ func fileBuilder(c command.Command) (builder, error) {
 		}, b.Check("file", c.Tenant, c.SessionID)
 	default:
 		var b command.RemoveFile
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
@@ -30,7 +30,7 @@ func fileBuilder(c command.Command) (builder, error) {
 	}
 }
 
-// checkFiles refuses an invalid uploaded file.
+// checkFiles refuses a command with an invalid uploaded file.
 func checkFiles(c command.Command, list []command.File) error {
 	for i, f := range list {
 		if err := f.Check(fmt.Sprintf("workspaceFiles[%d]", i), c.Tenant, c.SessionID); err != nil {
@@ -40,6 +40,7 @@ func checkFiles(c command.Command, list []command.File) error {
 	return nil
 }
 
+// sessionFiles converts the uploaded files of a command to the form of the session's events.
 func sessionFiles(c command.Command, list []command.File) []session.File {
 	var out []session.File
 	for _, f := range list {
@@ -48,7 +49,8 @@ func sessionFiles(c command.Command, list []command.File) []session.File {
 	return out
 }
 
-// sessionFile converts an uploaded file. Its object has the name that the gateway gave it or, without one, that of its SHA-256.
+// sessionFile converts the uploaded file of a command to the form of the session's events. The file's object has the
+// name that the gateway gave it or, if there is none, its SHA-256 as the name.
 func sessionFile(c command.Command, f command.File) session.File {
 	if f.Object == "" {
 		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)

@@ -20,23 +20,24 @@ import (
 )
 
 const (
+	// codeCursorAhead is the code of the refusal of a fork at an event that the session does not have yet.
 	codeCursorAhead = "CURSOR_AHEAD"
 
-	// snapshotWait is the time for which a fork waits for the snapshot after the end of an execution, and snapshotPoll is the
-	// interval of its checks.
-	snapshotWait = 5 * time.Second
-	snapshotPoll = 200 * time.Millisecond
+	// snapshotWaitTimeout is the maximum time for which a fork waits for the snapshot after the end of an execution.
+	// snapshotPollInterval is the interval at which the fork checks for it.
+	snapshotWaitTimeout  = 5 * time.Second
+	snapshotPollInterval = 200 * time.Millisecond
 )
 
-// forkBuilder returns the builder of a fork. It reads the parent only if the fork does not exist yet: a repeated
-// command is also answered after the parent was deleted.
-func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, error) {
+// forkCommandBuilder returns the builder for a command that forks a session. It reads the parent only if the fork does
+// not exist yet, so that a repeated command is answered even after the parent was deleted.
+func (h *Handler) forkCommandBuilder(ctx context.Context, c command.Command) (sessionCommandBuilder, error) {
 	var b command.ForkSession
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return nil, err
 	}
 	if err := events.CheckID("sessionId", events.KindSession, b.Parent); err != nil {
-		return nil, invalid("sessionId", err.Error())
+		return nil, invalidFieldError("sessionId", err.Error())
 	}
 	if err := checkMetadata(b.Metadata); err != nil {
 		return nil, err
@@ -54,9 +55,9 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	}, nil
 }
 
-// initialFork reads the parent and returns the initial state of the fork.
+// initialFork reads the parent session and returns the state with which the fork begins.
 func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
-	parent, err := h.parent(ctx, c, b.Parent)
+	parent, err := h.loadParent(ctx, c, b.Parent)
 	if err != nil {
 		return session.Fork{}, err
 	}
@@ -72,23 +73,23 @@ func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.
 	if b.Metadata != nil {
 		out.Create.Metadata = b.Metadata
 	}
-	if err := h.forkAgent(ctx, c, b.Agent, &out.Create); err != nil {
+	if err := h.replaceForkAgent(ctx, c, b.Agent, &out.Create); err != nil {
 		return out, err
 	}
-	if err := h.checkSnapshots(ctx, c.Tenant, out.Forked); err != nil {
+	if err := h.checkForkSnapshots(ctx, c.Tenant, out.Forked); err != nil {
 		return out, err
 	}
-	if err := h.dropLostChanges(ctx, &out); err != nil {
+	if err := h.dropLostUploads(ctx, &out); err != nil {
 		return out, err
 	}
 	// The parent may have been deleted meanwhile. If it is deleted after this check, the janitor erases it only after
 	// its grace, when the fork is in the log.
-	_, err = h.parent(ctx, c, b.Parent)
+	_, err = h.loadParent(ctx, c, b.Parent)
 	return out, err
 }
 
-// parent loads the session that is forked.
-func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*eventlog.Loaded, error) {
+// loadParent loads the session that a command forks.
+func (h *Handler) loadParent(ctx context.Context, c command.Command, id string) (*eventlog.Loaded, error) {
 	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.Leader)
 	if err != nil {
 		return l, err
@@ -99,14 +100,15 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*ev
 	return l, nil
 }
 
-// findCut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, findCut
-// waits for it.
+// findCut returns the position in the parent's history at which a fork begins: after the event with the seq at, or
+// after the last event if at is nil. If the snapshot after the end of an execution is being taken, findCut waits for
+// it.
 func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint32) (fork.Cut, error) {
 	asked := fork.Last
 	if at != nil {
 		asked = *at
 	}
-	until := time.Now().Add(snapshotWait)
+	until := time.Now().Add(snapshotWaitTimeout)
 	walk, last, err := h.walkParent(ctx, parent, asked)
 	for {
 		if err != nil {
@@ -117,36 +119,37 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 			refusal = &fork.AheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
-			return cut, cutError(refusal)
+			return cut, forkPointError(refusal)
 		}
 		if !cut.Waits || parent.Run.Sandbox.ID == "" || time.Now().After(until) {
 			return cut, nil
 		}
-		if retry.Pause(ctx, snapshotPoll) != nil {
+		if retry.Pause(ctx, snapshotPollInterval) != nil {
 			return cut, ctx.Err()
 		}
 		last, err = h.readParent(ctx, parent, walk, last, nil)
 	}
 }
 
-// walkParent reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
+// walkParent reads as much of the parent's log as a fork at the seq asked needs. It begins where an earlier fork of the
+// same session stopped reading.
 func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
-	known, err := h.walks.acquire(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
+	known, err := h.walks.acquireEntry(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
 		return nil, eventlog.Numbered{}, err
 	}
 	defer known.release()
-	walk, last := known.walk(asked)
+	walk, last := known.resumeWalk(asked)
 	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
 		if at.Seq <= asked {
-			known.keep(walk, at, whole)
+			known.addMark(walk, at, whole)
 		}
 	})
 	return walk, last, err
 }
 
-// readParent adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
-// is called after each complete commit.
+// readParent adds the parent's events after last to a walk, until later events have no effect on the fork. It calls
+// keep after each complete commit, unless keep is nil.
 func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
 	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
@@ -166,39 +169,39 @@ func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk 
 	return last, nil
 }
 
-// cutError converts an error of a fork.Walk to the refusal of the fork.
-func cutError(err error) error {
+// forkPointError converts an error of a fork.Walk, such as an event at which the session cannot be forked, to the
+// refusal of the fork.
+func forkPointError(err error) error {
 	var ahead *fork.AheadError
 	switch {
 	case errors.As(err, &ahead):
 		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
 	case errors.Is(err, fork.ErrSeqZero):
-		return invalid("at", err.Error())
+		return invalidFieldError("at", err.Error())
 	}
 	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}
 }
 
-// forkAgent replaces the parent's agent by another version, or by another agent of the same architecture. The options
-// are those of the parent, which are resolved already. If the agent is another one, the session gets its default
-// instance.
-func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string, out *events.SessionCreated) error {
+// replaceForkAgent sets the agent of a fork to another version of the parent's agent, or to another agent of the same
+// architecture. The fork keeps the options of the parent. Another agent gets its default instance.
+func (h *Handler) replaceForkAgent(ctx context.Context, c command.Command, name string, out *events.SessionCreated) error {
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
-		return invalid("sessionId", fmt.Sprintf("the session's sandboxes are of provider %.64q, which this installation does not offer; it offers %s", out.Provider, strings.Join(h.cfg.Providers, ", ")))
+		return invalidFieldError("sessionId", fmt.Sprintf("the session's sandboxes are of provider %.64q, which this installation does not offer; it offers %s", out.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
 	if name == "" {
 		return nil
 	}
 	before := *out
 	out.Agent, out.AgentVersion, out.AgentRef = "", "", events.Reference{}
-	agent, err := h.pin(ctx, c, command.CreateSession{Agent: name}, out)
+	agent, err := h.pinAgent(ctx, c, command.CreateSession{Agent: name}, out)
 	if err != nil {
 		return err
 	}
 	if _, err := resolveArchitecture(before.Architecture, agent); err != nil {
-		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
+		return invalidFieldError("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
 	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
-		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; the session's provider %s has none", out.Architecture, out.Provider))
+		return invalidFieldError("agent", fmt.Sprintf("limits.turns of an agent of architecture %s needs the egress proxy of the providers docker and modal; the session's provider %s has none", out.Architecture, out.Provider))
 	}
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
 		return err
@@ -210,8 +213,9 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	return h.setDefaultInstance(ctx, c, out)
 }
 
-// checkSnapshots refuses a fork if its snapshots are no longer in the object store, or cannot be read.
-func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
+// checkForkSnapshots refuses a fork if the snapshots with which it begins are no longer in the object store, or cannot
+// be read.
+func (h *Handler) checkForkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
 	needed := [][2]string{{f.Files(), f.Snapshot}}
 	if f.Records != f.Snapshot || f.State() != f.Files() {
 		needed = append(needed, [2]string{f.State(), f.Records})
@@ -220,7 +224,7 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 		if s[1] == "" {
 			continue
 		}
-		err := h.checkSnapshot(ctx, tenant, s[0], s[1])
+		err := h.checkSnapshotObjects(ctx, tenant, s[0], s[1])
 		var corrupt *workspace.CorruptError
 		if errors.Is(err, workspace.ErrNotFound) || errors.As(err, &corrupt) {
 			return &command.Error{Code: command.CodeSnapshotGone, Field: "at", Detail: fmt.Sprintf("the fork would begin with snapshot %s of session %s, which is not kept any more or cannot be read: fork at a later event", s[1], s[0])}
@@ -232,10 +236,10 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 	return nil
 }
 
-// dropLostChanges leaves out files that clients uploaded between the snapshot and the point of the fork, if the object
-// store no longer has them: the janitor removes them when a later snapshot contains them. The fork records that they
-// are missing.
-func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error {
+// dropLostUploads removes from a fork the files that clients uploaded after the snapshot and that the object store no
+// longer has, because the janitor removes such files when a later snapshot contains them. The fork records that these
+// files are missing.
+func (h *Handler) dropLostUploads(ctx context.Context, out *session.Fork) error {
 	var lost []string
 	kept := make([]events.Payload, 0, len(out.Changes))
 	for _, change := range out.Changes {
@@ -266,8 +270,9 @@ func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error 
 	return nil
 }
 
-// checkSnapshot reads a snapshot's manifest and checks that all objects of the snapshot exist.
-func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) error {
+// checkSnapshotObjects reads the manifest of the snapshot id of the session of, and checks that all objects of the
+// snapshot exist.
+func (h *Handler) checkSnapshotObjects(ctx context.Context, tenant, of, id string) error {
 	store, err := h.cfg.Snapshots(ctx)
 	if err != nil {
 		return err
@@ -294,7 +299,7 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 	return nil
 }
 
-// forkPoint returns the point where the fork of a command begins, or nil for other commands.
+// forkPoint returns the position at which the fork that a command creates begins, or nil for other commands.
 func forkPoint(c command.Command, l *eventlog.Loaded) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil

@@ -28,8 +28,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Budgets returns the budgets and limits of a tenant, and its usage.
-type Budgets interface {
+// BudgetReader reads the budgets and limits of a tenant, and the tenant's usage.
+type BudgetReader interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
@@ -37,7 +37,7 @@ type Budgets interface {
 type Config struct {
 	Sessions  eventlog.Sessions
 	Room      *storage.Watch
-	Budgets   Budgets
+	Budgets   BudgetReader
 	NATS      *nats.Conn
 	Dead      DeadLetters
 	Now       func() time.Time
@@ -62,7 +62,7 @@ type Config struct {
 	Done func(typ, outcome string, took time.Duration)
 }
 
-// Handler carries out commands.
+// Handler carries out the commands that gateways send to the session service.
 type Handler struct {
 	cfg      Config
 	keyLocks [events.MaxPartitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
@@ -73,7 +73,7 @@ type Handler struct {
 // New returns a Handler.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// Handle is the bus handler for COMMANDS.
+// Handle carries out a command from the stream COMMANDS and sends the answer. It is a message handler of package bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -87,12 +87,12 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 	c.Actor = c.Actor.WrittenBy(h.cfg.Service)
 	began := time.Now()
-	answer, err := h.do(ctx, c)
+	answer, err := h.execute(ctx, c)
 	outcome := "ok"
 	defer func() {
 		took := time.Since(began)
-		h.cfg.Done(typeLabel(c.Type), outcome, took)
-		h.cfg.Logger.Debug("command", "command", c.ID, "type", typeLabel(c.Type), "tenant", c.Tenant, "session", c.SessionID, "execution", c.ExecutionID, "outcome", outcome, "took", took)
+		h.cfg.Done(metricLabel(c.Type), outcome, took)
+		h.cfg.Logger.Debug("command", "command", c.ID, "type", metricLabel(c.Type), "tenant", c.Tenant, "session", c.SessionID, "execution", c.ExecutionID, "outcome", outcome, "took", took)
 	}()
 	var refused *command.Error
 	switch {
@@ -116,7 +116,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// checkIDs refuses values that are not ids, because ids become parts of subjects.
+// checkIDs refuses a command whose ids have an invalid form, because ids become parts of NATS subjects.
 func checkIDs(c command.Command) error {
 	if err := events.CheckTenant("tenant", c.Tenant); err != nil {
 		return err
@@ -142,8 +142,8 @@ func checkIDs(c command.Command) error {
 	return events.CheckID("sessionId", events.KindSession, c.SessionID)
 }
 
-// do carries out a command of any type. The error is a *command.Error if the command is refused.
-func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
+// execute carries out a command of any type. The error is a *command.Error if the command is refused.
+func (h *Handler) execute(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypeCreateKey:
 		return h.createKey(ctx, c)
@@ -156,27 +156,27 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	case command.TypeRetryDead, command.TypeDropDead:
 		return h.handleDeadLetter(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
-		return h.apply(ctx, c)
+		return h.applyDefinition(ctx, c)
 	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
-		return h.remove(ctx, c)
+		return h.removeEntry(ctx, c)
 	}
-	build, err := h.builder(ctx, c)
+	build, err := h.newSessionCommandBuilder(ctx, c)
 	if err != nil {
 		return command.Answer{}, err
 	}
-	return h.session(ctx, c, build)
+	return h.executeOnSession(ctx, c, build)
 }
 
-// builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
-// error if the request itself is invalid.
-type builder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
+// sessionCommandBuilder returns the command on a session's life for a client's request and the loaded state of the
+// session. It returns a refusal if the request is invalid.
+type sessionCommandBuilder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
 
-// builder decodes and checks a command on a session, and returns its builder.
-func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
+// newSessionCommandBuilder decodes and checks a client's command on a session, and returns its sessionCommandBuilder.
+func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Command) (sessionCommandBuilder, error) {
 	switch c.Type {
 	case command.TypeCreateSession:
 		var b command.CreateSession
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		created, err := h.resolveSession(ctx, c, b)
@@ -191,53 +191,53 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		created, err := h.resolveSession(ctx, c, b.Create)
 		if err == nil {
-			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
+			err = errors.Join(checkHostFiles(created, b.Post.Files), checkMessage(c, b.Post))
 		}
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
+			return session.Start{Base: base, Create: created, Post: postCommand(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
-		return h.forkBuilder(ctx, c)
+		return h.forkCommandBuilder(ctx, c)
 	case command.TypePostMessage:
 		var b command.PostMessage
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return post(c, b, base, l), nil
-		}, checkPost(c, b)
+			return postCommand(c, b, base, l), nil
+		}, checkMessage(c, b)
 	case command.TypeRecover:
-		return h.recoverBuilder(ctx, c)
+		return h.recoverCommandBuilder(ctx, c)
 	case command.TypeDecideApproval:
-		return approvalBuilder(c)
+		return approvalCommandBuilder(c)
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
-		if err := decode(c, &b); err != nil {
+		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return h.update(b, l, base)
+			return h.updateCommand(b, l, base)
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
-		return fileBuilder(c)
+		return fileCommandBuilder(c)
 	}
-	return controlBuilder(c)
+	return controlCommandBuilder(c)
 }
 
-// controlBuilder returns the builder of a command without a body.
-func controlBuilder(c command.Command) (builder, error) {
+// controlCommandBuilder returns the builder for a command without a body, such as a pause or the deletion of a session.
+func controlCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
@@ -265,17 +265,18 @@ func controlBuilder(c command.Command) (builder, error) {
 			return session.RequestSync{Base: base}, nil
 		}, nil
 	}
-	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
+	return nil, invalidFieldError("type", fmt.Sprintf("there is no command %.64q", c.Type))
 }
 
-// session carries out a command on a session.
-func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
+// executeOnSession decides on a command on a session with the loaded state of the session, appends the decision to the
+// log, and returns the answer.
+func (h *Handler) executeOnSession(ctx context.Context, c command.Command, build sessionCommandBuilder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
 	freshness := eventlog.Any
 	err := eventlog.Decide(func() error {
-		confirmed, err := h.decide(ctx, c, build, freshness, &answer)
+		confirmed, err := h.decideOnSession(ctx, c, build, freshness, &answer)
 		if !confirmed && freshness == eventlog.Any {
-			_, err = h.decide(ctx, c, build, eventlog.Leader, &answer)
+			_, err = h.decideOnSession(ctx, c, build, eventlog.Leader, &answer)
 		}
 		freshness = eventlog.Leader
 		return err
@@ -286,11 +287,11 @@ func (h *Handler) session(ctx context.Context, c command.Command, build builder)
 	return answer, nil
 }
 
-// decide loads the session, decides on the command, appends the decision and completes the answer. confirmed is false
-// for a refusal, and for a decision that changes nothing, if they were made from a replica: an append has a guard,
-// which detects a replica that lags, but these decisions have none. They count only if the state came from the
-// stream's leader.
-func (h *Handler) decide(ctx context.Context, c command.Command, build builder, freshness eventlog.Freshness, answer *command.Answer) (confirmed bool, err error) {
+// decideOnSession loads a session, decides on a command, appends the decision and completes the answer. confirmed is
+// false if a replica of the stream answered and nothing was appended: for a refusal, and for a decision that changes
+// nothing. An append has a guard, which detects a replica that lags; without an append the caller must repeat the call
+// with the state of the stream's leader.
+func (h *Handler) decideOnSession(ctx context.Context, c command.Command, build sessionCommandBuilder, freshness eventlog.Freshness, answer *command.Answer) (confirmed bool, err error) {
 	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, c.SessionID, freshness)
 	if err != nil {
 		return true, err
@@ -306,7 +307,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forkPoint(c, l)
 		return true, nil
 	}
-	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+	list, err := decideEvents(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
 	if (err != nil || len(list) == 0) && freshness == eventlog.Any {
 		return false, err
 	}
@@ -318,20 +319,20 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		return true, err
 	}
 	if len(list) > 0 {
-		if err := errors.Join(h.checkRoom(ctx, c.Type), h.checkEvents(ctx, c)); err != nil {
+		if err := errors.Join(h.checkStoreSpace(ctx, c.Type), h.checkEventLimit(ctx, c)); err != nil {
 			return true, err
 		}
 		if err := h.cfg.Sessions.AppendLife(ctx, l, c.Actor, c.ID, list); err != nil {
 			return true, err
 		}
 	}
-	h.hint(l, list)
+	h.notifyExecutor(l, list)
 	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forkPoint(c, l)
 	return true, nil
 }
 
-// checkRoom refuses a command that needs room while only the reserve of the store is left.
-func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
+// checkStoreSpace refuses a command that stores data if the NATS store has only its reserve left.
+func (h *Handler) checkStoreSpace(ctx context.Context, t command.Type) error {
 	if !t.NeedsRoom() {
 		return nil
 	}
@@ -341,9 +342,9 @@ func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 	return nil
 }
 
-// checkEvents refuses a command that adds events to a session if the tenant has reached its limit of events for the
+// checkEventLimit refuses a command that adds events to a session if the tenant has reached its limit of events for the
 // day.
-func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
+func (h *Handler) checkEventLimit(ctx context.Context, c command.Command) error {
 	if !c.Type.NeedsRoom() {
 		return nil
 	}
@@ -357,8 +358,8 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 	return nil
 }
 
-// decideWith returns the events of a command for the loaded state of a session.
-func decideWith(build builder, l *eventlog.Loaded, base session.Base) ([]events.Event, error) {
+// decideEvents returns the events with which a command, for which build is the builder, changes the loaded session.
+func decideEvents(build sessionCommandBuilder, l *eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
 		return nil, err
@@ -366,9 +367,10 @@ func decideWith(build builder, l *eventlog.Loaded, base session.Base) ([]events.
 	return session.Decide(l.Life, cmd)
 }
 
-// hint notifies the executor that holds the session of a stored control or workspace change. A lost hint does no
-// harm, because the executor also reads the log.
-func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
+// notifyExecutor notifies the executor that holds the session if list has an event that the executor must act on at
+// once, such as a control or a change of the workspace. A lost notification does no harm, because the executor also
+// reads the log.
+func (h *Handler) notifyExecutor(l *eventlog.Loaded, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return
 	}
@@ -381,15 +383,15 @@ func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)
 			}
 			if err != nil {
-				h.cfg.Logger.Warn("a hint was not sent; the executor's next look finds the control", "session", l.ID, "error", err)
+				h.cfg.Logger.Warn("the executor was not notified; it finds the event when it reads the log next", "session", l.ID, "error", err)
 			}
 			return
 		}
 	}
 }
 
-// typeLabel returns the label of a type in metrics. All unknown types have one label.
-func typeLabel(t command.Type) string {
+// metricLabel returns the label of a command's type in metrics. All unknown types share one label.
+func metricLabel(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,

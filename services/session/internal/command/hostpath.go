@@ -14,10 +14,10 @@ const (
 	codeHostPathRefused     = "HOST_PATH_REFUSED"
 )
 
-// hostPath returns the host folder in which a session works, without symbolic links, or "" if the session has an
-// ordinary workspace. It refuses a folder that the policy does not allow, and a folder whose identity differs from the
-// one that the client sent.
-func (h *Handler) hostPath(path string, b command.CreateSession, provider string, agent *events.AgentSpec) (string, error) {
+// resolveHostPath returns the host folder in which a new session works, without symbolic links, or "" if the session
+// has an ordinary workspace. It refuses a folder that the operator does not allow, and a folder whose identity differs
+// from the one that the client sent.
+func (h *Handler) resolveHostPath(path string, b command.CreateSession, provider string, agent *events.AgentSpec) (string, error) {
 	if path == "" {
 		return "", nil
 	}
@@ -43,15 +43,15 @@ func (h *Handler) hostPath(path string, b command.CreateSession, provider string
 	return resolved, nil
 }
 
-// checkHostFiles refuses files that would be written into a folder of the server's machine.
+// checkHostFiles refuses a command with files if the session works in a folder of the server's machine.
 func checkHostFiles(created events.SessionCreated, files []command.File) error {
 	if created.Options.HostPath == "" || len(files) == 0 {
 		return nil
 	}
-	return invalid("workspaceFiles", "the session works in a folder of the server's machine, where they would replace files of yours: put them there yourself, or work on a copy")
+	return invalidFieldError("workspaceFiles", "the session works in a folder of the server's machine, where they would replace files of yours: put them there yourself, or work on a copy")
 }
 
-// hostPathError returns the refusal of a host path.
+// hostPathError returns the refusal of a session that works in a host folder, with a code and the message of err.
 func hostPathError(code string, err error) error {
 	return &command.Error{Code: code, Field: command.FieldHostPath, Detail: err.Error()}
 }

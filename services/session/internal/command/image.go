@@ -15,7 +15,8 @@ const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
 // isIsolated reports whether a provider's sandboxes are made from images and reach models only through the egress proxy.
 func isIsolated(provider string) bool { return provider == "docker" || provider == "modal" }
 
-// checkImage refuses an image that is not allowed; "" means the installation's own image.
+// checkImage refuses a container image that the operator does not allow. An empty image means the installation's own
+// image, which is allowed.
 func (h *Handler) checkImage(field, image string) error {
 	if image == "" {
 		return nil
@@ -26,7 +27,8 @@ func (h *Handler) checkImage(field, image string) error {
 	return nil
 }
 
-// checkAgentImages refuses an agent with an image that is not allowed.
+// checkAgentImages refuses an agent with a container image that the operator does not allow. prefix is put before the
+// name of the invalid field.
 func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error {
 	err := h.checkImage(prefix+"image", agent.Image)
 	for i, m := range agent.MCPServers {
@@ -35,7 +37,7 @@ func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error 
 	return err
 }
 
-// checkAppliedImages refuses a definition that no session of this installation could run.
+// checkAppliedImages refuses an applied agent with container images that no session of this installation could use.
 func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 	if !slices.ContainsFunc(h.cfg.Providers, isIsolated) {
 		return nil

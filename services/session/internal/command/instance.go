@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// defaultSuffix ends the slug of an agent's default instance.
-	defaultSuffix = ".default"
-	maxSlug       = 64
+	// defaultInstanceSuffix ends the slug of an agent's default instance.
+	defaultInstanceSuffix = ".default"
+	maxSlugLength         = 64
 	// platformOrg is the organization of the default instances of platform agents. Each tenant has a default instance
 	// of its own.
 	platformOrg = "platform"
@@ -28,7 +28,7 @@ const (
 // the agent's scope and organization. For a platform agent each tenant has a default instance of its own, in organization platform,
 // or platform.ORG for an agent of organization ORG. A slug or an organization that would be too long is cut and ends in a hash.
 func DefaultInstance(agent events.Reference) events.Reference {
-	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: appendSuffix(agent.Slug, defaultSuffix)}
+	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: appendSuffix(agent.Slug, defaultInstanceSuffix)}
 	if agent.Scope == events.ScopePlatform {
 		ref.Scope, ref.Org = "", platformOrg
 		if agent.Org != "" {
@@ -38,18 +38,18 @@ func DefaultInstance(agent events.Reference) events.Reference {
 	return ref.Bare()
 }
 
-// appendSuffix appends a suffix to a slug, and shortens the slug if the result would be too long.
+// appendSuffix appends a suffix to a slug. It shortens the slug if the result would be too long.
 func appendSuffix(slug, suffix string) string {
-	if len(slug)+len(suffix) <= maxSlug {
+	if len(slug)+len(suffix) <= maxSlugLength {
 		return slug + suffix
 	}
 	sum := sha256.Sum256([]byte(slug))
 	hash := "-" + hex.EncodeToString(sum[:6])
-	return strings.TrimRight(slug[:maxSlug-len(suffix)-len(hash)], ".-") + hash + suffix
+	return strings.TrimRight(slug[:maxSlugLength-len(suffix)-len(hash)], ".-") + hash + suffix
 }
 
-// setDefaultInstance sets the default instance of the agent if the session names only an agent. The built-in agent has none. It is
-// called after all checks of the request, so that a refused request creates no instance.
+// setDefaultInstance sets the instance of a new session that names only an agent to the agent's default instance. The
+// built-in agent has none. It must be called after all checks of the request, because it may create the instance.
 func (h *Handler) setDefaultInstance(ctx context.Context, c command.Command, out *events.SessionCreated) (err error) {
 	if out.AgentRef.Slug != "" && out.Instance.Slug == "" {
 		out.Instance, err = h.defaultInstance(ctx, c, out.AgentRef)
@@ -57,9 +57,9 @@ func (h *Handler) setDefaultInstance(ctx context.Context, c command.Command, out
 	return err
 }
 
-// defaultInstance returns the latest version of an agent's default instance. If
-// there is none it creates the instance, once even for requests at the same time.
-// A tenant may apply its own versions, with environments, which are then the latest.
+// defaultInstance returns a reference to the latest version of an agent's default instance. If there is none, it
+// creates the instance, also if several requests arrive at the same time only once. A tenant may apply its own versions
+// of the instance, with environments, which are then the latest.
 func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent events.Reference) (events.Reference, error) {
 	ref, agent := DefaultInstance(agent), agent.Bare()
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
@@ -67,7 +67,7 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 	var none *eventlog.VersionError
 	if errors.As(err, &none) {
 		var made events.Reference
-		if made, err = h.makeDefaultInstance(ctx, c, ref, agent); err != nil {
+		if made, err = h.createDefaultInstance(ctx, c, ref, agent); err != nil {
 			return made, err
 		}
 		if p, err = entries.Resolve(ctx, events.Instance, c.Tenant, ref); errors.As(err, &none) { // the instance was removed before this command was redelivered
@@ -82,13 +82,13 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 		return events.Reference{}, fmt.Errorf("instance %s is a %T", ref, p)
 	}
 	if of := applied.Spec.Agent.Bare(); of != agent {
-		return events.Reference{}, invalid("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s that is of %s, or name an instance", ref, of, ref, agent))
+		return events.Reference{}, invalidFieldError("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s for agent %s, or name an instance", ref, of, ref, agent))
 	}
 	return applied.Ref, nil
 }
 
-// makeDefaultInstance creates a default instance unless one exists meanwhile.
-func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, ref, agent events.Reference) (events.Reference, error) {
+// createDefaultInstance creates the default instance ref of an agent, unless another request has created it meanwhile.
+func (h *Handler) createDefaultInstance(ctx context.Context, c command.Command, ref, agent events.Reference) (events.Reference, error) {
 	spec := events.InstanceSpec{Description: "What a session gets that names only the agent.", Agent: agent}
 	digest, err := definition.Digest(spec)
 	if err != nil {

@@ -14,14 +14,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// expiredFor is the time that must have passed since a key expired before it is revoked to make room for another. Postgres decides
-// whether a key is accepted; the margin allows for a difference between its clock and this one.
-const expiredFor = 24 * time.Hour
+// minTimeSinceExpiry is the time since the expiry of an API key after which the key may be revoked to make room for
+// another. Postgres decides whether a key is accepted; the margin allows for a difference between its clock and this
+// one.
+const minTimeSinceExpiry = 24 * time.Hour
 
-// keyReaders is the number of chains of keys that are read at once.
-const keyReaders = 32
+// maxConcurrentKeyReads is the maximum number of API keys whose events are read from the log at the same time.
+const maxConcurrentKeyReads = 32
 
-// storedKey is the state of an API key in the log. The chain of a key has at most two commits: key_created, then
+// storedKey is the state of an API key in the log. The subject of a key has at most two commits: key_created, then
 // key_revoked.
 type storedKey struct {
 	created events.KeyCreated
@@ -30,35 +31,38 @@ type storedKey struct {
 	revoked bool
 }
 
+// keySubject returns the subject of an API key's events in the log.
 func keySubject(tenant, keyID string) events.Subject {
 	return events.Subject{Tenant: tenant, ID: events.CatalogueID(events.Key, tenant, "", "", keyID), Aspect: events.Key}
 }
 
-// makerOf returns the id of the key that an actor used; "" for the root key and for actors without a key.
-func makerOf(a events.Actor) string {
+// actorKeyID returns the id of the API key that an actor used, or "" for the root key and for an actor without a key.
+func actorKeyID(a events.Actor) string {
 	if a.Kind == "key" && events.CheckID("keyId", events.KindKey, a.ID) == nil {
 		return a.ID
 	}
 	return ""
 }
 
-// createKey stores an API key. The actor's key must have all rights of the new key.
+// createKey carries out a command that creates an API key. The actor's key, the maker of the new key, must have all
+// rights of the new key.
 //
-// The actor's key may be revoked at the same time. createKey appends first and then checks whether the actor's key is
-// revoked; a revocation appends first and then looks for keys to revoke. So at least one of the two sees the other.
+// The maker may be revoked at the same time. createKey appends first and then checks whether the maker is revoked; a
+// revocation appends first and then looks for keys that the revoked key made. So at least one of the two detects the
+// other.
 func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.CreateKey
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if len(b.SHA256) != 64 {
-		return command.Answer{}, invalid("sha256", "the hash of the key is not a SHA-256 in hex")
+		return command.Answer{}, invalidFieldError("sha256", "the hash of the key is not a SHA-256 in hex")
 	}
 	if err := events.CheckID("keyId", events.KindKey, b.KeyID); err != nil {
-		return command.Answer{}, invalid("keyId", err.Error())
+		return command.Answer{}, invalidFieldError("keyId", err.Error())
 	}
-	maker := makerOf(c.Actor)
-	rights, err := h.grantRights(ctx, c.Tenant, maker, b.Rights)
+	maker := actorKeyID(c.Actor)
+	rights, err := h.newKeyRights(ctx, c.Tenant, maker, b.Rights)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -67,22 +71,23 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 	if err != nil {
 		return command.Answer{}, err
 	}
-	revoked, err := h.isRevoked(ctx, c.Tenant, maker)
+	revoked, err := h.isKeyRevoked(ctx, c.Tenant, maker)
 	if err != nil {
 		return command.Answer{}, err
 	}
 	if revoked {
-		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyMakerRevoked, Cause: maker}); err != nil {
+		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyMakerRevoked, Cause: maker}); err != nil {
 			return command.Answer{}, err
 		}
-		return command.Answer{}, makerRevoked()
+		return command.Answer{}, makerRevokedError()
 	}
 	return command.Answer{Position: h.keyPosition(key), Rights: &key.created.Rights}, nil
 }
 
-// grantRights returns the rights of a new key. Rights that the request leaves out are those of the maker. It returns
-// FORBIDDEN, with the name of the right, if the maker lacks a requested right.
-func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
+// newKeyRights returns the rights of a new API key. Rights that the request leaves out are those of the key maker, with
+// which the new key is created. If the maker lacks a requested right, it returns the refusal FORBIDDEN with the name of
+// the right.
+func (h *Handler) newKeyRights(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
 	own := events.KeyRights{Role: events.RoleAdmin}
 	if maker != "" {
 		key, err := h.loadKey(ctx, keySubject(tenant, maker))
@@ -90,7 +95,7 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 			return own, err
 		}
 		if key.revoked || key.head.Seq == 0 {
-			return own, makerRevoked()
+			return own, makerRevokedError()
 		}
 		own = key.created.Rights
 	}
@@ -105,9 +110,9 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 	}
 	switch field := asked.Excess(own); {
 	case !asked.Role.Known():
-		return asked, invalid("role", fmt.Sprintf("there is no role %.32q; there are use, operate and admin", asked.Role))
+		return asked, invalidFieldError("role", fmt.Sprintf("there is no role %.32q; there are use, operate and admin", asked.Role))
 	case len(asked.Agents) > events.MaxKeyAgents:
-		return asked, invalid("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
+		return asked, invalidFieldError("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
 	case field != "":
 		return asked, &command.Error{Code: "FORBIDDEN", Field: field, Detail: "a key cannot make a key with more rights than its own: " + describeRights(field, own)}
 	}
@@ -116,13 +121,13 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 	asked.Agents = slices.Compact(asked.Agents)
 	for _, a := range asked.Agents {
 		if (events.Reference{Slug: a}).Check() != nil {
-			return asked, invalid("agents", fmt.Sprintf("%.64q is not the slug of an agent", a))
+			return asked, invalidFieldError("agents", fmt.Sprintf("%.64q is not the slug of an agent", a))
 		}
 	}
 	return asked, nil
 }
 
-// describeRights describes the rights of a maker, for an error message.
+// describeRights describes the rights of the API key with which a new key is created, for an error message.
 func describeRights(field string, own events.KeyRights) string {
 	switch field {
 	case "role":
@@ -133,8 +138,8 @@ func describeRights(field string, own events.KeyRights) string {
 	return "it expires at " + own.ExpiresAt.UTC().Format(time.RFC3339)
 }
 
-// isRevoked reports whether a key was revoked. For "", which is no key, it returns false.
-func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, error) {
+// isKeyRevoked reports whether an API key was revoked. It returns false if keyID is "".
+func (h *Handler) isKeyRevoked(ctx context.Context, tenant, keyID string) (bool, error) {
 	if keyID == "" {
 		return false, nil
 	}
@@ -142,12 +147,14 @@ func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, er
 	return key.revoked, err
 }
 
-// makerRevoked returns the refusal for a key whose maker, the actor's key, was revoked meanwhile.
-func makerRevoked() error {
+// makerRevokedError returns the refusal of a new API key because the key with which it was created was revoked
+// meanwhile.
+func makerRevokedError() error {
 	return &command.Error{Code: "UNAUTHENTICATED", Field: "Authorization", Detail: "the API key was revoked; no key was made"}
 }
 
-// storeKey appends key_created, unless the key is stored already or the tenant has as many keys as it may.
+// storeKey appends key_created for a new API key, unless the key is stored already. It returns a refusal if the tenant
+// has the maximum number of keys.
 func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.KeyCreated) (storedKey, error) {
 	// Commands of one tenant are counted one after the other. Each further copy of the service may exceed the limit by one key.
 	lock := &h.keyLocks[events.Partition(c.Tenant)]
@@ -158,11 +165,11 @@ func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.K
 		if key, err = h.loadKey(ctx, keySubject(c.Tenant, data.KeyID)); err != nil || key.head.Seq != 0 {
 			return err
 		}
-		if err := h.roomForKey(ctx, c); err != nil {
+		if err := h.makeRoomForKey(ctx, c); err != nil {
 			return err
 		}
 		key.created = data
-		return h.appendKey(ctx, c, c.ID, &key, data)
+		return h.appendKeyEvent(ctx, c, c.ID, &key, data)
 	})
 	if err != nil {
 		return key, fmt.Errorf("store key %s: %w", data.KeyID, err)
@@ -170,8 +177,9 @@ func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.K
 	return key, nil
 }
 
-// roomForKey refuses with TOO_MANY_KEYS when the tenant has as many keys as it may. Before that it revokes keys that expired a day ago or earlier.
-func (h *Handler) roomForKey(ctx context.Context, c command.Command) error {
+// makeRoomForKey revokes API keys that expired a day ago or earlier until the tenant has fewer keys than the maximum.
+// If too few have expired, it returns the refusal TOO_MANY_KEYS.
+func (h *Handler) makeRoomForKey(ctx context.Context, c command.Command) error {
 	limit := h.cfg.MaxKeys(c.Tenant)
 	live, err := h.cfg.LiveKeys(ctx, c.Tenant)
 	if err != nil {
@@ -187,10 +195,10 @@ func (h *Handler) roomForKey(ctx context.Context, c command.Command) error {
 			return err
 		}
 		expires := key.created.Rights.ExpiresAt
-		if key.revoked || expires.IsZero() || h.cfg.Now().Before(expires.Add(expiredFor)) {
+		if key.revoked || expires.IsZero() || h.cfg.Now().Before(expires.Add(minTimeSinceExpiry)) {
 			continue
 		}
-		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyExpired}); err != nil {
+		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyExpired}); err != nil {
 			return err
 		}
 		left--
@@ -201,14 +209,15 @@ func (h *Handler) roomForKey(ctx context.Context, c command.Command) error {
 	return &command.Error{Code: "TOO_MANY_KEYS", Detail: fmt.Sprintf("the tenant has %d keys that are not revoked, and may have %d: revoke some", left, limit)}
 }
 
-// revokeKey revokes an API key and all keys that it made, and that these made. It may be repeated.
+// revokeKey carries out a command that revokes an API key, and all keys that were created with it, directly or through
+// other keys. The command may be repeated.
 func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.RevokeKey
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := events.CheckID("keyId", events.KindKey, b.KeyID); err != nil {
-		return command.Answer{}, invalid("keyId", err.Error())
+		return command.Answer{}, invalidFieldError("keyId", err.Error())
 	}
 	key, err := h.loadKey(ctx, keySubject(c.Tenant, b.KeyID))
 	if err != nil {
@@ -217,18 +226,18 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).Excess(events.KeyRights{Agents: c.Agents}) != "" {
 		return command.Answer{}, &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
 	}
-	if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID}); err != nil {
+	if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID}); err != nil {
 		return command.Answer{}, err
 	}
 	answer := command.Answer{Position: h.keyPosition(key)}
-	for look := newFamily(h, c.Tenant, b.KeyID); ; {
+	for look := newKeyFamily(h, c.Tenant, b.KeyID); ; {
 		// A key of the list may have made another key before it was revoked, so repeat until no key is found.
 		list, err := look.descendants(ctx)
 		if err != nil || len(list) == 0 {
 			return answer, err
 		}
 		for _, made := range list {
-			if err := h.endKey(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyMakerRevoked, Cause: b.KeyID}); err != nil {
+			if err := h.appendRevocation(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyMakerRevoked, Cause: b.KeyID}); err != nil {
 				return answer, err
 			}
 			answer.Revoked = append(answer.Revoked, command.RevokedKey{KeyID: made.created.KeyID, Position: h.keyPosition(made)})
@@ -236,20 +245,23 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	}
 }
 
-// keyFamily finds the keys that descend from one key. Makers never change, so each chain is read once.
+// keyFamily finds the API keys that were created with one key, its ancestor, directly or through other keys. It reads
+// the events of each key once, because the key with which a key was created never changes.
 type keyFamily struct {
 	h        *Handler
 	tenant   string
 	ancestor string
-	makers   map[string]string       // by key, "" for none
-	others   map[events.Subject]bool // chains of keys that do not descend from the ancestor
+	makers   map[string]string       // key with which each key was created, by key id; "" for none
+	others   map[events.Subject]bool // subjects of keys that do not descend from the ancestor
 }
 
-func newFamily(h *Handler, tenant, ancestor string) *keyFamily {
+// newKeyFamily returns the keyFamily of the API key ancestor.
+func newKeyFamily(h *Handler, tenant, ancestor string) *keyFamily {
 	return &keyFamily{h, tenant, ancestor, map[string]string{}, map[events.Subject]bool{}}
 }
 
-// descendants returns the keys that are not revoked and that the ancestor made, directly or through other keys.
+// descendants returns the API keys that are not revoked and that were created with the ancestor, directly or through
+// other keys.
 func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	live, err := f.h.cfg.LiveKeys(ctx, f.tenant)
 	if err != nil {
@@ -258,7 +270,7 @@ func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	live = slices.DeleteFunc(live, func(s events.Subject) bool { return f.others[s] })
 	keys := make([]storedKey, len(live))
 	group, reading := errgroup.WithContext(ctx)
-	group.SetLimit(keyReaders)
+	group.SetLimit(maxConcurrentKeyReads)
 	for i, subject := range live {
 		group.Go(func() (err error) {
 			keys[i], err = f.h.loadKey(reading, subject)
@@ -273,7 +285,7 @@ func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	}
 	var list []storedKey
 	for _, key := range keys {
-		found, err := f.descends(ctx, key.maker)
+		found, err := f.isAncestorOrDescendant(ctx, key.maker)
 		switch {
 		case err != nil:
 			return nil, err
@@ -286,8 +298,9 @@ func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	return list, nil
 }
 
-// descends reports whether a key is the ancestor, or was made by the ancestor or by one of its descendants.
-func (f *keyFamily) descends(ctx context.Context, key string) (bool, error) {
+// isAncestorOrDescendant reports whether an API key is the ancestor, or was created with the ancestor or with a
+// descendant of it.
+func (f *keyFamily) isAncestorOrDescendant(ctx context.Context, key string) (bool, error) {
 	for seen := map[string]bool{}; key != "" && !seen[key]; key = f.makers[key] {
 		if key == f.ancestor {
 			return true, nil
@@ -304,7 +317,8 @@ func (f *keyFamily) descends(ctx context.Context, key string) (bool, error) {
 	return false, nil
 }
 
-// loadKey reads the chain of a key from the stream's leader. head.Seq is 0 if the key does not exist.
+// loadKey reads the events of an API key from the stream's leader. If the key does not exist, head.Seq of the result is
+// 0.
 func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKey, error) {
 	log := h.cfg.Sessions.Log
 	head, err := log.Last(ctx, subject, eventlog.Leader)
@@ -316,27 +330,28 @@ func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKe
 	if err != nil {
 		return key, err
 	}
-	if key.revoked = keyCreatedIn(list, head.Commit.Actor, &key) == nil; !key.revoked {
+	if key.revoked = findKeyCreated(list, head.Commit.Actor, &key) == nil; !key.revoked {
 		return key, nil
 	}
 	for rec, err := range log.Read(ctx, eventlog.Position{Shard: subject.Partition() % log.Shards()}, eventlog.Filter{Subject: subject}) {
 		if err != nil {
 			return key, err
 		}
-		if keyCreatedIn(rec.Events, rec.Commit.Actor, &key) != nil {
+		if findKeyCreated(rec.Events, rec.Commit.Actor, &key) != nil {
 			return key, nil
 		}
 	}
 	return key, fmt.Errorf("key on %s is revoked and was never created", subject)
 }
 
-// keyCreatedIn returns the key_created event of a commit, or nil if there is none, and copies its fields into key.
-func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *events.KeyCreated {
+// findKeyCreated returns the key_created event among the events of a commit, and copies its fields and the actor's key
+// into key. It returns nil if there is none.
+func findKeyCreated(list []events.Event, actor events.Actor, key *storedKey) *events.KeyCreated {
 	for _, e := range list {
 		if created, ok := e.Data.(events.KeyCreated); ok {
 			key.created, key.maker = created, created.CreatedBy
 			if key.maker == "" { // earlier builds did not record the maker: it is the actor
-				key.maker = makerOf(actor)
+				key.maker = actorKeyID(actor)
 			}
 			return &created
 		}
@@ -344,8 +359,8 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 	return nil
 }
 
-// endKey appends key_revoked to a stored key, unless the key is revoked already.
-func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
+// appendRevocation appends key_revoked to the events of a stored API key, unless the key is revoked already.
+func (h *Handler) appendRevocation(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
 	subject := key.head.Subject
 	first := true
 	err := eventlog.Decide(func() (err error) {
@@ -358,7 +373,7 @@ func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey,
 		if key.revoked {
 			return nil
 		}
-		err = h.appendKey(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
+		err = h.appendKeyEvent(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
 		key.revoked = err == nil
 		return err
 	})
@@ -368,8 +383,9 @@ func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey,
 	return nil
 }
 
-// appendKey appends one event to the chain of a key, and moves its head. The ids of commit and event derive from id.
-func (h *Handler) appendKey(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
+// appendKeyEvent appends one event to the subject of an API key, and updates key.head. The ids of the commit and the
+// event derive from id.
+func (h *Handler) appendKeyEvent(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
 	m := events.NewEventList(events.Meta{CommandID: id, Now: h.cfg.Now()})
 	m.Add("", data)
 	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.Derive(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
@@ -379,6 +395,7 @@ func (h *Handler) appendKey(ctx context.Context, c command.Command, id string, k
 	return err
 }
 
+// keyPosition returns the position of the last commit of an API key.
 func (h *Handler) keyPosition(key storedKey) string {
 	return eventlog.Position{Shard: key.head.Subject.Partition() % h.cfg.Sessions.Log.Shards(), Seq: key.head.Seq}.String()
 }

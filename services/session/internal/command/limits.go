@@ -12,14 +12,14 @@ func (h *Handler) handleLimits(ctx context.Context, c command.Command) (command.
 	subject := events.LimitsOf(c.Tenant)
 	if c.Type == command.TypeRemoveLimits {
 		notFound := &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}
-		return h.appendTenantFact(ctx, c, subject, events.TenantLimitsRemoved{Tenant: c.Tenant}, notFound)
+		return h.appendTenantEvent(ctx, c, subject, events.TenantLimitsRemoved{Tenant: c.Tenant}, notFound)
 	}
 	var b command.SetLimits
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := command.CheckTenantLimits("limits", b.Limits); err != nil {
 		return command.Answer{}, err
 	}
-	return h.appendTenantFact(ctx, c, subject, events.TenantLimitsSet{Tenant: c.Tenant, Limits: b.Limits}, nil)
+	return h.appendTenantEvent(ctx, c, subject, events.TenantLimitsSet{Tenant: c.Tenant, Limits: b.Limits}, nil)
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// recoverBuilder returns the builder of TypeRecover.
-func (h *Handler) recoverBuilder(ctx context.Context, c command.Command) (builder, error) {
+// recoverCommandBuilder returns the builder for a command of type TypeRecover, which continues a failed execution.
+func (h *Handler) recoverCommandBuilder(ctx context.Context, c command.Command) (sessionCommandBuilder, error) {
 	var b command.Recover
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return nil, err
 	}
 	if err := events.CheckID("executionId", events.KindExecution, b.ExecutionID); err != nil {
-		return nil, invalid("executionId", err.Error())
+		return nil, invalidFieldError("executionId", err.Error())
 	}
 	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 		r := session.Recover{Base: base, ExecutionID: c.ExecutionID, Failed: b.ExecutionID, Environment: b.Environment, Run: l.View()}
@@ -26,5 +26,5 @@ func (h *Handler) recoverBuilder(ctx context.Context, c command.Command) (builde
 		var err error
 		r.Message, err = h.cfg.Sessions.Message(ctx, l, l.Life.Active)
 		return r, err
-	}, checkEnvironment(b.Environment)
+	}, checkVariables(b.Environment)
 }

@@ -12,42 +12,46 @@ import (
 
 // Limits of a walkCache.
 const (
-	maxWalked  = 64   // sessions in the cache
-	maxMarks   = 64   // marks of a session
-	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
+	// maxCachedWalks is the maximum number of sessions in a walkCache.
+	maxCachedWalks = 64
+	// maxMarksPerSession is the maximum number of marks of one session in a walkCache.
+	maxMarksPerSession = 64
+	// initialMarkSpacing is the number of events between two marks of a session. It doubles when the session has too
+	// many marks.
+	initialMarkSpacing = 1000
 )
 
-// walkCache caches the positions to which the logs of sessions were read for forks, so that the next fork of a
-// session does not read its log from the beginning. Each copy of the service has its own cache. Entries that are
-// missing are read again.
+// walkCache caches, for sessions that were forked, the state after a part of their log, so that the next fork of a
+// session does not read the log from the beginning. Each copy of the service has its own cache, and reads the log for a
+// session that is not in it.
 type walkCache struct {
 	mu       sync.Mutex
 	sessions map[topology.SessionRef]*walkEntry
 	uses     uint64
 }
 
-// walkEntry is the cache entry of one session. Its owner is the one fork that reads the log. Other forks wait for it and
-// continue from its marks.
+// walkEntry is the entry of one session in a walkCache. One fork at a time owns it and reads the session's log; other
+// forks wait until the owner releases it, and continue from its marks.
 type walkEntry struct {
 	owner   chan struct{} // holds a value while no fork owns it
 	used    uint64
-	marks   []mark // in the order of the log
-	spacing uint32 // events between two of them
-	last    mark   // the mark with the highest seq
+	marks   []walkMark // in the order of the log
+	spacing uint32     // events between two marks
+	last    walkMark   // the mark with the highest seq
 }
 
-// mark is the state of a walk after the last event of a commit, from which a later walk can continue.
-type mark struct {
+// walkMark holds the state of a fork.Walk after the last event of a commit, from which a later walk can continue.
+type walkMark struct {
 	walk *fork.Walk // never modified
 	at   eventlog.Numbered
 }
 
-// acquire blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
-func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
+// acquireEntry blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
+func (w *walkCache) acquireEntry(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
 	if one == nil {
-		one = &walkEntry{owner: make(chan struct{}, 1), spacing: firstMarks}
+		one = &walkEntry{owner: make(chan struct{}, 1), spacing: initialMarkSpacing}
 		one.owner <- struct{}{}
 		if w.sessions == nil {
 			w.sessions = map[topology.SessionRef]*walkEntry{}
@@ -56,7 +60,7 @@ func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walk
 	}
 	w.uses++
 	one.used = w.uses
-	if len(w.sessions) > maxWalked {
+	if len(w.sessions) > maxCachedWalks {
 		oldest := ref
 		for r, s := range w.sessions {
 			if s.used < w.sessions[oldest].used {
@@ -74,15 +78,16 @@ func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walk
 	}
 }
 
-// release gives the entry to the next fork that waits in own.
+// release gives the entry to the next fork that waits in walkCache.acquireEntry.
 func (w *walkEntry) release() { w.owner <- struct{}{} }
 
-// walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.
-func (w *walkEntry) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
+// resumeWalk returns a walk for a fork at the seq asked that has read as many of the session's events as are cached,
+// and the last of these events.
+func (w *walkEntry) resumeWalk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 	if w.last.walk != nil && w.last.at.Seq <= asked {
 		return w.last.walk.Clone(asked), w.last.at
 	}
-	i, _ := slices.BinarySearchFunc(w.marks, asked, func(m mark, asked uint32) int {
+	i, _ := slices.BinarySearchFunc(w.marks, asked, func(m walkMark, asked uint32) int {
 		if m.at.Seq <= asked {
 			return -1
 		}
@@ -94,9 +99,10 @@ func (w *walkEntry) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 	return w.marks[i-1].walk.Clone(asked), w.marks[i-1].at
 }
 
-// keep stores a walk after the last event of a commit, which must not be after the requested event. whole reports that
-// the log was read to its end.
-func (w *walkEntry) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
+// addMark adds the state of a walk after the event at, the last event of a commit, to the cache if the last mark is far
+// enough before it. at must not be after the seq of the requested fork. whole reports that the walk has read the log to
+// its end.
+func (w *walkEntry) addMark(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	after := uint32(0)
 	if n := len(w.marks); n > 0 {
 		after = w.marks[n-1].at.Seq
@@ -105,18 +111,18 @@ func (w *walkEntry) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	if !due && (!whole || at.Seq <= w.last.at.Seq) {
 		return
 	}
-	m := mark{walk.Clone(fork.Last), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
+	m := walkMark{walk.Clone(fork.Last), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
 	if at.Seq > w.last.at.Seq {
 		w.last = m
 	}
 	if !due {
 		return
 	}
-	if w.marks = append(w.marks, m); len(w.marks) > maxMarks {
-		for i := range maxMarks / 2 {
+	if w.marks = append(w.marks, m); len(w.marks) > maxMarksPerSession {
+		for i := range maxMarksPerSession / 2 {
 			w.marks[i] = w.marks[2*i+1]
 		}
-		clear(w.marks[maxMarks/2:])
-		w.marks, w.spacing = w.marks[:maxMarks/2], 2*w.spacing
+		clear(w.marks[maxMarksPerSession/2:])
+		w.marks, w.spacing = w.marks[:maxMarksPerSession/2], 2*w.spacing
 	}
 }

@@ -9,18 +9,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// ErrGone is the error of Again for a session that does not exist, or was deleted.
-var ErrGone = errors.New("the session does not exist, or was deleted")
+// ErrSessionGone is returned by RepublishJob for a session that does not exist, or was deleted.
+var ErrSessionGone = errors.New("the session does not exist, or was deleted")
 
-// Again publishes a job for a session if an executor has anything to do for it, even if jobs for the same work were
-// published before: the id of the job is new. The cause must be unique to the call.
-func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
-	l, err := r.settle(ctx, tenant, id)
+// RepublishJob publishes a job for a session if an executor must do something for it, even if jobs for the same work
+// were published before: the job's id is new. The cause must be unique to the call.
+func (r *Reactor) RepublishJob(ctx context.Context, tenant, id, cause string) error {
+	l, err := r.completeDueWork(ctx, tenant, id)
 	if err != nil {
 		return err
 	}
 	if l.Life.Status == session.None || l.Life.Status == session.Deleted {
-		return fmt.Errorf("session %s: %w", id, ErrGone)
+		return fmt.Errorf("session %s: %w", id, ErrSessionGone)
 	}
 	var of string
 	switch l.Due() {
@@ -31,5 +31,5 @@ func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 	default:
 		return nil
 	}
-	return r.putJob(ctx, l, of+"."+cause)
+	return r.storeJob(ctx, l, of+"."+cause)
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// DeadJob handles the dead letter of a job: it fails the execution for which the job was published. No other job would
-// follow, so without it the execution and the messages behind it would wait for the turn limit.
-func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
+// HandleDeadJob handles the dead letter of a job: it fails the execution for which the job was published. Without this,
+// no other job would follow, and the execution and the messages behind it would wait for the turn limit.
+func (r *Reactor) HandleDeadJob(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
@@ -29,15 +29,15 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
 	return bus.Transient(eventlog.Decide(func() error {
 		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-		if err != nil || l.Due() != run.Execute || !isJobOf(l, id) {
+		if err != nil || l.Due() != run.Execute || !isJobOfActiveExecution(l, id) {
 			return err
 		}
-		return r.abandon(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
+		return r.endActiveExecution(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
 	}))
 }
 
-// isJobOf reports whether a job with this message id was published for the active execution.
-func isJobOf(l *eventlog.Loaded, id string) bool {
+// isJobOfActiveExecution reports whether the job with a message id was published for the session's active execution.
+func isJobOfActiveExecution(l *eventlog.Loaded, id string) bool {
 	active := l.Life.Active
 	for _, cause := range []string{active.Dispatch, l.Life.Pause.Cause, l.Life.ControlOf(active.ExecutionID).Cause} {
 		if cause != "" && strings.HasPrefix(id, cause) {

@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Leases reports which engines and executors are alive.
+// Leases reports which engines and executors have a lease.
 type Leases interface {
 	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
@@ -35,8 +35,8 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// Budgets reads the budgets and limits of tenants, and their usage.
-type Budgets interface {
+// BudgetReader reads the budgets and limits of tenants, and their usage.
+type BudgetReader interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
@@ -46,7 +46,7 @@ type Config struct {
 	JetStream jetstream.JetStream
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
-	Budgets   Budgets
+	Budgets   BudgetReader
 	// EngineGone is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
 	EngineGone time.Duration
 	Now        func() time.Time
@@ -58,8 +58,8 @@ type Config struct {
 	Service    string                                                    // the service and its copy, which the log names as the writer
 }
 
-// Reactor does what commits and timers make due for a session: it appends events, publishes jobs and sets the session's
-// timer.
+// Reactor does the work that becomes due for a session after commits and at deadlines: it appends events, publishes
+// jobs and sets the session's timer.
 type Reactor struct {
 	cfg Config
 
@@ -75,15 +75,15 @@ func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds is the maximum number of times that a session's state is loaded again for one message because another
-// writer changed it meanwhile. After that the message is redelivered.
-const maxRounds = 32
+// maxStateLoads is the maximum number of times that a session's state is loaded for one message, because another writer
+// changes the session meanwhile. After that the message is redelivered.
+const maxStateLoads = 32
 
-// errMoving is returned if other writers changed a session's state during each of maxRounds attempts.
-var errMoving = errors.New("the session's state keeps changing")
+// errStateKeepsChanging is returned if other writers changed a session during each of maxStateLoads attempts.
+var errStateKeepsChanging = errors.New("the session's state keeps changing")
 
-// Commit handles a message of the log.
-func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
+// HandleCommit handles a message of the log: it does what is due for the session of the commit.
+func (r *Reactor) HandleCommit(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
@@ -95,19 +95,19 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(err)
 	}
-	c, err := summarize(msg.Payload)
+	c, err := summarizeCommit(msg.Payload)
 	if err != nil {
 		return bus.Poison(err)
 	}
 	if !c.matters {
 		return nil
 	}
-	l, err := r.settle(ctx, subject.Tenant, subject.ID)
+	l, err := r.completeDueWork(ctx, subject.Tenant, subject.ID)
 	if err != nil {
 		return err
 	}
 	if l.Life.Secrets {
-		if err := r.forget(ctx, subject, bus.Sequence(msg), c.ended); err != nil {
+		if err := r.deleteSecrets(ctx, subject, bus.Sequence(msg), c.ended); err != nil {
 			return err
 		}
 	}
@@ -118,9 +118,10 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	return nil
 }
 
-// forget removes the secrets of executions that have ended according to a message, if the message is part of the log.
-// Elsewhere the reactor uses a message only as a reason to load the state.
-func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ended []string) error {
+// deleteSecrets deletes the secrets of executions that have ended according to the commit at a stream sequence. It
+// first checks that the commit is part of the log; for everything else a Reactor uses a commit only as a reason to load
+// the session's state.
+func (r *Reactor) deleteSecrets(ctx context.Context, s events.Subject, seq uint64, ended []string) error {
 	if len(ended) == 0 {
 		return nil
 	}
@@ -140,14 +141,15 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	return nil
 }
 
-// commitSummary is the part of a session's commit that decides whether the Reactor has to act on the commit.
+// commitSummary holds the part of a session's commit that decides whether the Reactor must do something for the
+// session.
 type commitSummary struct {
 	matters bool     // the commit can make something due
 	ended   []string // executions that it ends
 }
 
-// summarize reads a commit without decoding the data of its events.
-func summarize(payload []byte) (commitSummary, error) {
+// summarizeCommit returns the summary of a commit, without decoding the data of its events.
+func summarizeCommit(payload []byte) (commitSummary, error) {
 	var c struct {
 		Events []struct {
 			Type        events.Type `json:"type"`
@@ -174,9 +176,9 @@ func summarize(payload []byte) (commitSummary, error) {
 	return g, nil
 }
 
-// Timer handles a timer that fired. It acts on everything that is due now, and not only on the deadline for which the
-// timer was set.
-func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
+// HandleTimer handles the timer of a session that fired. It does everything that is due for the session now, and not
+// only what the timer was set for.
+func (r *Reactor) HandleTimer(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
@@ -184,20 +186,19 @@ func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(err)
 	}
-	_, err = r.settle(ctx, ref.Tenant, ref.Session)
+	_, err = r.completeDueWork(ctx, ref.Tenant, ref.Session)
 	return err
 }
 
-// settle loads the session and does one thing that is due, until nothing is due.
-// A conflict means that another writer did it first. It returns the session as
-// it was loaded last.
-func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Loaded, error) {
-	for range maxRounds {
+// completeDueWork loads a session and does one thing that is due, and repeats this until nothing is due. A conflict
+// means that another writer did it first. It returns the state of the session that it loaded last.
+func (r *Reactor) completeDueWork(ctx context.Context, tenant, id string) (*eventlog.Loaded, error) {
+	for range maxStateLoads {
 		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
 		if err != nil {
 			return l, bus.Transient(err)
 		}
-		wrote, err := r.appendNext(ctx, l)
+		wrote, err := r.appendDueEvent(ctx, l)
 		var conflict *eventlog.ConflictError
 		switch {
 		case errors.As(err, &conflict), err == nil && wrote:
@@ -205,7 +206,7 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 		case err != nil:
 			return l, bus.Transient(err)
 		}
-		if err := r.publish(ctx, l); err != nil {
+		if err := r.publishDueJob(ctx, l); err != nil {
 			return l, bus.Transient(err)
 		}
 		moved, err := r.armTimer(ctx, l)
@@ -216,11 +217,12 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 			return l, nil
 		}
 	}
-	return nil, errMoving
+	return nil, errStateKeepsChanging
 }
 
-// appendNext appends the one thing that is due on the log itself, if anything is.
-func (r *Reactor) appendNext(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
+// appendDueEvent appends the one event to the session that is due, if there is any, such as the dispatch of the next
+// execution or the end of a lost one. It reports whether it has appended an event.
+func (r *Reactor) appendDueEvent(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
 	now := r.cfg.Now()
 	base := func(what string) session.Base {
 		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
@@ -241,23 +243,23 @@ func (r *Reactor) appendNext(ctx context.Context, l *eventlog.Loaded) (wrote boo
 			return true, r.cfg.Sessions.AppendLife(ctx, l, r.actor(), list[0].ID, list)
 		}
 	}
-	outcome, err := r.lostEnd(ctx, l, now)
+	outcome, err := r.endWithoutExecutor(ctx, l, now)
 	if err != nil || outcome == nil {
 		return false, err
 	}
-	return true, r.abandon(ctx, l, outcome, now)
+	return true, r.endActiveExecution(ctx, l, outcome, now)
 }
 
-// lostEnd returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
-// before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
-// its executor is gone.
-func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+// endWithoutExecutor returns the terminal event of the active execution if no executor will end it, and nil otherwise.
+// It returns an event if the execution was cancelled before an executor claimed it, if a budget or a limit that it
+// needs is used up, or if its turn limit has passed and its executor is gone.
+func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
 	if l.Due() == run.Execute && l.Run.Execution != active {
-		if outcome, err := r.budgetEnd(ctx, l, now); err != nil || outcome != nil {
+		if outcome, err := r.budgetExceededEnd(ctx, l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
 	}
@@ -274,9 +276,9 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// budgetEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
-// prevents its start.
-func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+// budgetExceededEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of
+// events, prevents its start, and nil otherwise.
+func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
@@ -294,15 +296,15 @@ func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Ti
 	return nil, nil
 }
 
-// isOverdue reports whether the active execution has run longer than its turn limit and grace.
+// isOverdue reports whether the active execution has run longer than its turn limit and the grace period.
 func (r *Reactor) isOverdue(l *eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
 }
 
-// abandon ends the active execution. The session service cannot reach sandboxes, so the end of
-// an execution that an executor held states that its agent was not stopped.
-func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
+// endActiveExecution appends the terminal event outcome of the active execution. If an executor held the execution, the
+// event states that the agent was not stopped, because the session service cannot reach sandboxes.
+func (r *Reactor) endActiveExecution(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
 		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
 	}
@@ -323,17 +325,18 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.Derive(events.KindCommit, id), d)
 }
 
-// publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
-func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
+// publishDueJob publishes the job that is due for a session to the stream JOBS. The message id is run.JobID, so that
+// JOBS stores the job once.
+func (r *Reactor) publishDueJob(ctx context.Context, l *eventlog.Loaded) error {
 	id := run.JobID(&l.Life, &l.Run)
 	if id == "" {
 		return nil
 	}
-	return r.putJob(ctx, l, id)
+	return r.storeJob(ctx, l, id)
 }
 
-// putJob stores a job for a session in JOBS.
-func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) error {
+// storeJob publishes a job for a session to the stream JOBS, with a message id.
+func (r *Reactor) storeJob(ctx context.Context, l *eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
@@ -361,14 +364,14 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool,
 		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
 		at = now.Add(session.TurnGrace)
 	}
-	armed, err := r.timerTime(ctx, l.ID)
+	armed, err := r.timerFireTime(ctx, l.ID)
 	if err != nil {
 		return false, err
 	}
 	if armed.After(now) && !armed.After(at) {
 		return false, nil
 	}
-	if err := r.schedule(ctx, l, at); err != nil {
+	if err := r.scheduleTimer(ctx, l, at); err != nil {
 		return false, err
 	}
 	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
@@ -378,7 +381,8 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool,
 	return again.LifeHead.Seq != l.LifeHead.Seq || again.RunHead.Seq != l.RunHead.Seq, nil
 }
 
-// timerStream returns TIMERS. It keeps the handle, because getting one is a round trip to the stream's leader.
+// timerStream returns the stream TIMERS. It keeps the handle, because getting one is a round trip to the stream's
+// leader.
 func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -393,11 +397,11 @@ func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// headerArmedAt holds the time at which a schedule fires, in Unix milliseconds.
-const headerArmedAt = "Spool-Armed-At"
+// headerFireTime is the message header that holds the time at which a session's timer fires, in Unix milliseconds.
+const headerFireTime = "Spool-Armed-At"
 
-// timerTime returns the time at which the session's timer fires, or the zero time if none is set.
-func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
+// timerFireTime returns the time at which the timer of the session id fires, or the zero time if none is set.
+func (r *Reactor) timerFireTime(ctx context.Context, id string) (time.Time, error) {
 	stream, err := r.timerStream(ctx)
 	if err != nil {
 		return time.Time{}, err
@@ -409,7 +413,7 @@ func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("timer of %s: %w", id, err)
 	}
-	ms, err := strconv.ParseInt(msg.Header.Get(headerArmedAt), 10, 64)
+	ms, err := strconv.ParseInt(msg.Header.Get(headerFireTime), 10, 64)
 	if err != nil {
 		return time.Time{}, nil // the schedule was not set by this service: replace it
 	}

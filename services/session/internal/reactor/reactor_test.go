@@ -19,8 +19,8 @@ import (
 // Router.
 func TestHandlers_RefuseToRunWithoutTheRouter(t *testing.T) {
 	r := New(Config{})
-	bustest.RefusesUnrouted(t, r.Commit, []byte(`{"events":[{"type":"session_created"}]}`))
-	bustest.RefusesUnrouted(t, r.Timer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+	bustest.RefusesUnrouted(t, r.HandleCommit, []byte(`{"events":[{"type":"session_created"}]}`))
+	bustest.RefusesUnrouted(t, r.HandleTimer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
 // TestMatters_ReportsEventsThatMakeWorkDue tests that the reactor looks at events that can make something due, and
@@ -42,15 +42,15 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 		quiet[p.EventType()] = true
 	}
 	for _, entry := range events.Catalogue() {
-		got, err := summarize([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
+		got, err := summarizeCommit([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
 		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
 			t.Errorf("%s is read as %+v, %v", entry.Type, got, err)
 		}
 	}
-	if got, err := summarize([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {
+	if got, err := summarizeCommit([]byte(`{"events":[{"type":"something_new"}]}`)); got.matters || err != nil {
 		t.Errorf("an unknown type matters: %v, %v", got, err)
 	}
-	if _, err := summarize([]byte(`{`)); err == nil {
+	if _, err := summarizeCommit([]byte(`{`)); err == nil {
 		t.Error("half a commit was read")
 	}
 }
@@ -90,7 +90,7 @@ func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
 	} {
 		var jobs subjects
 		r := New(Config{Publisher: &jobs, Leases: goneFor(c.gone), EngineGone: limit, Published: func() {}})
-		if err := r.putJob(t.Context(), l, "job"); err != nil || len(jobs) != 1 || jobs[0] != c.want {
+		if err := r.storeJob(t.Context(), l, "job"); err != nil || len(jobs) != 1 || jobs[0] != c.want {
 			t.Errorf("%s: jobs on %v, error %v, want one on %s", name, jobs, err, c.want)
 		}
 	}

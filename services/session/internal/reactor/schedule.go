@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// schedule stores the message that sets the session's timer to fire at a time. It replaces the timer that was set before.
-func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
+// scheduleTimer stores the message that makes the session's timer fire at a time. It replaces the timer that was set
+// before.
+func (r *Reactor) scheduleTimer(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
 		return err
@@ -21,10 +22,10 @@ func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time
 	msg := &nats.Msg{Subject: topology.TimerSchedule(l.ID), Data: body, Header: nats.Header{
 		"Nats-Schedule":        {"@at " + at.UTC().Format(time.RFC3339Nano)},
 		"Nats-Schedule-Target": {topology.TimerDue(l.ID)},
-		headerArmedAt:          {strconv.FormatInt(at.UnixMilli(), 10)},
+		headerFireTime:         {strconv.FormatInt(at.UnixMilli(), 10)},
 	}}
 	if _, err := r.cfg.JetStream.PublishMsg(ctx, msg); err != nil {
-		return fmt.Errorf("arm the timer of %s: %w", l.ID, err)
+		return fmt.Errorf("set the timer of %s: %w", l.ID, err)
 	}
 	return nil
 }

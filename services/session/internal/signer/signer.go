@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	// collectTime is the time for which the signer collects sessions whose executions have ended, before it signs their
-	// heads together.
+	// collectTime is the time for which the signer collects sessions whose executions have ended, before it signs the
+	// heads of all these sessions together.
 	collectTime = time.Second
-	// maxEnded is the maximum number of sessions of one shard whose heads are signed at the end of their executions.
-	// The heads of further sessions are signed with those of all changed subjects.
-	maxEnded = heads.MaxHeads / 2
-	// headReaders is the number of heads that one pass reads from the log at once.
-	headReaders = 16
-	// passTime is the timeout of one pass over a shard.
-	passTime = time.Minute
+	// maxEndedSessions is the maximum number of sessions of one shard whose heads are signed soon after the end of an
+	// execution. The heads of further sessions are signed in the next regular pass.
+	maxEndedSessions = heads.MaxHeads / 2
+	// maxConcurrentHeadReads is the maximum number of heads that the signer reads from the log at the same time.
+	maxConcurrentHeadReads = 16
+	// passTimeout is the time limit for the signing of one shard's heads.
+	passTimeout = time.Minute
 )
 
 // Config configures a Signer. Every field is required.
@@ -48,7 +48,7 @@ type Config struct {
 	Failed    func()          // is called for each pass that failed
 }
 
-// Signer signs heads. Ended is safe for concurrent use; Run is called once.
+// Signer signs the heads of the log's subjects. RequestSigning is safe for concurrent use; Run must be called once.
 type Signer struct {
 	cfg    Config
 	stream *bus.StreamHandle
@@ -83,11 +83,11 @@ func New(cfg Config) *Signer {
 	return s
 }
 
-// Ended requests that the heads of a session be signed soon. It does not block.
-func (s *Signer) Ended(tenant, id string) {
+// RequestSigning requests that the heads of a session be signed soon. It does not block.
+func (s *Signer) RequestSigning(tenant, id string) {
 	shard := events.Partition(id) % len(s.ended)
 	s.mu.Lock()
-	if len(s.ended[shard]) < maxEnded {
+	if len(s.ended[shard]) < maxEndedSessions {
 		s.ended[shard][sessionKey{tenant, id}] = true
 	}
 	s.mu.Unlock()
@@ -97,9 +97,9 @@ func (s *Signer) Ended(tenant, id string) {
 	}
 }
 
-// Run signs until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
+// Run signs heads until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
 func (s *Signer) Run(ctx context.Context) error {
-	s.forEachShard(ctx, s.signChanges) // sign commits that were stored while no copy ran
+	s.forEachShard(ctx, s.signChangedHeads) // sign commits that were stored while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
@@ -107,22 +107,22 @@ func (s *Signer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed.C:
-			s.forEachShard(ctx, s.signChanges)
+			s.forEachShard(ctx, s.signChangedHeads)
 		case <-s.wake:
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-time.After(collectTime):
 			}
-			s.forEachShard(ctx, s.signEnded)
+			s.forEachShard(ctx, s.signEndedSessions)
 		}
 	}
 }
 
-// forEachShard calls sign for each shard, and logs and counts its errors.
+// forEachShard calls sign for each shard of the log. It logs and counts errors of sign.
 func (s *Signer) forEachShard(ctx context.Context, sign func(context.Context, int) error) {
 	for shard := range s.ended {
-		within, cancel := context.WithTimeout(ctx, passTime)
+		within, cancel := context.WithTimeout(ctx, passTimeout)
 		err := sign(within, shard)
 		cancel()
 		if ctx.Err() != nil {
@@ -135,11 +135,12 @@ func (s *Signer) forEachShard(ctx context.Context, sign func(context.Context, in
 	}
 }
 
-// signChanges signs the last commit of each subject that changed since the last time, in as many entries as necessary.
-func (s *Signer) signChanges(ctx context.Context, shard int) error {
+// signChangedHeads signs the last commit of each subject of a shard that has changed since the last time, in as many
+// entries as necessary.
+func (s *Signer) signChangedHeads(ctx context.Context, shard int) error {
 	again := false // this copy has just stored an entry that did not hold all changes
 	for {
-		t, err := s.readEnd(ctx, shard)
+		t, err := s.readChainEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -148,12 +149,12 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 		}
 		changes, err := s.cfg.Log.Changed(ctx, eventlog.Position{Shard: shard, Seq: t.entry.Through}, heads.MaxHeads)
 		if err != nil {
-			return fmt.Errorf("find what changed: %w", err)
+			return fmt.Errorf("find the changed subjects: %w", err)
 		}
 		if changes.Through.Seq <= t.entry.Through {
 			return nil
 		}
-		list, err := s.headsOf(ctx, shard, t.entry.Through, changes)
+		list, err := s.readChangedHeads(ctx, shard, t.entry.Through, changes)
 		if err != nil {
 			return err
 		}
@@ -165,12 +166,13 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	}
 }
 
-// headsOf returns the commits that changes names. It reads those whose hash is not known.
-func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes eventlog.Changes) ([]heads.Head, error) {
+// readChangedHeads returns the heads of the subjects that changes lists. It reads the commits whose hash is not known
+// from the log.
+func (s *Signer) readChangedHeads(ctx context.Context, shard int, after uint64, changes eventlog.Changes) ([]heads.Head, error) {
 	list := make([]heads.Head, 0, len(changes.Last))
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(headReaders)
+	g.SetLimit(maxConcurrentHeadReads)
 	for subject, seq := range changes.Last {
 		if hash := changes.Hash[subject]; hash != "" {
 			mu.Lock()
@@ -179,7 +181,7 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 			continue
 		}
 		g.Go(func() error {
-			h, ok, err := s.head(ctx, shard, after, subject, seq)
+			h, ok, err := s.readHead(ctx, shard, after, subject, seq)
 			if err != nil || !ok {
 				return err
 			}
@@ -196,9 +198,10 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 	return list, nil
 }
 
-// head reads the commit of a subject at a sequence. If the message there is not part of the log, it reads the last
-// commit before it. There is none if the janitor erased it meanwhile.
-func (s *Signer) head(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
+// readHead reads the commit of a subject at a stream sequence and returns it as a head. If the message there is not
+// part of the log, it reads the last commit before it. ok is false if there is none, because the janitor has erased the
+// commit meanwhile.
+func (s *Signer) readHead(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
 	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
 	var foreign *eventlog.ForeignError
 	switch {
@@ -225,8 +228,8 @@ func (s *Signer) head(ctx context.Context, shard int, after uint64, subject stri
 	return h, ok, nil
 }
 
-// signEnded signs the heads of sessions whose execution ended.
-func (s *Signer) signEnded(ctx context.Context, shard int) error {
+// signEndedSessions signs the heads of the sessions of a shard for which RequestSigning was called.
+func (s *Signer) signEndedSessions(ctx context.Context, shard int) error {
 	s.mu.Lock()
 	waiting := s.ended[shard]
 	s.ended[shard] = map[sessionKey]bool{}
@@ -248,7 +251,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 	slices.SortFunc(list, func(a, b heads.Head) int { return cmp.Compare(a.Seq, b.Seq) })
 	for {
-		t, err := s.readEnd(ctx, shard)
+		t, err := s.readChainEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -262,9 +265,9 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 }
 
-// readEnd reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
-// nothing more is signed, because the next entry would hide the cut.
-func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
+// readChainEnd reads the last entry in the chain of a shard's signed heads. If the chain ends before an entry that this
+// copy has seen, the chain was cut, and readChainEnd returns an error, so that no new entry hides the cut.
+func (s *Signer) readChainEnd(ctx context.Context, shard int) (chainEnd, error) {
 	stream, err := s.stream.Open(ctx)
 	if err != nil {
 		return chainEnd{}, err
@@ -273,7 +276,7 @@ func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 	seen := s.last[shard]
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		if seen.seq > 0 {
-			return chainEnd{}, cutError(shard, seen)
+			return chainEnd{}, chainCutError(shard, seen)
 		}
 		return chainEnd{}, nil
 	}
@@ -289,7 +292,7 @@ func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 		return chainEnd{seq: m.Sequence}, nil
 	}
 	if e.N <= seen.entry.N && m.Sequence < seen.seq {
-		return chainEnd{}, cutError(shard, seen)
+		return chainEnd{}, chainCutError(shard, seen)
 	}
 	t := chainEnd{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
 	if e.Through > seen.entry.Through {
@@ -299,13 +302,14 @@ func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 	return t, nil
 }
 
-// cutError returns the error for a chain that no longer has the entry seen.
-func cutError(shard int, seen chainEnd) error {
-	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
+// chainCutError returns the error for a chain of signed heads that no longer has an entry that this copy has seen.
+func chainCutError(shard int, seen chainEnd) error {
+	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; check the log with spool verify, and restart the service to continue",
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
-// storeEntry appends an entry. It returns false if another copy appended first.
+// storeEntry appends an entry with signed heads to the stream HEADS. It returns false if another copy of the service
+// has appended an entry first.
 func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)

@@ -59,19 +59,19 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 			last[n], err = s.cfg.Log.Append(ctx, head, eventlogtest.Draft(fmt.Sprint("signer ", pass, " ", i), "text"))
 			must(t, err)
 		}
-		before, err := s.readEnd(ctx, 0)
+		before, err := s.readChainEnd(ctx, 0)
 		must(t, err)
 		// A copy that has just started finds the same.
 		other := newSigner()
 		changes, err := other.cfg.Log.Changed(ctx, eventlog.Position{Seq: before.entry.Through}, heads.MaxHeads)
 		must(t, err)
-		want, err := other.headsOf(ctx, 0, before.entry.Through, changes)
+		want, err := other.readChangedHeads(ctx, 0, before.entry.Through, changes)
 		must(t, err)
 		if pass == 7 {
 			s = newSigner() // the service restarts
 		}
-		must(t, s.signChanges(ctx, 0))
-		after, err := s.readEnd(ctx, 0)
+		must(t, s.signChangedHeads(ctx, 0))
+		after, err := s.readChainEnd(ctx, 0)
 		must(t, err)
 		if after.entry.N != before.entry.N+1 || after.entry.Through != changes.Through.Seq || !slices.Equal(after.entry.Heads, want) {
 			t.Fatalf("pass %d signed %+v, want %v up to %d", pass, after.entry, want, changes.Through.Seq)

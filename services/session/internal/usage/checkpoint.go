@@ -16,14 +16,14 @@ import (
 // begins with an underscore.
 const checkpointKey = "_positions"
 
-// checkpoint holds the positions from which a Folder reads the log after a start. The entries of all tenants include
-// every commit up to them. Each write of the checkpoint expects the revision of the write before, so that one copy at a
-// time folds.
+// checkpoint holds the positions from which an Aggregator reads the log after a start. The entries of all tenants
+// include every commit up to these positions. Each write of the checkpoint expects the revision of the write before, so
+// that only one copy of the service folds at a time.
 type checkpoint struct {
 	Positions map[string]uint64 `json:"positions"` // by stream, as streamID returns it
 }
 
-// readCheckpoint returns the checkpoint and its revision; 0 if there is none yet.
+// readCheckpoint returns the checkpoint and its revision in the bucket budgets. The revision is 0 if there is none yet.
 func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uint64, error) {
 	var c checkpoint
 	e, err := kv.Get(ctx, checkpointKey)
@@ -39,11 +39,11 @@ func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uin
 	return c, e.Revision(), nil
 }
 
-// errMoved is returned when another writer changed a key first.
-var errMoved = errors.New("another writer was faster")
+// errKeyChanged is returned when another writer has changed a key of the bucket budgets first.
+var errKeyChanged = errors.New("another writer changed the key first")
 
-// putValue writes a key and returns its new revision. revision is the last known one, 0 for none. It returns errMoved if
-// the key has another revision.
+// putValue writes the JSON of a value to a key and returns the key's new revision. revision is the last known one, 0
+// for a new key. It returns errKeyChanged if the key has another revision.
 func putValue(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
 	body, err := json.Marshal(value)
 	if err != nil {
@@ -56,7 +56,7 @@ func putValue(ctx context.Context, kv jetstream.KeyValue, key string, value any,
 	}
 	var refused *jetstream.APIError
 	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
-		return 0, errMoved
+		return 0, errKeyChanged
 	}
 	if err != nil {
 		return 0, fmt.Errorf("write key %s of bucket %s: %w", key, topology.BucketBudgets, err)
@@ -64,8 +64,8 @@ func putValue(ctx context.Context, kv jetstream.KeyValue, key string, value any,
 	return revision, nil
 }
 
-// streamID returns the identity of a shard's stream. A stream that was deleted and created again has another identity:
-// its positions start again.
+// streamID returns an id of a shard's stream that differs if the stream is deleted and created again, because its
+// sequences then start again.
 func streamID(shard int, info *jetstream.StreamInfo) string {
 	return strconv.Itoa(shard) + "-" + strconv.FormatInt(info.Created.UnixNano(), 36)
 }
@@ -80,8 +80,9 @@ func streamState(ctx context.Context, js jetstream.JetStream, shard int) (id str
 	return streamID(shard, info), info.State.LastSeq, nil
 }
 
-// Passed reports whether the usage of tenants includes every commit of a shard up to a sequence.
-func Passed(ctx context.Context, js jetstream.JetStream, shard int, seq uint64) (bool, error) {
+// HasFolded reports whether the usage of tenants in the bucket budgets includes every commit of a shard up to a stream
+// sequence.
+func HasFolded(ctx context.Context, js jetstream.JetStream, shard int, seq uint64) (bool, error) {
 	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return false, fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)

@@ -8,17 +8,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// entry is the value of a tenant in the bucket budgets: the usage, budgets and limits that services read, and the data
-// from which they are computed.
-type entry struct {
+// tenantEntry is the JSON value of a tenant in the bucket budgets: the usage, budgets and limits that services read,
+// and the data from which they are computed.
+type tenantEntry struct {
 	budget.Tenant
 	// Shards holds the usage by the stream of the shard, as streamID returns it. Entries that the projector of an earlier
 	// version wrote have none.
 	Shards map[string]*shardUsage `json:"shards"`
 }
 
-// shardUsage is the usage, the budgets and the limits from a tenant's commits in one shard of the log, up to the commit
-// Seq.
+// shardUsage holds a tenant's usage, budgets and limits from the tenant's commits in one shard of the log, up to the
+// stream sequence Seq.
 type shardUsage struct {
 	Seq     uint64                          `json:"seq"` // sequence of the last commit that changed this value
 	Total   budget.Usage                    `json:"total"`
@@ -30,25 +30,26 @@ type shardUsage struct {
 
 // Days and months are kept for as long as the window of a budget can include them, with time to spare for clocks that differ.
 const (
-	keepDays   = 48 * time.Hour
-	keepMonths = 32 * 24 * time.Hour
+	dayRetention   = 48 * time.Hour
+	monthRetention = 32 * 24 * time.Hour
 )
 
-// monthOfDay returns the month of a day.
+// monthOfDay returns the month of a day, such as 2026-01 for 2026-01-31.
 func monthOfDay(day string) string { return day[:len("2006-01")] }
 
-// keptWindow holds the first day and the first month of which an entry keeps the usage.
+// keptWindow holds the first day and the first month whose usage an entry keeps.
 type keptWindow struct{ day, month string }
 
-// keptWindowAt returns the window that an entry keeps at a time.
+// keptWindowAt returns the first day and the first month whose usage an entry keeps at a time.
 func keptWindowAt(now time.Time) keptWindow {
 	now = now.UTC()
-	return keptWindow{now.Add(-keepDays).Format(time.DateOnly), monthOfDay(now.Add(-keepMonths).Format(time.DateOnly))}
+	return keptWindow{now.Add(-dayRetention).Format(time.DateOnly), monthOfDay(now.Add(-monthRetention).Format(time.DateOnly))}
 }
 
-// add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
-// or before the shard's position was already applied and changes nothing.
-func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep keptWindow) bool {
+// applyCommit adds the usage of a commit, by day, to the entry, and applies the budgets and limits that the commit
+// sets. It reports whether the entry changed. A commit at or before the shard's position changes nothing, because it
+// was applied before.
+func (e *tenantEntry) applyCommit(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep keptWindow) bool {
 	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
 		return false
 	}
@@ -64,7 +65,7 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 	if !changed {
 		return false
 	}
-	s := e.shard(stream)
+	s := e.shardUsageOf(stream)
 	s.Seq = rec.Position.Seq
 	for day, u := range usage {
 		s.Total = s.Total.Plus(u)
@@ -81,7 +82,7 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 	return true
 }
 
-// applyEvent applies an event of the chains of budgets and limits. Events on other chains change nothing.
+// applyEvent applies an event that sets or removes a budget or limits. Other events change nothing.
 func (s *shardUsage) applyEvent(aspect events.Aspect, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
@@ -103,8 +104,9 @@ func (s *shardUsage) applyEvent(aspect events.Aspect, e events.Event) {
 	}
 }
 
-// shard returns the entry's part for a stream, and creates its maps.
-func (e *entry) shard(stream string) *shardUsage {
+// shardUsageOf returns the tenant's usage in the shard with the stream id stream, and adds it to the entry if it does
+// not exist.
+func (e *tenantEntry) shardUsageOf(stream string) *shardUsage {
 	if e.Shards == nil {
 		e.Shards = map[string]*shardUsage{}
 	}
@@ -126,7 +128,7 @@ func (e *entry) shard(stream string) *shardUsage {
 }
 
 // hasLimits reports whether the tenant has a budget or limits.
-func (e *entry) hasLimits() bool {
+func (e *tenantEntry) hasLimits() bool {
 	for _, s := range e.Shards {
 		if len(s.Budgets) > 0 || s.Limits != nil {
 			return true
@@ -135,9 +137,9 @@ func (e *entry) hasLimits() bool {
 	return false
 }
 
-// publish computes the figures that services read, as of a time. It drops the days and months that no window includes
-// any more, and the shards of streams that no longer exist.
-func (e *entry) publish(streams []string, now time.Time) {
+// computeFigures computes the budgets and limits, and the usage that counts against them now, which services read from
+// the entry. It drops days and months that no budget includes any more, and shards whose stream no longer exists.
+func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 	keep := keptWindowAt(now)
 	shards := map[string]*shardUsage{}
 	for _, stream := range streams {
@@ -173,9 +175,9 @@ func (e *entry) publish(streams []string, now time.Time) {
 	}
 }
 
-// usageSince returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
-// because the clock that set an event's time may be ahead.
-func (e *entry) usageSince(period events.Period, from string) budget.Usage {
+// usageSince returns the tenant's usage in a period of days, from its first day on. It includes days that the clock has
+// not reached yet, because the clock that set an event's time may be ahead.
+func (e *tenantEntry) usageSince(period events.Period, from string) budget.Usage {
 	var sum budget.Usage
 	for _, s := range e.Shards {
 		switch period {
@@ -198,7 +200,7 @@ func (e *entry) usageSince(period events.Period, from string) budget.Usage {
 	return sum
 }
 
-// dropBefore removes the days or months before first.
+// dropBefore removes the days or months before first from the map.
 func dropBefore(usage map[string]budget.Usage, first string) {
 	for k := range usage {
 		if k < first {

@@ -14,14 +14,14 @@ import (
 func TestEntry_WindowsOfBudgets(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 6, 1, 0, 30, 0, 0, time.UTC)
-	var e entry
+	var e tenantEntry
 	add := func(shard string, seq uint64, at time.Time, s events.Subject, data events.Payload, turns int64) {
 		rec := eventlog.Record{Subject: s, Position: eventlog.Position{Seq: seq}, Events: []events.Event{{Time: at, Data: data}}}
 		used := map[string]budget.Usage{}
 		if turns > 0 {
 			used[at.Format(time.DateOnly)] = budget.Usage{Turns: turns, Events: 1}
 		}
-		e.add(shard, rec, used, keptWindowAt(at))
+		e.applyCommit(shard, rec, used, keptWindowAt(at))
 	}
 	life := events.LifeOf("a", "s")
 	for i, p := range events.Periods() {
@@ -36,7 +36,7 @@ func TestEntry_WindowsOfBudgets(t *testing.T) {
 	add("9", 1, now, life, events.Log{}, 1000)                // from a stream that no longer exists
 	check := func(at time.Time, day, month, total uint32, logged uint64) {
 		t.Helper()
-		e.publish([]string{"0", "1"}, at)
+		e.computeFigures([]string{"0", "1"}, at)
 		for i, want := range []uint32{day, month, total} {
 			if len(e.Budgets) != 3 || e.Budgets[i].Period != events.Periods()[i] || e.Budgets[i].Spent.Turns != want {
 				t.Errorf("at %s: budgets %+v, want %d turns of the %s", at, e.Budgets, want, events.Periods()[i])

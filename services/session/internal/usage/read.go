@@ -17,20 +17,21 @@ import (
 )
 
 const (
-	// payloadTries is the maximum number of times that missing data is requested from the object store before a commit is folded without it,
-	// because a replica may lag.
-	payloadTries = 3
-	payloadPause = 200 * time.Millisecond
-	// maxHistories is the number of histories of sessions that are read at once.
-	maxHistories = 16
-	// maxPresent is the approximate maximum number of sessions and executions in memory.
-	maxPresent = 100_000
+	// maxPayloadTries is the maximum number of times that a missing payload is requested from the object store before
+	// its commit is folded without it. A replica of the store may lag.
+	maxPayloadTries = 3
+	// payloadRetryPause is the pause between two requests for a missing payload.
+	payloadRetryPause = 200 * time.Millisecond
+	// maxConcurrentHistories is the maximum number of sessions whose commits are read from the log at the same time.
+	maxConcurrentHistories = 16
+	// maxCachedUsage is the approximate maximum number of sessions and executions in memory.
+	maxCachedUsage = 100_000
 )
 
-// commits yields the commits of a reader and skips commits that cannot be read. A message that is not part of the log,
-// or that cannot be decoded, is yielded without events. read starts a reader after a position; after each failed
-// commit, commits starts another one behind it.
-func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Position) iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
+// readableCommits yields the commits of the log after a position. read returns an iterator over the log after a
+// position. readableCommits yields a message that is not part of the log, or cannot be decoded, without events, and
+// then calls read again to continue after it.
+func readableCommits(ctx context.Context, after eventlog.Position, read func(eventlog.Position) iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		tries := 0
 		for ended := false; !ended && ctx.Err() == nil; {
@@ -42,9 +43,9 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 						return
 					}
 					ended = false
-					if rec.Events != nil && tries < payloadTries {
+					if rec.Events != nil && tries < maxPayloadTries {
 						tries++
-						if retry.Pause(ctx, payloadPause) != nil {
+						if retry.Pause(ctx, payloadRetryPause) != nil {
 							return
 						}
 						break
@@ -65,9 +66,9 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 // sessionKey is the tenant and the id of a session.
 type sessionKey struct{ tenant, id string }
 
-// sessions holds the folded usage of the sessions that were used most recently. For other sessions it is folded again
-// from the log.
-type sessions struct {
+// sessionUsageCache holds the folded usage of the sessions that were used most recently. It folds the usage of another
+// session from the log.
+type sessionUsageCache struct {
 	log    eventlog.Log
 	max    int
 	recent map[sessionKey]*budget.SessionUsage
@@ -76,56 +77,59 @@ type sessions struct {
 	whole  []bool // by shard: every session of the shard that is not in memory has no commits yet
 }
 
-func newSessions(log eventlog.Log, limit int) *sessions {
-	return &sessions{log: log, max: limit, recent: map[sessionKey]*budget.SessionUsage{}, whole: make([]bool, log.Shards())}
+// newSessionUsageCache returns an empty cache of about limit sessions and executions, which reads sessions from log.
+func newSessionUsageCache(log eventlog.Log, limit int) *sessionUsageCache {
+	return &sessionUsageCache{log: log, max: limit, recent: map[sessionKey]*budget.SessionUsage{}, whole: make([]bool, log.Shards())}
 }
 
-// isSession reports whether a commit is one of a session.
-func isSession(s events.Subject) bool { return s.Aspect == events.Life || s.Aspect == events.Run }
+// isSessionSubject reports whether a subject of the log belongs to a session.
+func isSessionSubject(s events.Subject) bool {
+	return s.Aspect == events.Life || s.Aspect == events.Run
+}
 
-// find returns the fold of a session, or nil if it is not in memory.
-func (s *sessions) find(k sessionKey) *budget.SessionUsage {
+// find returns the usage of a session, or nil if it is not in memory.
+func (s *sessionUsageCache) find(k sessionKey) *budget.SessionUsage {
 	if u := s.recent[k]; u != nil {
 		return u
 	}
 	if u := s.older[k]; u != nil {
 		delete(s.older, k)
-		s.keep(k, u)
+		s.put(k, u)
 		return u
 	}
 	return nil
 }
 
-// keep adds the fold of a session to memory.
-func (s *sessions) keep(k sessionKey, u *budget.SessionUsage) {
+// put adds the usage of a session to memory.
+func (s *sessionUsageCache) put(k sessionKey, u *budget.SessionUsage) {
 	s.recent[k] = u
 	s.size += u.Size()
 }
 
-// load ensures that the sessions of commits are in memory. Sessions that began before the commits are read from the
-// log.
-func (s *sessions) load(ctx context.Context, list []eventlog.Record) error {
+// loadSessions ensures that the usage of the sessions of all commits in list is in memory. For a session that began
+// before, it reads the earlier commits from the log.
+func (s *sessionUsageCache) loadSessions(ctx context.Context, list []eventlog.Record) error {
 	missing := map[sessionKey]eventlog.Record{} // the first commit in list of each missing session
 	for _, rec := range list {
 		k := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
-		if _, known := missing[k]; known || !isSession(rec.Subject) || len(rec.Events) == 0 || s.find(k) != nil {
+		if _, known := missing[k]; known || !isSessionSubject(rec.Subject) || len(rec.Events) == 0 || s.find(k) != nil {
 			continue
 		}
 		missing[k] = rec
 	}
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxHistories)
+	g.SetLimit(maxConcurrentHistories)
 	for k, first := range missing {
 		_, created := first.Events[0].Data.(events.SessionCreated)
 		if created || s.whole[first.Position.Shard] {
-			s.keepLocked(&mu, k, &budget.SessionUsage{})
+			s.lockAndPut(&mu, k, &budget.SessionUsage{})
 			continue
 		}
 		g.Go(func() error {
-			u, err := s.history(ctx, first)
+			u, err := s.foldHistory(ctx, first)
 			if err == nil {
-				s.keepLocked(&mu, k, u)
+				s.lockAndPut(&mu, k, u)
 			}
 			return err
 		})
@@ -133,18 +137,18 @@ func (s *sessions) load(ctx context.Context, list []eventlog.Record) error {
 	return g.Wait()
 }
 
-// keepLocked calls keep while it holds mu.
-func (s *sessions) keepLocked(mu *sync.Mutex, k sessionKey, u *budget.SessionUsage) {
+// lockAndPut locks mu and calls put.
+func (s *sessionUsageCache) lockAndPut(mu *sync.Mutex, k sessionKey, u *budget.SessionUsage) {
 	mu.Lock()
 	defer mu.Unlock()
-	s.keep(k, u)
+	s.put(k, u)
 }
 
-// history folds the commits of a session before one of them.
-func (s *sessions) history(ctx context.Context, before eventlog.Record) (*budget.SessionUsage, error) {
+// foldHistory reads the commits of a session before a given commit from the log, and returns their usage.
+func (s *sessionUsageCache) foldHistory(ctx context.Context, before eventlog.Record) (*budget.SessionUsage, error) {
 	u := &budget.SessionUsage{}
 	subject := events.Subject{Tenant: before.Subject.Tenant, ID: before.Subject.ID}
-	list := commits(ctx, eventlog.Position{Shard: before.Position.Shard}, func(after eventlog.Position) iter.Seq2[eventlog.Record, error] {
+	list := readableCommits(ctx, eventlog.Position{Shard: before.Position.Shard}, func(after eventlog.Position) iter.Seq2[eventlog.Record, error] {
 		return s.log.Read(ctx, after, eventlog.Filter{Subject: subject})
 	})
 	for rec, err := range list {
@@ -159,10 +163,10 @@ func (s *sessions) history(ctx context.Context, before eventlog.Record) (*budget
 	return u, ctx.Err()
 }
 
-// add folds a commit into the state of its session, and returns what the commit adds to the usage of the tenant, by
-// day. A commit of another subject changes nothing.
-func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
-	if !isSession(rec.Subject) {
+// foldCommit adds a commit to the usage of its session, and returns the usage by day that the commit adds to the
+// tenant's usage. A commit that belongs to no session adds none.
+func (s *sessionUsageCache) foldCommit(rec eventlog.Record) map[string]budget.Usage {
+	if !isSessionSubject(rec.Subject) {
 		return nil
 	}
 	u := s.find(sessionKey{rec.Subject.Tenant, rec.Subject.ID})
@@ -172,8 +176,8 @@ func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
 	return usage
 }
 
-// trim removes the least recently used sessions from memory if there are too many.
-func (s *sessions) trim() {
+// evict removes the sessions that were used least recently from memory, if there are too many.
+func (s *sessionUsageCache) evict() {
 	if s.size <= s.max/2 {
 		return
 	}

@@ -1,5 +1,5 @@
 // Package usage folds the usage of sessions from the log into the bucket budgets, from which dispatch and executors
-// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run a Folder: one of them
+// read tenants' limits and usage (docs/adr/0064). Any number of copies of the service may run an Aggregator: one of them
 // folds, and compare-and-set prevents the others from counting anything twice.
 package usage
 
@@ -24,25 +24,28 @@ import (
 )
 
 const (
-	// batchCommits is the number of commits that are folded before the bucket is written.
-	batchCommits = 1000
+	// maxBatchCommits is the maximum number of commits that are folded before the bucket budgets is written.
+	maxBatchCommits = 1000
 	// batchPause is the pause between two writes of the entries of tenants that have budgets or limits.
 	batchPause = 25 * time.Millisecond
-	// checkpointEvery is the interval at which the entries of the other tenants, and the checkpoint, are written.
-	checkpointEvery = time.Second
-	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
-	// checkpoint was not written since the last check and is behind the log.
-	standByTime = 3 * time.Second
-	// entryWriters is the number of tenants' entries that are written to the bucket at once.
-	entryWriters = 16
-	// writeTime is the timeout of each write to the bucket budgets.
-	writeTime = 10 * time.Second
+	// checkpointInterval is the interval at which the entries of the other tenants, and the checkpoint, are written.
+	checkpointInterval = time.Second
+	// standbyCheckInterval is the interval at which a copy on standby checks the checkpoint. The copy begins to fold if
+	// the checkpoint was not written since the last check and is behind the log.
+	standbyCheckInterval = 3 * time.Second
+	// maxConcurrentWrites is the maximum number of tenants' entries that are written to the bucket budgets at the same
+	// time.
+	maxConcurrentWrites = 16
+	// writeTimeout is the timeout of each write to the bucket budgets.
+	writeTimeout = 10 * time.Second
 
-	firstWait = 50 * time.Millisecond
-	maxWait   = 2 * time.Second
+	// firstRetryPause is the pause after the first failure of Run.
+	firstRetryPause = 50 * time.Millisecond
+	// maxRetryPause is the maximum pause after several failures of Run in a row.
+	maxRetryPause = 2 * time.Second
 )
 
-// Config configures a Folder. Every field is required.
+// Config configures an Aggregator. Every field is required.
 type Config struct {
 	Log       eventlog.Log
 	JetStream jetstream.JetStream
@@ -50,18 +53,18 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// Folder folds the log into the bucket budgets. Run is called once.
-type Folder struct {
+// Aggregator folds the log into the usage of each tenant, and writes it to the bucket budgets. Run must be called once.
+type Aggregator struct {
 	cfg      Config
 	revision uint64       // of the checkpoint that this copy wrote last
 	oldest   atomic.Int64 // when the log stored the oldest commit that was read and is not in the bucket yet, in Unix milliseconds; 0 for none
 }
 
-// New returns a Folder.
-func New(cfg Config) *Folder { return &Folder{cfg: cfg} }
+// New returns an Aggregator.
+func New(cfg Config) *Aggregator { return &Aggregator{cfg: cfg} }
 
-// Collectors returns the metrics of the Folder.
-func (f *Folder) Collectors() []prometheus.Collector {
+// Collectors returns the Prometheus metrics of the Aggregator.
+func (f *Aggregator) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "spool_session_usage_lag_seconds",
 		Help: "Age of the oldest commit that this copy has read and not yet counted in the usage of its tenant; 0 if there is none, or if another copy counts.",
@@ -73,18 +76,18 @@ func (f *Folder) Collectors() []prometheus.Collector {
 	})}
 }
 
-// Run folds until ctx ends. After a failure it starts again at the checkpoint. While another copy folds, it is on
-// standby.
-func (f *Folder) Run(ctx context.Context) error {
-	pauses := retry.Doubling(firstWait, maxWait)
+// Run folds the log until ctx ends. After a failure it starts again at the checkpoint. While another copy of the
+// service folds, it is on standby.
+func (f *Aggregator) Run(ctx context.Context) error {
+	pauses := retry.Doubling(firstRetryPause, maxRetryPause)
 	for ctx.Err() == nil {
-		err := f.lead(ctx, pauses.Reset)
+		err := f.foldAsLeader(ctx, pauses.Reset)
 		if ctx.Err() != nil {
 			break
 		}
-		if errors.Is(err, errMoved) && !f.isLeading(ctx) {
+		if errors.Is(err, errKeyChanged) && !f.isLeading(ctx) {
 			f.oldest.Store(0)
-			f.standBy(ctx)
+			f.awaitLeadership(ctx)
 			continue
 		}
 		pause := pauses.NextBackOff()
@@ -96,8 +99,8 @@ func (f *Folder) Run(ctx context.Context) error {
 	return nil
 }
 
-// isLeading reports whether this copy wrote the checkpoint last.
-func (f *Folder) isLeading(ctx context.Context) bool {
+// isLeading reports whether this copy of the service wrote the checkpoint last.
+func (f *Aggregator) isLeading(ctx context.Context) bool {
 	kv, err := f.cfg.JetStream.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return false
@@ -106,10 +109,11 @@ func (f *Folder) isLeading(ctx context.Context) bool {
 	return err == nil && revision == f.revision
 }
 
-// standBy blocks until no other copy folds, although there is something to fold, or until ctx ends.
-func (f *Folder) standBy(ctx context.Context) {
+// awaitLeadership blocks until no other copy of the service folds although the checkpoint is behind the log, or until
+// ctx ends.
+func (f *Aggregator) awaitLeadership(ctx context.Context) {
 	for last := uint64(0); ; {
-		if retry.Pause(ctx, standByTime) != nil {
+		if retry.Pause(ctx, standbyCheckInterval) != nil {
 			return
 		}
 		revision, behind, err := f.readProgress(ctx)
@@ -125,7 +129,7 @@ func (f *Folder) standBy(ctx context.Context) {
 }
 
 // readProgress returns the revision of the checkpoint, and whether the checkpoint is behind the log.
-func (f *Folder) readProgress(ctx context.Context) (revision uint64, behind bool, err error) {
+func (f *Aggregator) readProgress(ctx context.Context) (revision uint64, behind bool, err error) {
 	kv, err := f.cfg.JetStream.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return 0, false, err
@@ -147,12 +151,12 @@ func (f *Folder) readProgress(ctx context.Context) (revision uint64, behind bool
 // leaderFold folds the log in the one copy of the service that writes the bucket budgets, from the checkpoint until the
 // first failure.
 type leaderFold struct {
-	*Folder
+	*Aggregator
 	kv       jetstream.KeyValue
 	streams  []string // ids of the streams, by shard
-	tenants  map[string]*tenant
-	dirty    map[string]*tenant // tenants whose changed entry is not written yet
-	sessions *sessions
+	tenants  map[string]*tenantState
+	dirty    map[string]*tenantState // tenants whose changed entry is not written yet
+	sessions *sessionUsageCache
 	// positions are the last commits read, by shard. stored are those of the checkpoint, or nil if it has to be
 	// written.
 	positions, stored []uint64
@@ -162,42 +166,44 @@ type leaderFold struct {
 	ends  []uint64 // last sequences of the streams when the reading began
 }
 
-// tenant is the entry of one tenant, as the leader holds it in memory.
-type tenant struct {
+// tenantState is the entry of one tenant as the copy of the service that folds the log holds it in memory.
+type tenantState struct {
 	name     string
-	entry    entry
+	entry    tenantEntry
 	revision uint64 // 0 if the bucket has none
 	// published reports whether the entry in the bucket has budgets or limits, which services read.
 	published bool
 }
 
-// item is a commit that a leader has read, or the information that it has reached the end of a shard.
-type item struct {
+// readCommit is a commit that a leaderFold has read, or the information that it has reached the end of a shard.
+type readCommit struct {
 	rec eventlog.Record
 	end bool
 }
 
-// lead writes the checkpoint, after which the writes of other copies fail, and folds the log until a failure, which it returns. The
-// error wraps errMoved if another copy has taken over. lead calls progressed after each write to the bucket.
-func (f *Folder) lead(ctx context.Context, progressed func()) error {
-	l, err := f.begin(ctx)
+// foldAsLeader makes this copy of the service the only one that can write the checkpoint, and folds the log until a
+// failure, which it returns. The error wraps errKeyChanged if another copy has taken over. foldAsLeader calls
+// progressed after each write to the bucket budgets.
+func (f *Aggregator) foldAsLeader(ctx context.Context, progressed func()) error {
+	l, err := f.becomeLeader(ctx)
 	if err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	items := make(chan item, batchCommits)
+	items := make(chan readCommit, maxBatchCommits)
 	for shard, after := range l.positions {
 		fresh := l.fresh[shard]
-		g.Go(func() error { return l.read(ctx, eventlog.Position{Shard: shard, Seq: after}, fresh, items) })
+		g.Go(func() error { return l.sendCommits(ctx, eventlog.Position{Shard: shard, Seq: after}, fresh, items) })
 	}
-	g.Go(func() error { return l.fold(ctx, items, progressed) })
+	g.Go(func() error { return l.foldCommits(ctx, items, progressed) })
 	return g.Wait()
 }
 
-// begin writes the checkpoint again, after which no other copy can write it, and then reads the entries.
-func (f *Folder) begin(ctx context.Context) (*leaderFold, error) {
+// becomeLeader writes the checkpoint, after which writes of other copies fail, and then reads the entries of all
+// tenants.
+func (f *Aggregator) becomeLeader(ctx context.Context) (*leaderFold, error) {
 	l := &leaderFold{
-		Folder: f, tenants: map[string]*tenant{}, dirty: map[string]*tenant{}, sessions: newSessions(f.cfg.Log, maxPresent), fresh: map[int]bool{},
+		Aggregator: f, tenants: map[string]*tenantState{}, dirty: map[string]*tenantState{}, sessions: newSessionUsageCache(f.cfg.Log, maxCachedUsage), fresh: map[int]bool{},
 	}
 	var err error
 	if l.kv, err = f.cfg.JetStream.KeyValue(ctx, topology.BucketBudgets); err != nil {
@@ -217,7 +223,7 @@ func (f *Folder) begin(ctx context.Context) (*leaderFold, error) {
 	if f.revision, err = putValue(ctx, l.kv, checkpointKey, c, revision); err != nil {
 		return nil, err
 	}
-	earlier, err := l.scan(ctx)
+	earlier, err := l.readEntries(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -236,8 +242,9 @@ func (f *Folder) begin(ctx context.Context) (*leaderFold, error) {
 	return l, nil
 }
 
-// scan reads all entries, and reports whether the projector of an earlier version wrote one of them.
-func (l *leaderFold) scan(ctx context.Context) (earlier bool, err error) {
+// readEntries reads the entries of all tenants. earlier reports whether the projector of an earlier version of Spool
+// wrote one of them.
+func (l *leaderFold) readEntries(ctx context.Context) (earlier bool, err error) {
 	w, err := l.kv.WatchAll(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read bucket %s: %w", topology.BucketBudgets, err)
@@ -257,11 +264,11 @@ func (l *leaderFold) scan(ctx context.Context) (earlier bool, err error) {
 				continue
 			}
 			// Only earlier versions delete entries.
-			t := &tenant{name: e.Key(), revision: e.Revision()}
+			t := &tenantState{name: e.Key(), revision: e.Revision()}
 			if e.Operation() == jetstream.KeyValuePut {
 				if err := json.Unmarshal(e.Value(), &t.entry); err != nil {
 					l.cfg.Logger.Error("the entry of a tenant does not decode; its usage is counted from the beginning of the log", "tenant", e.Key(), "error", err)
-					t.entry = entry{}
+					t.entry = tenantEntry{}
 				}
 			}
 			t.published = !t.entry.Empty()
@@ -271,10 +278,10 @@ func (l *leaderFold) scan(ctx context.Context) (earlier bool, err error) {
 	}
 }
 
-// read sends the commits of a shard after a position until ctx ends. If fresh is set, it also sends an item when it
-// reaches the end of the shard.
-func (l *leaderFold) read(ctx context.Context, after eventlog.Position, fresh bool, items chan<- item) error {
-	push := func(it item) bool {
+// sendCommits sends the commits of a shard after a position to items, until ctx ends. If fresh is set, it also sends an
+// item when it reaches the end of the shard.
+func (l *leaderFold) sendCommits(ctx context.Context, after eventlog.Position, fresh bool, items chan<- readCommit) error {
+	push := func(it readCommit) bool {
 		select {
 		case items <- it:
 			return true
@@ -288,7 +295,7 @@ func (l *leaderFold) read(ctx context.Context, after eventlog.Position, fresh bo
 				return fmt.Errorf("read %s: %w", topology.EventsStream(after.Shard), err)
 			}
 			after = rec.Position
-			if !push(item{rec: rec}) {
+			if !push(readCommit{rec: rec}) {
 				break
 			}
 		}
@@ -296,24 +303,25 @@ func (l *leaderFold) read(ctx context.Context, after eventlog.Position, fresh bo
 	}
 	filter := eventlog.Filter{Foreign: true}
 	if fresh {
-		err := pass(commits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Read(ctx, p, filter) }))
+		err := pass(readableCommits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Read(ctx, p, filter) }))
 		if err != nil {
 			return err
 		}
 		// The last commit may have been erased.
 		after.Seq = max(after.Seq, l.ends[after.Shard])
-		push(item{rec: eventlog.Record{Position: after}, end: true})
+		push(readCommit{rec: eventlog.Record{Position: after}, end: true})
 	}
-	return pass(commits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Tail(ctx, p, filter) }))
+	return pass(readableCommits(ctx, after, func(p eventlog.Position) iter.Seq2[eventlog.Record, error] { return l.cfg.Log.Tail(ctx, p, filter) }))
 }
 
-// fold applies items, and writes the entries and the checkpoint.
-func (l *leaderFold) fold(ctx context.Context, items <-chan item, progressed func()) error {
-	tick := time.NewTicker(checkpointEvery)
+// foldCommits folds the commits that it receives from items, and writes the entries and the checkpoint to the bucket
+// budgets.
+func (l *leaderFold) foldCommits(ctx context.Context, items <-chan readCommit, progressed func()) error {
+	tick := time.NewTicker(checkpointInterval)
 	defer tick.Stop()
 	var last time.Time // time of the last write of all entries
 	for {
-		var batch []item
+		var batch []readCommit
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -321,9 +329,9 @@ func (l *leaderFold) fold(ctx context.Context, items <-chan item, progressed fun
 			batch = takeBatch(it, items)
 		case <-tick.C:
 		}
-		all := time.Since(last) >= checkpointEvery
+		all := time.Since(last) >= checkpointInterval
 		caughtUp := len(l.fresh) == 0
-		if err := l.apply(ctx, batch); err != nil {
+		if err := l.applyBatch(ctx, batch); err != nil {
 			return err
 		}
 		if len(l.fresh) > 0 {
@@ -333,7 +341,7 @@ func (l *leaderFold) fold(ctx context.Context, items <-chan item, progressed fun
 			l.cfg.Logger.Info("the usage of tenants is counted up to the end of the log", "tenants", len(l.tenants))
 			all, l.stored = true, nil
 		}
-		if err := l.write(ctx, all); err != nil {
+		if err := l.writeEntries(ctx, all); err != nil {
 			return err
 		}
 		if all {
@@ -348,10 +356,10 @@ func (l *leaderFold) fold(ctx context.Context, items <-chan item, progressed fun
 	}
 }
 
-// takeBatch returns an item and the items that already wait behind it, up to a batch.
-func takeBatch(it item, items <-chan item) []item {
-	batch := []item{it}
-	for len(batch) < batchCommits {
+// takeBatch returns a batch of commits: it and those that already wait in the channel items, up to maxBatchCommits.
+func takeBatch(it readCommit, items <-chan readCommit) []readCommit {
+	batch := []readCommit{it}
+	for len(batch) < maxBatchCommits {
 		select {
 		case it := <-items:
 			batch = append(batch, it)
@@ -362,8 +370,8 @@ func takeBatch(it item, items <-chan item) []item {
 	return batch
 }
 
-// apply folds a batch of commits into the tenants' entries in memory.
-func (l *leaderFold) apply(ctx context.Context, batch []item) error {
+// applyBatch folds a batch of commits into the tenants' entries in memory.
+func (l *leaderFold) applyBatch(ctx context.Context, batch []readCommit) error {
 	if len(batch) == 0 {
 		return nil
 	}
@@ -374,7 +382,7 @@ func (l *leaderFold) apply(ctx context.Context, batch []item) error {
 		}
 		records = append(records, it.rec)
 	}
-	if err := l.sessions.load(ctx, records); err != nil {
+	if err := l.sessions.loadSessions(ctx, records); err != nil {
 		return err
 	}
 	keep := keptWindowAt(l.cfg.Now())
@@ -391,24 +399,25 @@ func (l *leaderFold) apply(ctx context.Context, batch []item) error {
 			continue
 		}
 		name := it.rec.Subject.Tenant
-		usage := l.sessions.add(it.rec)
+		usage := l.sessions.foldCommit(it.rec)
 		t := l.tenants[name]
 		if t == nil {
-			t = &tenant{name: name}
+			t = &tenantState{name: name}
 			l.tenants[name] = t
 		}
-		if t.entry.add(l.streams[p.Shard], it.rec, usage, keep) {
+		if t.entry.applyCommit(l.streams[p.Shard], it.rec, usage, keep) {
 			l.dirty[name] = t
 		}
 	}
-	l.sessions.trim()
+	l.sessions.evict()
 	return nil
 }
 
-// write writes the changed entries that services read or, with all, every changed entry and then the checkpoint.
-func (l *leaderFold) write(ctx context.Context, all bool) error {
+// writeEntries writes the changed entries of tenants with budgets or limits, which services read. If all is set, it
+// writes all changed entries, and then the checkpoint.
+func (l *leaderFold) writeEntries(ctx context.Context, all bool) error {
 	if all {
-		// An entry of an earlier version whose tenant has no commits is replaced too: a later scan would find it again.
+		// An entry of an earlier version whose tenant has no commits is replaced too: a later call of readEntries would find it again.
 		for name, t := range l.tenants {
 			if t.revision > 0 && t.entry.Shards == nil {
 				l.dirty[name] = t
@@ -416,17 +425,17 @@ func (l *leaderFold) write(ctx context.Context, all bool) error {
 		}
 	}
 	now := l.cfg.Now()
-	var written []*tenant
+	var written []*tenantState
 	g, within := errgroup.WithContext(ctx)
-	g.SetLimit(entryWriters)
+	g.SetLimit(maxConcurrentWrites)
 	for _, t := range l.dirty {
 		if !all && !t.published && !t.entry.hasLimits() {
 			continue
 		}
-		t.entry.publish(l.streams, now)
+		t.entry.computeFigures(l.streams, now)
 		written = append(written, t)
 		g.Go(func() error {
-			within, cancel := context.WithTimeout(within, writeTime)
+			within, cancel := context.WithTimeout(within, writeTimeout)
 			defer cancel()
 			revision, err := putValue(within, l.kv, t.name, t.entry, t.revision)
 			if err == nil {
@@ -449,7 +458,7 @@ func (l *leaderFold) write(ctx context.Context, all bool) error {
 	return l.writeCheckpoint(ctx)
 }
 
-// writeCheckpoint writes the checkpoint if its positions changed.
+// writeCheckpoint writes the checkpoint to the bucket budgets, if its positions have changed.
 func (l *leaderFold) writeCheckpoint(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil
@@ -458,7 +467,7 @@ func (l *leaderFold) writeCheckpoint(ctx context.Context) error {
 	for shard, id := range l.streams {
 		c.Positions[id] = l.positions[shard]
 	}
-	ctx, cancel := context.WithTimeout(ctx, writeTime)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	revision, err := putValue(ctx, l.kv, checkpointKey, c, l.revision)
 	if err != nil {

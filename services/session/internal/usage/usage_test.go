@@ -133,13 +133,13 @@ func (w *world) turn(tenant, id string, n int, between func()) {
 	w.mu.Unlock()
 }
 
-// copyOf is a running Folder.
+// copyOf is a running Aggregator.
 type copyOf struct {
 	stop func() // ends it regularly
 	cut  func() // closes its connection at any moment
 }
 
-// start runs a Folder on a separate connection. between may replace its JetStream.
+// start runs an Aggregator on a separate connection. between may replace its JetStream.
 func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) copyOf {
 	w.t.Helper()
 	nc := natstest.Conn(w.t, w.srv)
@@ -202,7 +202,7 @@ func (w *world) awaitCounted() {
 		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
 		must(w.t, err)
 		w.until(fmt.Sprintf("shard %d is counted", shard), func() bool {
-			ok, err := usage.Passed(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
+			ok, err := usage.HasFolded(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
 			must(w.t, err)
 			return ok
 		})

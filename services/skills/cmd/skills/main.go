@@ -10,6 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
+// cli holds the parsed command line of the skills service.
 type cli struct {
 	daemon.Settings
 	daemon.LogSettings

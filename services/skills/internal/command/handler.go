@@ -24,9 +24,9 @@ import (
 
 // The codes of refusals that package skill does not define.
 const (
-	codeInvalid  = "INVALID_REQUEST"
-	codeNotFound = "SKILL_NOT_FOUND"
-	codeUpload   = "SKILL_UPLOAD_MISSING"
+	codeInvalidRequest = "INVALID_REQUEST"
+	codeSkillNotFound  = "SKILL_NOT_FOUND"
+	codeUploadMissing  = "SKILL_UPLOAD_MISSING"
 )
 
 // Config configures a Handler. Every field is required.
@@ -44,19 +44,19 @@ type Config struct {
 	Kept func()
 }
 
-// Handler carries out the commands that concern skills.
+// Handler carries out the commands about skills that gateways send.
 type Handler struct {
 	cfg    Config
-	keeper keeper
+	keeper zipStore
 }
 
-// New returns a Handler. Use must be called before the first command.
+// New returns a Handler. SetStore must be called before the first command.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// Use sets the store in which the Handler keeps the ZIPs of skills. It must be called before Handle.
-func (h *Handler) Use(store Store) { h.keeper.store = store }
+// SetStore sets the store in which the Handler keeps the ZIPs of skills. It must be called before Handle.
+func (h *Handler) SetStore(store Store) { h.keeper.store = store }
 
-// Handle is the bus handler for COMMANDS.
+// Handle carries out a command from the stream COMMANDS and sends the answer. It is a message handler of package bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -70,18 +70,18 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 	c.Actor = c.Actor.WrittenBy(h.cfg.Service)
 	began := time.Now()
-	answer, err := h.do(ctx, c)
+	answer, err := h.execute(ctx, c)
 	outcome := "ok"
 	defer func() {
 		took := time.Since(began)
-		h.cfg.Done(typeLabel(c.Type), outcome, took)
-		attrs := []any{"command", c.ID, "type", typeLabel(c.Type), "tenant", c.Tenant, "outcome", outcome, "took", took}
+		h.cfg.Done(metricLabel(c.Type), outcome, took)
+		attrs := []any{"command", c.ID, "type", metricLabel(c.Type), "tenant", c.Tenant, "outcome", outcome, "took", took}
 		if answer.Ref != nil {
 			attrs = append(attrs, "skill", answer.Ref.String())
 		}
 		h.cfg.Logger.Debug("command", attrs...)
 	}()
-	if refused := refusal(err); refused != nil {
+	if refused := refusalOf(err); refused != nil {
 		answer, outcome = command.Answer{Error: refused}, refused.Code
 	} else if err != nil {
 		outcome = "retried"
@@ -94,8 +94,9 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	return bus.Reply(h.cfg.NATS, msg, bus.Answer{Payload: body})
 }
 
-// refusal returns the answer to the client for an error that another attempt cannot change; nil for other errors.
-func refusal(err error) *command.Error {
+// refusalOf returns the refusal that the client receives for an error that another attempt cannot change, and nil for
+// other errors.
+func refusalOf(err error) *command.Error {
 	var said *command.Error
 	var zip *skill.Error
 	var decided *versions.Error
@@ -106,11 +107,11 @@ func refusal(err error) *command.Error {
 	case errors.As(err, &zip):
 		return &command.Error{Code: zip.Code, Field: zip.Field, Detail: zip.Message()}
 	case errors.As(err, &decided) && decided.Code == versions.CodeNotFound:
-		return &command.Error{Code: codeNotFound, Field: decided.Field, Detail: decided.Detail}
+		return &command.Error{Code: codeSkillNotFound, Field: decided.Field, Detail: decided.Detail}
 	case errors.As(err, &decided):
 		return &command.Error{Code: decided.Code, Field: decided.Field, Detail: decided.Detail}
 	case errors.As(err, &none):
-		return notFound(none.Ref)
+		return skillNotFoundError(none.Ref)
 	case errors.Is(err, eventlog.ErrTooLarge):
 		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Detail: "the request does not fit into one commit of the log; send less at once"}
 	case errors.Is(err, eventlog.ErrFull):
@@ -119,68 +120,72 @@ func refusal(err error) *command.Error {
 	return nil
 }
 
-func invalid(field, detail string) *command.Error {
-	return &command.Error{Code: codeInvalid, Field: field, Detail: detail}
+// invalidFieldError returns the refusal of a command with an invalid field. detail is the message for the client.
+func invalidFieldError(field, detail string) *command.Error {
+	return &command.Error{Code: codeInvalidRequest, Field: field, Detail: detail}
 }
 
-func notFound(ref events.Reference) *command.Error {
+// skillNotFoundError returns the refusal of a command whose reference names a skill or a version that does not exist.
+func skillNotFoundError(ref events.Reference) *command.Error {
 	if ref.Version == "" {
-		return &command.Error{Code: codeNotFound, Field: "slug", Detail: fmt.Sprintf("there is no skill %s", ref)}
+		return &command.Error{Code: codeSkillNotFound, Field: "slug", Detail: fmt.Sprintf("there is no skill %s", ref)}
 	}
-	return &command.Error{Code: codeNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
+	return &command.Error{Code: codeSkillNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
 }
 
-// do carries out a command of any type.
-func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
+// execute carries out a command of any type.
+func (h *Handler) execute(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypePushSkill:
-		return h.push(ctx, c)
+		return h.pushSkill(ctx, c)
 	case command.TypeTagSkill:
-		return h.tag(ctx, c)
+		return h.tagSkill(ctx, c)
 	case command.TypeRemoveSkill:
-		return h.remove(ctx, c)
+		return h.removeSkill(ctx, c)
 	}
-	return command.Answer{}, invalid("type", fmt.Sprintf("there is no command %.64q of skills", c.Type))
+	return command.Answer{}, invalidFieldError("type", fmt.Sprintf("there is no command %.64q of skills", c.Type))
 }
 
-func decode(c command.Command, into any) error {
+// decodeBody decodes the body of a command, which is JSON. The error is a refusal.
+func decodeBody(c command.Command, into any) error {
 	err := json.Unmarshal(c.Body, into)
 	var ref *events.ReferenceError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &ref):
-		return badReference(ref)
+		return referenceRefusal(ref)
 	}
-	return invalid("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
+	return invalidFieldError("body", fmt.Sprintf("the body of %s does not decode: %v", c.Type, err))
 }
 
-// checkReference refuses an invalid reference.
+// checkReference refuses a command with an invalid reference to a skill.
 func checkReference(ref events.Reference) error {
 	var bad *events.ReferenceError
 	switch err := ref.Check(); {
 	case err == nil:
 		return nil
 	case errors.As(err, &bad):
-		return badReference(bad)
+		return referenceRefusal(bad)
 	default:
-		return invalid("ref", err.Error())
+		return invalidFieldError("ref", err.Error())
 	}
 }
 
-// badReference converts the error of an invalid reference to a refusal.
-func badReference(bad *events.ReferenceError) error {
+// referenceRefusal converts the error about an invalid reference to a refusal.
+func referenceRefusal(bad *events.ReferenceError) error {
 	if bad.Field == "" {
-		return invalid("ref", bad.Detail)
+		return invalidFieldError("ref", bad.Detail)
 	}
-	return invalid(bad.Field, bad.Detail)
+	return invalidFieldError(bad.Field, bad.Detail)
 }
 
-// decider returns the events that a command appends, given the present state of a catalogue entry.
-type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
+// entryDecider returns the events that a command appends, given the state of a catalogue entry before the command.
+type entryDecider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
 
-// change carries out a command on an entry. It returns the entry before and after the command.
-func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
+// changeEntry appends the events that decide returns for the catalogue entry ref. It returns the entry before and after
+// the command.
+func (h *Handler) changeEntry(ctx context.Context, c command.Command, ref events.Reference, decide entryDecider) (before, after eventlog.Entry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
 	err = eventlog.Decide(func() error {
 		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
@@ -203,16 +208,16 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 	return before, after, nil
 }
 
-// position returns the position of an entry's last commit, or "" if there is none.
-func (h *Handler) position(e eventlog.Entry) string {
+// entryPosition returns the position of a catalogue entry's last commit, or "" if there is none.
+func (h *Handler) entryPosition(e eventlog.Entry) string {
 	if e.Head.Seq == 0 {
 		return ""
 	}
 	return h.cfg.Entries.Position(e).String()
 }
 
-// typeLabel returns the label of a type in metrics. All unknown types have one label.
-func typeLabel(t command.Type) string {
+// metricLabel returns the label of a command's type in metrics. All unknown types share one label.
+func metricLabel(t command.Type) string {
 	switch t {
 	case command.TypePushSkill, command.TypeTagSkill, command.TypeRemoveSkill:
 		return string(t)

@@ -18,19 +18,19 @@ type Store interface {
 	Put(ctx context.Context, name string, r io.Reader) error
 }
 
-// keeper stores each ZIP once, also if several pushes with the same ZIP arrive at the same time. If two copies of the
-// service store it at the same time, the bucket has the object of the last one, and the chunks of the other one have no
-// name.
-type keeper struct {
+// zipStore holds the Store of ZIPs, and ensures that this copy of the service stores each ZIP once, also if several
+// pushes with the same ZIP arrive at the same time. If two copies of the service store a ZIP at the same time, the
+// bucket has the object of the last one, and the chunks of the other one have no name.
+type zipStore struct {
 	store Store
 
 	mu   sync.Mutex
 	busy map[string]chan struct{} // by digest; closed when the command that stores it is done
 }
 
-// claim blocks until no other command of this copy stores the digest, or ctx ends. The caller may then store it, and
-// must call release.
-func (k *keeper) claim(ctx context.Context, digest string) (release func(), err error) {
+// lockDigest blocks until no other command of this copy of the service stores the ZIP with the digest, or ctx ends. The
+// caller may then store it, and must call release.
+func (k *zipStore) lockDigest(ctx context.Context, digest string) (release func(), err error) {
 	for {
 		k.mu.Lock()
 		other, taken := k.busy[digest]
@@ -61,9 +61,9 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 // refers when it is older than 15 minutes, and a push takes at most 5 minutes.
 const maxZIPAge = 5 * time.Minute
 
-// keep stores a ZIP under its digest, unless the bucket has it and it is younger than maxZIPAge.
-func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
-	release, err := h.keeper.claim(ctx, digest)
+// storeZIP stores a ZIP under its digest, unless the bucket has it and it is younger than maxZIPAge.
+func (h *Handler) storeZIP(ctx context.Context, digest string, zip *uploadedZIP) error {
+	release, err := h.keeper.lockDigest(ctx, digest)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,8 @@ func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	return nil
 }
 
-// copyAtMost copies r to w, and returns the number of bytes. The error is a *skill.Error if r has more than most bytes.
+// copyAtMost copies r to w, and returns the number of copied bytes. The error is a *skill.Error if r has more than most
+// bytes.
 func copyAtMost(w io.Writer, r io.Reader, most int64) (int64, error) {
 	n, err := io.Copy(w, io.LimitReader(r, most+1))
 	if err == nil && n > most {

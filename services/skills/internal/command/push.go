@@ -14,20 +14,20 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// push adds a version with the content of a ZIP. The answer has all information about the ZIP except the document,
-// which the client has.
-func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, error) {
+// pushSkill carries out a command that adds a version of a skill with the content of a ZIP. The answer has all
+// information about the ZIP except the skill's document, which the client has.
+func (h *Handler) pushSkill(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.PushSkill
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := checkPush(c, b); err != nil {
 		return command.Answer{}, err
 	}
-	if answer, err := h.repeatedAnswer(ctx, c, b); answer.Ref != nil || err != nil {
+	if answer, err := h.answerOfRepeatedPush(ctx, c, b); answer.Ref != nil || err != nil {
 		return answer, err
 	}
-	zip, err := h.fetch(ctx, b)
+	zip, err := h.fetchUpload(ctx, b)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -58,14 +58,14 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	}
 	// The ZIP of an existing version is kept, also for a while after the version is removed.
 	if !answer.Same {
-		if err := h.keep(ctx, found.Digest, zip); err != nil {
+		if err := h.storeZIP(ctx, found.Digest, zip); err != nil {
 			return command.Answer{}, err
 		}
 	}
 	return h.appendVersion(ctx, c, false, pushed)
 }
 
-// checkPush refuses a push with an invalid reference, tag or upload.
+// checkPush refuses a command that pushes a skill with an invalid reference, tag or upload.
 func checkPush(c command.Command, b command.PushSkill) error {
 	ref := b.Ref
 	if ref.Slug == "" {
@@ -76,28 +76,28 @@ func checkPush(c command.Command, b command.PushSkill) error {
 	}
 	switch {
 	case ref.Version != "":
-		return invalid("version", "a push makes its version itself: leave it out")
+		return invalidFieldError("version", "the push creates the version: leave version out")
 	case !events.IsDigest(b.SHA256):
-		return invalid("sha256", "must be a SHA-256 in hexadecimal digits")
+		return invalidFieldError("sha256", "must be a SHA-256 in hexadecimal digits")
 	case b.Object != command.SkillUpload(c.Tenant, c.ID): // otherwise a client could read another client's upload
-		return invalid("object", "the upload is not this command's")
+		return invalidFieldError("object", "the upload belongs to another command")
 	}
 	for i, t := range b.Tags {
 		if !events.IsTag(t) {
-			return badTag(fmt.Sprintf("tag[%d]", i), t)
+			return invalidTagError(fmt.Sprintf("tag[%d]", i), t)
 		}
 	}
 	return nil
 }
 
-// badTag returns the error with which a push with an invalid tag is refused.
-func badTag(field, tag string) error {
-	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
+// invalidTagError returns the refusal of a push with an invalid tag.
+func invalidTagError(field, tag string) error {
+	return invalidFieldError(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
 
-// repeatedAnswer returns the answer to a push that was carried out before, without its upload. It returns the zero Answer if
-// the push was not carried out, or its skill is not known yet.
-func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
+// answerOfRepeatedPush returns the answer to a push that was carried out before, without reading its upload. It returns
+// the zero Answer if the push was not carried out before, or if its skill is not known yet.
+func (h *Handler) answerOfRepeatedPush(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
 	}
@@ -118,12 +118,13 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 		return command.Answer{}, err
 	}
 	p.Tags = b.Tags
-	return h.answer(ctx, c, p, e, e)
+	return h.pushAnswer(ctx, c, p, e, e)
 }
 
-// appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
+// appendVersion appends the version of a skill with a checked ZIP to the log. If dry is set, it appends nothing and
+// only returns what the push would change.
 func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
-	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.changeEntry(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
 			list = nil
@@ -133,20 +134,21 @@ func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool
 	if err != nil {
 		return command.Answer{}, err
 	}
-	return h.answer(ctx, c, p, before, after)
+	return h.pushAnswer(ctx, c, p, before, after)
 }
 
-// answer returns the answer to a push, given the skill before and after it.
-func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
+// pushAnswer returns the answer to the push p, given the catalogue entry of the skill before and after it.
+func (h *Handler) pushAnswer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
 	same, err := h.existedBefore(ctx, c, before, p.Ref.Version)
 	if err != nil {
 		return command.Answer{}, err
 	}
 	p.Document = ""
-	return command.Answer{Ref: &p.Ref, Same: same, Pushed: &p, Position: h.position(after)}, nil
+	return command.Answer{Ref: &p.Ref, Same: same, Pushed: &p, Position: h.entryPosition(after)}, nil
 }
 
-// existedBefore reports whether the skill had the version before this command, which may be a repeat of an earlier one.
+// existedBefore reports whether the skill had the version with the digest before this command, which may be a
+// repetition of an earlier one.
 func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
 	at.Seq = before.State.At(digest)
@@ -157,45 +159,48 @@ func (h *Handler) existedBefore(ctx context.Context, c command.Command, before e
 	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
 }
 
-// upload is the ZIP of a push, in a temporary file that has no name any more.
-type upload struct {
+// uploadedZIP is the ZIP of a push, in a temporary file without a name.
+type uploadedZIP struct {
 	file *os.File
 	size int64
 }
 
-func (u *upload) close() { _ = u.file.Close() } // the file has no name, so closing it removes it
+// close closes the temporary file, which removes it.
+func (u *uploadedZIP) close() { _ = u.file.Close() } // the file has no name, so closing it removes it
 
-// fetch copies the ZIP of a push from the object store into a temporary file. The caller must close the upload, which removes the
-// file. The error is a *command.Error if the object does not exist or is damaged, and a *skill.Error if it is too large.
-func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {
+// fetchUpload copies the ZIP of a push from the object store into a temporary file. The caller must close the result,
+// which removes the file. The error is a *command.Error if the object does not exist or is damaged, and a *skill.Error
+// if it is too large.
+func (h *Handler) fetchUpload(ctx context.Context, b command.PushSkill) (*uploadedZIP, error) {
 	content, err := h.keeper.store.Get(ctx, b.Object)
 	if err != nil {
-		return nil, missingError(err)
+		return nil, uploadError(err)
 	}
 	defer func() { _ = content.Close() }()
 	f, err := os.CreateTemp(h.cfg.Scratch, "skill-*.zip")
 	if err != nil {
 		return nil, fmt.Errorf("scratch: %w", err)
 	}
-	u := &upload{file: f}
+	u := &uploadedZIP{file: f}
 	if err = os.Remove(f.Name()); err == nil {
 		u.size, err = copyAtMost(f, content, skill.MaxPacked)
 	}
 	if err != nil {
 		u.close()
-		return nil, missingError(err)
+		return nil, uploadError(err)
 	}
 	return u, nil
 }
 
-// missingError returns the refusal for an upload that does not exist or is damaged. It returns other errors, which another attempt may not have, unchanged.
-func missingError(err error) error {
+// uploadError returns a refusal if err is the error of an uploaded object that does not exist or is damaged, and err
+// itself otherwise.
+func uploadError(err error) error {
 	var corrupt *workspace.CorruptError
 	switch {
 	case errors.Is(err, workspace.ErrNotFound):
-		return &command.Error{Code: codeUpload, Field: "object", Detail: "the upload is not there, or no longer: push again"}
+		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload does not exist, or not any more: push again"}
 	case errors.As(err, &corrupt):
-		return &command.Error{Code: codeUpload, Field: "object", Detail: "the upload is not whole: push again"}
+		return &command.Error{Code: codeUploadMissing, Field: "object", Detail: "the upload is incomplete or damaged: push again"}
 	}
 	return err
 }

@@ -9,19 +9,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// tag carries out a command that moves a tag to an existing version of a skill.
-func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, error) {
+// tagSkill carries out a command that moves a tag to an existing version of a skill.
+func (h *Handler) tagSkill(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.TagSkill
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := checkReference(b.Ref); err != nil {
 		return command.Answer{}, err
 	}
 	if !events.IsTag(b.Tag) {
-		return command.Answer{}, badTag("tag", b.Tag)
+		return command.Answer{}, invalidTagError("tag", b.Tag)
 	}
-	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		digest, err := resolveDigest(e, b.Ref)
 		if err != nil {
 			return nil, err
@@ -38,19 +38,19 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 		return command.Answer{}, err
 	}
 	ref := versionReference(b.Ref, after.State.Tags[b.Tag])
-	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !done, Position: h.position(after)}, nil
+	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !done, Position: h.entryPosition(after)}, nil
 }
 
-// remove hides a skill, or one version of it.
-func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
+// removeSkill carries out a command that hides a skill, or one version of it.
+func (h *Handler) removeSkill(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.Remove
-	if err := decode(c, &b); err != nil {
+	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
 	if err := checkReference(b.Ref); err != nil {
 		return command.Answer{}, err
 	}
-	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	_, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
 			digest, err := resolveDigest(e, ref)
@@ -64,19 +64,19 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	if err != nil {
 		return command.Answer{}, err
 	}
-	return command.Answer{Ref: &b.Ref, Position: h.position(after)}, nil
+	return command.Answer{Ref: &b.Ref, Position: h.entryPosition(after)}, nil
 }
 
-// resolveDigest returns the digest of the version that a reference names, or the refusal if there is none.
+// resolveDigest returns the digest of the skill version that a reference names, or a refusal if there is none.
 func resolveDigest(e eventlog.Entry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
-		return "", notFound(ref)
+		return "", skillNotFoundError(ref)
 	}
 	return digest, nil
 }
 
-// versionReference returns the reference to the version of a skill with a digest.
+// versionReference returns a reference to the version of a skill that has the digest.
 func versionReference(ref events.Reference, digest string) events.Reference {
 	ref.Version = digest
 	return ref
