@@ -72,7 +72,7 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 // publishes must set its own context on the message (NewMessage does).
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	for i, msg := range messages {
-		if err := p.publish(topic, msg); err != nil {
+		if err := p.publishOne(topic, msg); err != nil {
 			return &PublishError{Index: i, UUID: msg.UUID, Subject: topic, Err: err}
 		}
 	}
@@ -90,8 +90,8 @@ func NewMessage(ctx context.Context, uuid string, payload []byte) *message.Messa
 	return message.NewMessageWithContext(ctx, uuid, payload)
 }
 
-// publish stores one message and waits for the acknowledgement. Its error wraps one of this package.
-func (p *Publisher) publish(topic string, msg *message.Message) error {
+// publishOne stores one message and waits for the acknowledgement. Its error wraps an error of this package.
+func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	if p.closed.Load() {
 		return ErrClosed
 	}
@@ -146,7 +146,7 @@ func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, e
 	}
 	out := &nats.Msg{Subject: topic, Data: msg.Payload, Header: nats.Header{}}
 	for key, value := range msg.Metadata {
-		if strings.HasPrefix(key, localPrefix) {
+		if strings.HasPrefix(key, deliveryKeyPrefix) {
 			continue
 		}
 		if err := checkHeader(key, value); err != nil {

@@ -64,14 +64,14 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		from deltas.Start
+		from deltas.StartPosition
 		want int
 	}{
-		{"the beginning", deltas.Start{}, count},
-		{"a time, with room for other clocks", deltas.Start{Time: time.Now()}, count},
-		{"a sequence", deltas.Start{After: positions[99], Time: time.Now()}, count - 100},
-		{"the last sequence", deltas.Start{After: positions[count-1]}, 0},
-		{"a sequence that is not there yet", deltas.Start{After: positions[count-1] + 100}, 0},
+		{"the beginning", deltas.StartPosition{}, count},
+		{"a time, with room for other clocks", deltas.StartPosition{Time: time.Now()}, count},
+		{"a sequence", deltas.StartPosition{After: positions[99], Time: time.Now()}, count - 100},
+		{"the last sequence", deltas.StartPosition{After: positions[count-1]}, 0},
+		{"a sequence that is not there yet", deltas.StartPosition{After: positions[count-1] + 100}, 0},
 	} {
 		r := deltas.NewReader(nc, partitions, "acme", session, c.from)
 		n := 0
@@ -87,7 +87,7 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 				t.Fatalf("%s: delta %d is %+v", c.name, n, d)
 			}
 			n++
-			r.Drop()
+			r.DropPeeked()
 		}
 		if n != c.want {
 			t.Errorf("%s: %d deltas, want %d", c.name, n, c.want)
@@ -104,7 +104,7 @@ func TestReader_SkipsForwardOnly(t *testing.T) {
 	for i := range 10 {
 		positions = append(positions, publish(t, js, "xtr_1", uint64(i+1), session, events.Delta{BlockID: "b", Offset: uint32(i), Text: "x"}))
 	}
-	r := deltas.NewReader(nc, partitions, "acme", session, deltas.Start{})
+	r := deltas.NewReader(nc, partitions, "acme", session, deltas.StartPosition{})
 	next := func() int {
 		t.Helper()
 		d, ok, err := r.Peek(t.Context())
@@ -114,15 +114,15 @@ func TestReader_SkipsForwardOnly(t *testing.T) {
 		if !ok {
 			return -1
 		}
-		r.Drop()
+		r.DropPeeked()
 		return int(d.Offset)
 	}
-	r.Skip(deltas.Start{After: positions[4]})
+	r.SkipTo(deltas.StartPosition{After: positions[4]})
 	if got := next(); got != 5 {
 		t.Errorf("the first delta after the skip is %d, want 5", got)
 	}
-	r.Skip(deltas.Start{After: positions[1]})
-	r.Skip(deltas.Start{Time: time.Now()})
+	r.SkipTo(deltas.StartPosition{After: positions[1]})
+	r.SkipTo(deltas.StartPosition{Time: time.Now()})
 	if got := next(); got != 6 {
 		t.Errorf("after a skip back the next delta is %d, want 6", got)
 	}
@@ -156,21 +156,21 @@ func TestLastFrames_ReturnsOneForEachExecutor(t *testing.T) {
 	}
 }
 
-// TestStream_FailsWithoutDELTAS checks that a missing stream is an error, and not the end.
-func TestStream_FailsWithoutDELTAS(t *testing.T) {
+// TestPartitionReader_FailsWithoutDELTAS checks that a missing stream is an error, and not the end.
+func TestPartitionReader_FailsWithoutDELTAS(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
 	if err := js.DeleteStream(t.Context(), topology.StreamDeltas); err != nil {
 		t.Fatal(err)
 	}
-	s := deltas.NewStream(nc, 0, deltas.Start{})
-	if err := s.Read(t.Context(), func(deltas.Entry) {}); err == nil || s.AtEnd() {
+	s := deltas.NewPartitionReader(nc, 0, deltas.StartPosition{})
+	if err := s.Read(t.Context(), func(deltas.SessionDelta) {}); err == nil || s.AtEnd() {
 		t.Errorf("read: %v, at end %v", err, s.AtEnd())
 	}
 }
 
-// TestStream_SkipsDamagedMessages checks that a damaged frame or delta ends neither the read nor the frame before it.
-func TestStream_SkipsDamagedMessages(t *testing.T) {
+// TestPartitionReader_SkipsDamagedMessages checks that a damaged frame or delta ends neither the read nor the frame before it.
+func TestPartitionReader_SkipsDamagedMessages(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
 	session := events.Derive(events.KindSession, "a")
@@ -180,7 +180,7 @@ func TestStream_SkipsDamagedMessages(t *testing.T) {
 		}
 	}
 	publish(t, js, "xtr_1", 5, session, events.Delta{BlockID: "b", Text: "hello"})
-	r := deltas.NewReader(nc, partitions, "acme", session, deltas.Start{})
+	r := deltas.NewReader(nc, partitions, "acme", session, deltas.StartPosition{})
 	if d, ok, err := r.Peek(t.Context()); err != nil || !ok || d.Text != "hello" {
 		t.Errorf("got %+v, %v, %v", d, ok, err)
 	}

@@ -41,7 +41,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		return nil, err
 	}
 	for _, d := range durables {
-		cfg, topic, err := bus.ForDurable(j.e.js, d)
+		cfg, topic, err := bus.ConfigForDurable(j.e.js, d)
 		if err != nil {
 			return nil, err
 		}

@@ -28,7 +28,7 @@ func (s *stack) giveUpJobs(reason string) (stop func()) {
 	must(s.t, err)
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: dead, Logger: slog.New(slog.DiscardHandler)})
 	must(s.t, err)
-	cfg, topic, err := bus.ForDurable(s.js, topology.JobsAnyConsumer("local"))
+	cfg, topic, err := bus.ConfigForDurable(s.js, topology.JobsAnyConsumer("local"))
 	must(s.t, err)
 	sub, err := bus.NewSubscriber(cfg)
 	must(s.t, err)

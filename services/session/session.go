@@ -229,7 +229,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 // handle registers all handlers with the Router.
 func (s *Service) handle(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
-		cfg, topic, err := bus.ForDurable(s.js, d)
+		cfg, topic, err := bus.ConfigForDurable(s.js, d)
 		if err != nil {
 			return err
 		}

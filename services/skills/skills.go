@@ -114,7 +114,7 @@ func (s *Service) route(name string, counts *metrics) error {
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: s.deps.Logger}); err != nil {
 		return err
 	}
-	cfg, topic, err := bus.ForDurable(s.js, topology.SkillsConsumer())
+	cfg, topic, err := bus.ConfigForDurable(s.js, topology.SkillsConsumer())
 	if err != nil {
 		return err
 	}

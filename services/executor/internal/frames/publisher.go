@@ -177,7 +177,7 @@ func (p *Publisher) Position() uint64 {
 
 // Texts returns the text of a session's blocks, by block id, as far as the deltas after a position in the stream DELTAS
 // have it.
-func (p *Publisher) Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
+func (p *Publisher) Texts(ctx context.Context, tenant, session string, from deltas.StartPosition) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
 	known := map[string]*blocks.Text{}
@@ -185,7 +185,7 @@ func (p *Publisher) Texts(ctx context.Context, tenant, session string, from delt
 	var err error
 	for err == nil && !reader.AtEnd() {
 		err = reader.Fetch(ctx)
-		for _, d := range reader.Take() {
+		for _, d := range reader.TakeFetched() {
 			if known[d.BlockID] == nil {
 				known[d.BlockID] = &blocks.Text{}
 			}

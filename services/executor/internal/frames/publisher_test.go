@@ -73,7 +73,7 @@ func (w world) publish(t *testing.T, session, block string, offset int, text str
 func (w world) awaitText(t *testing.T, session, block, want string) {
 	t.Helper()
 	for {
-		texts, err := w.publisher.Texts(t.Context(), "acme", session, deltas.Start{})
+		texts, err := w.publisher.Texts(t.Context(), "acme", session, deltas.StartPosition{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestPublisher_SharesFramesBetweenSessions(t *testing.T) {
 		w.publish(t, a, "x", 2*i, fmt.Sprintf("%02d", i))
 		w.publish(t, b, "x", 2*i, fmt.Sprintf("%02d", 99-i))
 	}
-	if texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.Start{}); err != nil || texts["x"] != "" {
+	if texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.StartPosition{}); err != nil || texts["x"] != "" {
 		t.Errorf("deltas were published before the interval had passed: %q, %v", texts["x"], err)
 	}
 	w.publish(t, a, "large", 0, strings.Repeat("x", 300<<10)) // neither the frame before a large delta waits, nor the large one
@@ -192,7 +192,7 @@ func TestPublisher_PositionPrecedesLaterText(t *testing.T) {
 		block := fmt.Sprint("block", i)
 		w.publish(t, a, block, 0, "hello")
 		for {
-			texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.Start{After: position})
+			texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.StartPosition{After: position})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -63,7 +63,7 @@ var errHandled = errors.New("another delivery handles the session")
 
 // Handle carries out the work that is due for the session of a job. It is a handler of the bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)

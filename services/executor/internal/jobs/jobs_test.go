@@ -66,7 +66,7 @@ func (h *Handler) handle(t *testing.T) error {
 // TestRouted: the handler is reached through the Router alone.
 func TestRouted(t *testing.T) {
 	t.Parallel()
-	bustest.RefusesUnrouted(t, (&Handler{}).Handle, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+	bustest.RequireUnroutedRefused(t, (&Handler{}).Handle, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
 // TestSession_UntilNothingIsDue: a session that changed is loaded again, and one whose execution has ended is done.

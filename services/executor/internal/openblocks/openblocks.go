@@ -18,7 +18,7 @@ import (
 // Deltas reads the text in flight of blocks from the stream DELTAS.
 type Deltas interface {
 	// Texts returns the text of a session's blocks, by block, from the deltas after a start.
-	Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
+	Texts(ctx context.Context, tenant, session string, from deltas.StartPosition) (map[string]string, error)
 }
 
 // A Reader reads open blocks. It is safe for concurrent use.
@@ -60,8 +60,8 @@ func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events
 }
 
 // textStart returns where the text of the first of some open blocks begins in DELTAS.
-func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.Start {
-	from := deltas.Start{After: math.MaxUint64, Time: r.Now()}
+func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.StartPosition {
+	from := deltas.StartPosition{After: math.MaxUint64, Time: r.Now()}
 	for _, b := range blocks {
 		if b.Time.Before(from.Time) {
 			from.Time = b.Time

@@ -136,7 +136,7 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.Session
 // texts has no text.
 type texts struct{}
 
-func (texts) Texts(context.Context, string, string, deltas.Start) (map[string]string, error) {
+func (texts) Texts(context.Context, string, string, deltas.StartPosition) (map[string]string, error) {
 	return nil, nil
 }
 

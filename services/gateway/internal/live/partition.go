@@ -250,7 +250,7 @@ func (h *Hub) readText(ctx context.Context, p *partition) {
 
 // readTextOf reads DELTAS once for some feeds of a partition.
 func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]bool) {
-	var from deltas.Start
+	var from deltas.StartPosition
 	feeds := map[string]*feed{}
 	for f := range requests {
 		start, ok := f.beginText()
@@ -260,14 +260,14 @@ func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]b
 		if len(feeds) == 0 {
 			from = start
 		}
-		from = from.Before(start)
+		from = from.Earlier(start)
 		feeds[events.FrameSession(f.tenant, f.session)] = f
 	}
 	if len(feeds) == 0 {
 		return
 	}
 	h.cfg.Metrics.Reread("text")
-	stream := deltas.NewStream(h.cfg.NATS, p.n, from)
+	stream := deltas.NewPartitionReader(h.cfg.NATS, p.n, from)
 	var err error
 	for err == nil && !stream.AtEnd() {
 		err = h.readTextPage(ctx, stream, feeds)
@@ -276,18 +276,18 @@ func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]b
 		h.cfg.Logger.Warn("read text in flight from DELTAS: will retry", "partition", p.n, "error", err)
 	}
 	for _, f := range feeds {
-		f.endText(stream.Last(), err)
+		f.endText(stream.LastSequence(), err)
 	}
 }
 
 // readTextPage reads one page of DELTAS and adds the deltas of some feeds.
-func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map[string]*feed) error {
+func (h *Hub) readTextPage(ctx context.Context, stream *deltas.PartitionReader, feeds map[string]*feed) error {
 	release, err := h.acquireTextRead(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return stream.Read(ctx, func(e deltas.Entry) {
+	return stream.Read(ctx, func(e deltas.SessionDelta) {
 		if f := feeds[string(e.Session)]; f != nil {
 			f.handleDelta(e.JSON, true)
 		}

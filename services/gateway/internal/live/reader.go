@@ -415,7 +415,7 @@ func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
 			g.lost = true
 			return "", nil
 		}
-		from.Drop()
+		from.DropPeeked()
 		if skip := g.offset - int(d.Offset); d.BlockID == g.block && skip < len(d.Text) {
 			return d.Text[skip:], nil
 		}

@@ -51,7 +51,7 @@ type writer struct {
 type writtenBlock struct {
 	id, text  string
 	published int
-	start     deltas.Start
+	start     deltas.StartPosition
 	complete  bool
 }
 
@@ -142,7 +142,7 @@ func (w *writer) announce() {
 
 // open begins a block whose text may be published before its event is stored.
 func (w *writer) open(text string) *writtenBlock {
-	b := &writtenBlock{id: fmt.Sprint("blk", len(w.blocks)), text: text, start: deltas.Start{Time: time.Now().UTC()}}
+	b := &writtenBlock{id: fmt.Sprint("blk", len(w.blocks)), text: text, start: deltas.StartPosition{Time: time.Now().UTC()}}
 	if w.rand.IntN(3) > 0 {
 		b.start.After = w.position
 	}

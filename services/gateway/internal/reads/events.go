@@ -145,9 +145,9 @@ type OpenText struct {
 	ID             string
 	ExecutionID    string
 	ConversationID string
-	From           deltas.Start // where its text in flight begins
-	End            time.Time    // when the block was completed; zero for an open block
-	Bytes          int          // bytes of the text of a completed block
+	From           deltas.StartPosition // where its text in flight begins
+	End            time.Time            // when the block was completed; zero for an open block
+	Bytes          int                  // bytes of the text of a completed block
 }
 
 // newOpenText returns an OpenText for a block's row and the JSON of the event block_start with which the block began.
@@ -156,7 +156,7 @@ func newOpenText(block, execution, conversation, start string) (OpenText, error)
 	if err != nil {
 		return OpenText{}, errUnreadableEvent(err)
 	}
-	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.Start{Time: w.Time}}
+	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.StartPosition{Time: w.Time}}
 	if d, ok := w.Event().Data.(events.BlockStart); ok {
 		o.From = deltas.StartOf(d)
 	}

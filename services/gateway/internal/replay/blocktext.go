@@ -40,7 +40,7 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 	var at time.Time // time of the piece that was read last
 	waits := func(t *Text) bool { return t.needsMore(at) }
 	atEnd := false
-	for from.Bytes() < maxTextRead && slices.ContainsFunc(list, waits) {
+	for from.FetchedBytes() < maxTextRead && slices.ContainsFunc(list, waits) {
 		d, ok, err := p.peek(ctx, tenant, "try again", from)
 		if err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 			break
 		}
 		at = d.Time
-		from.Drop()
+		from.DropPeeked()
 		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
 			if err := list[i].add(d, before, take); err != nil {
 				return nil, err
@@ -74,10 +74,10 @@ func (t *Text) needsMore(at time.Time) bool {
 }
 
 // earliest returns the start of the text of the first of some blocks.
-func earliest(open []reads.OpenText) deltas.Start {
+func earliest(open []reads.OpenText) deltas.StartPosition {
 	from := open[0].From
 	for _, o := range open[1:] {
-		from = from.Before(o.From)
+		from = from.Earlier(o.From)
 	}
 	return from
 }

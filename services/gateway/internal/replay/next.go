@@ -152,7 +152,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		}
 		from := known - int(d.Offset)
 		if !open || from < 0 || from >= len(d.Text) { // the block is complete, text before it is missing, or it was sent already
-			r.texts.Drop()
+			r.texts.DropPeeked()
 			continue
 		}
 		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
@@ -194,7 +194,7 @@ func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
 		return live.Frame{}, problem.From(err)
 	}
 	r.open[d.BlockID] += len(d.Text)
-	r.texts.Drop()
+	r.texts.DropPeeked()
 	r.next = nil
 	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
 }

@@ -177,12 +177,12 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 }
 
 // openBlock begins to replay the text of a block.
-func (r *Replay) openBlock(id string, from deltas.Start) {
+func (r *Replay) openBlock(id string, from deltas.StartPosition) {
 	switch {
 	case r.texts == nil:
 		r.texts = deltas.NewReader(r.player.cfg.NATS, r.player.cfg.Partitions, r.request.Tenant, r.request.Session, from)
 	case len(r.open) == 0:
-		r.texts.Skip(from)
+		r.texts.SkipTo(from)
 	default:
 	}
 	r.open[id] = 0

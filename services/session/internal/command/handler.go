@@ -75,7 +75,7 @@ func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
 // Handle is the bus handler for COMMANDS.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	var c command.Command

@@ -16,7 +16,7 @@ import (
 // DeadJob handles the dead letter of a job: it fails the execution for which the job was published. No other job would
 // follow, so without it the execution and the messages behind it would wait for the turn limit.
 func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)

@@ -84,7 +84,7 @@ var errMoving = errors.New("the session's state keeps changing")
 
 // Commit handles a message of the log.
 func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	name := bus.Subject(msg)
@@ -114,7 +114,7 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if len(c.ended) > 0 {
 		r.cfg.Ended(subject.Tenant, subject.ID)
 	}
-	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
+	r.cfg.Reacted(r.cfg.Now().Sub(bus.StoredTime(msg)))
 	return nil
 }
 
@@ -177,7 +177,7 @@ func summarize(payload []byte) (commitSummary, error) {
 // Timer handles a timer that fired. It acts on everything that is due now, and not only on the deadline for which the
 // timer was set.
 func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)

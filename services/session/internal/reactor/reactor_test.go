@@ -19,8 +19,8 @@ import (
 // Router.
 func TestHandlers_RefuseToRunWithoutTheRouter(t *testing.T) {
 	r := New(Config{})
-	bustest.RefusesUnrouted(t, r.Commit, []byte(`{"events":[{"type":"session_created"}]}`))
-	bustest.RefusesUnrouted(t, r.Timer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+	bustest.RequireUnroutedRefused(t, r.Commit, []byte(`{"events":[{"type":"session_created"}]}`))
+	bustest.RequireUnroutedRefused(t, r.Timer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
 // TestMatters_ReportsEventsThatMakeWorkDue tests that the reactor looks at events that can make something due, and

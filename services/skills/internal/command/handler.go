@@ -58,7 +58,7 @@ func (h *Handler) Use(store Store) { h.keeper.store = store }
 
 // Handle is the bus handler for COMMANDS.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	var c command.Command
