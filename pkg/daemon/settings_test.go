@@ -50,7 +50,7 @@ func TestSettingLogKeys(t *testing.T) {
 		p := program{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.Writer, &c}.open}
 		p.run = func(ctx context.Context, env Env) error {
 			ran = true
-			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.Session(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
+			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.SessionSubject(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
 			return err
 		}
 		var said bytes.Buffer

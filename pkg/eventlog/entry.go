@@ -9,22 +9,22 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Entries loads and appends to the entries of the catalogue: agents, instances, environments and skills.
-type Entries struct{ Log Log }
+// Catalogue loads and appends to the entries of the catalogue: agents, instances, environments and skills.
+type Catalogue struct{ Log Log }
 
-// Entry is the state of a catalogue entry and the head of its chain.
-type Entry struct {
+// CatalogueEntry is the state of a catalogue entry and the head of its chain.
+type CatalogueEntry struct {
 	Head  Head
 	State versions.State
 }
 
-// VersionError is returned for a reference to an entry or a version that does not exist.
-type VersionError struct {
+// UnknownVersionError is returned for a reference to an entry or a version that does not exist.
+type UnknownVersionError struct {
 	Kind events.Aspect
 	Ref  events.Reference
 }
 
-func (e *VersionError) Error() string {
+func (e *UnknownVersionError) Error() string {
 	if e.Ref.Version == "" {
 		return fmt.Sprintf("there is no %s %s", e.Kind, e.Ref)
 	}
@@ -32,8 +32,8 @@ func (e *VersionError) Error() string {
 }
 
 // Load returns an entry. An entry that does not exist has no versions.
-func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) (Entry, error) {
-	var e Entry
+func (s Catalogue) Load(ctx context.Context, subject events.Subject, f Freshness) (CatalogueEntry, error) {
+	var e CatalogueEntry
 	var err error
 	if e.Head, err = s.Log.Last(ctx, subject, f); err != nil {
 		return e, fmt.Errorf("load %s: %w", subject, err)
@@ -41,12 +41,12 @@ func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) 
 	if e.Head.Seq == 0 {
 		return e, nil
 	}
-	if stateOf(e.Head.Commit.State, versions.Number, &e.State) {
+	if decodeState(e.Head.Commit.State, versions.Number, &e.State) {
 		e.State = e.State.Settle(e.Head.Seq)
 		return e, nil
 	}
 	e.State = versions.State{}
-	for rec, err := range commits(ctx, s.Log, e.Head) {
+	for rec, err := range commitsUpTo(ctx, s.Log, e.Head) {
 		if err != nil {
 			return e, err
 		}
@@ -56,7 +56,7 @@ func (s Entries) Load(ctx context.Context, subject events.Subject, f Freshness) 
 }
 
 // Append appends the events of a command and updates e. The id of the commit is derived from the command.
-func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, command string, list []events.Event) error {
+func (s Catalogue) Append(ctx context.Context, e *CatalogueEntry, actor events.Actor, command string, list []events.Event) error {
 	id := events.Derive(events.KindCommit, command)
 	next := versions.Fold(e.State, id, list)
 	head, err := s.Log.Append(ctx, e.Head, events.Draft{ID: id, Actor: actor, Events: list, State: next})
@@ -69,7 +69,7 @@ func (s Entries) Append(ctx context.Context, e *Entry, actor events.Actor, comma
 
 // HasCommand reports whether a command was carried out on the entry. It reads the entry's chain only if the state no
 // longer has all commands.
-func (s Entries) HasCommand(ctx context.Context, e Entry, command string) (bool, error) {
+func (s Catalogue) HasCommand(ctx context.Context, e CatalogueEntry, command string) (bool, error) {
 	id := events.Derive(events.KindCommit, command)
 	if e.State.HasCommand(id) || !e.State.MayHaveDropped() {
 		return e.State.HasCommand(id), nil
@@ -79,18 +79,18 @@ func (s Entries) HasCommand(ctx context.Context, e Entry, command string) (bool,
 }
 
 // Position returns the position of the entry's last commit.
-func (s Entries) Position(e Entry) Position {
+func (s Catalogue) Position(e CatalogueEntry) Position {
 	return Position{Shard: e.Head.Subject.Partition() % s.Log.Shards(), Seq: e.Head.Seq}
 }
 
 // Resolve returns the payload that created the version to which a reference refers (AgentApplied, InstanceApplied,
-// EnvironmentApplied or SkillPushed). The reference in the payload has the digest. The error is a *VersionError if
+// EnvironmentApplied or SkillPushed). The reference in the payload has the digest. The error is a *UnknownVersionError if
 // there is no such version.
-func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
+func (s Catalogue) Resolve(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
 	subject := ref.Subject(kind, tenant)
-	freshness := Leader
+	freshness := LeaderOnly
 	if events.IsDigest(ref.Version) {
-		freshness = Any // the version of a digest never changes
+		freshness = AnyReplica // the version of a digest never changes
 	}
 	for {
 		e, err := s.Load(ctx, subject, freshness)
@@ -100,53 +100,53 @@ func (s Entries) Resolve(ctx context.Context, kind events.Aspect, tenant string,
 		digest, ok := e.State.Resolve(ref.Version)
 		if ok {
 			var p events.Payload
-			if p, err = s.version(ctx, e, digest); err == nil || !errors.Is(err, ErrNotFound) {
+			if p, err = s.findVersion(ctx, e, digest); err == nil || !errors.Is(err, ErrNotFound) {
 				return p, err
 			}
 		}
-		if freshness == Leader {
-			return nil, &VersionError{kind, ref}
+		if freshness == LeaderOnly {
+			return nil, &UnknownVersionError{kind, ref}
 		}
-		freshness = Leader // the replica may not have the newest commits
+		freshness = LeaderOnly // the replica may not have the newest commits
 	}
 }
 
-// Recall returns the payload that created a version, even if the version was removed since. ref must have its
-// digest. The error is a *VersionError if the version never existed.
-func (s Entries) Recall(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
-	e, err := s.Load(ctx, ref.Subject(kind, tenant), Leader)
+// ResolveRemoved returns the payload that created a version, even if the version was removed since. ref must have its
+// digest. The error is a *UnknownVersionError if the version never existed.
+func (s Catalogue) ResolveRemoved(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
+	e, err := s.Load(ctx, ref.Subject(kind, tenant), LeaderOnly)
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.version(ctx, e, ref.Version)
+	p, err := s.findVersion(ctx, e, ref.Version)
 	if errors.Is(err, ErrNotFound) {
-		return nil, &VersionError{kind, ref}
+		return nil, &UnknownVersionError{kind, ref}
 	}
 	return p, err
 }
 
-// version returns the payload that created a version, or ErrNotFound.
-func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Payload, error) {
+// findVersion returns the payload that created a version, or ErrNotFound.
+func (s Catalogue) findVersion(ctx context.Context, e CatalogueEntry, digest string) (events.Payload, error) {
 	if at := e.State.At(digest); at > 0 {
-		rec, err := s.Log.At(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
+		rec, err := s.Log.CommitAt(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
 		if err != nil {
 			return nil, err
 		}
-		return createdVersion(rec, digest)
+		return versionCreatedBy(rec, digest)
 	}
-	for rec, err := range commits(ctx, s.Log, e.Head) {
+	for rec, err := range commitsUpTo(ctx, s.Log, e.Head) {
 		if err != nil {
 			return nil, err
 		}
-		if p, err := createdVersion(rec, digest); err == nil {
+		if p, err := versionCreatedBy(rec, digest); err == nil {
 			return p, nil
 		}
 	}
 	return nil, ErrNotFound
 }
 
-// createdVersion returns the payload in rec that created the version, or ErrNotFound.
-func createdVersion(rec Record, digest string) (events.Payload, error) {
+// versionCreatedBy returns the payload in rec that created the version, or ErrNotFound.
+func versionCreatedBy(rec Record, digest string) (events.Payload, error) {
 	for _, e := range rec.Events {
 		var ref events.Reference
 		switch d := e.Data.(type) {

@@ -17,9 +17,9 @@ import (
 // digest returns a made-up digest of a definition.
 func digest(n int) string { return strings.Repeat("0", 60) + fmt.Sprintf("%04x", n) }
 
-func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Reference, command, version string, tags ...string) {
+func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.Reference, command, version string, tags ...string) {
 	t.Helper()
-	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.Leader)
+	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,13 +46,13 @@ func TestEntries_FindVersionsAndTags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := eventlog.Entries{Log: log}
+	s := eventlog.Catalogue{Log: log}
 	ref := events.Reference{Slug: "reviewer"}
 	resolve := func(version string) string {
 		r := ref
 		r.Version = version
 		p, err := s.Resolve(ctx, events.Agent, "acme", r)
-		var missing *eventlog.VersionError
+		var missing *eventlog.UnknownVersionError
 		if errors.As(err, &missing) {
 			return "none"
 		}
@@ -88,7 +88,7 @@ func TestEntries_FindVersionsAndTags(t *testing.T) {
 		}
 	}
 	// A fold from zero gives the same state.
-	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.Any)
+	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.AnyReplica)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ func Example() {
 		panic(err)
 	}
 	life := events.LifeOf("default", events.Derive(events.KindSession, "example"))
-	head, err := log.Last(ctx, life, eventlog.Any)
+	head, err := log.Last(ctx, life, eventlog.AnyReplica)
 	if err != nil {
 		panic(err)
 	}
@@ -34,10 +34,10 @@ func Example() {
 		var conflict *eventlog.ConflictError
 		fmt.Println(copy, "is refused:", errors.As(err, &conflict))
 	}
-	for n, err := range eventlog.Session(ctx, log, life.Tenant, life.ID) {
+	for n, err := range eventlog.SessionEvents(ctx, log, life.Tenant, life.ID) {
 		fmt.Println(n.Seq, n.Position, n.Aspect, n.Event.Type(), err)
 	}
-	report, err := eventlog.Verify(ctx, log, eventlog.Scope{})
+	report, err := eventlog.Verify(ctx, log, eventlog.VerifyScope{})
 	fmt.Println(report.Commits, report.Problem == nil, err)
 	// Output:
 	// first is refused: false

@@ -21,7 +21,7 @@ func findCommit(ctx context.Context, l Log, head Head, commit string) (seq uint6
 	if head.Commit.ID == commit {
 		return head.Seq, true, nil
 	}
-	for rec, err := range commits(ctx, l, head) {
+	for rec, err := range commitsUpTo(ctx, l, head) {
 		if err != nil {
 			return 0, false, fmt.Errorf("look for commit %s on %s: %w", commit, head.Subject, err)
 		}

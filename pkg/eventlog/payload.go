@@ -14,19 +14,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Payloads stores event data that is too large for the log, by its owner (a session or catalogue entry) and its
+// PayloadStore stores event data that is too large for the log, by its owner (a session or catalogue entry) and its
 // SHA-256 in hex. Equal data of two sessions is stored twice, so that a session's data can be removed with the
 // session.
-type Payloads interface {
+type PayloadStore interface {
 	// Put stores data under its owner and digest. It is idempotent.
 	Put(ctx context.Context, owner events.Subject, digest string, data []byte) error
 	// Get returns the data, or ErrNotFound.
 	Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error)
 }
 
-// Seal is the part of Append that all implementations share. It seals the draft onto the head, moves large data to
+// SealDraft is the part of Append that all implementations share. It seals the draft onto the head, moves large data to
 // store, and returns the commit and its message. If it returns ErrTooLarge, it has stored nothing.
-func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (events.Commit, []byte, error) {
+func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStore) (events.Commit, []byte, error) {
 	if err := head.Subject.Check(); err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append: %w", err)
 	}
@@ -77,7 +77,7 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 		}
 		sum := sha256.Sum256(data)
 		digest := hex.EncodeToString(sum[:])
-		ref, err := encode(events.PayloadRef{SHA256: digest, Size: len(data)})
+		ref, err := encodeJSON(events.PayloadRef{SHA256: digest, Size: len(data)})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -87,23 +87,23 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 	return out, large, nil
 }
 
-// Open decodes a stored message and fetches the data that it refers to. If it fails, the record still has the
+// OpenRecord decodes a stored message and fetches the data that it refers to. If it fails, the record still has the
 // position of the message.
-func Open(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store Payloads) (Record, error) {
-	rec, err := Decode(subject, p, stored, msg)
+func OpenRecord(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store PayloadStore) (Record, error) {
+	rec, err := DecodeRecord(subject, p, stored, msg)
 	if err != nil {
 		return rec, err
 	}
-	return Resolve(ctx, rec, store)
+	return ResolveEvents(ctx, rec, store)
 }
 
-// Decode is the first step of Open. The returned record has its commit but no events.
-func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
-	return DecodePartitioned(0, subject, p, stored, msg)
+// DecodeRecord is the first step of Open. The returned record has its commit but no events.
+func DecodeRecord(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
+	return DecodeNATSRecord(0, subject, p, stored, msg)
 }
 
-// DecodePartitioned is Decode for the NATS subject of a message.
-func DecodePartitioned(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
+// DecodeNATSRecord is Decode for the NATS subject of a message.
+func DecodeNATSRecord(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
 	if rec.Subject, err = partitions.ParseSubject(subject); err != nil {
@@ -116,15 +116,15 @@ func DecodePartitioned(partitions events.Partitioning, subject string, p Positio
 	return rec, nil
 }
 
-// Resolve is the second step of Open. It decodes the events of the commit and fetches the data that they refer to.
-func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
+// ResolveEvents is the second step of Open. It decodes the events of the commit and fetches the data that they refer to.
+func ResolveEvents(ctx context.Context, rec Record, store PayloadStore) (Record, error) {
 	var err error
 	if rec.Events, err = rec.Commit.Decode(); err != nil {
 		return rec, fmt.Errorf("read %s on %s: %w", rec.Position, rec.Subject, err)
 	}
 	for i, e := range rec.Events {
 		var large int64
-		rec.Events[i].Data, large, err = fetch(ctx, rec.Subject, e.Data, store)
+		rec.Events[i].Data, large, err = fetchPayload(ctx, rec.Subject, e.Data, store)
 		rec.Bytes += large
 		if err != nil {
 			return rec, fmt.Errorf("read %s on %s: %s %s: %w", rec.Position, rec.Subject, e.Type(), e.ID, err)
@@ -141,8 +141,8 @@ type PayloadError struct {
 
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
-// fetch returns the data of a reference after verification, and its size. It returns other payloads unchanged.
-func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (_ events.Payload, large int64, err error) {
+// fetchPayload returns the data of a reference after verification, and its size. It returns other payloads unchanged.
+func fetchPayload(ctx context.Context, owner events.Subject, p events.Payload, store PayloadStore) (_ events.Payload, large int64, err error) {
 	o, ok := p.(events.Opaque)
 	if !ok || !events.IsPayloadRef(o.Raw) {
 		return p, 0, nil
@@ -162,8 +162,8 @@ func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Pa
 	return events.DecodePayload(o.Name, data), large, nil
 }
 
-// encode returns JSON without HTML escapes, the encoding of commits.
-func encode(v any) ([]byte, error) {
+// encodeJSON returns JSON without HTML escapes, the encoding of commits.
+func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

@@ -26,7 +26,7 @@ func TestActiveEvents_YieldsTheActiveExecution(t *testing.T) {
 			w.write(runs, 2, exe(2), events.Log{Message: "a"}, events.Log{Message: strings.Repeat("b", 300_000)})
 			w.write(runs, 2, "", events.Log{Message: "of no execution"})
 			w.write(runs, 2, exe(2), events.Log{Message: "c"})
-			l := &eventlog.Loaded{
+			l := &eventlog.SessionState{
 				Tenant: tenant, ID: life.ID, RunHead: w.heads[runs],
 				Life: sessionstate.State{Active: sessionstate.Ref{ExecutionID: exe(2), Message: message.Seq}},
 			}

@@ -34,8 +34,8 @@ func (b *bench) define(kind events.Aspect, slug string, n int, payload func(even
 
 func (b *bench) defineAt(kind events.Aspect, ref events.Reference, payload events.Payload) {
 	b.t.Helper()
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -70,8 +70,8 @@ func of1(refs ...events.Reference) func(*events.SessionCreated) {
 func (s *talk) postWith(text string, variables map[string]events.Variable) string {
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded, Environment: variables}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
 	})
 	s.job()
 	return execution
@@ -209,10 +209,10 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	b.environment("e", 3, map[string]events.Variable{"V": {Value: "two"}})
 	a.wire.kill()
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	first := b.provider.onlyBox().runner
 	first.die() // its sandbox goes too
-	s.until("it starts again", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 })
+	s.until("it starts again", func(l *eventlog.SessionState) bool { return l.Run.Attempt == 2 })
 	allow <- struct{}{}
 	allow <- struct{}{}
 	s.untilEnded(execution)
@@ -421,8 +421,8 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	ref := b.define(events.Skill, "pdf", 7, func(r events.Reference) events.Payload {
 		return events.SkillPushed{Ref: r, Name: "pdf", Description: "PDFs.", Document: "---\nname: pdf\n---\nHow to pdf."}
 	})
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.ctx, ref.Subject(events.Skill, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.ctx, ref.Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}

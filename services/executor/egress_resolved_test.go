@@ -49,7 +49,7 @@ func TestEgress_AllowlistIsThatOfTheStart(t *testing.T) {
 	b.hosts("e", 4, "another.example.com")
 	a.wire.kill()
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
 	s.untilEnded(execution)
 	want := []events.AllowedHost{

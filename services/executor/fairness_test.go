@@ -183,7 +183,7 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 				executions[s] = s.post("go")
 			}
 			for s, execution := range executions {
-				s.until("the turn has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) })
+				s.until("the turn has ended", func(l *eventlog.SessionState) bool { return l.Run.Ended(execution) })
 			}
 			if n := most.Load(); n != 2 {
 				t.Errorf("%d turns of the tenant ran at once, its limit is 2", n)
@@ -297,7 +297,7 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			}
 			for _, s := range []*talk{second, third} {
 				execution := s.post("long")
-				s.until("the turn runs", func(l *eventlog.Loaded) bool { return l.Run.Execution == execution && l.Run.Phase == run.Running })
+				s.until("the turn runs", func(l *eventlog.SessionState) bool { return l.Run.Execution == execution && l.Run.Phase == run.Running })
 			}
 			waiting := first.post("three")
 			other := b.sessionOf("other", short(events.Options{}))

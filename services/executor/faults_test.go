@@ -56,7 +56,7 @@ func TestExecutorKilled_AnotherFollowsTheAgent(t *testing.T) {
 	a.wire.kill()
 	b.run()
 	allow <- struct{}{} // while nobody follows
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
 	l := s.untilEnded(execution)
 	if l.Run.Phase != run.Completed || l.Run.Attempt != 1 || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
@@ -83,7 +83,7 @@ func TestHandover_HappensAtOnce(t *testing.T) {
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	if took := time.Since(began); took > 4*time.Second {
 		t.Errorf("handed over after %s", took)
 	}
@@ -127,7 +127,7 @@ func TestFrozenExecutor_IsFenced(t *testing.T) {
 	a.wire.freeze()
 	allow <- struct{}{} // it reads this block and tries to append it
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	s.untilBlocks(2)
 	a.wire.thaw()
 	// The log refuses its append, or the runner its command, whichever it sends first.
@@ -392,7 +392,7 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	id := mint(t, events.KindSandbox)
 	m := events.NewEventList(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
-	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.Loaded) run.Command {
+	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.SessionState) run.Command {
 		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
 	})
 	b.run()
@@ -531,7 +531,7 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	first := s.post("hang")
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 	a.wire.kill()
-	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.Loaded) run.Command {
+	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.SessionState) run.Command {
 		return run.Abandon{
 			Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},

@@ -326,11 +326,11 @@ func (l *watchedLog) askedInVain() int {
 	return l.asked
 }
 
-func (l *watchedLog) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+func (l *watchedLog) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	l.mu.Lock()
 	l.at++
 	l.mu.Unlock()
-	return l.Log.At(ctx, p)
+	return l.Log.CommitAt(ctx, p)
 }
 
 // readsOfCommits returns how often a single commit was read.
@@ -342,7 +342,7 @@ func (l *watchedLog) readsOfCommits() int {
 
 func (l *watchedLog) Last(ctx context.Context, s events.Subject, fresh eventlog.Freshness) (eventlog.Head, error) {
 	l.mu.Lock()
-	away := l.away && fresh == eventlog.Leader
+	away := l.away && fresh == eventlog.LeaderOnly
 	if away {
 		l.asked++
 	}
@@ -420,14 +420,14 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	for _, f := range change {
 		f(&c)
 	}
-	s.life(func(base session.Base, _ *eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, _ *eventlog.SessionState) session.Command {
 		return session.Create{Base: base, SessionCreated: c}
 	})
 	return s
 }
 
 // life decides and appends a command, as the session service does.
-func (s *talk) life(command func(session.Base, *eventlog.Loaded) session.Command) {
+func (s *talk) life(command func(session.Base, *eventlog.SessionState) session.Command) {
 	s.b.t.Helper()
 	l := s.load()
 	id := mint(s.b.t, events.KindCommand)
@@ -443,9 +443,9 @@ func (s *talk) life(command func(session.Base, *eventlog.Loaded) session.Command
 	}
 }
 
-func (s *talk) load() *eventlog.Loaded {
+func (s *talk) load() *eventlog.SessionState {
 	s.b.t.Helper()
-	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.Leader)
+	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.LeaderOnly)
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -456,28 +456,28 @@ func (s *talk) load() *eventlog.Loaded {
 func (s *talk) post(text string) (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.job()
 	return execution
 }
 
 func (s *talk) interrupt() {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.RequestInterrupt{Base: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) cancel(execution string) {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) remove() {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.Delete{Base: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
@@ -506,7 +506,7 @@ func (s *talk) jobAt(subject string) {
 func (s *talk) events() []events.Event {
 	s.b.t.Helper()
 	var out []events.Event
-	for n, err := range eventlog.Session(s.b.ctx, s.b.log, s.tenant, s.id) {
+	for n, err := range eventlog.SessionEvents(s.b.ctx, s.b.log, s.tenant, s.id) {
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
@@ -527,9 +527,9 @@ func types(list []events.Event) string {
 }
 
 // until polls the session's state.
-func (s *talk) until(what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
+func (s *talk) until(what string, ok func(*eventlog.SessionState) bool) *eventlog.SessionState {
 	s.b.t.Helper()
-	var last *eventlog.Loaded
+	var last *eventlog.SessionState
 	s.b.until(what, func() bool {
 		last = s.load()
 		return ok(last)
@@ -537,9 +537,9 @@ func (s *talk) until(what string, ok func(*eventlog.Loaded) bool) *eventlog.Load
 	return last
 }
 
-func (s *talk) untilEnded(execution string) *eventlog.Loaded {
+func (s *talk) untilEnded(execution string) *eventlog.SessionState {
 	s.b.t.Helper()
-	l := s.until("execution "+execution+" has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) })
+	l := s.until("execution "+execution+" has ended", func(l *eventlog.SessionState) bool { return l.Run.Ended(execution) })
 	s.check()
 	return l
 }
@@ -644,7 +644,7 @@ func (s *talk) last(execution string) events.Payload {
 // claimAs claims as an executor that does not exist any more.
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
-	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.Loaded) run.Command {
+	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.SessionState) run.Command {
 		return run.Claim{
 			Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
@@ -654,7 +654,7 @@ func (s *talk) claimAs(executor string) {
 
 // decide appends the events of a command. Like the services, it decides again if another commit came first: the last
 // append of an executor that was cut off may still arrive.
-func (s *talk) decide(actor events.Actor, command func(*eventlog.Loaded) run.Command) {
+func (s *talk) decide(actor events.Actor, command func(*eventlog.SessionState) run.Command) {
 	s.b.t.Helper()
 	for {
 		l := s.load()

@@ -107,7 +107,7 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 		epoch := s.load().Run.Epoch
 		current.kill()
 		current = b.process()
-		l := s.until("the next executor has attached", func(l *eventlog.Loaded) bool {
+		l := s.until("the next executor has attached", func(l *eventlog.SessionState) bool {
 			// The first claim without progress stores nothing when it attaches; each later one counts as a claim again.
 			return l.Run.Ended(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
 		})
@@ -130,7 +130,7 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	}
 	s.remove()
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.until("no process of the sandbox is left", func() bool { return len(processesOf(s.id)) == 0 })
 }
 

@@ -199,7 +199,7 @@ func TestOutage_ExecutorKilledMeanwhile(t *testing.T) {
 	b.run(impatient)
 	o.awaitAttempts(s, execution, 3)
 	o.away.Store(false)
-	s.until("the next executor follows", func(l *eventlog.Loaded) bool { return l.Run.Epoch > 1 })
+	s.until("the next executor follows", func(l *eventlog.SessionState) bool { return l.Run.Epoch > 1 })
 	allow <- struct{}{}
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 {
 		t.Errorf("after the outage: %+v", s.last(execution))

@@ -35,8 +35,8 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	slow.log.setAway(true)
 	b.run()
 	execution := mint(t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		return session.Post{Base: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
 	})
 	asked, err := b.nc.SubscribeSync(topology.Ctl(slow.ID()))
 	if err != nil {
@@ -74,7 +74,7 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	first.wire.kill()
 	b.run()
 	s.untilEnded(s.post("two"))
-	s.until("the file is in place", func(l *eventlog.Loaded) bool { return l.Run.Applied == 1 })
+	s.until("the file is in place", func(l *eventlog.SessionState) bool { return l.Run.Applied == 1 })
 	b.noJobs()
 	s.check()
 }

@@ -77,12 +77,12 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 		if err := current.stop(); err != nil {
 			t.Fatal(err)
 		}
-		if l := s.until("the next executor has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch > epoch || l.Run.Ended(execution) }); l.Run.Ended(execution) {
+		if l := s.until("the next executor has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch > epoch || l.Run.Ended(execution) }); l.Run.Ended(execution) {
 			t.Fatalf("the execution ended under epoch %d: %+v", l.Run.Epoch, s.last(execution))
 		}
 		current = next
 	}
-	s.until("the last executor has attached", func(*eventlog.Loaded) bool {
+	s.until("the last executor has attached", func(*eventlog.SessionState) bool {
 		list := s.events()
 		d, ok := list[len(list)-1].Data.(events.ExecutionAttached)
 		return ok && d.Epoch == s.load().Run.Epoch
@@ -147,7 +147,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 // lose ends the execution as the session service does when its executor is gone.
 func (s *talk) lose(execution string) {
 	s.b.t.Helper()
-	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.Loaded) run.Command {
+	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.SessionState) run.Command {
 		return run.Abandon{
 			Meta: events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
 			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
@@ -306,7 +306,7 @@ func TestExecutorLost_TheSweepEndsTheSandboxOfARunnerThatDoesNotObey(t *testing.
 	id := s.load().Run.Sandbox.ID
 	s.lose(execution)
 	b.run(func(c *executor.Config) { c.SweepEvery = 50 * time.Millisecond })
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.until("the sandbox is ended", func() bool { _, terminated := b.provider.wiped(id); return terminated })
 	s.checkSandboxEnded(id)
 }

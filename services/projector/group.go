@@ -133,7 +133,7 @@ func (p *Projector) findMismatch(ctx context.Context, c store.Checkpoint, shard 
 	if int(c.Shard) != shard {
 		return fmt.Sprintf("the checkpoint is in shard %d, the group in shard %d", c.Shard, shard), nil
 	}
-	rec, err := p.deps.Log.At(ctx, eventlog.Position{Shard: shard, Seq: uint64(c.Position)})
+	rec, err := p.deps.Log.CommitAt(ctx, eventlog.Position{Shard: shard, Seq: uint64(c.Position)})
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return "", ctx.Err()

@@ -371,7 +371,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 // collector less than events.
 type undecodedLog interface {
 	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
-	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
+	ResolveEvents(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
 }
 
 // decode decodes the events of items that an undecodedLog yielded. Commits that cannot be decoded become poison, as if the feeder had
@@ -388,7 +388,7 @@ func (g *shadow) decode(ctx context.Context, items []item) error {
 			continue
 		}
 		for {
-			rec, err := log.Resolve(ctx, it.rec)
+			rec, err := log.ResolveEvents(ctx, it.rec)
 			if err == nil || f.isPoison(rec, err) {
 				if err != nil {
 					it.poison = newPoison(g.p.deps.Log.Partitioning(), g.n, rec, err)

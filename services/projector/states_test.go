@@ -46,7 +46,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 
 	want := map[int64]string{}
 	var state history.State
-	for n, err := range eventlog.Session(t.Context(), w.log, long.tenant, long.id) {
+	for n, err := range eventlog.SessionEvents(t.Context(), w.log, long.tenant, long.id) {
 		if err != nil {
 			t.Fatal(err)
 		}

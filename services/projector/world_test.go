@@ -405,7 +405,7 @@ func (w *world) checkAgainstLog(sessions ...*session) {
 			w.t.Fatal(err)
 		}
 		i := 0
-		for n, err := range eventlog.Session(w.t.Context(), w.log, s.tenant, s.id) {
+		for n, err := range eventlog.SessionEvents(w.t.Context(), w.log, s.tenant, s.id) {
 			if err != nil {
 				w.t.Fatal(err)
 			}

@@ -35,7 +35,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	const blocks = 5
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
 	store := func(c run.Command) {
 		t.Helper()
 		d, err := run.Decide(l.Run, c)
@@ -55,7 +55,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	}
 	ahead.Store(int64(2 * time.Minute))
 	s.fireTimer(sid)
-	s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "failed", func(l *eventlog.SessionState) bool { return l.Run.Ended(exe) })
 	var completed int
 	list := s.history(sid)
 	for _, e := range list {

@@ -54,9 +54,9 @@ func (s *stack) mustRefuse(c command.CreateSession, code, field string) {
 	}
 }
 
-func (s *stack) load(sid string) *eventlog.Loaded {
+func (s *stack) load(sid string) *eventlog.SessionState {
 	s.t.Helper()
-	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.LeaderOnly)
 	must(s.t, err)
 	return l
 }
@@ -234,7 +234,7 @@ func TestApply_ConcurrentVersions(t *testing.T) {
 		}
 	}
 	all.Wait()
-	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	e, err := eventlog.Catalogue{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.LeaderOnly)
 	must(t, err)
 	seen := map[string]bool{}
 	for _, v := range e.State.Versions {
@@ -261,7 +261,7 @@ func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 	if again.Error != nil || again.Ref.Version != first.Ref.Version {
 		t.Errorf("answered %+v, %v", again, again.Error)
 	}
-	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	e, err := eventlog.Catalogue{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.LeaderOnly)
 	must(t, err)
 	if e.State.Tags[events.Latest] != second.Version {
 		t.Errorf("the latest is %s again", e.State.Tags[events.Latest])

@@ -15,7 +15,7 @@ import (
 // end ends the active execution as an executor does, after its agent has received the query if started is set.
 func (s *stack) end(sid, exe string, started bool, outcome events.Payload) {
 	s.t.Helper()
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
 	meta := func() events.Meta { return events.Meta{CommandID: id(events.KindCommand), Now: time.Now()} }
 	store := func(c run.Command) {
 		s.t.Helper()
@@ -91,8 +91,8 @@ func TestRecover_RepeatsTheMessageAsANewExecution(t *testing.T) {
 	if a.Error != nil {
 		t.Fatal(a.Error)
 	}
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == second })
-	m, err := s.ses.Message(t.Context(), l, l.Life.Active)
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == second })
+	m, err := s.ses.AcceptedMessage(t.Context(), l, l.Life.Active)
 	must(t, err)
 	if m.RecoveredFrom != first || !m.Continue || len(m.Parts) != 1 || string(m.Metadata) != `{"ticket":7}` || m.Environment["REGION"].Value != "us" || !m.Permissions.Unattended || len(m.Permissions.Rules) != 1 {
 		t.Errorf("the second recovery has the message %+v", m)
@@ -174,8 +174,8 @@ func TestRecover_NeedsTheSecretsOfTheMessageAgain(t *testing.T) {
 	if a.Error != nil {
 		t.Fatal(a.Error)
 	}
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == recovery })
-	m, err := s.ses.Message(t.Context(), l, l.Life.Active)
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == recovery })
+	m, err := s.ses.AcceptedMessage(t.Context(), l, l.Life.Active)
 	must(t, err)
 	if m.Environment["TOKEN"] != fresh {
 		t.Errorf("the recovery has the variables %+v", m.Environment)

@@ -214,13 +214,13 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 		return
 	}
 	for ctx.Err() == nil {
-		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
+		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
 		if err != nil {
 			continue
 		}
 		var d run.Decision
 		meta := events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}
-		switch l.Due() {
+		switch l.DueWork() {
 		case run.Nothing, run.Refuse:
 			return
 		case run.Release:
@@ -268,10 +268,10 @@ const pause = 5 * time.Millisecond
 
 // await loads a session until ok accepts its state. The state must persist, because two loads can miss a state that
 // another one follows. Use ended for the end of an execution that others follow.
-func (s *stack) await(sid, what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
+func (s *stack) await(sid, what string, ok func(*eventlog.SessionState) bool) *eventlog.SessionState {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
-		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.LeaderOnly)
 		must(s.t, err)
 		if ok(l) {
 			return l
@@ -300,7 +300,7 @@ func (s *stack) awaitEnd(sid, exe string) []events.Event {
 
 func (s *stack) history(sid string) []events.Event {
 	var list []events.Event
-	for n, err := range eventlog.Session(s.t.Context(), s.log, "default", sid) {
+	for n, err := range eventlog.SessionEvents(s.t.Context(), s.log, "default", sid) {
 		must(s.t, err)
 		list = append(list, n.Event)
 	}
@@ -337,7 +337,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 				sent = append(sent, s.post(sid))
 			}
 			last := sent[len(sent)-1]
-			s.await(sid, "at the end of its last execution", func(l *eventlog.Loaded) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
+			s.await(sid, "at the end of its last execution", func(l *eventlog.SessionState) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
 			s.checkOrder(sid, sent)
 		})
 	}
@@ -355,7 +355,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 	if copies["one"] == 0 || copies["two"] == 0 {
 		t.Fatalf("dispatches by copy: %v; want some by each", copies)
 	}
-	report, err := eventlog.Verify(t.Context(), s.log, eventlog.Scope{})
+	report, err := eventlog.Verify(t.Context(), s.log, eventlog.VerifyScope{})
 	if err != nil || report.Problem != nil || len(report.Open) > 0 {
 		t.Fatalf("verify: %v, open %v, %v", report.Problem, report.Open, err)
 	}
@@ -404,9 +404,9 @@ func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	first, second, third := s.post(sid), s.post(sid), s.post(sid)
 	s.send(command.TypeCancel, sid, second, nil) // queued, so it is withdrawn
 	s.send(command.TypeCancel, sid, first, nil)  // dispatched, but never claimed
-	s.await(sid, "dispatched the third", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
+	s.await(sid, "dispatched the third", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == third })
 	s.send(command.TypeInterrupt, sid, "", nil)
-	s.await(sid, "idle", func(l *eventlog.Loaded) bool { return l.Run.Ended(third) })
+	s.await(sid, "idle", func(l *eventlog.SessionState) bool { return l.Run.Ended(third) })
 	list := s.history(sid)
 	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
 		t.Fatalf("history %v", list)
@@ -433,12 +433,12 @@ func TestIdleTimeout_FiresOnce(t *testing.T) {
 		s.awaitEnd(sid, s.post(sid))
 	}
 	one.stop()
-	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
-	at, _ := l.Life.Deadline(l.View())
+	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
+	at, _ := l.Life.Deadline(l.RunView())
 	<-time.After(time.Until(at))
 	s.startCopy("two", session.Config{})
 	s.startCopy("three", session.Config{})
-	s.await(sid, "idle with its sandbox gone", func(l *eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
+	s.await(sid, "idle with its sandbox gone", func(l *eventlog.SessionState) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
 	if n := count[events.SessionIdle](s.awaitEnd(sid, s.post(sid))); n != 1 {
 		t.Fatalf("idle %d times", n)
 	}
@@ -451,7 +451,7 @@ func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
-	s.await(sid, "closed", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
+	s.await(sid, "closed", func(l *eventlog.SessionState) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
 	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {
 		t.Fatalf("%s: withdrawn %d times", second, n)
 	}
@@ -479,7 +479,7 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	s.lease("xtr_alive")
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
-		l := s.await(c.sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+		l := s.await(c.sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
 		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
@@ -492,12 +492,12 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 		s.fireTimer(sid)
 	}
 	for _, sid := range []string{never, gone} {
-		l := s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
+		l := s.await(sid, "failed", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Failed })
 		if f := last[events.ExecutionFailed](s.history(l.ID)); f.Code != "EXECUTOR_LOST" {
 			t.Fatalf("failed with %+v", f)
 		}
 	}
-	if l := s.await(alive, "there", func(*eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
+	if l := s.await(alive, "there", func(*eventlog.SessionState) bool { return true }); l.Run.Phase.Terminal() {
 		t.Fatal("an execution whose holder is alive was ended")
 	}
 }

@@ -124,7 +124,7 @@ func (s *Service) route(name string, counts *metrics) error {
 		return err
 	}
 	s.handler = command.New(command.Config{
-		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
+		Entries: eventlog.Catalogue{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
 		Service: name, Scratch: s.cfg.Scratch, Done: counts.command, Kept: counts.kept.Inc,
 	})
 	// A command is redelivered without a limit, so that an outage of NATS does not lose it; its deadline ends it.

@@ -57,8 +57,8 @@ type fixture struct {
 	t       *testing.T
 	srv     *natsserver.Server
 	gateway jetstream.JetStream
-	uploads *natsstore.Store // with the rights of the gateway
-	entries eventlog.Entries // with the rights of admin
+	uploads *natsstore.Store   // with the rights of the gateway
+	entries eventlog.Catalogue // with the rights of admin
 	admin   jetstream.JetStream
 }
 
@@ -69,7 +69,7 @@ func newFixture(t *testing.T) *fixture {
 	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})
 	must(t, err)
-	b.entries = eventlog.Entries{Log: log}
+	b.entries = eventlog.Catalogue{Log: log}
 	b.uploads, err = natsstore.Open(t.Context(), b.gateway, topology.BucketSkills)
 	must(t, err)
 	return b
@@ -241,7 +241,7 @@ func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
 		t.Errorf("log %+v", h)
 	}
-	head, err := b.entries.Log.Last(t.Context(), at("").Subject(events.Skill, tenant), eventlog.Leader)
+	head, err := b.entries.Log.Last(t.Context(), at("").Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	must(t, err)
 	if actor := head.Commit.Actor; actor.ID != "u1" || !strings.HasPrefix(actor.Service, "skills/") {
 		t.Errorf("pushed by %+v", actor)
@@ -493,7 +493,7 @@ func TestOldVersions_BeyondTheState(t *testing.T) {
 	b := newFixture(t)
 	b.startCopy(skills.Config{})
 	oldest := sum(version(0))
-	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.Leader)
+	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	must(t, err)
 	for i := range versions.MaxVersions + 2 {
 		cmd, v := id(events.KindCommand), at(sum(version(i)))

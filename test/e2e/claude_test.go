@@ -296,7 +296,7 @@ func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	k.c.Delete(k.session)
 	// The read models of the session are gone, so the test reads the log.
 	var ends []events.Payload
-	for e, err := range eventlog.Session(t.Context(), c.Base.Log, harness.Tenant, k.session) {
+	for e, err := range eventlog.SessionEvents(t.Context(), c.Base.Log, harness.Tenant, k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}

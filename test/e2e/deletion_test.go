@@ -174,11 +174,11 @@ func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant,
 		if _, err := j.Pass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l, err := sessions.Load(t.Context(), tenant, id, eventlog.Leader)
+		l, err := sessions.Load(t.Context(), tenant, id, eventlog.LeaderOnly)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rec, err := c.Base.Log.At(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
+		rec, err := c.Base.Log.CommitAt(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
 		return err == nil && rec.Subject == l.RunHead.Subject && rec.Events[0].Type() == events.ContentRemoved{}.EventType()
 	})
 }
@@ -206,7 +206,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
 	}
 	planted := plant(t, c, deleted, other)
-	stale, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.Leader)
+	stale, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), harness.Tenant, deleted, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +375,7 @@ func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted
 
 // refusesWrites appends to both subjects of a removed session like a late writer, with the head that it knew and with
 // none. Both must be refused.
-func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.Loaded) {
+func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.SessionState) {
 	t.Helper()
 	for name, head := range map[string]eventlog.Head{
 		"life, as it was": stale.LifeHead, "run, as it was": stale.RunHead,

@@ -175,7 +175,7 @@ func TestFork_Commands(t *testing.T) {
 			t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 		}
 		for id := range sessionsInLog(t, k.c) {
-			for n, err := range eventlog.Session(t.Context(), k.c.Base.Log, "default", id) {
+			for n, err := range eventlog.SessionEvents(t.Context(), k.c.Base.Log, "default", id) {
 				if err != nil {
 					t.Fatal(err)
 				}

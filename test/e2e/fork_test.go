@@ -468,7 +468,7 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	}
 	var seq uint32
 	var object string
-	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, k.session), k.session) {
+	for n, err := range eventlog.SessionEvents(t.Context(), c.Base.Log, tenantOf(t, c, k.session), k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -604,7 +604,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	tenant := tenantOf(t, c, k.session)
 	harness.Eventually(t, "the parent is erased", func() bool {
 		pass()
-		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
+		l, err := eventlog.Sessions{Log: c.Base.Log}.Load(t.Context(), tenant, k.session, eventlog.LeaderOnly)
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
 	checkRebuild(t, c)

@@ -230,7 +230,7 @@ func (p *past) secondTurn() {
 func (p *past) readLog() {
 	p.t.Helper()
 	p.log = nil
-	for n, err := range eventlog.Session(p.t.Context(), p.c.Base.Log, tenantOf(p.t, p.c, p.session), p.session) {
+	for n, err := range eventlog.SessionEvents(p.t.Context(), p.c.Base.Log, tenantOf(p.t, p.c, p.session), p.session) {
 		if err != nil {
 			p.t.Fatal(err)
 		}

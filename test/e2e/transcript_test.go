@@ -172,7 +172,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 // first returns the session_created event of a session.
 func first(t *testing.T, c *harness.Cluster, session string) events.SessionCreated {
 	t.Helper()
-	for n, err := range eventlog.Session(t.Context(), c.Base.Log, tenantOf(t, c, session), session) {
+	for n, err := range eventlog.SessionEvents(t.Context(), c.Base.Log, tenantOf(t, c, session), session) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ func logKeys(dir string, signed bool) (keys string, lost bool, err error) {
 // makeLogKeys writes a new key for each role and returns the text of the file after it is on disk.
 func makeLogKeys(path string) (string, error) {
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		secret := make([]byte, 32)
 		rand.Read(secret) // never fails
 		fmt.Fprintf(&text, "%s:%s\n", role, hex.EncodeToString(secret))

@@ -409,7 +409,7 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 		return err
 	}
 	b.partitions = layout.Partitions
-	b.signing, err = jslog.Signing(ctx, js, 1, keys, jslog.Verifier)
+	b.signing, err = jslog.CheckSigning(ctx, js, 1, keys, jslog.Verifier)
 	return err
 }
 

@@ -22,13 +22,13 @@ type Chain struct {
 	last    time.Time // time of the last entry
 	through uint64
 	at      time.Time // time of the entry that stated through
-	windows []window
+	windows []coveredRange
 	heads   map[uint64]signedHead // by stream sequence in the log
 	faults  []Fault
 }
 
-// window is a range of stream sequences for which an entry lists the last commit of every changed subject.
-type window struct {
+// coveredRange is a range of stream sequences for which an entry lists the last commit of every changed subject.
+type coveredRange struct {
 	through uint64
 	n       uint64
 	last    map[string]uint64 // sequence of the last commit, by subject
@@ -46,16 +46,16 @@ func NewChain(shard int) *Chain {
 	return &Chain{shard: shard, heads: map[uint64]signedHead{}}
 }
 
-// Subject returns the name of a shard's chain in faults.
-func Subject(shard int) string { return "head." + strconv.Itoa(shard) }
+// FaultSubject returns the name of a shard's chain in faults.
+func FaultSubject(shard int) string { return "head." + strconv.Itoa(shard) }
 
 // Add adds the next stored entry of the shard. seq is its sequence in the stream of heads. An invalid entry becomes
 // a fault of the chain, and the chain continues after it. Add returns an error if no key matches.
 func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
-	e, hash, err := Open(stored, keys...)
+	e, hash, err := OpenEntry(stored, keys...)
 	var unknown *UnknownKeyError
 	if errors.As(err, &unknown) {
-		return fmt.Errorf("entry at sequence %d of %s: %w", seq, Subject(c.shard), err)
+		return fmt.Errorf("entry at sequence %d of %s: %w", seq, FaultSubject(c.shard), err)
 	}
 	fault := ""
 	switch {
@@ -71,16 +71,16 @@ func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
 		fault = fmt.Sprintf("covers the log up to %d, but an earlier entry covers it up to %d", e.Through, c.through)
 	}
 	if fault != "" {
-		c.faults = append(c.faults, Fault{Subject(c.shard), seq, fault})
+		c.faults = append(c.faults, Fault{FaultSubject(c.shard), seq, fault})
 	}
 	if err == nil {
-		c.take(e, hash)
+		c.addVerified(e, hash)
 	}
 	return nil
 }
 
-// take adds the heads and the window of an entry that was verified. hash is the hash of the entry's bytes.
-func (c *Chain) take(e Entry, hash string) {
+// addVerified adds the heads and the window of an entry that was verified. hash is the hash of the entry's bytes.
+func (c *Chain) addVerified(e Entry, hash string) {
 	c.n, c.hash, c.last = e.N, hash, e.Time
 	for _, h := range e.Heads {
 		c.heads[h.Seq] = signedHead{h, e.N, e.Time}
@@ -88,7 +88,7 @@ func (c *Chain) take(e Entry, hash string) {
 	if e.Through <= c.through {
 		return
 	}
-	w := window{through: e.Through, n: e.N, last: make(map[string]uint64, len(e.Heads))}
+	w := coveredRange{through: e.Through, n: e.N, last: make(map[string]uint64, len(e.Heads))}
 	for _, h := range e.Heads {
 		w.last[h.Subject] = h.Seq
 	}
@@ -99,22 +99,22 @@ func (c *Chain) take(e Entry, hash string) {
 // Shard returns the number of the shard.
 func (c *Chain) Shard() int { return c.shard }
 
-// Last returns the number, the hash and the time of the last entry. The number is 0 if there is none. A copy that
+// LastEntry returns the number, the hash and the time of the last entry. The number is 0 if there is none. A copy that
 // is kept elsewhere proves later that the chain was not truncated before this entry.
-func (c *Chain) Last() (n uint64, hash string, at time.Time) { return c.n, c.hash, c.last }
+func (c *Chain) LastEntry() (n uint64, hash string, at time.Time) { return c.n, c.hash, c.last }
 
-// Proved returns the sequence up to which the entries list every change of the log, and when that was signed. Later
+// ProvedThrough returns the sequence up to which the entries list every change of the log, and when that was signed. Later
 // changes are not covered.
-func (c *Chain) Proved() (through uint64, at time.Time) { return c.through, c.at }
+func (c *Chain) ProvedThrough() (through uint64, at time.Time) { return c.through, c.at }
 
-// Check returns a comparison of the shard's commits with the chain. covers reports whether the commits of a subject
+// Compare returns a comparison of the shard's commits with the chain. covers reports whether the commits of a subject
 // will be added; nil means all.
-func (c *Chain) Check(covers func(subject string) bool) *Check {
-	return &Check{chain: c, covers: covers, seen: map[uint64]bool{}, good: map[string]uint64{}, present: map[string]uint64{}}
+func (c *Chain) Compare(covers func(subject string) bool) *Comparison {
+	return &Comparison{chain: c, covers: covers, seen: map[uint64]bool{}, good: map[string]uint64{}, present: map[string]uint64{}}
 }
 
-// Check is a comparison of a shard of the log with its chain. Commits must be added in order.
-type Check struct {
+// Comparison is a comparison of a shard of the log with its chain. Commits must be added in order.
+type Comparison struct {
 	chain   *Chain
 	covers  func(subject string) bool // reports whether commits of a subject are added; nil means all
 	seen    map[uint64]bool           // sequences of the signed heads that were found
@@ -125,8 +125,8 @@ type Check struct {
 
 // Add compares a commit. It returns the problem of the commit, or "", and the faults of the windows that end before
 // it.
-func (k *Check) Add(subject string, seq uint64, hash string) (why string, before []Fault) {
-	before = k.advance(seq)
+func (k *Comparison) Add(subject string, seq uint64, hash string) (why string, before []Fault) {
+	before = k.endRangesBefore(seq)
 	if k.window < len(k.chain.windows) {
 		k.present[subject] = seq
 	}
@@ -146,11 +146,11 @@ func (k *Check) Add(subject string, seq uint64, hash string) (why string, before
 		h.time.UTC().Format(time.RFC3339), h.n, k.good[subject]), before
 }
 
-// Skip records a commit that exists but cannot be read.
-func (k *Check) Skip(seq uint64) { k.seen[seq] = true }
+// AddUnreadable records a commit that exists but cannot be read.
+func (k *Comparison) AddUnreadable(seq uint64) { k.seen[seq] = true }
 
-// advance ends the windows that precede a sequence and returns their faults.
-func (k *Check) advance(seq uint64) []Fault {
+// endRangesBefore ends the windows that precede a sequence and returns their faults.
+func (k *Comparison) endRangesBefore(seq uint64) []Fault {
 	var faults []Fault
 	for k.window < len(k.chain.windows) && seq > k.chain.windows[k.window].through {
 		w := k.chain.windows[k.window]
@@ -165,10 +165,10 @@ func (k *Check) advance(seq uint64) []Fault {
 	return faults
 }
 
-// End returns the faults that are known after all commits were added: those of the last windows, and the signed
+// Finish returns the faults that are known after all commits were added: those of the last windows, and the signed
 // heads whose commit is missing. The janitor may have removed a missing commit of a deleted session.
-func (k *Check) End() (faults, missing []Fault) {
-	faults = k.advance(^uint64(0))
+func (k *Comparison) Finish() (faults, missing []Fault) {
+	faults = k.endRangesBefore(^uint64(0))
 	for seq, h := range k.chain.heads {
 		if !k.seen[seq] && (k.covers == nil || k.covers(h.Subject)) {
 			missing = append(missing, Fault{h.Subject, seq, fmt.Sprintf("is missing: its hash was signed at %s (entry %d of the signed heads)", h.time.UTC().Format(time.RFC3339), h.n)})

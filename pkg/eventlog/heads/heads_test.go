@@ -22,7 +22,7 @@ func privateKey(t *testing.T, digit string) heads.PrivateKey {
 // seal returns the stored form of an entry, and the hash that the next entry covers.
 func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
 	t.Helper()
-	stored, hash, err := e.Seal(k)
+	stored, hash, err := e.Sign(k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestOpen_ReturnsWhatWasSealed(t *testing.T) {
 	k := privateKey(t, "1")
 	want := heads.Entry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
 	stored, sealed := seal(t, want, k)
-	got, hash, err := heads.Open(stored, privateKey(t, "2").Public(), k.Public())
+	got, hash, err := heads.OpenEntry(stored, privateKey(t, "2").Public(), k.Public())
 	if err != nil || hash != sealed || got.N != 7 || got.Through != 9 || len(got.Heads) != 1 || got.Heads[0] != want.Heads[0] {
 		t.Errorf("Open returned %+v, %s, %v; want %+v, %s", got, hash, err, want, sealed)
 	}
@@ -65,7 +65,7 @@ func TestOpen_EveryByteIsCovered(t *testing.T) {
 	for i := range stored {
 		changed := bytes.Clone(stored)
 		changed[i] ^= 1
-		e, got, err := heads.Open(changed, k.Public())
+		e, got, err := heads.OpenEntry(changed, k.Public())
 		if err == nil && got != hash {
 			t.Errorf("byte %d (%q) was changed to %q, and Open returned %+v", i, stored[i], changed[i], e)
 		}
@@ -77,7 +77,7 @@ func TestOpen_NamesAnUnknownKey(t *testing.T) {
 	k := privateKey(t, "1")
 	stored, _ := seal(t, heads.Entry{N: 1}, k)
 	var unknown *heads.UnknownKeyError
-	if _, _, err := heads.Open(stored, privateKey(t, "2").Public()); !errors.As(err, &unknown) || unknown.KeyID != k.Public().ID() {
+	if _, _, err := heads.OpenEntry(stored, privateKey(t, "2").Public()); !errors.As(err, &unknown) || unknown.KeyID != k.Public().ID() {
 		t.Errorf("Open returned %v", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestChain_Faults(t *testing.T) {
 			if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) == 0 || !strings.Contains(faults[0].Why, c.want)) {
 				t.Errorf("the faults are %+v, want %q", faults, c.want)
 			}
-			check := chain.Check(nil)
+			check := chain.Compare(nil)
 			if why, _ := check.Add("s", 40, "other"); c.name != "one is missing" && why == "" {
 				t.Error("a head that an entry after the fault lists is not compared")
 			}
@@ -156,7 +156,7 @@ func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 	if err := chain.Add(1, stored, k.Public()); err != nil {
 		t.Fatal(err)
 	}
-	check := chain.Check(nil)
+	check := chain.Compare(nil)
 	for _, commit := range []struct {
 		subject string
 		seq     uint64
@@ -168,7 +168,7 @@ func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 			t.Errorf("the window ends with %+v, want faults of a at 6 and c at 10", before)
 		}
 	}
-	if faults, missing := check.End(); len(faults)+len(missing) != 0 {
+	if faults, missing := check.Finish(); len(faults)+len(missing) != 0 {
 		t.Errorf("at the end there are %+v and %+v", faults, missing)
 	}
 }

@@ -24,9 +24,9 @@ const (
 	Contributor
 )
 
-// Signing returns the signing settings that the installation recorded. It returns an error if keys do not match
+// CheckSigning returns the signing settings that the installation recorded. It returns an error if keys do not match
 // them: other processes would not accept commits that are signed with an unknown key.
-func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
+func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
 	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
 		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, but this build supports only versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)
@@ -42,8 +42,8 @@ func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys event
 		return s, errors.New("log-keys: the commits of this log are signed, but the keys do not contain the key of this service")
 	case use != Verifier && !slices.Contains(s.Keys, own):
 		return s, fmt.Errorf("log-keys: the installation does not know the key %s: run `spool provision` with this key, or set the key that is in use", own)
-	case use != Contributor && keys.Missing() != "":
-		return s, fmt.Errorf("log-keys: the commits of this log are signed, but the keys contain no key of %s", keys.Missing())
+	case use != Contributor && keys.MissingRole() != "":
+		return s, fmt.Errorf("log-keys: the commits of this log are signed, but the keys contain no key of %s", keys.MissingRole())
 	}
 	return s, nil
 }

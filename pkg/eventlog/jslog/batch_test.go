@@ -54,7 +54,7 @@ func (w *modelWriter) run(ctx context.Context) error {
 			w.acknowledged, head = append(w.acknowledged, next), next
 		case errors.As(err, &conflict):
 			w.refused = append(w.refused, draft.ID)
-			if head, err = w.log.Last(ctx, w.subject, eventlog.Leader); err != nil {
+			if head, err = w.log.Last(ctx, w.subject, eventlog.LeaderOnly); err != nil {
 				return err
 			}
 		default:
@@ -143,7 +143,7 @@ func checkModel(rt *rapid.T, m *streamModel, writers []*modelWriter) {
 			rt.Errorf("commit %d of %s is not chained", i+1, s)
 		}
 		prev[msg.subject] = c.Hash
-		if why, err := modelKeys.Check(s, c, msg.header.Get(topology.HeaderSignature)); why != "" || err != nil {
+		if why, err := modelKeys.CheckSignature(s, c, msg.header.Get(topology.HeaderSignature)); why != "" || err != nil {
 			rt.Errorf("signature of commit %d: %s, %v", i+1, why, err)
 		}
 	}

@@ -53,7 +53,7 @@ func (w *writer) write(t *testing.T, names ...string) {
 	}
 }
 
-func subjectOf(name string) events.Subject { return eventlogtest.Session(0, 1, "changes "+name) }
+func subjectOf(name string) events.Subject { return eventlogtest.SessionSubject(0, 1, "changes "+name) }
 
 // hashes returns the hash of the last commit of each name, by subject.
 func (w *writer) hashes(names ...string) map[string]string {

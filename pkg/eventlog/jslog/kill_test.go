@@ -179,7 +179,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 			}
 		}
 	}
-	if r, err := eventlog.Verify(ctx, log, eventlog.Scope{}); err != nil || len(r.Problems) > 0 || r.Commits != writers*commits {
+	if r, err := eventlog.Verify(ctx, log, eventlog.VerifyScope{}); err != nil || len(r.Problems) > 0 || r.Commits != writers*commits {
 		t.Errorf("verify found %d commits, %v: %v", r.Commits, r.Problems, err)
 	}
 	if n := inBatches(ctx, t, js, writers*commits); n == 0 {
@@ -229,7 +229,7 @@ func TestBatches_FallBackOnStreamsThatDoNotAllowThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	jslog.ForceBatches(log)
-	heads := eventlogtest.Fill(t, log, eventlogtest.Session(0, 1, "older"), "older", 3)
+	heads := eventlogtest.AppendCommits(t, log, eventlogtest.SessionSubject(0, 1, "older"), "older", 3)
 	if n := inBatches(ctx, t, js, len(heads)); n != 0 {
 		t.Errorf("%d commits were stored in batches", n)
 	}

@@ -87,15 +87,15 @@ func (l *Log) Payloads() []string {
 	return list
 }
 
-// objects is the object store in which a Log keeps the payloads of large events.
-type objects struct{ l *Log }
+// objectStore is the object store in which a Log keeps the payloads of large events.
+type objectStore struct{ l *Log }
 
-func (o objects) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {
+func (o objectStore) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {
 	o.l.SetPayload(digest, data)
 	return nil
 }
 
-func (o objects) Get(_ context.Context, _ events.Subject, digest string) ([]byte, error) {
+func (o objectStore) Get(_ context.Context, _ events.Subject, digest string) ([]byte, error) {
 	o.l.mu.Lock()
 	defer o.l.mu.Unlock()
 	data, ok := o.l.payloads[digest]

@@ -49,7 +49,7 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 		return fmt.Errorf("look for the session's files: %w", err)
 	}
 	// The read models may lag, so the log decides. The objects of a deleted session are removed with its content.
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
 	}
@@ -78,7 +78,7 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 
 // transcriptOf returns the transcript with which a session began, as a change that no snapshot contains, because forks
 // may begin with it too.
-func transcriptOf(l *eventlog.Loaded) []fileChange {
+func transcriptOf(l *eventlog.SessionState) []fileChange {
 	if t := l.Life.Transcript; t != nil {
 		return []fileChange{{t.Object, math.MaxUint32}}
 	}
@@ -87,7 +87,7 @@ func transcriptOf(l *eventlog.Loaded) []fileChange {
 
 // heldChange returns the sequence number of the last file change that the session's last snapshot contains. Executors do
 // not apply this change and earlier ones again. A folder of the host is never filled from a snapshot.
-func heldChange(l *eventlog.Loaded) uint32 {
+func heldChange(l *eventlog.SessionState) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0
 	}

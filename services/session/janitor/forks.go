@@ -88,7 +88,7 @@ func (p *pass) liveFork(ctx context.Context, k sessionKey) (string, error) {
 			if found != "" || f.Tenant != k.Tenant || seen[f.ID] || !slices.Contains(parents, f.Parent) {
 				continue
 			}
-			l, err := p.sessions.Load(ctx, f.Tenant, f.ID, eventlog.Leader)
+			l, err := p.sessions.Load(ctx, f.Tenant, f.ID, eventlog.LeaderOnly)
 			if err != nil {
 				return "", err
 			}
@@ -106,8 +106,8 @@ func (p *pass) liveFork(ctx context.Context, k sessionKey) (string, error) {
 }
 
 // forkReason returns the reason why forks keep a deleted session, or "" if they do not.
-func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, error) {
-	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
+func (p *pass) forkReason(ctx context.Context, l *eventlog.SessionState) (string, error) {
+	rec, err := p.log.CommitAt(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
 	}

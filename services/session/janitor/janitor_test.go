@@ -204,15 +204,15 @@ func checkList(t *testing.T, what string, got []string, want ...string) {
 }
 
 // session creates a session in the log.
-func (b *fixture) session(id string) *eventlog.Loaded {
+func (b *fixture) session(id string) *eventlog.SessionState {
 	b.t.Helper()
 	return b.sessionWith(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
 }
 
-func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.Loaded {
+func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.SessionState {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
-	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: data})
@@ -222,15 +222,15 @@ func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.L
 }
 
 // reload loads a session that the janitor has written to.
-func (b *fixture) reload(l *eventlog.Loaded) {
+func (b *fixture) reload(l *eventlog.SessionState) {
 	b.t.Helper()
-	now, err := eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
+	now, err := eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.LeaderOnly)
 	must(b.t, err)
 	*l = *now
 }
 
 // snapshot takes a snapshot like an executor, and commits it.
-func (b *fixture) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
+func (b *fixture) snapshot(l *eventlog.SessionState, box *workspacetest.Box) string {
 	b.t.Helper()
 	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(b.t, err)
@@ -239,13 +239,13 @@ func (b *fixture) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
 }
 
 // commit records in the log that a snapshot was taken.
-func (b *fixture) commit(l *eventlog.Loaded, id string) {
+func (b *fixture) commit(l *eventlog.SessionState, id string) {
 	b.t.Helper()
 	b.record(l, events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
 }
 
 // record appends an event of an idle session, like an executor.
-func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
+func (b *fixture) record(l *eventlog.SessionState, p events.Payload) {
 	b.t.Helper()
 	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
@@ -255,7 +255,7 @@ func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 }
 
 // checkRestores checks that a snapshot has the given content in file a.
-func (b *fixture) checkRestores(l *eventlog.Loaded, id, content string) {
+func (b *fixture) checkRestores(l *eventlog.SessionState, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -388,7 +388,7 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 }
 
 // putFile records that an object belongs into the workspace.
-func (b *fixture) putFile(l *eventlog.Loaded, object string) {
+func (b *fixture) putFile(l *eventlog.SessionState, object string) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.PutFile{
@@ -399,7 +399,7 @@ func (b *fixture) putFile(l *eventlog.Loaded, object string) {
 }
 
 // trimmed returns the sum of what the log records as removed from a session's workspace.
-func (b *fixture) trimmed(l *eventlog.Loaded) (sum events.WorkspaceTrimmed) {
+func (b *fixture) trimmed(l *eventlog.SessionState) (sum events.WorkspaceTrimmed) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -492,7 +492,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 
 // addedBytes returns the sum of the sizes that the snapshots of a session report as added.
-func (b *fixture) addedBytes(l *eventlog.Loaded) (sum uint64) {
+func (b *fixture) addedBytes(l *eventlog.SessionState) (sum uint64) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -513,8 +513,8 @@ func digest(text string) string {
 // entry changes an entry of the catalogue.
 func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
 	b.t.Helper()
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
 	list, err := decide(e.State, events.Meta{CommandID: command, Now: b.now})

@@ -44,7 +44,7 @@ func (b *fixture) exec(url, statement string, args ...any) {
 }
 
 // appendLog appends a log event with a text to a session.
-func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
+func (b *fixture) appendLog(l *eventlog.SessionState, text string) {
 	b.t.Helper()
 	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
@@ -54,7 +54,7 @@ func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
 }
 
 // createDeleted creates a session with log events of the given texts, and deletes it.
-func (b *fixture) createDeleted(id string, texts ...string) *eventlog.Loaded {
+func (b *fixture) createDeleted(id string, texts ...string) *eventlog.SessionState {
 	b.t.Helper()
 	l := b.session(id)
 	for _, text := range texts {
@@ -65,7 +65,7 @@ func (b *fixture) createDeleted(id string, texts ...string) *eventlog.Loaded {
 }
 
 // delete deletes a session.
-func (b *fixture) delete(l *eventlog.Loaded) {
+func (b *fixture) delete(l *eventlog.SessionState) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
@@ -158,12 +158,12 @@ func (b *fixture) markRemoved() {
 func (b *fixture) isRemoved(id string) bool {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
-	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	if l.RunHead.Seq == 0 {
 		return false
 	}
-	rec, err := b.log.At(b.t.Context(), sessions.Position(id, l.RunHead.Seq))
+	rec, err := b.log.CommitAt(b.t.Context(), sessions.Position(id, l.RunHead.Seq))
 	must(b.t, err)
 	return slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done })
 }
@@ -171,7 +171,7 @@ func (b *fixture) isRemoved(id string) bool {
 // checkLog checks that the log verifies.
 func (b *fixture) checkLog() {
 	b.t.Helper()
-	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.Scope{})
+	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.VerifyScope{})
 	must(b.t, err)
 	for _, p := range report.Problems {
 		b.t.Errorf("verify: %v", p)
@@ -523,9 +523,9 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	b.delete(l)
 	j := b.janitor(janitor.Config{})
 	b.pass(j, false)
-	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.Leader)
+	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(t, err)
-	rec, err := b.log.At(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
+	rec, err := b.log.CommitAt(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
 	must(t, err)
 	retired, ok := rec.Events[0].Data.(events.RunRetired)
 	if !ok || len(retired.Audit) != 3 {

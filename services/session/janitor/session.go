@@ -60,7 +60,7 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 // advanceSession does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
 // any more, and removes the content when the grace after that has passed.
 func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 		}
 		return p.retire(ctx, l)
 	}
-	rec, err := p.log.At(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
+	rec, err := p.log.CommitAt(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
 	if err != nil {
 		return fmt.Errorf("read the end of session %s: %w", k.ID, err)
 	}
@@ -101,10 +101,10 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 
 // waitReason returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
 // it up to a sequence. It returns "" if there is none.
-func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (string, error) {
+func (p *pass) waitReason(ctx context.Context, l *eventlog.SessionState, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
-	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
+	case l.DueWork() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
 		return "an execution has not ended", nil
 	case l.Run.Sandbox.ID != "":
 		return "its sandbox is not released", nil
@@ -145,7 +145,7 @@ var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janit
 
 // retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
 // because each subject keeps a commit.
-func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
+func (p *pass) retire(ctx context.Context, l *eventlog.SessionState) error {
 	usage, stored, err := p.usage(ctx, l)
 	if err != nil {
 		return err
@@ -170,17 +170,17 @@ func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
 
 // audit returns the audit entries that run_retired keeps of the session. It leaves out the deletion, whose commit is
 // not erased.
-func (p *pass) audit(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEntry, error) {
+func (p *pass) audit(ctx context.Context, l *eventlog.SessionState) ([]events.AuditEntry, error) {
 	var list []events.AuditEntry
 	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
 		if err != nil {
 			return nil, err
 		}
-		if a, ok := eventlog.Audit(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
+		if a, ok := eventlog.AuditEntryOf(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
 			list = append(list, a)
 		}
 	}
-	return eventlog.KeepAudit(list)
+	return eventlog.NewestAuditEntries(list)
 }
 
 // records yields the commits of a session, or of one of its subjects. If a payload is lost, the reader of the log
@@ -206,7 +206,7 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 
 // append writes the decision of a command to the session's runs. If another writer appended first, it returns no
 // error: the next pass checks again.
-func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
+func (p *pass) append(ctx context.Context, l *eventlog.SessionState, step string, command func(events.Meta) run.Command) error {
 	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
 	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
 	if err != nil {
@@ -233,7 +233,7 @@ func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (u
 
 // usage returns the usage that the session added to its tenant, and the bytes that it stores. The read models have
 // them, because waitReason found that they are past the session's last commit.
-func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
+func (p *pass) usage(ctx context.Context, l *eventlog.SessionState) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
 		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
@@ -263,7 +263,7 @@ func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayU
 
 // remove erases the session's content. Each step can be interrupted and repeated; content_removed is appended when
 // nothing is left.
-func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
+func (p *pass) remove(ctx context.Context, l *eventlog.SessionState) error {
 	k := sessionKey{l.Tenant, l.ID}
 	held, err := p.readHeldObjects(ctx, l)
 	if err != nil {
@@ -327,7 +327,7 @@ type heldObjects struct {
 
 // readHeldObjects reads the remaining commits of the session and returns the executions and stored
 // objects that they name. A payload that no longer exists does not prevent the reading of the others.
-func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
+func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.SessionState) (heldObjects, error) {
 	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
@@ -376,7 +376,7 @@ func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObj
 
 // isMentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
 // version never do, so no such reference can appear later.
-func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.Loaded) (bool, error) {
+func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.SessionState) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false

@@ -79,7 +79,7 @@ func (p *pass) absentSessions(ctx context.Context, list map[sessionKey][]object)
 // removeUnowned removes the objects of a session that does not exist: files that came with a refused request. The read
 // models may lag, so the log decides.
 func (p *pass) removeUnowned(ctx context.Context, k sessionKey, list []object) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) e
 		return nil
 	}
 	// Load after listing, so that a snapshot that is committed later is not in the list.
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
 		return err
 	}

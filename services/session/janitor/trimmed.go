@@ -46,7 +46,7 @@ func (p *pass) reportTrimmed(ctx context.Context) error {
 
 // reportTrimmedOf does the work of reportTrimmed for one session.
 func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	switch {
 	case err != nil:
 		return err

@@ -99,7 +99,7 @@ func (r *writerResult) addRound(took time.Duration, samples []time.Duration) {
 // executor.
 func signingKeys() (eventlog.Keys, error) {
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		fmt.Fprintf(&text, "%s:%032d ", role, 0)
 	}
 	return eventlog.ParseKeys(text.String(), topology.UserExecutor)

@@ -183,7 +183,7 @@ func (t *testbed) signHeads(ctx context.Context) error {
 	for subject, seq := range changes.Last {
 		hash, ok := changes.Hash[subject]
 		if !ok {
-			rec, err := t.changes.At(ctx, eventlog.Position{Shard: t.shard, Seq: seq})
+			rec, err := t.changes.CommitAt(ctx, eventlog.Position{Shard: t.shard, Seq: seq})
 			if err != nil {
 				return err
 			}
@@ -191,7 +191,7 @@ func (t *testbed) signHeads(ctx context.Context) error {
 		}
 		e.Heads = append(e.Heads, heads.Head{Subject: subject, Seq: seq, Hash: hash})
 	}
-	data, hash, err := e.Seal(t.key)
+	data, hash, err := e.Sign(t.key)
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 		}
 	}
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		fmt.Fprintf(&text, "%s:%032d ", role, 0)
 	}
 	keys, err := eventlog.ParseKeys(text.String(), topology.UserExecutor)

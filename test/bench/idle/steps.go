@@ -170,7 +170,7 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 		return "", err
 	}
 	sessions := eventlog.Sessions{Log: sys.Log}
-	l := &eventlog.Loaded{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
+	l := &eventlog.SessionState{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
 	list, err := session.Decide(l.Life, session.Create{
 		Base: session.Base{Meta: events.Meta{CommandID: command, Now: time.Now().UTC()}},
 		SessionCreated: events.SessionCreated{

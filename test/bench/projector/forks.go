@@ -50,7 +50,7 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 // have no state.
 func (t *testbed) appendStates(ctx context.Context, id string) error {
 	sessions := eventlog.Sessions{Log: t.log}
-	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
+	l, err := sessions.Load(ctx, "default", id, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 func (t *testbed) timeForkFromLog(ctx context.Context, id string) (timings, error) {
 	return timeCalls(t.events, 3, func() error {
 		w := fork.New(fork.Last)
-		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
+		for e, err := range eventlog.SessionEvents(ctx, t.log, "default", id) {
 			if err != nil {
 				return err
 			}

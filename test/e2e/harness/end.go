@@ -36,7 +36,7 @@ func (c *Cluster) Delete(id string) {
 	// The context of the test has ended when cleanups run.
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	l, err := eventlog.Sessions{Log: c.Base.Log}.Load(ctx, Tenant, id, eventlog.Leader)
+	l, err := eventlog.Sessions{Log: c.Base.Log}.Load(ctx, Tenant, id, eventlog.LeaderOnly)
 	must(c.T, err)
 	if l.Life.Status != session.Deleted {
 		var answer struct{ Detail string }
@@ -113,7 +113,7 @@ func (c *Cluster) Verify() {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	report, err := eventlog.Verify(ctx, c.Base.Log, eventlog.Scope{})
+	report, err := eventlog.Verify(ctx, c.Base.Log, eventlog.VerifyScope{})
 	must(c.T, err)
 	if report.Problem != nil {
 		c.T.Errorf("the log is broken: %v", report.Problem)

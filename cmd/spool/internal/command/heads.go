@@ -103,8 +103,8 @@ type provedShard struct {
 func provedShards(chains []*heads.Chain) []provedShard {
 	var list []provedShard
 	for _, c := range chains {
-		through, at := c.Proved()
-		n, hash, _ := c.Last()
+		through, at := c.ProvedThrough()
+		n, hash, _ := c.LastEntry()
 		list = append(list, provedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
 	}
 	return list
@@ -112,7 +112,7 @@ func provedShards(chains []*heads.Chain) []provedShard {
 
 func printProved(w io.Writer, chains []*heads.Chain) error {
 	for i, p := range provedShards(chains) {
-		_, _, last := chains[i].Last()
+		_, _, last := chains[i].LastEntry()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {
 		case p.Entries == 0:

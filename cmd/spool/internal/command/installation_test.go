@@ -26,7 +26,7 @@ func logged(t *testing.T) eventlog.Log {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head, err := log.Last(t.Context(), events.LifeOf("default", ses), eventlog.Any)
+	head, err := log.Last(t.Context(), events.LifeOf("default", ses), eventlog.AnyReplica)
 	if err != nil {
 		t.Fatal(err)
 	}

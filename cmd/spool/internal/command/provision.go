@@ -139,8 +139,8 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (layout
 	if err != nil {
 		return layout, err
 	}
-	if !keys.IsZero() && keys.Missing() != "" {
-		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.Missing())
+	if !keys.IsZero() && keys.MissingRole() != "" {
+		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.MissingRole())
 	}
 	// Provision rejects numbers that differ from the installed ones.
 	cfg := topology.Config{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}

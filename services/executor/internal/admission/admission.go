@@ -48,7 +48,7 @@ type Idle interface {
 	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
 	CheckReachable(sb run.Sandbox) error
 	// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs.
-	CheckUnused(ctx context.Context, l *eventlog.Loaded) error
+	CheckUnused(ctx context.Context, l *eventlog.SessionState) error
 }
 
 // Config configures a Controller. Every field is required except Budgets and Room.
@@ -102,7 +102,7 @@ var (
 
 // Check returns an error unless this executor may claim the active execution of a session now. The error has the
 // delay after which the job is delivered again.
-func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) Check(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
 
 // CheckDue returns an error for an execution whose next attempt is not due yet; nil for any other. The delay of its job is short, since
 // the execution may be cancelled.
-func (c *Controller) CheckDue(l *eventlog.Loaded) error {
+func (c *Controller) CheckDue(l *eventlog.SessionState) error {
 	r := l.Run
 	if r.IsIdle() || l.Life.ControlOf(r.Execution).N > 0 {
 		return nil
@@ -136,7 +136,7 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 
 // acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
 // needs a slot: an execution that runs already is followed, and one that a control ends is ended, however many jobs wait.
-func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
+func (c *Controller) acquire(ctx context.Context, l *eventlog.SessionState) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
 	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider
@@ -217,7 +217,7 @@ func (c *Controller) Working() map[string]int { return c.slots.Working() }
 
 // isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
 // is gone.
-func (c *Controller) isRunning(ctx context.Context, l *eventlog.Loaded) bool {
+func (c *Controller) isRunning(ctx context.Context, l *eventlog.SessionState) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	a, err := c.Dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
@@ -231,7 +231,7 @@ func (c *Controller) isRunning(ctx context.Context, l *eventlog.Loaded) bool {
 
 // checkClaimable returns an error unless the active execution may be claimed: nothing runs in the session, or the executor that claimed it is
 // gone, or answers that it does not run it.
-func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) err
 
 // checkEngine returns an error while the engine of a claimed execution is unavailable. An execution survives only a
 // few claims without progress, so it is not claimed before the engine is available again.
-func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) checkEngine(ctx context.Context, l *eventlog.SessionState) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider
 	if l.Run.IsIdle() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {

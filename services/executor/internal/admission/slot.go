@@ -20,7 +20,7 @@ type Slot struct {
 
 // Acquire waits for the slot of the active execution of a session. The Slot is not held if the execution needs none now. The caller
 // must close it.
-func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
+func (c *Controller) Acquire(ctx context.Context, l *eventlog.SessionState) (*Slot, error) {
 	release, err := c.acquire(ctx, l)
 	if err != nil {
 		return nil, err

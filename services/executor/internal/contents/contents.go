@@ -73,17 +73,17 @@ type Mover struct {
 
 // Snapshot stores a snapshot of a session's sandbox. The event names the last file change that l has as applied: one that arrives
 // during the snapshot is not in it.
-func (m *Mover) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Mover) Snapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, false)
 }
 
 // FullSnapshot is like Snapshot, and looks at every file. It is called before a sandbox is given up: a change that is not in this
 // snapshot is lost.
-func (m *Mover) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Mover) FullSnapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, true)
 }
 
-func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
+func (m *Mover) snapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -100,8 +100,8 @@ func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sa
 
 // Apply applies the file changes of a session that are not applied yet, and returns the event that records it; nil if there are none.
 // A change that is refused counts as applied; the event names it.
-func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
-	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
+func (m *Mover) Apply(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox) (*events.FilesApplied, error) {
+	list, err := m.Sessions.FileChangeEvents(ctx, l, l.Life.After(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
@@ -124,9 +124,9 @@ func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandb
 
 // fence returns a Fence for the epoch of l. An executor that was suspended while another one claimed the session's runs must not
 // overwrite what the other one's turn has written.
-func (m *Mover) fence(l *eventlog.Loaded) Fence {
+func (m *Mover) fence(l *eventlog.SessionState) Fence {
 	return func(ctx context.Context) error {
-		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -173,13 +173,13 @@ func (s Source) HasFiles() bool {
 // IsUnfilled reports whether a session's workspace is new, and nothing was put into it yet. A folder of the host is never filled: it
 // belongs to a person. The workspace of a fork is unfilled until the log records that it was filled: no agent has run in it until
 // then, and an executor may have died before it could record that.
-func IsUnfilled(l *eventlog.Loaded) bool {
+func IsUnfilled(l *eventlog.SessionState) bool {
 	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
 }
 
 // Sources returns what an unfilled workspace is filled from: the session's last snapshot, or for a fork without one the snapshots
 // that it began with.
-func Sources(l *eventlog.Loaded) []Source {
+func Sources(l *eventlog.SessionState) []Source {
 	own, f := l.Run.Snapshot.ID, l.Life.Fork
 	switch {
 	case !IsUnfilled(l):
@@ -202,7 +202,7 @@ func Sources(l *eventlog.Loaded) []Source {
 }
 
 // Restore fills a new workspace from at least one source.
-func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
+func (m *Mover) Restore(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()

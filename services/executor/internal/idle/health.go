@@ -33,7 +33,7 @@ func Health(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []e
 
 // CheckHealth implements agents.Health.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
-	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
+	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.LeaderOnly)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
 		return err
 	}
@@ -54,7 +54,7 @@ func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 		return err
 	}
 	for range maxTries {
-		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.LeaderOnly)
 		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() || l.Run.Sandbox.Unhealthy {
 			return err
 		}

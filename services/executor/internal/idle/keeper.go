@@ -109,7 +109,7 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 
 // CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs. Asking that executor
 // makes it stop, and the error says when the job is to be delivered again.
-func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.SessionState) error {
 	other := l.Run.Syncing
 	if other == "" || other == k.Executor || !l.Run.IsIdle() {
 		return nil
@@ -128,7 +128,7 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 
 // stopAgent stops the agent of an execution that ended in the log while its runner could not be reached. If the runner does not obey,
 // the sandbox is given up. The log records that first: its guard makes sure that no turn has begun in the sandbox meanwhile.
-func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.SessionState) error {
 	sb := l.Run.Sandbox
 	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
 	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {

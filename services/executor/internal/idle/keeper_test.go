@@ -87,7 +87,7 @@ func TestCheckUnused(t *testing.T) {
 		"another that is gone":         {syncing: "xtr_other", leases: leases{err: lease.ErrNoLease}},
 		"another that does not answer": {syncing: "xtr_other", leases: leases{err: lease.ErrSilent}, used: true},
 	} {
-		l := &eventlog.Loaded{Tenant: "default", ID: "ses_1"}
+		l := &eventlog.SessionState{Tenant: "default", ID: "ses_1"}
 		l.Run.Syncing = c.syncing
 		if err := newKeeper(t, c.leases).CheckUnused(t.Context(), l); (err != nil) != c.used {
 			t.Errorf("%s: %v", name, err)

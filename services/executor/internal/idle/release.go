@@ -18,7 +18,7 @@ import (
 // Release gives up the sandbox of a session, with a snapshot first. The log records it before the sandbox ends: its guard makes sure
 // that nothing runs in the sandbox. If a later step fails, the sweep does it. Release returns runlog.ErrChanged if something that must not wait
 // for the snapshot becomes due.
-func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+func (k *Keeper) Release(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := k.CheckReachable(sb); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (k *Keeper) NearsEnd(sb run.Sandbox) bool {
 
 // Interruptible returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor stops, and when mustStop
 // returns true for the session. The caller must call stop when the work is done.
-func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.Loaded) bool) (work context.Context, stop func()) {
+func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.SessionState) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -92,7 +92,7 @@ func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *
 			}
 			again = nil
 			// In most cases the signal is a late one, for the last events of the turn itself.
-			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.Leader); {
+			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.LeaderOnly); {
 			case err != nil:
 				again = time.After(k.Beat)
 			case mustStop(l):
@@ -108,8 +108,8 @@ func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *
 }
 
 // DelayedBySnapshot reports whether something is due that must not wait for a snapshot.
-func DelayedBySnapshot(l *eventlog.Loaded) bool {
-	switch l.Due() {
+func DelayedBySnapshot(l *eventlog.SessionState) bool {
+	switch l.DueWork() {
 	case run.Execute, run.Refuse, run.Release:
 		return true
 	}
@@ -118,8 +118,8 @@ func DelayedBySnapshot(l *eventlog.Loaded) bool {
 
 // delayedByRelease reports whether something is due that must not wait for the snapshot before a release: a turn, or the end of the
 // session, which needs no snapshot.
-func delayedByRelease(l *eventlog.Loaded) bool {
-	switch l.Due() {
+func delayedByRelease(l *eventlog.SessionState) bool {
+	switch l.DueWork() {
 	case run.Execute, run.Refuse:
 		return true
 	case run.Release:

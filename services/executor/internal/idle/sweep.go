@@ -58,7 +58,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			continue
 		}
 		// The log is read after the list: it names a sandbox before that exists.
-		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 
 // maintainSandbox stops an agent that still runs after its execution has ended, and ends an idle sandbox before its
 // provider does. The next sweep tries again after an error.
-func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
+func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.SessionState, info sandbox.Info) {
 	var err error
 	switch {
 	case !l.Run.IsIdle():
@@ -98,7 +98,7 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info s
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
-	case k.NearsEnd(l.Run.Sandbox) && l.Due() == run.Nothing:
+	case k.NearsEnd(l.Run.Sandbox) && l.DueWork() == run.Nothing:
 		if err = k.endIdleSandbox(ctx, info, SyncMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
@@ -147,7 +147,7 @@ func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
 // so that it may be removed with the sandbox. epoch is that of the commit, or 0 if according to the log the sandbox has
 // ended already or is in use.
 func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
-	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {
 		return false, 0, err
 	}
@@ -172,7 +172,7 @@ func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error
 		return err
 	}
 	for _, labels := range kept {
-		l, err := k.Sessions.Load(ctx, labels.Tenant, labels.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, labels.Tenant, labels.Session, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}

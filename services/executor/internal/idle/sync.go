@@ -28,7 +28,7 @@ const (
 
 // Sync applies the file changes of a session and takes a snapshot. It returns runlog.ErrChanged if something else becomes due
 // meanwhile: a turn applies file changes itself, and ends with a snapshot.
-func (k *Keeper) Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+func (k *Keeper) Sync(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error {
 	if k.Store == nil {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (k *Keeper) Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Sessi
 
 // announce records, before the workspace is written to, that this executor works on it. Like a claim the commit raises the epoch: a claim
 // that was decided before it is refused, and the executor that claims the session's runs later knows which executor to ask.
-func (k *Keeper) announce(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) announce(ctx context.Context, l *eventlog.SessionState) error {
 	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: k.Executor}
 	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.Events("", started)})
 	if err != nil {
@@ -79,7 +79,7 @@ func (k *Keeper) announce(ctx context.Context, l *eventlog.Loaded) error {
 }
 
 // syncContents applies the file changes and takes a snapshot. It returns the events that record them.
-func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
+func (k *Keeper) syncContents(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox) ([]events.Payload, error) {
 	var facts []events.Payload
 	if from := contents.Sources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
 		restored, err := k.Contents.Restore(ctx, l, box, from)
@@ -107,7 +107,7 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 
 // attach returns a session's sandbox. It stops an agent that still runs in the sandbox, and creates a sandbox that has
 // ended again, for the contents of its workspace. A resting agent may be gone with it, which the next turn finds out.
-func (k *Keeper) attach(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
+func (k *Keeper) attach(ctx context.Context, l *eventlog.SessionState) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
 	if err := k.Sandboxes.Resume(ctx, sb.ID); err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (k *Keeper) attach(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbo
 }
 
 // Spec returns the spec of a session's sandbox with an id.
-func (k *Keeper) Spec(l *eventlog.Loaded, id string) sandbox.Spec {
+func (k *Keeper) Spec(l *eventlog.SessionState, id string) sandbox.Spec {
 	spec := sandbox.Spec{
 		ID: id, Image: l.Life.Options.Image, HostPath: l.Life.Options.HostPath,
 		Labels: sandbox.Labels{Tenant: l.Tenant, Session: l.ID, Engine: k.Engine, Epoch: l.Run.Epoch},
@@ -144,7 +144,7 @@ func (k *Keeper) Spec(l *eventlog.Loaded, id string) sandbox.Spec {
 }
 
 // LastSnapshot takes the snapshot before a sandbox is given up, and returns the event that records it; nil if none is needed.
-func (k *Keeper) LastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
+func (k *Keeper) LastSnapshot(ctx context.Context, l *eventlog.SessionState, reason string) (*events.WorkspaceSynced, error) {
 	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.Sources(l)) > 0 {
 		return nil, nil // an unfilled workspace has no content beyond the last snapshot
 	}

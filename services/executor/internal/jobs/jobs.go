@@ -26,15 +26,15 @@ import (
 // Turns runs the executions of sessions.
 type Turns interface {
 	// Execute runs the active execution of a session to its end or its pause.
-	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	Execute(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 }
 
 // Idle does the work in sandboxes of sessions in which no execution runs.
 type Idle interface {
 	// Release gives up the sandbox of a session.
-	Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	Release(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 	// Sync applies file changes and takes a snapshot.
-	Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	Sync(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 }
 
 // A Handler handles jobs; every field is required. It is safe for concurrent use.
@@ -109,13 +109,13 @@ func await(ctx context.Context, w *handling.Waiter) error {
 
 // handleSession carries out the work of a session until no more is due.
 func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
-	fresh := eventlog.Any
+	fresh := eventlog.AnyReplica
 	for range maxPasses {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
 		if err != nil {
 			return err
 		}
-		switch l.Due() {
+		switch l.DueWork() {
 		case run.Execute:
 			err = h.Turns.Execute(ctx, l, b)
 		case run.Refuse:
@@ -125,12 +125,12 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 		case run.Sync:
 			err = h.Idle.Sync(ctx, l, b)
 		default:
-			if fresh == eventlog.Leader {
+			if fresh == eventlog.LeaderOnly {
 				return nil
 			}
 		}
 		// Only the leader knows that nothing is due.
-		fresh = eventlog.Leader
+		fresh = eventlog.LeaderOnly
 		if err != nil && !errors.Is(err, runlog.ErrChanged) {
 			return err
 		}
@@ -166,7 +166,7 @@ func isDraining(ctx context.Context) bool {
 }
 
 // refuse ends an execution that a control reached before any executor claimed it.
-func (h *Handler) refuse(ctx context.Context, l *eventlog.Loaded) error {
+func (h *Handler) refuse(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
 		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,

@@ -28,7 +28,7 @@ type turns struct {
 	execute func(call int) error
 }
 
-func (t *turns) Execute(context.Context, *eventlog.Loaded, *handling.Session) error {
+func (t *turns) Execute(context.Context, *eventlog.SessionState, *handling.Session) error {
 	t.calls++
 	return t.execute(t.calls)
 }

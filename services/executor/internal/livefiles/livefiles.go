@@ -62,7 +62,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 
 // box returns the session's sandbox. The log has the sandbox's id and engine.
 func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
-	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
+	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.LeaderOnly)
 	if err != nil {
 		return nil, err
 	}

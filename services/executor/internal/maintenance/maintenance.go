@@ -50,8 +50,8 @@ func New(cfg Config, m *metering.Meter) *Maintainer {
 
 // A Turn describes the running turn of a sandbox's session for a pass, as of the start of the pass.
 type Turn struct {
-	Session  *eventlog.Loaded // no append to its runs may be in flight
-	Life     *session.State   // may be newer than that of Session
+	Session  *eventlog.SessionState // no append to its runs may be in flight
+	Life     *session.State         // may be newer than that of Session
 	Epoch    uint64
 	Link     *link.Link
 	Accepted bool // the runner has accepted the query
@@ -119,7 +119,7 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 }
 
 // syncContents applies file changes and takes a snapshot if wanted. It updates l and returns the events that record them.
-func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
+func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.SessionState, snapshot bool) ([]events.Payload, error) {
 	box, err := m.cfg.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err

@@ -32,7 +32,7 @@ type Reader struct {
 // Open returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
 // the stream DELTAS have. If the deltas cannot be read, the blocks have no text. Blocks that unstored events complete are not read at all:
 // at the normal end of a turn, Open sends no request.
-func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+func (r *Reader) Open(ctx context.Context, l *eventlog.SessionState, unstored []events.Event) (map[string]events.Block, error) {
 	started, completed := unstoredBlocks(unstored)
 	stored := slices.DeleteFunc(slices.Clone(l.Run.Open), func(b run.OpenBlock) bool { return completed[b.ID] })
 	blocks, err := r.Sessions.OpenBlocks(ctx, l.ID, stored)
@@ -100,7 +100,7 @@ func unstoredBlocks(list []events.Event) (open map[string]events.Block, complete
 }
 
 // Close returns the completion of each block that is open in the log, with the content that Open returns and status error.
-func (r *Reader) Close(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
+func (r *Reader) Close(ctx context.Context, l *eventlog.SessionState) ([]events.Payload, error) {
 	known, err := r.Open(ctx, l, nil)
 	if err != nil {
 		return nil, err

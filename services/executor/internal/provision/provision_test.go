@@ -518,7 +518,7 @@ func TestAttach_Servers(t *testing.T) {
 // TestConversation: the agent's own session comes first, then that of the fork, then the transcript.
 func TestConversation(t *testing.T) {
 	t.Parallel()
-	l := &eventlog.Loaded{}
+	l := &eventlog.SessionState{}
 	check := func(name, resume string, fork *runner.Fork) {
 		t.Helper()
 		got, f := provision.Conversation(l)

@@ -110,7 +110,7 @@ const codeTranscriptLost = "TRANSCRIPT_LOST"
 // Conversation returns the conversation that a new agent process has to continue, in the fields of runner.Query. resume is the agent's own id of
 // its conversation, "" for a new one. If fork is not nil, the agent continues a copy of it: of the conversation that a fork began with,
 // cut after fork.Anchor, or of the transcript that the session began with.
-func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
+func Conversation(l *eventlog.SessionState) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil
 	}

@@ -64,7 +64,7 @@ type Resolver struct {
 // An Execution holds the data of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
-	Session *eventlog.Loaded
+	Session *eventlog.SessionState
 	Message events.MessageAccepted
 	// Report stores error events about skills that are not complete.
 	Report func(ctx context.Context, e events.Error) error
@@ -142,7 +142,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 // recordedResolution returns the execution_resolved event that the log has for the execution.
 func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
 	at := eventlog.Position{Shard: e.Session.RunHead.Subject.Partition() % r.Log.Shards(), Seq: e.Session.Run.Resolved.At}
-	rec, err := r.Log.At(ctx, at)
+	rec, err := r.Log.CommitAt(ctx, at)
 	if err != nil {
 		return events.ExecutionResolved{}, fmt.Errorf("read the resolved references of %s: %w", e.ID, err)
 	}
@@ -162,8 +162,8 @@ func (r *Resolver) skill(ctx context.Context, e Execution, out *Resolved, ref ev
 	if !errors.As(err, &unresolved) || !events.IsDigest(ref.Version) {
 		return pushed, err
 	}
-	p, rerr := eventlog.Entries{Log: r.Log}.Recall(ctx, events.Skill, e.Session.Tenant, ref)
-	var none *eventlog.VersionError
+	p, rerr := eventlog.Catalogue{Log: r.Log}.ResolveRemoved(ctx, events.Skill, e.Session.Tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(rerr, &none) {
 		return pushed, err
 	}
@@ -331,8 +331,8 @@ func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.Ski
 // entry returns the version of a catalogue entry that a reference resolves to. The error is an *Error if there is none.
 func entry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
 	var out P
-	p, err := eventlog.Entries{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
-	var none *eventlog.VersionError
+	p, err := eventlog.Catalogue{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		return out, &Error{strings.ToUpper(string(kind)) + "_NOT_FOUND", err}
 	}

@@ -45,8 +45,8 @@ func newBench(t *testing.T) *bench {
 func (b *bench) define(kind events.Aspect, slug string, n int, payload func(events.Reference) events.Payload) events.Reference {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(n)}
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func (b *bench) skill(slug string, n int) events.Reference {
 // resolve resolves an execution of a session with an agent.
 func (b *bench) resolve(agent events.Reference, message events.MessageAccepted) (*references.Resolved, error) {
 	e := references.Execution{
-		ID: "exe_1", Session: &eventlog.Loaded{Tenant: tenant, ID: "ses_1"}, Message: message,
+		ID: "exe_1", Session: &eventlog.SessionState{Tenant: tenant, ID: "ses_1"}, Message: message,
 		Report: func(_ context.Context, e events.Error) error { b.reported = append(b.reported, e); return nil },
 	}
 	e.Session.Life.AgentRef = agent
@@ -218,7 +218,7 @@ func TestResolve_SkillsWithoutAStore(t *testing.T) {
 func TestResolve_Hosts(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	e := references.Execution{ID: "exe_1", Session: &eventlog.Loaded{Tenant: tenant, ID: "ses_1"}}
+	e := references.Execution{ID: "exe_1", Session: &eventlog.SessionState{Tenant: tenant, ID: "ses_1"}}
 	e.Session.Life.AgentRef = b.agent(1, events.AgentSpec{Egress: []string{"a.example:443"}})
 	e.Session.Life.Options.Egress = []string{"a.example:443", "GET b.example:443"}
 	r, err := b.Resolve(t.Context(), e)

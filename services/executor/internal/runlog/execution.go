@@ -15,7 +15,7 @@ import (
 // last loaded or stored, which it replaces and never changes. Only the goroutine of the execution's turn uses it,
 // except for AppendTo.
 type Execution struct {
-	Session *eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
+	Session *eventlog.SessionState // as last loaded or stored; while an AppendTo runs, the state before it
 	ID      string
 	Epoch   uint64 // of the claim
 	Log     *slog.Logger
@@ -24,7 +24,7 @@ type Execution struct {
 }
 
 // Execution returns the Execution that a session's runs have claimed last.
-func (w *Writer) Execution(l *eventlog.Loaded, log *slog.Logger) *Execution {
+func (w *Writer) Execution(l *eventlog.SessionState, log *slog.Logger) *Execution {
 	id, epoch := l.Run.Execution, l.Run.Epoch
 	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
 }
@@ -57,7 +57,7 @@ func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) er
 // AppendTo appends events to the runs of l, in as many commits as it needs, and returns the state after the last commit that was
 // stored, also with an error. Events that no longer apply are left out. AppendTo does not use x.Session, so that it may run in
 // another goroutine.
-func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []events.Event) (*eventlog.Loaded, error) {
+func (x *Execution) AppendTo(ctx context.Context, l *eventlog.SessionState, list []events.Event) (*eventlog.SessionState, error) {
 	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
 	if err != nil || len(d.Events) == 0 {
 		return l, err
@@ -66,7 +66,7 @@ func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []eve
 }
 
 // SetStored replaces the state of the runs by the one that AppendTo returned. It does not change the session's life.
-func (x *Execution) SetStored(stored *eventlog.Loaded) {
+func (x *Execution) SetStored(stored *eventlog.SessionState) {
 	next := *x.Session
 	next.RunHead, next.Run = stored.RunHead, stored.Run
 	x.Session = &next
@@ -87,7 +87,7 @@ func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 
 // Refresh loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
 func (x *Execution) Refresh(ctx context.Context) error {
-	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.Leader)
+	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}

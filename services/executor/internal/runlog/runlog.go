@@ -61,7 +61,7 @@ func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 }
 
 // Append appends a decision in one commit and updates l. It returns ErrChanged if another commit was first.
-func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+func (w *Writer) Append(ctx context.Context, l *eventlog.SessionState, d run.Decision) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision)
 }
 
 // AppendEvents appends events to a session in which nothing runs, under the next epoch. It returns ErrChanged if that is no longer so.
-func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []events.Event) error {
+func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.SessionState, list []events.Event) error {
 	d, err := w.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return ErrChanged
@@ -88,14 +88,14 @@ func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []ev
 }
 
 // AppendFacts appends facts about the session, which belong to no execution, as AppendEvents does.
-func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
+func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.SessionState, facts ...events.Payload) error {
 	return w.AppendEvents(ctx, l, w.Events("", facts...))
 }
 
 // AppendAll appends a decision in as many commits as it needs, and returns the state after the last one that was stored, also with an
 // error. It does not change l. While the log is unavailable or full it tries again until ctx ends. The error wraps run.ErrFenced if another executor has
 // appended to the session's runs.
-func (w *Writer) AppendAll(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) (*eventlog.Loaded, error) {
+func (w *Writer) AppendAll(ctx context.Context, l *eventlog.SessionState, d run.Decision, log *slog.Logger) (*eventlog.SessionState, error) {
 	parts, err := d.Split()
 	if err != nil {
 		return l, fmt.Errorf("split events of %s: %w", l.Run.Execution, err)
@@ -116,7 +116,7 @@ const (
 )
 
 // appendPart appends a decision that fits into one commit, and updates l.
-func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) error {
+func (w *Writer) appendPart(ctx context.Context, l *eventlog.SessionState, d run.Decision, log *slog.Logger) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err

@@ -44,9 +44,9 @@ func newWriter(t *testing.T) (*runlog.Writer, *flaky, *[]events.Event) {
 	}, f, stored
 }
 
-func load(t *testing.T, w *runlog.Writer) *eventlog.Loaded {
+func load(t *testing.T, w *runlog.Writer) *eventlog.SessionState {
 	t.Helper()
-	l, err := w.Sessions.Load(t.Context(), "default", session, eventlog.Leader)
+	l, err := w.Sessions.Load(t.Context(), "default", session, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}

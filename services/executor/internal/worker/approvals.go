@@ -95,7 +95,7 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
 			due = append(due, session.Decided{ApprovalID: a.ID})
 		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
-			f.readLife(eventlog.Leader)
+			f.readLife(eventlog.LeaderOnly)
 		}
 	}
 	return due
@@ -144,11 +144,11 @@ func (f *follower) sendVerdict(d session.Decided) {
 }
 
 // verdict returns the verdict for a decision, with the answers to secret questions, which the log does not have.
-func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+func (w *Worker) verdict(ctx context.Context, l *eventlog.SessionState, d session.Decided) (v runner.Verdict, err error) {
 	if d.At == 0 {
 		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
-	if v.ApprovalDecided, err = w.deps.Sessions.Decision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
+	if v.ApprovalDecided, err = w.deps.Sessions.ApprovalDecision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
 		return v, err
 	}
 	v.Answers = maps.Clone(v.Answers)
@@ -190,7 +190,7 @@ func (w *Worker) openAnswer(ctx context.Context, tenant, key string) (texts []st
 // secretAnswers returns the answers to secret questions that a person gave in earlier attempts of the execution: the agent may have kept
 // them in its records.
 func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
-	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.Leader) // the decisions came after the claim
+	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.LeaderOnly) // the decisions came after the claim
 	if err != nil {
 		return nil, err
 	}

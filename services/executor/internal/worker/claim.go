@@ -13,7 +13,7 @@ import (
 
 // Execute claims the active execution of a session, or continues this executor's claim, and runs the execution to its end or its pause.
 // After the end it takes a snapshot. It implements jobs.Turns.
-func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Session) error {
+func (w *Worker) Execute(ctx context.Context, l *eventlog.SessionState, b *handling.Session) error {
 	if err := w.admission.Check(ctx, l); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Se
 
 // run waits for a slot, claims the active execution and runs it to its end. The turn is nil if the claim itself failed the execution,
 // because too many claims before it made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
-func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
+func (w *Worker) run(ctx context.Context, l *eventlog.SessionState, b *handling.Session) (*turn, error) {
 	slot, err := w.admission.Acquire(ctx, l)
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 
 // claim appends this executor's claim of the active execution and updates l. It returns runlog.ErrChanged if the execution can no longer
 // be claimed.
-func (w *Worker) claim(ctx context.Context, l *eventlog.Loaded) error {
+func (w *Worker) claim(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active
 	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.Meta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
 	if err != nil {

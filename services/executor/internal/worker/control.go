@@ -15,7 +15,7 @@ import (
 
 // A lifeResult is the result of loading the session's life.
 type lifeResult struct {
-	session *eventlog.Loaded
+	session *eventlog.SessionState
 	asOf    time.Time // begin of a load from the leader; zero for another one
 	err     error
 }
@@ -29,7 +29,7 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	}
 	f.readingLife, f.readAgain = true, false
 	var asOf time.Time
-	if freshness == eventlog.Leader {
+	if freshness == eventlog.LeaderOnly {
 		asOf = f.w.deps.Now()
 	}
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
@@ -64,7 +64,7 @@ func (f *follower) updateLife(l lifeResult) error {
 		f.life, f.lifeSeq = &life, s.LifeHead.Seq
 	}
 	if f.readAgain {
-		f.readLife(eventlog.Leader)
+		f.readLife(eventlog.LeaderOnly)
 	}
 	f.checkControls()
 	return nil
@@ -81,9 +81,9 @@ func (f *follower) handleBeat() {
 	f.approvals.retry()
 	switch {
 	case f.readAgain && !f.readingLife:
-		f.readLife(eventlog.Leader)
+		f.readLife(eventlog.LeaderOnly)
 	case f.beats%fenceBeats == 0:
-		f.readLife(eventlog.Any)
+		f.readLife(eventlog.AnyReplica)
 	}
 	f.checkControls()
 }

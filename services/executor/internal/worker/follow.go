@@ -172,9 +172,9 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case <-beat:
 		f.handleBeat()
 	case <-f.changed:
-		f.readLife(eventlog.Leader)
+		f.readLife(eventlog.LeaderOnly)
 	case <-f.controls.Moved():
-		f.readLife(eventlog.Leader)
+		f.readLife(eventlog.LeaderOnly)
 	case <-bus.Draining(f.ctx):
 		return f.handover(ctx)
 	case <-ctx.Done():

@@ -48,7 +48,7 @@ type turn struct {
 }
 
 // newTurn returns a turn for the active execution of l, which this executor has claimed.
-func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
+func newTurn(w *Worker, l *eventlog.SessionState, b *handling.Session) *turn {
 	x := w.runlog.Execution(l, w.deps.Logger)
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
@@ -66,7 +66,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	if t.Session.Run.Exhausted() {
 		return t.stopAndFail(ctx, run.ClaimsExhausted())
 	}
-	if t.message, err = t.w.deps.Sessions.Message(ctx, t.Session, t.Session.Life.Active); err != nil {
+	if t.message, err = t.w.deps.Sessions.AcceptedMessage(ctx, t.Session, t.Session.Life.Active); err != nil {
 		return err
 	}
 	if err := t.recordResumed(ctx); err != nil {

@@ -22,7 +22,7 @@ import (
 type Log interface {
 	// Next returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
 	// leader. Seq is 0 if there is none.
-	Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
+	NextHead(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
 }
 
 // checkpoints holds, for each projector group, the position up to which the group has folded the log.
@@ -170,7 +170,7 @@ func (s *Store) next(ctx context.Context, after eventlog.Position, filter string
 	if ctx.Err() != nil {
 		return eventlog.Head{}, errBehind()
 	}
-	head, err := s.cfg.Log.Next(ctx, after, filter)
+	head, err := s.cfg.Log.NextHead(ctx, after, filter)
 	if err != nil {
 		return head, problem.New(problem.Unavailable, "", "NATS does not answer; nothing was changed, try again").WithCause(err)
 	}

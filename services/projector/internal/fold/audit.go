@@ -30,7 +30,7 @@ type AuditRow struct {
 
 // addAudit adds the row for a commit that a client caused.
 func (f *folding) addAudit(rec eventlog.Record) {
-	if a, ok := eventlog.Audit(rec); ok {
+	if a, ok := eventlog.AuditEntryOf(rec); ok {
 		f.out.Audit = append(f.out.Audit, f.auditRow(rec, a))
 	}
 }

@@ -40,7 +40,7 @@ func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 	deletion := rec(life, key("bob\x00"), events.SessionDeleted{})
 	var kept []events.AuditEntry
 	for _, r := range before {
-		if a, ok := eventlog.Audit(r); ok {
+		if a, ok := eventlog.AuditEntryOf(r); ok {
 			kept = append(kept, a)
 		}
 	}

@@ -45,7 +45,7 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
 	err := eventlog.Decide(func() error {
-		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
+		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}

@@ -129,10 +129,10 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 // decideEntry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
 // if the entry already is as the command requests. The error is a *command.Error if the command is refused.
 func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
-	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
 	err := eventlog.Decide(func() error {
-		e, err := entries.Load(ctx, subject, eventlog.Leader)
+		e, err := entries.Load(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -174,8 +174,8 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 	if err := ref.Check(); err != nil {
 		return nil, invalid(field, err.Error())
 	}
-	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
-	var none *eventlog.VersionError
+	p, err := eventlog.Catalogue{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		return nil, missingError(kind, field, ref)
 	}
@@ -184,7 +184,7 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 
 // missingError returns the refusal of a reference to an entry that does not exist.
 func missingError(kind events.Aspect, field string, ref events.Reference) error {
-	err := &eventlog.VersionError{Kind: kind, Ref: ref}
+	err := &eventlog.UnknownVersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 

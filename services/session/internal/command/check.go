@@ -156,7 +156,7 @@ func (h *Handler) defaultOptions(o events.Options) events.Options {
 
 // update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
 // service's default again.
-func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
+func (h *Handler) update(b command.UpdateSession, l *eventlog.SessionState, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
@@ -181,10 +181,10 @@ func checkUpdate(b command.UpdateSession) error {
 }
 
 // post returns the command that adds a message to a loaded session.
-func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
+func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.SessionState) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
+		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.RunView().ActiveEnded, Environment: b.Environment,
 		Permissions: b.Permissions,
 	}
 }

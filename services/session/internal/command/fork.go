@@ -44,7 +44,7 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	var made session.Fork
 	var err error
 	read := false
-	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+	return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
 		if !read && l.Life.Status == session.None {
 			made, err = h.initialFork(ctx, c, b)
 			read = true
@@ -88,8 +88,8 @@ func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.
 }
 
 // parent loads the session that is forked.
-func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*eventlog.Loaded, error) {
-	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.Leader)
+func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*eventlog.SessionState, error) {
+	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.LeaderOnly)
 	if err != nil {
 		return l, err
 	}
@@ -101,7 +101,7 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*ev
 
 // findCut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, findCut
 // waits for it.
-func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint32) (fork.Cut, error) {
+func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at *uint32) (fork.Cut, error) {
 	asked := fork.Last
 	if at != nil {
 		asked = *at
@@ -130,14 +130,14 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 }
 
 // walkParent reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
-func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
+func (h *Handler) walkParent(ctx context.Context, parent *eventlog.SessionState, asked uint32) (*fork.Walk, eventlog.NumberedEvent, error) {
 	known, err := h.walks.acquire(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
-		return nil, eventlog.Numbered{}, err
+		return nil, eventlog.NumberedEvent{}, err
 	}
 	defer known.release()
 	walk, last := known.walk(asked)
-	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
+	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.NumberedEvent, whole bool) {
 		if at.Seq <= asked {
 			known.keep(walk, at, whole)
 		}
@@ -147,8 +147,8 @@ func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked
 
 // readParent adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
 // is called after each complete commit.
-func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
-	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
+func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState, walk *fork.Walk, last eventlog.NumberedEvent, keep func(at eventlog.NumberedEvent, whole bool)) (eventlog.NumberedEvent, error) {
+	for e, err := range eventlog.SessionEventsAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
 			return last, err
 		}
@@ -295,7 +295,7 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 }
 
 // forkPoint returns the point where the fork of a command begins, or nil for other commands.
-func forkPoint(c command.Command, l *eventlog.Loaded) *events.SessionForked {
+func forkPoint(c command.Command, l *eventlog.SessionState) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil
 	}

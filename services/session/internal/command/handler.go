@@ -169,7 +169,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 
 // builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
 // error if the request itself is invalid.
-type builder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
+type builder func(l *eventlog.SessionState, base session.Base) (session.Command, error)
 
 // builder decodes and checks a command on a session, and returns its builder.
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
@@ -186,7 +186,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(_ *eventlog.SessionState, base session.Base) (session.Command, error) {
 			return session.Create{Base: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
@@ -201,7 +201,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
@@ -211,7 +211,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
 			return post(c, b, base, l), nil
 		}, checkPost(c, b)
 	case command.TypeRecover:
@@ -223,12 +223,12 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
 			return h.update(b, l, base)
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			return session.Delete{Base: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
 		return fileBuilder(c)
@@ -240,28 +240,28 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 func controlBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			return session.RequestInterrupt{Base: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeCancel:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePause:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeResume:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeTerminate:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			v := l.View()
+		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+			v := l.RunView()
 			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
 	case command.TypeSync:
-		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(_ *eventlog.SessionState, base session.Base) (session.Command, error) {
 			return session.RequestSync{Base: base}, nil
 		}, nil
 	}
@@ -271,13 +271,13 @@ func controlBuilder(c command.Command) (builder, error) {
 // session carries out a command on a session.
 func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
-	freshness := eventlog.Any
+	freshness := eventlog.AnyReplica
 	err := eventlog.Decide(func() error {
 		confirmed, err := h.decide(ctx, c, build, freshness, &answer)
-		if !confirmed && freshness == eventlog.Any {
-			_, err = h.decide(ctx, c, build, eventlog.Leader, &answer)
+		if !confirmed && freshness == eventlog.AnyReplica {
+			_, err = h.decide(ctx, c, build, eventlog.LeaderOnly, &answer)
 		}
-		freshness = eventlog.Leader
+		freshness = eventlog.LeaderOnly
 		return err
 	})
 	if err != nil {
@@ -307,7 +307,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		return true, nil
 	}
 	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
-	if (err != nil || len(list) == 0) && freshness == eventlog.Any {
+	if (err != nil || len(list) == 0) && freshness == eventlog.AnyReplica {
 		return false, err
 	}
 	var refused *session.Error
@@ -358,7 +358,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 }
 
 // decideWith returns the events of a command for the loaded state of a session.
-func decideWith(build builder, l *eventlog.Loaded, base session.Base) ([]events.Event, error) {
+func decideWith(build builder, l *eventlog.SessionState, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
 		return nil, err
@@ -368,7 +368,7 @@ func decideWith(build builder, l *eventlog.Loaded, base session.Base) ([]events.
 
 // hint notifies the executor that holds the session of a stored control or workspace change. A lost hint does no
 // harm, because the executor also reads the log.
-func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
+func (h *Handler) hint(l *eventlog.SessionState, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return
 	}

@@ -62,9 +62,9 @@ func (h *Handler) setDefaultInstance(ctx context.Context, c command.Command, out
 // A tenant may apply its own versions, with environments, which are then the latest.
 func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent events.Reference) (events.Reference, error) {
 	ref, agent := DefaultInstance(agent), agent.Bare()
-	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	p, err := entries.Resolve(ctx, events.Instance, c.Tenant, ref)
-	var none *eventlog.VersionError
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		var made events.Reference
 		if made, err = h.makeDefaultInstance(ctx, c, ref, agent); err != nil {

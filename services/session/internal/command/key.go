@@ -307,7 +307,7 @@ func (f *keyFamily) descends(ctx context.Context, key string) (bool, error) {
 // loadKey reads the chain of a key from the stream's leader. head.Seq is 0 if the key does not exist.
 func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKey, error) {
 	log := h.cfg.Sessions.Log
-	head, err := log.Last(ctx, subject, eventlog.Leader)
+	head, err := log.Last(ctx, subject, eventlog.LeaderOnly)
 	if err != nil || head.Seq == 0 {
 		return storedKey{head: head}, err
 	}

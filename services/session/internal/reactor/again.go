@@ -23,7 +23,7 @@ func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 		return fmt.Errorf("session %s: %w", id, ErrGone)
 	}
 	var of string
-	switch l.Due() {
+	switch l.DueWork() {
 	case run.Execute:
 		of = l.Life.Active.Dispatch
 	case run.Release, run.Sync:

@@ -28,8 +28,8 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	id := msg.Metadata.Get(topology.HeaderDeadMessageID)
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
 	return bus.Transient(eventlog.Decide(func() error {
-		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-		if err != nil || l.Due() != run.Execute || !isJobOf(l, id) {
+		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
+		if err != nil || l.DueWork() != run.Execute || !isJobOf(l, id) {
 			return err
 		}
 		return r.abandon(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
@@ -37,7 +37,7 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 }
 
 // isJobOf reports whether a job with this message id was published for the active execution.
-func isJobOf(l *eventlog.Loaded, id string) bool {
+func isJobOf(l *eventlog.SessionState, id string) bool {
 	active := l.Life.Active
 	for _, cause := range []string{active.Dispatch, l.Life.Pause.Cause, l.Life.ControlOf(active.ExecutionID).Cause} {
 		if cause != "" && strings.HasPrefix(id, cause) {

@@ -124,7 +124,7 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	if len(ended) == 0 {
 		return nil
 	}
-	_, err := r.cfg.Sessions.Log.At(ctx, r.cfg.Sessions.Position(s.ID, seq))
+	_, err := r.cfg.Sessions.Log.CommitAt(ctx, r.cfg.Sessions.Position(s.ID, seq))
 	var foreign *eventlog.ForeignError
 	if errors.As(err, &foreign) {
 		return bus.Poison(foreign)
@@ -191,9 +191,9 @@ func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 // settle loads the session and does one thing that is due, until nothing is due.
 // A conflict means that another writer did it first. It returns the session as
 // it was loaded last.
-func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Loaded, error) {
+func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.SessionState, error) {
 	for range maxRounds {
-		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
+		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.LeaderOnly)
 		if err != nil {
 			return l, bus.Transient(err)
 		}
@@ -220,14 +220,14 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 }
 
 // appendNext appends the one thing that is due on the log itself, if anything is.
-func (r *Reactor) appendNext(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
+func (r *Reactor) appendNext(ctx context.Context, l *eventlog.SessionState) (wrote bool, err error) {
 	now := r.cfg.Now()
 	base := func(what string) session.Base {
 		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
 	}
 	for _, c := range []session.Command{
-		session.Expire{Base: base("expire"), Run: l.View()},
-		session.Advance{Base: base("advance"), ActiveEnded: l.View().ActiveEnded},
+		session.Expire{Base: base("expire"), Run: l.RunView()},
+		session.Advance{Base: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
 	} {
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
@@ -251,12 +251,12 @@ func (r *Reactor) appendNext(ctx context.Context, l *eventlog.Loaded) (wrote boo
 // lostEnd returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
 // before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
 // its executor is gone.
-func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
-	if l.Due() == run.Refuse {
+	if l.DueWork() == run.Refuse {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
-	if l.Due() == run.Execute && l.Run.Execution != active {
+	if l.DueWork() == run.Execute && l.Run.Execution != active {
 		if outcome, err := r.budgetEnd(ctx, l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
@@ -276,7 +276,7 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 
 // budgetEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
 // prevents its start.
-func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
@@ -295,14 +295,14 @@ func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Ti
 }
 
 // isOverdue reports whether the active execution has run longer than its turn limit and grace.
-func (r *Reactor) isOverdue(l *eventlog.Loaded, now time.Time) bool {
-	at, ok := l.Life.TurnDeadline(l.View())
+func (r *Reactor) isOverdue(l *eventlog.SessionState, now time.Time) bool {
+	at, ok := l.Life.TurnDeadline(l.RunView())
 	return ok && !now.Before(at)
 }
 
 // abandon ends the active execution. The session service cannot reach sandboxes, so the end of
 // an execution that an executor held states that its agent was not stopped.
-func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
+func (r *Reactor) abandon(ctx context.Context, l *eventlog.SessionState, outcome events.Payload, now time.Time) error {
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
 		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
 	}
@@ -324,7 +324,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 }
 
 // publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
-func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
+func (r *Reactor) publish(ctx context.Context, l *eventlog.SessionState) error {
 	id := run.JobID(&l.Life, &l.Run)
 	if id == "" {
 		return nil
@@ -333,7 +333,7 @@ func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
 }
 
 // putJob stores a job for a session in JOBS.
-func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) error {
+func (r *Reactor) putJob(ctx context.Context, l *eventlog.SessionState, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
@@ -351,8 +351,8 @@ func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) err
 
 // armTimer sets the session's timer to its earliest deadline, unless the timer fires
 // before that anyway. It reports whether the state of the session changed meanwhile.
-func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool, err error) {
-	at, ok := l.Life.Deadline(l.View())
+func (r *Reactor) armTimer(ctx context.Context, l *eventlog.SessionState) (moved bool, err error) {
+	at, ok := l.Life.Deadline(l.RunView())
 	if !ok {
 		return false, nil
 	}
@@ -371,7 +371,7 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool,
 	if err := r.schedule(ctx, l, at); err != nil {
 		return false, err
 	}
-	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return false, err
 	}

@@ -80,7 +80,7 @@ func (*subjects) Close() error { return nil }
 func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
 	t.Parallel()
 	const limit = time.Minute
-	l := &eventlog.Loaded{Life: session.State{Provider: "docker"}, Run: run.State{Sandbox: run.Sandbox{Provider: "docker", Engine: "e"}}}
+	l := &eventlog.SessionState{Life: session.State{Provider: "docker"}, Run: run.State{Sandbox: run.Sandbox{Provider: "docker", Engine: "e"}}}
 	for name, c := range map[string]struct {
 		gone time.Duration
 		want string

@@ -13,7 +13,7 @@ import (
 )
 
 // schedule stores the message that sets the session's timer to fire at a time. It replaces the timer that was set before.
-func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
+func (r *Reactor) schedule(ctx context.Context, l *eventlog.SessionState, at time.Time) error {
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
 		return err

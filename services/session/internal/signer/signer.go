@@ -199,7 +199,7 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 // head reads the commit of a subject at a sequence. If the message there is not part of the log, it reads the last
 // commit before it. There is none if the janitor erased it meanwhile.
 func (s *Signer) head(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
-	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
+	rec, err := s.cfg.Log.CommitAt(ctx, eventlog.Position{Shard: shard, Seq: seq})
 	var foreign *eventlog.ForeignError
 	switch {
 	case err == nil:
@@ -237,7 +237,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	var list []heads.Head
 	for k := range waiting {
 		for _, subject := range []events.Subject{events.LifeOf(k.tenant, k.id), events.RunOf(k.tenant, k.id)} {
-			head, err := s.cfg.Log.Last(ctx, subject, eventlog.Leader)
+			head, err := s.cfg.Log.Last(ctx, subject, eventlog.LeaderOnly)
 			if err != nil {
 				return fmt.Errorf("read the head of %s: %w", subject, err)
 			}
@@ -283,7 +283,7 @@ func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 	if m.Sequence == seen.seq {
 		return seen, nil
 	}
-	e, hash, err := heads.Open(m.Data)
+	e, hash, err := heads.OpenEntry(m.Data)
 	if err != nil {
 		s.cfg.Logger.Error("the last signed heads cannot be read; a new chain begins after them", "shard", shard, "sequence", m.Sequence, "error", err)
 		return chainEnd{seq: m.Sequence}, nil
@@ -302,13 +302,13 @@ func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 // cutError returns the error for a chain that no longer has the entry seen.
 func cutError(shard int, seen chainEnd) error {
 	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
-		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
+		heads.FaultSubject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
 // storeEntry appends an entry. It returns false if another copy appended first.
 func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
-	data, hash, err := e.Seal(s.cfg.Key)
+	data, hash, err := e.Sign(s.cfg.Key)
 	if err != nil {
 		return false, err
 	}

@@ -31,7 +31,7 @@ const (
 
 // Config configures a Handler. Every field is required.
 type Config struct {
-	Entries eventlog.Entries
+	Entries eventlog.Catalogue
 	NATS    *nats.Conn
 	Now     func() time.Time
 	Logger  *slog.Logger
@@ -99,7 +99,7 @@ func refusal(err error) *command.Error {
 	var said *command.Error
 	var zip *skill.Error
 	var decided *versions.Error
-	var none *eventlog.VersionError
+	var none *eventlog.UnknownVersionError
 	switch {
 	case errors.As(err, &said):
 		return said
@@ -177,13 +177,13 @@ func badReference(bad *events.ReferenceError) error {
 }
 
 // decider returns the events that a command appends, given the present state of a catalogue entry.
-type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
+type decider func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error)
 
 // change carries out a command on an entry. It returns the entry before and after the command.
-func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.Entry, err error) {
+func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.CatalogueEntry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
 	err = eventlog.Decide(func() error {
-		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
+		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.LeaderOnly)
 		before, after = e, e
 		if err != nil {
 			return err
@@ -204,7 +204,7 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 }
 
 // position returns the position of an entry's last commit, or "" if there is none.
-func (h *Handler) position(e eventlog.Entry) string {
+func (h *Handler) position(e eventlog.CatalogueEntry) string {
 	if e.Head.Seq == 0 {
 		return ""
 	}

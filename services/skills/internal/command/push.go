@@ -101,7 +101,7 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
 	}
-	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.Leader)
+	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.LeaderOnly)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -110,7 +110,7 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 	}
 	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, versionReference(b.Ref, b.SHA256))
 	p, ok := data.(events.SkillPushed)
-	var removed *eventlog.VersionError
+	var removed *eventlog.UnknownVersionError
 	if errors.As(err, &removed) || err == nil && !ok {
 		return command.Answer{}, nil // the version was removed meanwhile: the upload decides
 	}
@@ -123,7 +123,7 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 
 // appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
 func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
-	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
 			list = nil
@@ -137,7 +137,7 @@ func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool
 }
 
 // answer returns the answer to a push, given the skill before and after it.
-func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
+func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.CatalogueEntry) (command.Answer, error) {
 	same, err := h.existedBefore(ctx, c, before, p.Ref.Version)
 	if err != nil {
 		return command.Answer{}, err
@@ -147,13 +147,13 @@ func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillP
 }
 
 // existedBefore reports whether the skill had the version before this command, which may be a repeat of an earlier one.
-func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
+func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.CatalogueEntry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
 	at.Seq = before.State.At(digest)
 	if _, there := before.State.Resolve(digest); !there || at.Seq == 0 {
 		return false, nil
 	}
-	rec, err := h.cfg.Entries.Log.At(ctx, at)
+	rec, err := h.cfg.Entries.Log.CommitAt(ctx, at)
 	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
 }
 

@@ -21,7 +21,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 	if !events.IsTag(b.Tag) {
 		return command.Answer{}, badTag("tag", b.Tag)
 	}
-	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
 		digest, err := resolveDigest(e, b.Ref)
 		if err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	if err := checkReference(b.Ref); err != nil {
 		return command.Answer{}, err
 	}
-	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
 			digest, err := resolveDigest(e, ref)
@@ -68,7 +68,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 }
 
 // resolveDigest returns the digest of the version that a reference names, or the refusal if there is none.
-func resolveDigest(e eventlog.Entry, ref events.Reference) (string, error) {
+func resolveDigest(e eventlog.CatalogueEntry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
 		return "", notFound(ref)

@@ -69,9 +69,9 @@ func (b *Fixture) Types() []events.Type {
 }
 
 // Load returns the session as the log has it.
-func (b *Fixture) Load() *eventlog.Loaded {
+func (b *Fixture) Load() *eventlog.SessionState {
 	b.t.Helper()
-	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
+	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
