@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// AuditEntryOf returns the audit entry of a commit. ok is false if no client caused the commit. Times are truncated to
-// microseconds, the precision of Postgres.
+// AuditEntryOf returns the audit entry of a commit: who caused the commit, and its event types. ok is false if no
+// client caused the commit. Times are truncated to microseconds, the precision of Postgres.
 func AuditEntryOf(rec Record) (a events.AuditEntry, ok bool) {
 	actor := rec.Commit.Actor
 	if !actor.IsClient() {

@@ -9,16 +9,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Catalogue loads and appends to the entries of the catalogue: agents, instances, environments and skills.
+// Catalogue loads the entries of the catalogue (agents, instances, environments and skills) from the log, and appends
+// events to them.
 type Catalogue struct{ Log Log }
 
-// CatalogueEntry is the state of a catalogue entry and the head of its chain.
+// CatalogueEntry is the state of an agent, instance, environment or skill, and the last commit of its subject.
 type CatalogueEntry struct {
 	Head  Head
 	State versions.State
 }
 
-// UnknownVersionError is returned for a reference to an entry or a version that does not exist.
+// UnknownVersionError is returned for a reference to a catalogue entry, or to a version of it, that does not exist.
 type UnknownVersionError struct {
 	Kind events.Aspect
 	Ref  events.Reference
@@ -31,7 +32,7 @@ func (e *UnknownVersionError) Error() string {
 	return fmt.Sprintf("there is no %s %s, or no such version of it", e.Kind, e.Ref)
 }
 
-// Load returns an entry. An entry that does not exist has no versions.
+// Load returns the entry of a subject. An entry that does not exist has no versions.
 func (s Catalogue) Load(ctx context.Context, subject events.Subject, f Freshness) (CatalogueEntry, error) {
 	var e CatalogueEntry
 	var err error
@@ -55,7 +56,7 @@ func (s Catalogue) Load(ctx context.Context, subject events.Subject, f Freshness
 	return e, nil
 }
 
-// Append appends the events of a command and updates e. The id of the commit is derived from the command.
+// Append appends the events of a command to the log and updates e. The id of the commit is derived from the command.
 func (s Catalogue) Append(ctx context.Context, e *CatalogueEntry, actor events.Actor, command string, list []events.Event) error {
 	id := events.Derive(events.KindCommit, command)
 	next := versions.Fold(e.State, id, list)
@@ -111,8 +112,8 @@ func (s Catalogue) Resolve(ctx context.Context, kind events.Aspect, tenant strin
 	}
 }
 
-// ResolveRemoved returns the payload that created a version, even if the version was removed since. ref must have its
-// digest. The error is a *UnknownVersionError if the version never existed.
+// ResolveRemoved returns the payload that created a version of a catalogue entry, even if the version was removed
+// since. ref must have the digest of the version. The error is a *UnknownVersionError if the version never existed.
 func (s Catalogue) ResolveRemoved(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (events.Payload, error) {
 	e, err := s.Load(ctx, ref.Subject(kind, tenant), LeaderOnly)
 	if err != nil {
@@ -125,7 +126,7 @@ func (s Catalogue) ResolveRemoved(ctx context.Context, kind events.Aspect, tenan
 	return p, err
 }
 
-// findVersion returns the payload that created a version, or ErrNotFound.
+// findVersion returns the payload that created the version of an entry with a digest, or ErrNotFound.
 func (s Catalogue) findVersion(ctx context.Context, e CatalogueEntry, digest string) (events.Payload, error) {
 	if at := e.State.At(digest); at > 0 {
 		rec, err := s.Log.CommitAt(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
@@ -145,7 +146,7 @@ func (s Catalogue) findVersion(ctx context.Context, e CatalogueEntry, digest str
 	return nil, ErrNotFound
 }
 
-// versionCreatedBy returns the payload in rec that created the version, or ErrNotFound.
+// versionCreatedBy returns the payload in rec that created the version with a digest, or ErrNotFound.
 func versionCreatedBy(rec Record, digest string) (events.Payload, error) {
 	for _, e := range rec.Events {
 		var ref events.Reference

@@ -48,7 +48,7 @@ type Head struct {
 	Guard uint64
 }
 
-// ExpectedSequence returns the stream sequence that the next append expects as the subject's last.
+// ExpectedSequence returns the last stream sequence of the subject that the next append states as its guard.
 func (h Head) ExpectedSequence() uint64 { return max(h.Guard, h.Seq) }
 
 // Record is a stored commit. Its events are decoded, and data from the object store has been fetched and verified.
@@ -97,10 +97,11 @@ type Appender interface {
 // Freshness selects which replica of a stream may answer a read.
 type Freshness int
 
-// AnyReplica accepts a replica that lags, in which case a later append fails with a conflict. LeaderOnly returns the newest
-// state.
 const (
+	// AnyReplica accepts a replica that lags. An append that follows such a read fails with a conflict if the replica
+	// missed a commit.
 	AnyReplica Freshness = iota
+	// LeaderOnly reads from the leader of the stream, which has every acknowledged commit.
 	LeaderOnly
 )
 
@@ -108,7 +109,7 @@ const (
 type Reader interface {
 	// Last returns the head of a subject.
 	Last(ctx context.Context, s events.Subject, f Freshness) (Head, error)
-	// At returns one commit with its events, or ErrNotFound.
+	// CommitAt returns the commit at a position with its events, or ErrNotFound.
 	CommitAt(ctx context.Context, p Position) (Record, error)
 	// Read yields the commits of one shard after a position, in order, up to the end that the shard has now. f
 	// restricts the commits.
@@ -127,8 +128,8 @@ type Changes struct {
 	examined int               // number of examined messages
 }
 
-// maxExaminedMessages is the maximum number of messages that one Changes covers. A caller that stores Through makes progress
-// in a log of any length.
+// maxExaminedMessages is the maximum number of messages that one Changes covers. A caller that stores Changes.Through
+// makes progress in a log of any length.
 const maxExaminedMessages = 1_000_000
 
 // Add records a message. It returns false and sets More if the number of messages or of subjects would exceed its
@@ -174,7 +175,7 @@ type Log interface {
 	Partitioning() events.Partitioning
 }
 
-// NumberedEvent is an event with its number in its session.
+// NumberedEvent is an event of a session with its seq in the session.
 type NumberedEvent struct {
 	Seq      uint32 // 1, 2, 3, … in stream order over both subjects of the session
 	Position Position
@@ -182,14 +183,14 @@ type NumberedEvent struct {
 	Event    events.Event
 }
 
-// SessionEvents yields a session's events in stream order over both of its subjects, numbered from 1, up to the end that
-// the log has now. All readers number the events equally.
+// SessionEvents yields a session's events in stream order over both of its subjects, numbered from 1, up to the current
+// end of the log. All readers number the events equally.
 func SessionEvents(ctx context.Context, l Log, tenant, session string) iter.Seq2[NumberedEvent, error] {
 	return SessionEventsAfter(ctx, l, tenant, session, NumberedEvent{})
 }
 
-// SessionEventsAfter yields the same events as Session, starting after last, which must be the last event of a commit.
-// The zero Numbered precedes the first event.
+// SessionEventsAfter yields the same events as SessionEvents, starting after last, which must be the last event of a
+// commit. The zero NumberedEvent precedes the first event.
 func SessionEventsAfter(ctx context.Context, l Log, tenant, session string, last NumberedEvent) iter.Seq2[NumberedEvent, error] {
 	after := Position{Shard: events.Partition(session) % l.Shards(), Seq: last.Position.Seq}
 	return func(yield func(NumberedEvent, error) bool) {

@@ -24,8 +24,9 @@ type PayloadStore interface {
 	Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error)
 }
 
-// SealDraft is the part of Append that all implementations share. It seals the draft onto the head, moves large data to
-// store, and returns the commit and its message. If it returns ErrTooLarge, it has stored nothing.
+// SealDraft is the part of Append that all implementations of Log share. It encodes the draft as the next commit after
+// head, moves large data to store, and returns the commit and its message. If it returns ErrTooLarge, it has stored
+// nothing.
 func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStore) (events.Commit, []byte, error) {
 	if err := head.Subject.Check(); err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append: %w", err)
@@ -87,8 +88,8 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 	return out, large, nil
 }
 
-// OpenRecord decodes a stored message and fetches the data that it refers to. If it fails, the record still has the
-// position of the message.
+// OpenRecord decodes a stored message of the log into a Record, and fetches the data that the commit refers to. If it
+// fails, the record still has the position of the message.
 func OpenRecord(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store PayloadStore) (Record, error) {
 	rec, err := DecodeRecord(subject, p, stored, msg)
 	if err != nil {
@@ -97,12 +98,13 @@ func OpenRecord(ctx context.Context, subject string, p Position, stored time.Tim
 	return ResolveEvents(ctx, rec, store)
 }
 
-// DecodeRecord is the first step of Open. The returned record has its commit but no events.
+// DecodeRecord decodes a stored message of the log into a Record without events; ResolveEvents adds the events. subject
+// is the form that events.Subject.String returns.
 func DecodeRecord(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	return DecodeNATSRecord(0, subject, p, stored, msg)
 }
 
-// DecodeNATSRecord is Decode for the NATS subject of a message.
+// DecodeNATSRecord is like DecodeRecord, but takes the NATS subject of the message, in a log with the given partitions.
 func DecodeNATSRecord(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
@@ -116,7 +118,8 @@ func DecodeNATSRecord(partitions events.Partitioning, subject string, p Position
 	return rec, nil
 }
 
-// ResolveEvents is the second step of Open. It decodes the events of the commit and fetches the data that they refer to.
+// ResolveEvents returns rec with its events: it decodes the events of the commit and fetches the data that they refer
+// to.
 func ResolveEvents(ctx context.Context, rec Record, store PayloadStore) (Record, error) {
 	var err error
 	if rec.Events, err = rec.Commit.Decode(); err != nil {
@@ -141,7 +144,8 @@ type PayloadError struct {
 
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
-// fetchPayload returns the data of a reference after verification, and its size. It returns other payloads unchanged.
+// fetchPayload returns the data to which a payload refers, after it has verified the digest, and the size of the data.
+// It returns a payload that is no reference unchanged.
 func fetchPayload(ctx context.Context, owner events.Subject, p events.Payload, store PayloadStore) (_ events.Payload, large int64, err error) {
 	o, ok := p.(events.Opaque)
 	if !ok || !events.IsPayloadRef(o.Raw) {
@@ -162,7 +166,7 @@ func fetchPayload(ctx context.Context, owner events.Subject, p events.Payload, s
 	return events.DecodePayload(o.Name, data), large, nil
 }
 
-// encodeJSON returns JSON without HTML escapes, the encoding of commits.
+// encodeJSON returns JSON without HTML escapes, which is the encoding of commits.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -173,7 +177,7 @@ func encodeJSON(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Match reports whether the filter matches a subject of a log.
+// Match reports whether the filter selects the commits of a subject.
 func (f Filter) Match(partitions events.Partitioning, s events.Subject) bool {
 	if f.Subject != (events.Subject{}) {
 		if s.Tenant != f.Subject.Tenant || s.ID != f.Subject.ID || f.Subject.Aspect != "" && s.Aspect != f.Subject.Aspect {

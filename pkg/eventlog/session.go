@@ -17,7 +17,7 @@ import (
 // Sessions loads and appends to both subjects of a session.
 type Sessions struct{ Log Log }
 
-// SessionState is the state of a session and the heads of its subjects.
+// SessionState is the state of a session, and the heads of its two subjects, life and run.
 type SessionState struct {
 	Tenant, ID string
 	LifeHead   Head
@@ -32,7 +32,7 @@ func (l *SessionState) RunView() session.RunView { return l.Run.View(&l.Life) }
 // DueWork returns the work that the session requires from an executor.
 func (l *SessionState) DueWork() run.Work { return run.Due(&l.Life, &l.Run) }
 
-// Load returns a session with one direct get per subject. A session that does not exist has Life.Status
+// Load returns the state of a session, with one direct get per subject. A session that does not exist has Life.Status
 // session.None.
 func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*SessionState, error) {
 	l := &SessionState{Tenant: tenant, ID: id}
@@ -52,7 +52,8 @@ func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*Se
 	return l, err
 }
 
-// loadLifeState returns the state in a life commit. If the commit has none of this version, loadLifeState folds the subject up to the commit.
+// loadLifeState returns the life state that the head of a session's life stores. If the head has no state of the
+// current version, loadLifeState folds the subject up to the head.
 func (s Sessions) loadLifeState(ctx context.Context, h Head) (session.State, error) {
 	var st session.State
 	if h.Seq == 0 {
@@ -71,7 +72,8 @@ func (s Sessions) loadLifeState(ctx context.Context, h Head) (session.State, err
 	return st, nil
 }
 
-// loadRunState is like loadLifeState, for the head of a session's runs.
+// loadRunState returns the run state that the head of a session's runs stores, or folds the subject as loadLifeState
+// does.
 func (s Sessions) loadRunState(ctx context.Context, h Head) (run.State, error) {
 	var st run.State
 	if h.Seq == 0 {
@@ -90,7 +92,7 @@ func (s Sessions) loadRunState(ctx context.Context, h Head) (run.State, error) {
 	return st, nil
 }
 
-// decodeState decodes raw into the given value. It reports false if there is no state of the given version.
+// decodeState decodes the stored state raw into a value. It reports whether raw is a state of the given version.
 func decodeState(raw json.RawMessage, version int, into any) bool {
 	var v struct {
 		V int `json:"v"`
@@ -118,9 +120,9 @@ func commitsUpTo(ctx context.Context, l Log, h Head) func(func(Record, error) bo
 	}
 }
 
-// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
-// session's life only if the state may no longer remember the command: for a late retry, or for a command from a
-// gateway whose clock is behind.
+// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is such a commit.
+// It reads the session's life only if the state may no longer remember the command: for a late retry, or for a command
+// from a gateway whose clock is behind.
 func (s Sessions) CommandSeq(ctx context.Context, l *SessionState, command string) (at uint64, done bool, err error) {
 	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
@@ -176,7 +178,7 @@ func (s Sessions) AppendRunPart(ctx context.Context, l *SessionState, actor even
 	return nil
 }
 
-// AcceptedMessage returns the message_accepted of a query.
+// AcceptedMessage returns the message_accepted event with the query of an execution.
 func (s Sessions) AcceptedMessage(ctx context.Context, l *SessionState, ref session.Ref) (events.MessageAccepted, error) {
 	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
@@ -235,12 +237,12 @@ func (s Sessions) OpenBlocks(ctx context.Context, session string, list []run.Ope
 	return blocks, nil
 }
 
-// Position returns the position of a stream sequence to which the session's state refers.
+// Position returns the position of a commit of a session, by the stream sequence that the session's state contains.
 func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }
 
-// ApprovalDecision returns a decision on an approval request, from the session's life.
+// ApprovalDecision reads a decision on an approval request from the session's life.
 func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d session.Decided) (events.ApprovalDecided, error) {
 	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, d.At))
 	if err != nil {
@@ -254,7 +256,7 @@ func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d sessi
 	return events.ApprovalDecided{}, fmt.Errorf("decision on %s: commit %d does not contain it", d.ApprovalID, d.At)
 }
 
-// FileChangeEvents returns the events of the given file changes, in order.
+// FileChangeEvents reads the file_put and file_removed events of the given file changes from the log, in order.
 func (s Sessions) FileChangeEvents(ctx context.Context, l *SessionState, list []session.Change) ([]events.Event, error) {
 	var out []events.Event
 	for _, c := range list {

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// writableAspects maps each role that writes commits to the aspects that it may write.
+// writableAspects maps each role that writes commits to the aspects that the role may write.
 var writableAspects = map[string][]events.Aspect{
 	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget, events.LimitsAspect},
 	"executor": {events.Run},
@@ -52,6 +52,7 @@ type roleKey struct {
 	macs sync.Pool
 }
 
+// newRoleKey returns the key of a role with a secret.
 func newRoleKey(role, secret string) *roleKey {
 	return &roleKey{role: role, id: keyID(secret), macs: sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(secret)) }}}
 }
@@ -93,7 +94,7 @@ func keyID(secret string) string {
 // IsZero reports whether k has no key.
 func (k Keys) IsZero() bool { return len(k.ids) == 0 }
 
-// KeyIDs returns the names, role/id, of all keys.
+// KeyIDs returns the names of all keys, each as role/id.
 func (k Keys) KeyIDs() []string { return slices.Clone(k.ids) }
 
 // SigningKey returns the name of the signing key, or "" if there is none.
@@ -135,12 +136,13 @@ func (k *roleKey) computeMAC(s events.Subject, c events.Commit) []byte {
 	return mac.Sum(b[:0])
 }
 
-// appendWithLength appends a part, prefixed with its length.
+// appendWithLength appends the length of part and part to b.
 func appendWithLength[T string | []byte | json.RawMessage](b []byte, part T) []byte {
 	return append(binary.BigEndian.AppendUint64(b, uint64(len(part))), part...)
 }
 
-// ForeignError describes a message in the log's streams that no writer of Spool stored. It is not part of the log.
+// ForeignError is returned for a message in the log's streams that no writer of Spool stored. Such a message is not
+// part of the log.
 type ForeignError struct {
 	Position Position
 	Subject  string

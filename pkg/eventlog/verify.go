@@ -25,7 +25,7 @@ type VerifyScope struct {
 // maxProblems is the maximum number of problems in a report. Verify stops when it is reached.
 const maxProblems = 1000
 
-// VerifyReport is what Verify found in a log.
+// VerifyReport is the result of Verify: counts, open executions and problems.
 type VerifyReport struct {
 	Sessions int // with at least one commit
 	Commits  int
@@ -51,7 +51,7 @@ type OpenExecution struct {
 	Deleted     bool     // the session is deleted
 }
 
-// LogProblem is a position at which the log is invalid.
+// LogProblem is a position at which the log is invalid, and the reason.
 type LogProblem struct {
 	Position Position
 	Subject  string
@@ -143,6 +143,7 @@ type Verifier struct {
 	afterGap Record            // the first commit after a gap
 }
 
+// sessionKey identifies a session or catalogue entry in a Verifier.
 type sessionKey struct{ tenant, id string }
 
 // sessionCheck is the state of the check for one session or catalogue entry.
@@ -260,7 +261,7 @@ func (v *Verifier) addProblem(rec Record, why string) {
 	}
 }
 
-// newProblem returns the problem of a commit.
+// newProblem returns a LogProblem at the position of a commit.
 func (v *Verifier) newProblem(rec Record, why string) LogProblem {
 	return LogProblem{
 		Position: rec.Position, Subject: rec.Subject.String(), CommitID: rec.Commit.ID, Why: why, Accepted: slices.Contains(v.accept, rec.Position),
@@ -405,8 +406,8 @@ func (s *sessionCheck) checkRetirement(e events.Event) string {
 	return ""
 }
 
-// checkExecution checks one event of an execution. A second acceptance is a problem only at that event; after it the
-// execution is expected to end again.
+// checkExecution checks one event of an execution. If the execution is accepted a second time, only that event is a
+// problem; after it the execution is expected to end again.
 func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) string {
 	at := rec.Position
 	x := s.executions[e.ExecutionID]
@@ -462,7 +463,7 @@ func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }
 
-// Report returns what the Verifier has found so far.
+// Report returns the problems, counts and open executions that the Verifier has found so far.
 func (v *Verifier) Report() VerifyReport {
 	r := VerifyReport{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.isReportFull()}
 	if i := slices.IndexFunc(r.Problems, func(p LogProblem) bool { return !p.Accepted }); i >= 0 {

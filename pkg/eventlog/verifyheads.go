@@ -33,8 +33,8 @@ func (v *Verifier) checkSignedHead(rec Record, _ *sessionCheck) string {
 	return why
 }
 
-// endHeadComparison ends the comparison of a shard. A missing commit is only suspect, because the janitor removes commits
-// of deleted sessions.
+// endHeadComparison ends the comparison of a shard with its signed heads. A missing commit is only suspect, because the
+// janitor removes commits of deleted sessions.
 func (v *Verifier) endHeadComparison(shard int) {
 	if v.heads == nil {
 		return

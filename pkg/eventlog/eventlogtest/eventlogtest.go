@@ -24,8 +24,8 @@ const Tenant = "default"
 // stepTimeout is the time limit for every step that must succeed.
 const stepTimeout = 30 * time.Second
 
-// RunSuite runs the suite. open returns a log that no other test writes to. A log with several shards exercises
-// more cases.
+// RunSuite runs the tests that every implementation of eventlog.Log must pass. open returns a log that no other test
+// writes to. A log with several shards exercises more cases.
 func RunSuite(t *testing.T, open func(t *testing.T) eventlog.Log) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, eventlog.Log){
@@ -69,7 +69,7 @@ func Draft(name, content string) events.Draft {
 	}
 }
 
-// Message returns a message_accepted event of a separate execution.
+// Message returns a message_accepted event of an execution of its own.
 func Message(name, content string) events.Event {
 	return events.Event{
 		ID: ID(events.KindEvent, name), Time: time.Unix(1_750_000_000, 0).UTC(), ExecutionID: ID(events.KindExecution, name),
@@ -88,7 +88,7 @@ func SessionSubject(shard, shards int, name string) events.Subject {
 	}
 }
 
-// AppendCommits appends n commits to a subject and returns their heads.
+// AppendCommits appends n commits to a subject and returns the head after each.
 func AppendCommits(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []eventlog.Head {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
@@ -188,7 +188,8 @@ func testStaleHead(t *testing.T, l eventlog.Log) {
 	requireSameHead(t, got, heads[1])
 }
 
-// testRepeatedAppend repeats commits as a writer does that never received the acknowledgement.
+// testRepeatedAppend repeats appends as a writer does that never received the acknowledgement, and checks that no
+// commit is stored twice.
 func testRepeatedAppend(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := SessionSubject(0, l.Shards(), "retry")
@@ -232,7 +233,7 @@ func countCommits(t *testing.T, l eventlog.Log, s events.Subject) int {
 	return len(readAll(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
 }
 
-// readAll reads all commits after a position that match a filter.
+// readAll returns all commits after a position that match a filter.
 func readAll(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) []eventlog.Record {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
@@ -247,8 +248,7 @@ func readAll(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.F
 	return list
 }
 
-// testConcurrentWriters runs replicas of a service that all write the same subject. Of the writers with the same head
-// exactly one must win.
+// testConcurrentWriters checks that of several writers that append after the same head of a subject, exactly one wins.
 func testConcurrentWriters(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
@@ -323,7 +323,7 @@ func testInvalidDrafts(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// testCommitAt checks that At returns one commit, and ErrNotFound for a position without one.
+// testCommitAt checks that CommitAt returns one commit, and ErrNotFound for a position without one.
 func testCommitAt(t *testing.T, l eventlog.Log) {
 	s := SessionSubject(l.Shards()-1, l.Shards(), "one")
 	h := AppendCommits(t, l, s, "one", 2)[1]

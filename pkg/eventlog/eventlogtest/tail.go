@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StartTail reads in the background and sends the records to the returned channel, which is closed at the end. The test
-// fails if StartTail yields an error.
+// StartTail calls Log.Tail in a goroutine and sends the records to the returned channel, which is closed at the end.
+// The test fails if Tail yields an error.
 func StartTail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) <-chan eventlog.Record {
 	t.Helper()
 	out := make(chan eventlog.Record)
@@ -36,7 +36,8 @@ func StartTail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog
 	return out
 }
 
-// ExpectCommit receives the next record of a tail and checks that it is the commit of the head.
+// ExpectCommit receives the next record of the channel that StartTail returned, and checks that it is the commit of the
+// head.
 func ExpectCommit(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want eventlog.Head) eventlog.Record {
 	t.Helper()
 	select {
@@ -106,7 +107,7 @@ func testTailFilter(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// testSessionNumbers checks that Session numbers the events of both subjects of a session without a gap.
+// testSessionNumbers checks that SessionEvents numbers the events of both subjects of a session without a gap.
 func testSessionNumbers(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := SessionSubject(l.Shards()-1, l.Shards(), "numbers")

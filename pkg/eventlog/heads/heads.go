@@ -23,7 +23,8 @@ const Version = 1
 // MaxHeads is the maximum number of heads in one entry, so that the entry fits into one NATS message.
 const MaxHeads = 3000
 
-// signatureDomain precedes a signed entry, so that the signature is not valid for anything else.
+// signatureDomain is the prefix of the bytes that a signature of an entry covers, so that the signature is not valid
+// for data of another kind.
 const signatureDomain = "spool signed head\x00"
 
 // Head is the last commit of a subject, as an Entry lists it.
@@ -46,7 +47,7 @@ type Entry struct {
 	Heads   []Head `json:"heads"`
 }
 
-// signedEntry is a stored entry. The signature covers the exact bytes of Entry.
+// signedEntry is an entry as the stream HEADS stores it. The signature covers the exact bytes of Entry.
 type signedEntry struct {
 	Entry     json.RawMessage `json:"entry"`
 	Key       string          `json:"key"`       // KeyID of the public key
@@ -103,7 +104,7 @@ func (k PublicKey) ID() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Sign encodes and signs an entry. hash is the Prev of the next entry.
+// Sign encodes and signs an entry. stored is the message for the stream HEADS. hash is the Prev of the next entry.
 func (e Entry) Sign(k PrivateKey) (stored []byte, hash string, err error) {
 	e.V = Version
 	raw, err := encodeJSON(e)
@@ -117,8 +118,8 @@ func (e Entry) Sign(k PrivateKey) (stored []byte, hash string, err error) {
 	return stored, entryHash(raw), nil
 }
 
-// encodeJSON returns JSON without HTML escapes, which json.RawMessage would otherwise receive when the message is
-// encoded.
+// encodeJSON returns JSON without HTML escapes, so that encoding a signedEntry does not change the bytes of its
+// json.RawMessage.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -150,8 +151,8 @@ func (e *UnknownKeyError) Error() string {
 	return fmt.Sprintf("signed with key %.64q, which is not one of the given keys", e.KeyID)
 }
 
-// OpenEntry decodes a stored entry and verifies its signature. Without keys it does not verify; the writer reads its own
-// chain that way.
+// OpenEntry decodes a stored entry and verifies its signature with keys. Without keys it does not verify: the writer of
+// the chain reads its own entries that way.
 func OpenEntry(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
 	var m signedEntry
 	if err := json.Unmarshal(stored, &m); err != nil {
@@ -171,7 +172,8 @@ func OpenEntry(stored []byte, keys ...PublicKey) (e Entry, hash string, err erro
 	return e, entryHash(m.Entry), nil
 }
 
-// verify returns ErrSignature unless one of the keys signed the message, or *UnknownKeyError if none of them is the message's key.
+// verify returns ErrSignature unless one of the keys signed the entry, or *UnknownKeyError if none of the keys has the
+// id that the entry states.
 func (m signedEntry) verify(keys []PublicKey) error {
 	for _, k := range keys {
 		if k.ID() != m.Key {

@@ -46,7 +46,7 @@ func TestSeal_FixedVector(t *testing.T) {
 	}
 }
 
-func TestOpen_ReturnsWhatWasSealed(t *testing.T) {
+func TestOpenEntry_ReturnsTheSignedEntry(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
 	want := heads.Entry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
@@ -57,8 +57,8 @@ func TestOpen_ReturnsWhatWasSealed(t *testing.T) {
 	}
 }
 
-// TestOpen_EveryByteIsCovered tests that Open fails when any byte of a stored entry is changed.
-func TestOpen_EveryByteIsCovered(t *testing.T) {
+// TestOpenEntry_EveryByteIsCovered tests that OpenEntry fails when any byte of a stored entry is changed.
+func TestOpenEntry_EveryByteIsCovered(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
 	stored, hash := seal(t, heads.Entry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}, k)
@@ -72,7 +72,7 @@ func TestOpen_EveryByteIsCovered(t *testing.T) {
 	}
 }
 
-func TestOpen_NamesAnUnknownKey(t *testing.T) {
+func TestOpenEntry_NamesAnUnknownKey(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
 	stored, _ := seal(t, heads.Entry{N: 1}, k)
@@ -165,7 +165,7 @@ func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 		if why, before := check.Add(commit.subject, commit.seq, commit.hash); why != "" || len(before) > 0 && commit.seq <= 10 {
 			t.Errorf("%v: %s, %+v", commit, why, before)
 		} else if commit.seq == 11 && len(before) != 2 {
-			t.Errorf("the window ends with %+v, want faults of a at 6 and c at 10", before)
+			t.Errorf("the range ends with %+v, want faults of a at 6 and c at 10", before)
 		}
 	}
 	if faults, missing := check.Finish(); len(faults)+len(missing) != 0 {

@@ -16,16 +16,17 @@ import (
 // Role states whether a process reads or also writes the log, and which keys it has.
 type Role int
 
-// A Verifier reads and checks the commits of all roles. A Writer also appends. A Contributor appends, and has only
-// the key of its own role.
 const (
+	// Verifier is the role of a process that reads the log and checks the commits of all roles.
 	Verifier Role = iota
+	// Writer is the role of a process that also appends commits.
 	Writer
+	// Contributor is the role of a process that appends commits, and has only the key of its own role.
 	Contributor
 )
 
 // CheckSigning returns the signing settings that the installation recorded. It returns an error if keys do not match
-// them: other processes would not accept commits that are signed with an unknown key.
+// the settings: other processes would not accept commits that are signed with an unknown key.
 func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
 	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {

@@ -47,8 +47,8 @@ type appendAttempt struct {
 	joined      bool // the first publish went through the stream's batcher
 }
 
-// publishUntilKnown publishes the commit until its outcome is known: it is stored, another commit took its place (*eventlog.ConflictError), or the
-// server refuses it.
+// publishUntilKnown publishes the commit until its outcome is known: the commit is stored, another commit was stored
+// after the same head (*eventlog.ConflictError), or the server refuses the commit.
 func (a *appendAttempt) publishUntilKnown(ctx context.Context) (eventlog.Head, error) {
 	b := a.log.appendBackoff()
 	for {
@@ -113,7 +113,7 @@ func (a *appendAttempt) publishOnce(ctx context.Context, timeout time.Duration) 
 	return a.publishSingly(ctx, timeout)
 }
 
-// buildMessage returns the message of the commit, with the guard.
+// buildMessage returns the NATS message of the commit, with the guard and the signature.
 func (a *appendAttempt) buildMessage() *nats.Msg {
 	msg := &nats.Msg{Subject: a.log.natsSubject(a.head.Subject), Data: a.data, Header: nats.Header{
 		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(a.head.ExpectedSequence(), 10)},
@@ -140,8 +140,8 @@ func (a *appendAttempt) handleDuplicate(ctx context.Context) (eventlog.Head, err
 	return next, err
 }
 
-// readOutcome reads the first commit after the expected sequence. If there is one, the outcome is known: it is this
-// commit, or a conflict.
+// readOutcome reads the first commit of the subject after the expected sequence. If there is one, the outcome of the
+// append is known: that commit is the one to append, or another one, which is a conflict.
 func (a *appendAttempt) readOutcome(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
 	m, err := a.log.getFromLeader(ctx, a.log.streamName(s), getRequest{Seq: a.head.ExpectedSequence() + 1, NextFor: a.log.natsSubject(s)})
@@ -165,7 +165,7 @@ func (a *appendAttempt) readOutcome(ctx context.Context) (next eventlog.Head, kn
 	return next, true, nil
 }
 
-// checkHead returns a conflict if the head is not the subject's last commit.
+// checkHead returns a *eventlog.ConflictError if the head is not the subject's last commit.
 func (a *appendAttempt) checkHead(ctx context.Context) error {
 	last, err := a.log.Last(ctx, a.head.Subject, eventlog.LeaderOnly)
 	if err != nil {
@@ -211,7 +211,7 @@ const (
 	codeStoreFailed           jetstream.ErrorCode = 10077 // a limit of the stream was reached, or the disk failed
 )
 
-// classifyError wraps an error so that callers can test for it.
+// classifyError wraps an error of a publish in eventlog.ErrTooLarge, eventlog.ErrFull or eventlog.ErrUnavailable.
 func classifyError(err error) error {
 	var api *jetstream.APIError
 	switch {

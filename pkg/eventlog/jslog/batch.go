@@ -31,8 +31,8 @@ const (
 	codeTooManyOpenBatches jetstream.ErrorCode = 10210
 )
 
-// errBatchesUnsupported is returned if the server acknowledged the last message of a batch, but not the batch. A server without
-// atomic batches stores each message for itself.
+// errBatchesUnsupported is returned if the server acknowledged the last message of a batch as a single message. A
+// server without atomic batches stores each message separately.
 var errBatchesUnsupported = errors.New("the server does not support atomic batches")
 
 // batcherFor returns the batcher of an append that may share a batch, or nil. Only run commits share batches: their writers
@@ -49,8 +49,8 @@ func (l *Log) batcherFor(a *appendAttempt) *batcher {
 // maxPayload returns the size in bytes of the largest message that the server accepts, headers included.
 func (l *Log) maxPayload() int { return int(l.js.Conn().MaxPayload()) }
 
-// publishBatch publishes the commits of members as one atomic batch, and returns the stream sequence of the last one.
-// The commits of a batch have consecutive sequences. Unless the error is an error of the server, the outcome is
+// publishBatch publishes the commits of members as one atomic batch, and returns the stream sequence of the last
+// commit. The commits of a batch have consecutive sequences. Unless the error is an error of the server, the outcome is
 // unknown. If the connection breaks, publishBatch returns at once.
 func (l *Log) publishBatch(members []*waitingAppend) (last uint64, err error) {
 	nc := l.js.Conn()
@@ -91,7 +91,8 @@ func (l *Log) publishBatch(members []*waitingAppend) (last uint64, err error) {
 	return 0, nil
 }
 
-// decodeBatchAck returns the stream sequence of the last message of a batch.
+// decodeBatchAck decodes the acknowledgement of a batch of n messages. It returns the stream sequence of the last
+// message.
 func decodeBatchAck(data []byte, id string, n int) (last uint64, err error) {
 	var ack struct {
 		Error    *jetstream.APIError `json:"error"`

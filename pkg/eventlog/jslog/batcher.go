@@ -25,8 +25,8 @@ const (
 const unsupportedPause = time.Minute
 
 // batcher decides which appends to one stream share an atomic batch, and so one fsync. An append is published at once
-// while fewer than minBatchCommits publishes are in flight. Later ones wait for the publishes in flight, and then share a
-// batch if at least minBatchCommits wait. No append waits while nothing is in flight.
+// while fewer than minBatchCommits publishes are in flight. Later appends wait for the publishes in flight, and then
+// share a batch if at least minBatchCommits wait. No append waits while nothing is in flight.
 type batcher struct {
 	log      *Log
 	minBatch int
@@ -40,7 +40,7 @@ type batcher struct {
 	waiting []*waitingAppend // in order of arrival
 }
 
-// waitingAppend is an append that waits in a batcher.
+// waitingAppend is an append that waits in a batcher until it is published in a batch or singly.
 type waitingAppend struct {
 	a *appendAttempt
 	// msg is prepared by the appending goroutine, which the batch would otherwise wait for. Only the batch changes it.
@@ -51,7 +51,7 @@ type waitingAppend struct {
 	done chan batchOutcome
 }
 
-// waitingState is where a member is on its way from join to its outcome.
+// waitingState is the progress of a waitingAppend between admit and its outcome.
 type waitingState int
 
 const (
@@ -61,8 +61,8 @@ const (
 	stateAbandoned                  // its caller gave up while it was in a batch
 )
 
-// batchOutcome is what a batcher reports to a member: an acknowledgement, an error of a batch whose outcome is unknown, or
-// neither, which means that the member must be published singly.
+// batchOutcome is the result that a batcher sends to a waiting append: an acknowledgement, an error of a batch whose
+// outcome is unknown, or neither, which means that the append must publish its commit singly.
 type batchOutcome struct {
 	ack *jetstream.PubAck
 	err error
@@ -70,8 +70,8 @@ type batchOutcome struct {
 	maybeStored bool
 }
 
-// admit returns nil if the append may be published singly at once; the caller must call leave afterwards. Otherwise it
-// returns the member as which the append waits.
+// admit returns nil if the append may be published singly at once; the caller must call finishSingle afterwards.
+// Otherwise it adds the append to the waiting ones and returns its waitingAppend, for awaitOutcome.
 func (b *batcher) admit(a *appendAttempt) *waitingAppend {
 	if b.admitSingle() {
 		return nil
@@ -84,7 +84,7 @@ func (b *batcher) admit(a *appendAttempt) *waitingAppend {
 	return m
 }
 
-// admitSingle reports whether an append may be published singly at once, and counts it.
+// admitSingle reports whether an append may be published singly at once. If so, it counts the publish as in flight.
 func (b *batcher) admitSingle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -96,10 +96,10 @@ func (b *batcher) admitSingle() bool {
 	return false
 }
 
-// isBatchingPaused reports whether the stream did not allow batches recently. The caller must hold the lock.
+// isBatchingPaused reports whether the stream refused batches within unsupportedPause. The caller must hold b.mu.
 func (b *batcher) isBatchingPaused() bool { return !b.paused.IsZero() && time.Now().Before(b.paused) }
 
-// finishSingle ends a publish that join or await permitted, and starts waiting appends.
+// finishSingle ends a single publish that admit or awaitOutcome permitted, and starts waiting appends.
 func (b *batcher) finishSingle() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,7 +107,8 @@ func (b *batcher) finishSingle() {
 	b.startWaiting()
 }
 
-// abandon ends the wait of a member whose caller gave up. A member that is in a batch may still be stored.
+// abandon ends the wait of an append whose caller gave up. The commit of an append that is in a batch may still be
+// stored.
 func (b *batcher) abandon(m *waitingAppend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -123,7 +124,8 @@ func (b *batcher) abandon(m *waitingAppend) {
 	}
 }
 
-// startWaiting starts waiting appends, as a batch or singly, as far as the publishes in flight allow it. The caller must hold the lock.
+// startWaiting starts waiting appends, as a batch or singly, as far as the publishes in flight allow it. The caller
+// must hold b.mu.
 func (b *batcher) startWaiting() {
 	paused := b.isBatchingPaused()
 	for len(b.waiting) > 0 && !b.batch {
@@ -143,15 +145,16 @@ func (b *batcher) startWaiting() {
 	}
 }
 
-// publishSingly lets a member publish singly. The caller must hold the lock.
+// publishSingly sends an outcome to a waiting append, which then publishes its commit singly. The caller must hold
+// b.mu.
 func (b *batcher) publishSingly(m *waitingAppend, o batchOutcome) {
 	m.state = statePublishSingly
 	b.single++
 	m.done <- o
 }
 
-// startBatch sends waiting members as a batch. The server refuses a batch with two guarded messages of one subject, so a
-// batch has at most one commit of a subject. The caller must hold the lock.
+// startBatch sends waiting appends as a batch, in a goroutine. The server refuses a batch with two guarded messages of
+// one subject, so a batch has at most one commit of a subject. The caller must hold b.mu.
 func (b *batcher) startBatch() {
 	var sent, rest []*waitingAppend
 	subjects := make(map[string]bool, len(b.waiting))
@@ -172,7 +175,7 @@ func (b *batcher) startBatch() {
 	go b.publishBatch(sent, subjects)
 }
 
-// publishBatch publishes a batch and reports the outcome to its members.
+// publishBatch publishes a batch and sends the outcome to each append in it.
 func (b *batcher) publishBatch(sent []*waitingAppend, subjects map[string]bool) {
 	last, err := b.log.publishBatch(sent)
 	b.mu.Lock()
@@ -209,7 +212,8 @@ func (b *batcher) publishBatch(sent []*waitingAppend, subjects map[string]bool) 
 	b.startWaiting()
 }
 
-// awaitOutcome returns the outcome of a member, or the error of ctx, or nats.ErrTimeout.
+// awaitOutcome blocks until the batcher sends the outcome of a waiting append. It returns the error of ctx or
+// nats.ErrTimeout if that comes first.
 func (b *batcher) awaitOutcome(ctx context.Context, m *waitingAppend, timeout time.Duration) (batchOutcome, error) {
 	t := time.NewTimer(timeout)
 	defer t.Stop()

@@ -15,14 +15,15 @@ const (
 	// maxCountedSubjects is the maximum number of subjects whose messages are counted. The server returns up to 100,000
 	// subjects in one response.
 	maxCountedSubjects = 50_000
-	// maxCountAge is the maximum number of messages after which a count is still the beginning of a comparison. The
-	// last messages of the subjects that changed since then are in the newest files of the stream, so the server
-	// does not have to load old ones.
+	// maxCountAge is the maximum number of messages that may follow a count that Changed still compares with. The last
+	// messages of the subjects that changed since then are in the newest files of the stream, so the server does not
+	// have to load old ones.
 	maxCountAge = 1_000_000
-	// maxCountTries is the maximum number of times that the messages are counted. A count fails if other messages are
-	// stored meanwhile.
+	// maxCountTries is the maximum number of times that one Changed counts the messages. A count fails if other
+	// messages are stored meanwhile.
 	maxCountTries = 3
-	// maxRereadSubjects is the maximum number of subjects that changed after the end of the range and are read again.
+	// maxRereadSubjects is the maximum number of subjects whose last message is after the end of the examined range and
+	// that are read again to find their last message in the range.
 	maxRereadSubjects = 100
 )
 
@@ -32,7 +33,7 @@ func isCountingCheaper(state jetstream.StreamState, after uint64) bool {
 	return state.LastSeq > after && state.LastSeq-after >= state.NumSubjects && state.NumSubjects <= maxCountedSubjects
 }
 
-// subjectCounts is the number of messages of each subject of a stream, exactly as of one sequence.
+// subjectCounts is the number of messages of each subject of a stream, exactly as of one stream sequence.
 type subjectCounts struct {
 	stream   jetstream.StreamInfo // without Subjects
 	at       uint64               // stream sequence
@@ -66,8 +67,8 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	return l.scanHeaders(ctx, after, now, maxSubjects)
 }
 
-// scanHeaders reads the headers of all messages after a position, up to the sequence of a count or, without one, up to the
-// current end.
+// scanHeaders finds the changed subjects by reading the headers of all messages after a position, up to the sequence of
+// a count or, without one, up to the current end.
 func (l *Log) scanHeaders(ctx context.Context, after eventlog.Position, upTo *subjectCounts, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
 	r, err := l.newReader(after, eventlog.Filter{})
@@ -97,8 +98,9 @@ func (l *Log) scanHeaders(ctx context.Context, after eventlog.Position, upTo *su
 	return c, nil
 }
 
-// countMessages counts the messages of every subject. It returns nil if this is not worth it, or if the count is not exact
-// as of one sequence. Its requests are not repeated, because the headers can be read instead.
+// countMessages counts the messages of every subject of the shard's stream. It returns nil if reading the headers is
+// cheaper, or if the count is not exact as of one sequence. Its requests are not repeated, because the headers can be
+// read instead.
 func (l *Log) countMessages(ctx context.Context, after eventlog.Position) *subjectCounts {
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
 	defer cancel()
@@ -163,7 +165,8 @@ func (c *subjectCounts) changedSince(earlier *subjectCounts) (subjects []string,
 	return subjects, growth == c.at-earlier.at
 }
 
-// chainOf returns the chain of commits of a NATS subject, or the subject itself if it has none.
+// chainOf returns the name of the chain of commits on a NATS subject, or the subject itself if it is not a subject of
+// the log.
 func (l *Log) chainOf(subject string) string {
 	s, err := l.partitions.ParseSubject(subject)
 	if err != nil {
@@ -185,8 +188,8 @@ func (l *Log) groupByChain(c eventlog.Changes) eventlog.Changes {
 	return c
 }
 
-// lastInRange reads the last message of each NATS subject in a range of sequences. The subjects must have been found by
-// counting up to its end.
+// lastInRange reads the last message of each NATS subject in the range of sequences that ends at end. The subjects must
+// be the changed ones of a count as of end.
 func (l *Log) lastInRange(ctx context.Context, after eventlog.Position, end uint64, subjects []string) (eventlog.Changes, error) {
 	// The headers can be read instead, so they need most of the caller's time.
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
@@ -223,9 +226,9 @@ func (l *Log) lastInRange(ctx context.Context, after eventlog.Position, end uint
 	return c, l.addLastBeforeEnd(ctx, &c, after, later)
 }
 
-// addLastBeforeEnd adds the last messages up to c.Through of subjects whose last message came later. The server can
-// look for such messages itself (up_to_seq), but while it does it may load every file of the stream and block
-// writers.
+// addLastBeforeEnd adds the last messages up to c.Through of subjects that also have a message after c.Through. The
+// server can look for such messages itself (up_to_seq), but during the search it may load every file of the stream and
+// block writers.
 func (l *Log) addLastBeforeEnd(ctx context.Context, c *eventlog.Changes, after eventlog.Position, later map[string]uint64) error {
 	if len(later) == 0 {
 		return nil

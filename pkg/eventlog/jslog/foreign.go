@@ -24,7 +24,7 @@ func (l *Log) decodeCommit(ctx context.Context, s events.Subject, m message) (ev
 	return rec.Commit, l.checkForeign(ctx, rec, m, err)
 }
 
-// openRecord is like eventlog.OpenRecord. It returns *eventlog.ForeignError if the message is not part of the log.
+// openRecord is like eventlog.OpenRecord, but returns *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) openRecord(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
 	rec, err := l.openUndecodedRecord(ctx, p, m)
 	if err != nil {
@@ -33,20 +33,20 @@ func (l *Log) openRecord(ctx context.Context, p eventlog.Position, m message) (e
 	return l.ResolveEvents(ctx, rec)
 }
 
-// openUndecodedRecord is like open, but does not decode the events.
+// openUndecodedRecord is like openRecord, but does not decode the events.
 func (l *Log) openUndecodedRecord(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
 	rec, err := eventlog.DecodeNATSRecord(l.partitions, m.Subject, p, m.Time, m.Data)
 	return rec, l.checkForeign(ctx, rec, m, err)
 }
 
-// ResolveEvents decodes the events of a record of ReadUndecoded, and fetches the data that they refer to. Several goroutines
-// may call it at the same time. Its errors are those of Read for one commit.
+// ResolveEvents decodes the events of a record that ReadUndecoded yielded, and fetches the data that they refer to.
+// Several goroutines may call it at the same time. Its errors are those of Read for one commit.
 func (l *Log) ResolveEvents(ctx context.Context, rec eventlog.Record) (eventlog.Record, error) {
 	return eventlog.ResolveEvents(ctx, rec, l.payloads)
 }
 
 // checkForeign returns *eventlog.ForeignError if a message is not part of the log: no writer signed it, or the server
-// copied it from another stream. decoded is the error of decoding the record; check returns it for messages that
+// copied it from another stream. decoded is the error of decoding the record; checkForeign returns it for messages that
 // need no signature.
 func (l *Log) checkForeign(ctx context.Context, rec eventlog.Record, m message, decoded error) error {
 	p := rec.Position
@@ -75,8 +75,8 @@ func (l *Log) checkForeign(ctx context.Context, rec eventlog.Record, m message, 
 	return nil
 }
 
-// handleUnknownKey decides on a commit whose key this process does not have. If the installation knows the key, a writer
-// may have stored the commit, and reading must not continue without it.
+// handleUnknownKey returns the error for a commit whose key this process does not have. If the installation knows the
+// key, a writer may have stored the commit, and the read must fail. Otherwise the commit is foreign.
 func (l *Log) handleUnknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError, foreign func(string) error) error {
 	signing, err := topology.ReadSigning(ctx, l.js, l.shards)
 	if err != nil {

@@ -122,12 +122,12 @@ func (l *Log) Partitioning() events.Partitioning { return l.partitions }
 // natsSubject returns the NATS subject of a chain of commits.
 func (l *Log) natsSubject(s events.Subject) string { return l.partitions.Subject(s) }
 
-// streamName returns the name of the stream that has a subject.
+// streamName returns the name of the stream that stores the commits of a subject.
 func (l *Log) streamName(s events.Subject) string {
 	return topology.EventsStream(topology.ShardOf(s.Partition(), l.shards))
 }
 
-// message is a stored message in the form of the server's response.
+// message is a message of the log in the form of a response of the server.
 type message struct {
 	Subject string    `json:"subject"`
 	Seq     uint64    `json:"seq"`
@@ -203,7 +203,7 @@ func (l *Log) NextHead(ctx context.Context, after eventlog.Position, filter stri
 	return l.decodeHead(ctx, s, m)
 }
 
-// CommitAt returns one commit; see eventlog.Reader.
+// CommitAt returns the commit at a position; see eventlog.Reader.
 func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if p.Shard < 0 || p.Shard >= l.shards || p.Seq == 0 {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
@@ -232,8 +232,8 @@ type getRequest struct {
 	NextFor string `json:"next_by_subj,omitempty"`
 }
 
-// getFromLeader asks the stream's leader, which has every acknowledged commit. While there is no leader, getFromLeader
-// repeats the request until ctx is done.
+// getFromLeader requests a message from the stream's leader, which has every acknowledged commit. While there is no
+// leader, getFromLeader repeats the request until ctx is done.
 func (l *Log) getFromLeader(ctx context.Context, stream string, r getRequest) (message, error) {
 	req, err := json.Marshal(r)
 	if err != nil {
@@ -324,7 +324,8 @@ func takeServerHeader(reply *nats.Msg, name string) string {
 	return values[len(values)-1]
 }
 
-// requestUntilAnswered repeats a read, which is idempotent, until the server responds or ctx is done.
+// requestUntilAnswered sends a read request, which is idempotent, and repeats it until the server responds or ctx is
+// done.
 func (l *Log) requestUntilAnswered(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
 	b := l.readBackoff()
 	for {

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// lastRequestSubjects is the number of subjects of one request for last messages. The server allows 1,024.
+	// lastRequestSubjects is the maximum number of subjects of one lastMessagesRequest. The server allows 1,024.
 	lastRequestSubjects = 500
-	// lastResponseBytes is the size after which the server ends a response to such a request.
+	// lastResponseBytes is the size after which the server ends the response to a lastMessagesRequest.
 	lastResponseBytes = 8 << 20
-	// maxLastRequestTries is the maximum number of tries of such a request. A try fails, for example, if the replica that
-	// answers lags.
+	// maxLastRequestTries is the maximum number of tries of a lastMessagesRequest. A try fails, for example, if the
+	// replica that answers lags.
 	maxLastRequestTries = 5
 )
 
-// lastMessagesRequest requests the last message of each subject that has the sequence Seq or a later one.
+// lastMessagesRequest requests the last message of each subject whose last message has the sequence Seq or a later one.
 type lastMessagesRequest struct {
 	Subjects []string `json:"multi_last"`
 	Seq      uint64   `json:"seq"`
@@ -34,9 +34,9 @@ type lastMessagesRequest struct {
 // errReplicaLags is returned if a replica did not prove that it has all messages.
 var errReplicaLags = errors.New("the replica lags")
 
-// readLastMessages calls take for the last message of each subject that has one after a position. The messages are those
-// of a replica that has all messages up to the sequence reached, or more. It returns the last sequence that the replica
-// has, or 0 if reached is 0 and the replica has no message of any subject.
+// readLastMessages calls take with the last message of each subject whose last message is after a position. A replica
+// answers that has all messages up to the sequence reached, or more. readLastMessages returns the last sequence that
+// the replica has, or 0 if reached is 0 and the replica has no message of any subject.
 func (l *Log) readLastMessages(ctx context.Context, after eventlog.Position, reached uint64, subjects []string, take func(message)) (end uint64, err error) {
 	req := lastMessagesRequest{Subjects: subjects, Seq: after.Seq + 1, MaxBytes: lastResponseBytes}
 	for b := l.readBackoff(); ; {
@@ -64,9 +64,9 @@ func (l *Log) readLastMessages(ctx context.Context, after eventlog.Position, rea
 	}
 }
 
-// requestLastMessages sends one request. has is the last sequence that the replica has; more reports whether the server ended the
-// response because of its size. Messages are returned only if the whole response has arrived, and only its end proves
-// that the replica does not lag.
+// requestLastMessages sends one lastMessagesRequest. has is the last sequence that the replica has; more reports
+// whether the server ended the response because of its size. Messages are returned only if the whole response has
+// arrived, and only its end proves that the replica does not lag.
 func (l *Log) requestLastMessages(ctx context.Context, stream string, r lastMessagesRequest, reached uint64) (list []message, has uint64, more bool, err error) {
 	req, err := json.Marshal(r)
 	if err != nil {
@@ -108,7 +108,9 @@ func (l *Log) requestLastMessages(ctx context.Context, stream string, r lastMess
 	}
 }
 
-// checkEndOfBatch checks the response that ends a batch whose last message is at the sequence last.
+// checkEndOfBatch checks the response that ends the messages of a lastMessagesRequest. last is the sequence of the last
+// of these messages. It returns errReplicaLags if the replica does not have the sequence reached, or if a message was
+// lost.
 func checkEndOfBatch(reply *nats.Msg, previous string, last, reached uint64) (has uint64, more bool, err error) {
 	switch status := reply.Header.Get("Status"); status {
 	case "204":

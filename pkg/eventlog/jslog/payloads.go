@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// payloadBucket is the object bucket for large data. It is opened on first use, so that a Log can be created while the
-// server is unavailable.
+// payloadBucket is the object bucket of event data that is too large for a commit. It is opened on first use, so that a
+// Log can be created while the server is unavailable.
 type payloadBucket struct {
 	log *Log
 
@@ -22,7 +22,7 @@ type payloadBucket struct {
 	bucket jetstream.ObjectStore
 }
 
-// openBucket returns the bucket.
+// openBucket returns the handle of the bucket, and opens the bucket on first use.
 func (p *payloadBucket) openBucket(ctx context.Context) (jetstream.ObjectStore, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -37,7 +37,7 @@ func (p *payloadBucket) openBucket(ctx context.Context) (jetstream.ObjectStore, 
 	return b, nil
 }
 
-// objectName returns the name of an object.
+// objectName returns the name of the object with the data of a subject's event, by the SHA-256 of the data.
 func objectName(owner events.Subject, digest string) string {
 	return owner.Tenant + "/" + owner.ID + "/" + digest
 }
@@ -58,7 +58,8 @@ func (p *payloadBucket) Put(ctx context.Context, owner events.Subject, digest st
 	})
 }
 
-// Get returns an object; the caller verifies its digest. Earlier builds named objects by the digest only.
+// Get returns the data of an object; the caller verifies its digest. Objects of earlier builds, whose name is only the
+// digest, are found too.
 func (p *payloadBucket) Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error) {
 	var data []byte
 	err := p.retryUntilAnswered(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
@@ -72,7 +73,7 @@ func (p *payloadBucket) Get(ctx context.Context, owner events.Subject, digest st
 	return data, err
 }
 
-// retryUntilAnswered repeats a request that the server did not answer, until ctx is done.
+// retryUntilAnswered calls do with the bucket until the server answers or ctx is done.
 func (p *payloadBucket) retryUntilAnswered(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
 	t := p.log.appendBackoff() // objects are stored with a sync, as commits are
 	for {

@@ -76,7 +76,7 @@ func (p *publisher) publish(ctx context.Context, msg *nats.Msg, timeout time.Dur
 	}
 }
 
-// publishWithConnInbox does what publish does, with the inbox of the connection.
+// publishWithConnInbox does what publish does, with the inbox of the connection instead of one of the publisher's own.
 func (p *publisher) publishWithConnInbox(ctx context.Context, msg *nats.Msg, timeout time.Duration) (*jetstream.PubAck, error) {
 	try, cancel := context.WithTimeoutCause(ctx, timeout, nats.ErrTimeout)
 	defer cancel()
@@ -92,14 +92,14 @@ func (p *publisher) publishWithConnInbox(ctx context.Context, msg *nats.Msg, tim
 	return nil, err
 }
 
-// takeInbox returns an inbox for one publish, or nil if all are in use. The caller must pass it to put afterwards. broken is
-// closed when the connection breaks.
+// takeInbox returns an inbox for one publish, or nil if all are in use. The caller must pass the inbox to returnInbox
+// afterwards. broken is closed when the connection breaks.
 func (p *publisher) takeInbox() (in *inbox, broken <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.broken == nil {
 		statuses := p.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
-		if p.nc.IsClosed() { // it may have been closed before the call, and watch would never return
+		if p.nc.IsClosed() { // it may have been closed before the call, and watchConnection would never return
 			p.nc.RemoveStatusListener(statuses)
 			return nil, nil, nats.ErrConnectionClosed
 		}
@@ -122,6 +122,7 @@ func (p *publisher) takeInbox() (in *inbox, broken <-chan struct{}, err error) {
 	return in, p.broken, nil
 }
 
+// returnInbox makes an inbox available for another publish.
 func (p *publisher) returnInbox(in *inbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

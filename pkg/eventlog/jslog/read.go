@@ -24,7 +24,8 @@ const (
 	pullExpiry                = 10 * time.Second
 	pullHeartbeat             = 500 * time.Millisecond
 	consumerInactiveThreshold = 10 * time.Second
-	// noMessageTimeout is the time that a reader waits for a message before it asks the server whether one was lost.
+	// noMessageTimeout is the time that a reader waits for a message before it asks the server whether a message was
+	// lost.
 	noMessageTimeout = 2 * time.Second
 )
 
@@ -40,7 +41,7 @@ func (l *Log) ReadUndecoded(ctx context.Context, after eventlog.Position, f even
 	return l.readRecords(ctx, after, f, true)
 }
 
-// readRecords is Read, or with undecoded ReadUndecoded.
+// readRecords implements Read, or with undecoded ReadUndecoded.
 func (l *Log) readRecords(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		if err := l.yieldToEnd(ctx, after, f, undecoded, yield); err != nil {
@@ -49,10 +50,12 @@ func (l *Log) readRecords(ctx context.Context, after eventlog.Position, f eventl
 	}
 }
 
-// errStopReading stops a read: the caller stopped, or has received an error.
+// errStopReading ends a read without an error for the caller: the caller stopped the iteration, or has received an
+// error.
 var errStopReading = errors.New("stop")
 
-// yieldToEnd yields the commits up to the current end. It returns errStop after it has yielded an error, or when yield returns false.
+// yieldToEnd yields the commits up to the current end. It returns errStopReading after it has yielded an error, or when
+// yield returns false.
 func (l *Log) yieldToEnd(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
 	r, err := l.newReader(after, f)
 	if err != nil {
@@ -123,8 +126,9 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// streamReader reads a stream in order. If its consumer is lost, it creates a new one after the last delivered sequence.
-// The client library's ordered consumer does the same, but cannot be stopped while the server is unavailable.
+// streamReader reads the messages of one stream in order. If its consumer is lost, it creates a new one after the last
+// delivered sequence. The client library's ordered consumer does the same, but cannot be stopped while the server is
+// unavailable.
 type streamReader struct {
 	log       *Log
 	shard     int
@@ -145,7 +149,8 @@ type streamReader struct {
 	renew      time.Time // time after which within is replaced
 }
 
-// newReader returns a reader that starts after a position. It sends no request. The error names what is wrong with the filter.
+// newReader returns a streamReader that starts after a position. It sends no request. The error names the problem of
+// the filter.
 func (l *Log) newReader(after eventlog.Position, f eventlog.Filter) (*streamReader, error) {
 	if err := f.Check(l.partitions, after.Shard, l.shards); err != nil {
 		return nil, err
@@ -155,8 +160,8 @@ func (l *Log) newReader(after eventlog.Position, f eventlog.Filter) (*streamRead
 	}, nil
 }
 
-// filterSubjects returns the filter subjects of a reader's consumer, or none for the whole stream. There is more than one
-// only for a list of partitions: the server searches far longer for the next message of several filters.
+// filterSubjects returns the filter subjects of a reader's consumer, or none for the whole stream. It returns more than
+// one only for a list of partitions, because the server searches far longer for the next message of several filters.
 func (l *Log) filterSubjects(f eventlog.Filter) []string {
 	if f.Subject == (events.Subject{}) {
 		var list []string
@@ -215,11 +220,11 @@ func (r *streamReader) lastSequence(ctx context.Context, subject string) (uint64
 	return m.Seq, nil
 }
 
-// errNoMessage is returned if no message arrived within quiet.
+// errNoMessage is returned if no message arrived within noMessageTimeout.
 var errNoMessage = errors.New("no message arrived")
 
-// nextMessage returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an
-// error that a retry cannot resolve.
+// nextMessage returns the next message, across any number of reconnects. Its error is errNoMessage, the error of ctx,
+// or an error that a retry cannot resolve.
 func (r *streamReader) nextMessage(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		m, err := r.nextDelivery(ctx)
@@ -244,11 +249,11 @@ func (r *streamReader) nextMessage(ctx context.Context) (jetstream.Msg, error) {
 	}
 }
 
-// errMissingDelivery is returned if a consumer skipped a message.
+// errMissingDelivery is returned if a delivery of a consumer did not arrive.
 var errMissingDelivery = errors.New("a delivery is missing")
 
-// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is errQuiet, errMissingDelivery, that of
-// ctx, or an error of the consumer.
+// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is
+// errNoMessage, errMissingDelivery, the error of ctx, or an error of the consumer.
 func (r *streamReader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 	if r.pull == nil {
 		if err := r.createConsumer(ctx); err != nil {
@@ -276,8 +281,9 @@ func (r *streamReader) nextDelivery(ctx context.Context) (jetstream.Msg, error) 
 	return m, nil
 }
 
-// noMessageContext returns a context that ends if no message arrives within quiet, or up to half of quiet earlier. The
-// context is shared by several messages, because a timer per message would add a tenth to the cost of reading.
+// noMessageContext returns a context that ends if no message arrives within noMessageTimeout, or up to half of that
+// time earlier. The context is shared by several messages, because a timer per message would add a tenth to the cost of
+// reading.
 func (r *streamReader) noMessageContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
 		r.resetNoMessageContext()
@@ -321,8 +327,8 @@ func (r *streamReader) createConsumer(ctx context.Context) error {
 	return nil
 }
 
-// closeIfMessagesLost closes the consumer if it has sent more than has arrived: its last messages were in transit when the
-// connection broke, and no later delivery would reveal the gap.
+// closeIfMessagesLost closes the consumer if the consumer has sent more messages than have arrived: its last messages
+// were in transit when the connection broke, and no later delivery would reveal the gap.
 func (r *streamReader) closeIfMessagesLost(ctx context.Context) {
 	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
 	defer cancel()
@@ -336,7 +342,7 @@ func (r *streamReader) closeIfMessagesLost(ctx context.Context) {
 	r.closeConsumer()
 }
 
-// closeConsumer stops the consumer.
+// closeConsumer stops the consumer, so that the next read creates a new one.
 func (r *streamReader) closeConsumer() {
 	r.resetNoMessageContext()
 	if r.pull != nil {
@@ -345,8 +351,8 @@ func (r *streamReader) closeConsumer() {
 	}
 }
 
-// yieldRecord decodes a message and yields its record, unless the filter does not match it or it is not part of the log. It returns errStop
-// when the read must end.
+// yieldRecord decodes a message and yields its record, unless the filter does not match the message or the message is
+// not part of the log. It returns errStopReading when the read must end.
 func (r *streamReader) yieldRecord(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
 	if r.aspects != nil && !slices.Contains(r.aspects, m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:]) {
 		return nil

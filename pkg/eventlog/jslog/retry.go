@@ -29,6 +29,7 @@ type backoff struct {
 	pauses *retry.Pauses
 }
 
+// newBackoff returns a backoff whose first try has the timeout first.
 func newBackoff(first time.Duration) *backoff {
 	return &backoff{first: first, pauses: retry.Doubling(minRetryPause, maxRetryPause)}
 }
@@ -39,7 +40,7 @@ func (l *Log) appendBackoff() *backoff { return newBackoff(l.ackTimeout) }
 // readBackoff returns the backoff for reads, which are idempotent and can be repeated soon.
 func (l *Log) readBackoff() *backoff { return newBackoff(l.ackTimeout / 5) }
 
-// reset starts again with the first timeout and pause.
+// reset makes the next try use the first timeout and pause again.
 func (b *backoff) reset() {
 	b.try = 0
 	b.pauses.Reset()
@@ -50,7 +51,7 @@ func (b *backoff) timeout() time.Duration {
 	return min(b.first<<min(b.try, 3), 5*b.first)
 }
 
-// wait pauses before the next try. If ctx ends, it returns ErrUnavailable with the error of the last try.
+// wait pauses before the next try. If ctx ends first, wait returns ErrUnavailable with the error of the last try.
 func (b *backoff) wait(ctx context.Context, why error) error {
 	b.try++
 	if cause := retry.Pause(ctx, b.pauses.NextBackOff()); cause != nil {

@@ -19,10 +19,10 @@ type Faults struct {
 	// AfterAppend runs after a commit was stored. Append returns its error instead of the acknowledgement:
 	// for example eventlog.ErrUnavailable, to simulate a writer that died or gave up before it knew the outcome.
 	AfterAppend func(ctx context.Context, stored eventlog.Head) error
-	// BeforeRead runs before Last and At, which return its error.
+	// BeforeRead runs before Last and CommitAt, which return its error.
 	BeforeRead func(ctx context.Context) error
 	// Behind returns how many of the newest commits of a subject a lagging replica does not have. Such a replica
-	// answers Last with freshness Any.
+	// answers Last with freshness AnyReplica.
 	Behind func(s events.Subject) int
 }
 
@@ -40,8 +40,8 @@ func (l *Log) currentFaults() Faults {
 	return l.faults
 }
 
-// Tamper modifies a stored commit, as an attacker with access to the disk could. It returns eventlog.ErrNotFound if
-// there is no commit at p.
+// Tamper modifies the stored commit at a position, as an attacker with access to the disk could. It returns
+// eventlog.ErrNotFound if there is no commit at p.
 func (l *Log) Tamper(p eventlog.Position, change func(*events.Commit)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

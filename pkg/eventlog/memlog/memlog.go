@@ -41,7 +41,7 @@ type shard struct {
 	grew   chan struct{} // closed when a message is added
 }
 
-// storedCommit is a stored commit. Its stream sequence is its index + 1.
+// storedCommit is a commit in a shard's list. Its stream sequence is its index + 1.
 type storedCommit struct {
 	subject string
 	at      time.Time
@@ -131,7 +131,7 @@ func (l *Log) storeCommit(head eventlog.Head, c events.Commit, data []byte) (eve
 	return next, nil
 }
 
-// lastBehind returns the head as it was the given number of commits ago. The caller must hold the lock.
+// lastBehind returns the head that a subject had the given number of commits ago. The caller must hold the lock.
 func (l *Log) lastBehind(s events.Subject, behind int) eventlog.Head {
 	list := l.heads[s]
 	if i := len(list) - 1 - behind; i >= 0 {
@@ -198,7 +198,7 @@ func (l *Log) ChangedAmong(ctx context.Context, after eventlog.Position, subject
 	return c, nil
 }
 
-// CommitAt returns one commit; see eventlog.Reader.
+// CommitAt returns the commit at a position; see eventlog.Reader.
 func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if err := ctx.Err(); err != nil {
 		return eventlog.Record{}, unavailableError(err)
@@ -218,7 +218,7 @@ func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Recor
 	return l.openRecord(ctx, p, m)
 }
 
-// commitAt returns the message at a position, or a channel that is closed when the shard grows.
+// commitAt returns the commit at a position, or, if there is none, a channel that is closed when the shard grows.
 func (l *Log) commitAt(p eventlog.Position) (storedCommit, <-chan struct{}, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,6 +229,7 @@ func (l *Log) commitAt(p eventlog.Position) (storedCommit, <-chan struct{}, bool
 	return s.stored[p.Seq-1], nil, true
 }
 
+// openRecord decodes a stored commit and fetches the data that it refers to; see eventlog.OpenRecord.
 func (l *Log) openRecord(ctx context.Context, p eventlog.Position, m storedCommit) (eventlog.Record, error) {
 	return eventlog.OpenRecord(ctx, m.subject, p, m.at, m.data, objectStore{l})
 }
@@ -298,5 +299,5 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	}
 }
 
-// unavailableError wraps the error of a context that has ended.
+// unavailableError wraps the error of a context that has ended in eventlog.ErrUnavailable.
 func unavailableError(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }
