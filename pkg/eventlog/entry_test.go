@@ -25,7 +25,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.R
 	}
 	ref.Version = version
 	list, err := versions.Decide(e.State, versions.Apply{
-		Meta: events.Meta{CommandID: command, Now: time.Unix(1, 0).UTC()}, Version: version, Tags: tags,
+		CommandMeta: events.CommandMeta{CommandID: command, Now: time.Unix(1, 0).UTC()}, Version: version, Tags: tags,
 		Data: events.AgentApplied{Ref: ref, Tags: tags, Spec: events.AgentSpec{Name: version[60:]}},
 	})
 	if err != nil || len(list) == 0 {

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// Meta is the input of a decision that does not come from the state: the id of the command and the time. The ids of
+// CommandMeta is the input of a decision that does not come from the state: the id of the command and the time. The ids of
 // the resulting events are derived from the command's id, so that repeating a decision gives the same events.
-type Meta struct {
+type CommandMeta struct {
 	CommandID string    // cmd_…, or any id that is unique to the cause
 	Now       time.Time // the time of the resulting events
 }
 
 // EventList collects server events, in order, and derives their ids from one command.
 type EventList struct {
-	meta Meta
+	meta CommandMeta
 	n    int
 	out  []Event
 }
 
 // NewEventList returns an empty EventList for one command.
-func NewEventList(m Meta) *EventList { return &EventList{meta: m} }
+func NewEventList(m CommandMeta) *EventList { return &EventList{meta: m} }
 
 // Add appends an event about an execution, or about the session if execution is "".
 func (m *EventList) Add(execution string, data Payload) {

@@ -142,7 +142,7 @@ func TestApprovals_AFailedDecisionWaitsForTheNextBeat(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	id := s.untilWaiting(1)[0].ID
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		d := decision(execution, id, events.DecisionAnswer)(base, l).(session.DecideApproval)
 		d.Sealed = map[string]string{"pin": "k"}
 		return d

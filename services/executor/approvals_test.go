@@ -72,9 +72,9 @@ func (s *talk) untilWaiting(n int) []run.OpenApproval {
 }
 
 // decision is a person's decision on a request.
-func decision(execution, approval, what string) func(session.Base, *eventlog.SessionState) session.Command {
-	return func(base session.Base, l *eventlog.SessionState) session.Command {
-		d := session.DecideApproval{Base: base, ApprovalDecided: events.ApprovalDecided{ApprovalID: approval, Decision: what}, ExecutionID: execution}
+func decision(execution, approval, what string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		d := session.DecideApproval{CommandBase: base, ApprovalDecided: events.ApprovalDecided{ApprovalID: approval, Decision: what}, ExecutionID: execution}
 		for _, a := range l.Run.Approvals {
 			if a.ID == approval {
 				d.Open = &session.OpenApproval{Kind: a.Kind, Class: a.Class, Editable: a.Editable}
@@ -206,7 +206,7 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 	if len(retracted) != 1 || retracted[0] != (events.ApprovalRetracted{ApprovalID: lost.ID, Reason: "attempt_failed"}) {
 		t.Errorf("retracted %+v, want %s", retracted, lost.ID)
 	}
-	base := session.Base{Meta: events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now()}}
+	base := session.CommandBase{CommandMeta: events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now()}}
 	l := s.load()
 	if _, err := session.Decide(l.Life, decision(execution, lost.ID, events.DecisionApprove)(base, l)); err == nil {
 		t.Error("a decision on a retracted request was accepted")
@@ -252,7 +252,7 @@ func TestApprovals_SecretAnswers(t *testing.T) {
 	s := b.session(of1(b.agent("careful", 3, events.AgentSpec{Architecture: "claude-code", Instructions: "Ask before you act.", Retries: events.Retries{Attempts: 2}})))
 	execution := s.post("go")
 	answer := func(id, key string) {
-		s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+		s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 			d := decision(execution, id, events.DecisionAnswer)(base, l).(session.DecideApproval)
 			d.Sealed = map[string]string{"pin": key}
 			return d

@@ -35,8 +35,8 @@ func (s *talk) untilReleased(sandbox, reason string, kept bool) {
 }
 
 func (s *talk) terminate() {
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 }
 
@@ -58,8 +58,8 @@ func TestRelease_GivesWayWhileItsSnapshotRuns(t *testing.T) {
 		},
 		"to a cancel": func(s *talk, sandbox string) {
 			execution := mint(s.b.t, events.KindExecution)
-			s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-				return session.Post{Base: base, ExecutionID: execution, Content: "two", ActiveEnded: l.RunView().ActiveEnded}
+			s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.Post{CommandBase: base, ExecutionID: execution, Content: "two", ActiveEnded: l.RunView().ActiveEnded}
 			})
 			s.cancel(execution)
 			s.job()

@@ -70,8 +70,8 @@ func of1(refs ...events.Reference) func(*events.SessionCreated) {
 func (s *talk) postWith(text string, variables map[string]events.Variable) string {
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.Post{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
 	})
 	s.job()
 	return execution

@@ -249,8 +249,8 @@ func TestIdle_EndsTheSandbox(t *testing.T) {
 	s.untilEnded(s.post("one"))
 	box := b.provider.onlyBox()
 	time.Sleep(2 * time.Millisecond)
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.Expire{Base: base, Run: l.RunView()}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.Expire{CommandBase: base, Run: l.RunView()}
 	})
 	s.job()
 	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })

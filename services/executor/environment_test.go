@@ -41,22 +41,22 @@ func of[P events.Payload](s *talk) (out []P) {
 	return out
 }
 
-func (s *talk) do(c func(session.Base, *eventlog.SessionState) session.Command) {
+func (s *talk) do(c func(session.CommandBase, *eventlog.SessionState) session.Command) {
 	s.b.t.Helper()
 	s.life(c)
 	s.job()
 }
 
 func (s *talk) put(path, content string) {
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.PutFile{Base: base, File: session.File{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PutFile{CommandBase: base, File: session.File{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
 	})
 }
 
 func (s *talk) idle() {
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		base.Now = base.Now.Add(2 * time.Hour)
-		return session.Expire{Base: base, Run: l.RunView()}
+		return session.Expire{CommandBase: base, Run: l.RunView()}
 	})
 }
 
@@ -118,8 +118,8 @@ func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 	s.untilStarted()
 	s.put("a.txt", "A")
 	s.put("../evil", "E")
-	s.do(func(base session.Base, _ *eventlog.SessionState) session.Command {
-		return session.RequestSync{Base: base}
+	s.do(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+		return session.RequestSync{CommandBase: base}
 	})
 	l := s.until("all of it is done", func(l *eventlog.SessionState) bool { return l.Run.Applied == 2 && l.Run.Synced == 1 })
 	if l.Run.IsIdle() {
@@ -212,8 +212,8 @@ func TestPause_ResumesInTheSameProcess(t *testing.T) {
 	s := b.session(short(events.Options{}))
 	execution := s.post("go")
 	s.untilStarted()
-	pause := func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestPause{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+	pause := func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestPause{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 	s.do(pause)
 	if l := s.load(); l.Run.Phase != run.Running {
@@ -226,14 +226,14 @@ func TestPause_ResumesInTheSameProcess(t *testing.T) {
 		t.Fatal("the sandbox is not paused")
 	}
 	b.noJobs()
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestResume{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestResume{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.until("it goes on", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	s.do(pause)
 	s.until("it stands still again", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Paused })
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
@@ -254,8 +254,8 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 	execution := s.post("go")
 	s.untilStarted()
 	id := s.load().Run.Sandbox.ID
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 	l := s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
@@ -270,8 +270,8 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 		t.Errorf("the next sandbox has workspace %q of %q, kept: %v", box.spec.Workspace, id, box.kept)
 	}
 	s.cancel(next)
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestTerminate{Base: base, ExecutionID: next, ActiveEnded: l.RunView().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ExecutionID: next, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(next)
 	b.noJobs()
@@ -291,8 +291,8 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	r.mu.Lock()
 	r.stopped, r.attaches = true, 0
 	r.mu.Unlock()
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 	b.run()
 	l := s.untilEnded(execution)

@@ -390,7 +390,7 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	gone := mint(t, events.KindExecutor)
 	s.claimAs(gone)
 	id := mint(t, events.KindSandbox)
-	m := events.NewEventList(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
+	m := events.NewEventList(events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
 	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.SessionState) run.Command {
 		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
@@ -533,7 +533,7 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	a.wire.kill()
 	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.SessionState) run.Command {
 		return run.Abandon{
-			Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
+			CommandMeta:        events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
 		}
 	})

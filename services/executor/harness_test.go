@@ -420,18 +420,18 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	for _, f := range change {
 		f(&c)
 	}
-	s.life(func(base session.Base, _ *eventlog.SessionState) session.Command {
-		return session.Create{Base: base, SessionCreated: c}
+	s.life(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+		return session.Create{CommandBase: base, SessionCreated: c}
 	})
 	return s
 }
 
 // life decides and appends a command, as the session service does.
-func (s *talk) life(command func(session.Base, *eventlog.SessionState) session.Command) {
+func (s *talk) life(command func(session.CommandBase, *eventlog.SessionState) session.Command) {
 	s.b.t.Helper()
 	l := s.load()
 	id := mint(s.b.t, events.KindCommand)
-	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: time.Now().UTC()}}, l))
+	list, err := session.Decide(l.Life, command(session.CommandBase{CommandMeta: events.CommandMeta{CommandID: id, Now: time.Now().UTC()}}, l))
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -456,28 +456,28 @@ func (s *talk) load() *eventlog.SessionState {
 func (s *talk) post(text string) (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.Post{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.job()
 	return execution
 }
 
 func (s *talk) interrupt() {
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestInterrupt{Base: base, ActiveEnded: l.RunView().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestInterrupt{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) cancel(execution string) {
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) remove() {
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.Delete{Base: base, ActiveEnded: l.RunView().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.Delete{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
@@ -646,7 +646,7 @@ func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.SessionState) run.Command {
 		return run.Claim{
-			Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
+			CommandMeta:        events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
 		}
 	})

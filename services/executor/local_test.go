@@ -267,8 +267,8 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 					}
 				}
 			}
-			s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-				return session.RequestTerminate{Base: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
+			s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 			})
 			if running {
 				s.untilEnded(execution)

@@ -84,8 +84,8 @@ func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	s.until("it stands still again", func(l *eventlog.SessionState) bool {
 		return l.Run.Phase == run.Paused && b.provider.isPaused(l.Run.Sandbox.ID)
 	})
-	s.do(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(execution)
 	if starts, made := len(of[events.ExecutionStarted](s)), b.provider.made; starts != 1 || made != 1 {
@@ -93,14 +93,14 @@ func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	}
 }
 
-func pause(execution string) func(session.Base, *eventlog.SessionState) session.Command {
-	return func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestPause{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+func pause(execution string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestPause{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 }
 
-func resume(execution string) func(session.Base, *eventlog.SessionState) session.Command {
-	return func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.RequestResume{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+func resume(execution string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestResume{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 }

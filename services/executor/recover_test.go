@@ -16,12 +16,12 @@ import (
 func (s *talk) recover() (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		message, err := s.b.sessions.AcceptedMessage(s.b.ctx, l, l.Life.Active)
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
-		return session.Recover{Base: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.RunView()}
+		return session.Recover{CommandBase: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.RunView()}
 	})
 	s.job()
 	return execution

@@ -35,8 +35,8 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	slow.log.setAway(true)
 	b.run()
 	execution := mint(t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.Post{CommandBase: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
 	})
 	asked, err := b.nc.SubscribeSync(topology.Ctl(slow.ID()))
 	if err != nil {

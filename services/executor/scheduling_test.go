@@ -124,8 +124,8 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 				s.life(putFile(fmt.Sprintf("%d.txt", i)))
 				s.jobAt(test.further)
 			}
-			s.life(func(base session.Base, _ *eventlog.SessionState) session.Command {
-				return session.RequestSync{Base: base}
+			s.life(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+				return session.RequestSync{CommandBase: base}
 			})
 			s.jobAt(test.further)
 			b.until("the handler's job and the latest are left", func() bool { return b.jobs() == 2 })
@@ -147,9 +147,9 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 	}
 }
 
-func putFile(path string) func(session.Base, *eventlog.SessionState) session.Command {
-	return func(base session.Base, l *eventlog.SessionState) session.Command {
-		return session.PutFile{Base: base, File: session.File{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
+func putFile(path string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PutFile{CommandBase: base, File: session.File{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
 	}
 }
 
@@ -183,8 +183,8 @@ func TestOrphan_IsFollowedWithoutASlot(t *testing.T) {
 	}{
 		"cancel": {end: func(s *talk, execution string) { s.cancel(execution) }, code: "cancelled"},
 		"terminate": {end: func(s *talk, execution string) {
-			s.life(func(base session.Base, l *eventlog.SessionState) session.Command {
-				return session.RequestTerminate{Base: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
+			s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.RequestTerminate{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 			})
 		}, code: "terminated"},
 		"budget": {options: events.Options{Budget: events.Budget{Tokens: 100}}, end: func(s *talk, execution string) {

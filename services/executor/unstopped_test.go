@@ -149,7 +149,7 @@ func (s *talk) lose(execution string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.SessionState) run.Command {
 		return run.Abandon{
-			Meta: events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
+			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
 			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
 		}
 	})

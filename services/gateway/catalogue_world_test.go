@@ -70,15 +70,15 @@ func (w *world) applyCatalogue(c command.Command, read func(any)) (command.Answe
 }
 
 func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect, ch change, err error) {
-	meta := events.Meta{CommandID: c.ID, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
+	meta := events.CommandMeta{CommandID: c.ID, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
 	apply := func(ref events.Reference, tags []string, spec any, data func(events.Reference) events.Payload) change {
 		ref.Version, err = definition.Digest(spec)
-		return change{ref, versions.Apply{Meta: meta, Version: ref.Version, Tags: tags, Data: data(ref)}, spec, nil}
+		return change{ref, versions.Apply{CommandMeta: meta, Version: ref.Version, Tags: tags, Data: data(ref)}, spec, nil}
 	}
 	remove := func(data func(events.Reference) events.Payload) change {
 		var b command.Remove
 		read(&b)
-		return change{ref: b.Ref, command: versions.Remove{Meta: meta, Version: b.Ref.Version, Data: data(b.Ref)}}
+		return change{ref: b.Ref, command: versions.Remove{CommandMeta: meta, Version: b.Ref.Version, Data: data(b.Ref)}}
 	}
 	switch c.Type {
 	case command.TypeApplyAgent:
@@ -116,7 +116,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 	case command.TypeTagSkill:
 		var b command.TagSkill
 		read(&b)
-		return events.Skill, change{ref: b.Ref, command: versions.Tag{Meta: meta, Version: b.Ref.Version, Tag: b.Tag, Data: func(version string) events.Payload {
+		return events.Skill, change{ref: b.Ref, command: versions.Tag{CommandMeta: meta, Version: b.Ref.Version, Tag: b.Tag, Data: func(version string) events.Payload {
 			b.Ref.Version = version
 			return events.SkillTagged{Ref: b.Ref, Tag: b.Tag}
 		}}}, nil
@@ -127,7 +127,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 }
 
 // push checks and stores a ZIP, similar to the skills service.
-func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
+func (w *world) push(meta events.CommandMeta, b command.PushSkill) (change, error) {
 	bucket, err := w.js.ObjectStore(context.Background(), topology.BucketSkills)
 	if err != nil {
 		return change{}, err
@@ -152,7 +152,7 @@ func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
 	if _, err := bucket.PutBytes(context.Background(), b.SHA256, content); err != nil {
 		return change{}, err
 	}
-	ch.command = versions.Apply{Meta: meta, Version: b.SHA256, Tags: b.Tags, Data: d}
+	ch.command = versions.Apply{CommandMeta: meta, Version: b.SHA256, Tags: b.Tags, Data: d}
 	ch.spec = map[string]any{"name": d.Name, "description": d.Description, "bytes": d.Bytes, "unpackedBytes": d.UnpackedBytes, "files": d.Files}
 	return ch, nil
 }

@@ -42,7 +42,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
-	store(run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_gone"})
+	store(run.Claim{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_gone"})
 	store(run.Record{Epoch: l.Run.Epoch, Events: []events.Event{{
 		ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: id(events.KindSandbox), Provider: "local", Engine: "m", Journal: "jnl"},
 	}}})

@@ -131,7 +131,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 func (s *stack) oldKey(maker string) string {
 	s.t.Helper()
 	key := id(events.KindKey)
-	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add("", events.KeyCreated{KeyID: key, Name: "old", SHA256: strings.Repeat("b", 64)})
 	head := eventlog.Head{Subject: events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", key), Aspect: events.Key}}
 	_, err := s.log.Append(s.t.Context(), head, events.Draft{ID: id(events.KindCommit), Actor: events.Actor{Kind: "key", ID: maker}, Events: m.Events()})

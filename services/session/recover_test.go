@@ -16,20 +16,20 @@ import (
 func (s *stack) end(sid, exe string, started bool, outcome events.Payload) {
 	s.t.Helper()
 	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
-	meta := func() events.Meta { return events.Meta{CommandID: id(events.KindCommand), Now: time.Now()} }
+	meta := func() events.CommandMeta { return events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()} }
 	store := func(c run.Command) {
 		s.t.Helper()
 		d, err := run.Decide(l.Run, c)
 		must(s.t, err)
 		must(s.t, s.ses.AppendRun(s.t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
-	store(run.Claim{Meta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
+	store(run.Claim{CommandMeta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
 	if started {
 		m := events.NewEventList(meta())
 		m.Add(exe, events.ExecutionStarted{Attempt: 1})
 		store(run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
 	}
-	store(run.End{Meta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
+	store(run.End{CommandMeta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
 }
 
 // recover sends a command to recover an execution, and returns the id of the new execution with the answer.
@@ -145,7 +145,7 @@ func TestRecover_RefusesWhatHasNotFailedLast(t *testing.T) {
 	exe := s.post(closed)
 	s.end(closed, exe, true, modelError)
 	l := s.load(closed)
-	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add("", events.SessionClosed{Reason: "limit"})
 	must(t, s.ses.AppendLife(t.Context(), l, events.Actor{Kind: "service"}, id(events.KindCommand), m.Events()))
 	s.mustRefuseRecovery(closed, exe, "SESSION_CLOSED")

@@ -219,7 +219,7 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 			continue
 		}
 		var d run.Decision
-		meta := events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}
+		meta := events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}
 		switch l.DueWork() {
 		case run.Nothing, run.Refuse:
 			return
@@ -237,10 +237,10 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 			}}})
 		case run.Execute:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
-				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
+				d, err = run.Decide(l.Run, run.Claim{CommandMeta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
 				break
 			}
-			d, err = run.Decide(l.Run, run.End{Meta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
+			d, err = run.Decide(l.Run, run.End{CommandMeta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), ExecutionID: l.Run.Execution, Source: events.FromServer, Data: events.ExecutionStarted{Attempt: 1},
 			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: "sbx", Provider: "local", Journal: "jnl"},
@@ -480,7 +480,7 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
 		l := s.await(c.sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
-		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
+		d, err := run.Decide(l.Run, run.Claim{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}

@@ -497,7 +497,7 @@ func TestOldVersions_BeyondTheState(t *testing.T) {
 	must(t, err)
 	for i := range versions.MaxVersions + 2 {
 		cmd, v := id(events.KindCommand), at(sum(version(i)))
-		list, err := versions.Decide(e.State, versions.Apply{Meta: events.Meta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
+		list, err := versions.Decide(e.State, versions.Apply{CommandMeta: events.CommandMeta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
 		must(t, err)
 		must(t, b.entries.Append(t.Context(), &e, events.Actor{Kind: "user"}, cmd, list))
 	}

@@ -79,7 +79,7 @@ func TestRecord_DropsRepeatedApprovals(t *testing.T) {
 // The end of an execution retracts its open requests before the terminal event, under the same ids in a retry.
 func TestEnd_RetractsApprovals(t *testing.T) {
 	s := evolve(evolve(approvalState(), 1, events.ApprovalRequested{ApprovalID: "a"}), 2, events.ApprovalRequested{ApprovalID: "b"})
-	end := End{Meta: events.Meta{CommandID: "c", Now: at(9)}, Epoch: 1, ExecutionID: "exe", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}
+	end := End{CommandMeta: events.CommandMeta{CommandID: "c", Now: at(9)}, Epoch: 1, ExecutionID: "exe", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}
 	d, err := Decide(s, end)
 	if err != nil || len(d.Events) != 3 {
 		t.Fatalf("%+v, %v", d.Events, err)

@@ -30,7 +30,7 @@ type Command interface{ command() }
 // (State.Exhausted), the holder must stop the agent and end the execution. If several such claims failed too, the
 // execution fails instead of being claimed.
 type Claim struct {
-	events.Meta
+	events.CommandMeta
 	ExecutionID string
 	Turn        uint32 // number of its dispatch
 	Executor    string
@@ -46,7 +46,7 @@ type Record struct {
 // End ends an execution with its one terminal event. Blocks that are still open are completed before it with status
 // error, with their content from Blocks where it is known.
 type End struct {
-	events.Meta
+	events.CommandMeta
 	Epoch       uint64
 	ExecutionID string
 	N           uint64         // number of the journal entry that reports the end; 0 if the holder itself decided it
@@ -59,7 +59,7 @@ type End struct {
 // Abandon ends, under the next epoch, an execution that no executor claimed or whose holder is lost. The session
 // service sends it.
 type Abandon struct {
-	events.Meta
+	events.CommandMeta
 	ExecutionID string
 	Turn        uint32 // number of its dispatch
 	By          string // id of the session service's replica or of the executor that ends the execution
@@ -69,7 +69,7 @@ type Abandon struct {
 
 // Retire ends the run subject of a deleted session. The janitor sends it.
 type Retire struct {
-	events.Meta
+	events.CommandMeta
 	Usage []events.DayUsage
 	Life  uint32 // commits of the life subject before session_deleted
 	Runs  uint32 // commits of the run subject so far
@@ -80,7 +80,7 @@ type Retire struct {
 
 // Erase records that the content of a deleted session, whose runs were retired (Retire), was removed. The janitor sends it.
 type Erase struct {
-	events.Meta
+	events.CommandMeta
 	Messages, Objects uint32
 }
 
@@ -158,14 +158,14 @@ func Decide(s State, c Command) (Decision, error) {
 		if !s.IsIdle() || s.Sandbox.ID != "" {
 			return Decision{}, ErrBusy
 		}
-		m := events.NewEventList(c.Meta)
+		m := events.NewEventList(c.CommandMeta)
 		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Audit: c.Audit, Stored: c.Stored})
 		return Decision{Epoch: s.Epoch + 1, Events: m.Events()}, nil
 	case Erase:
 		if !s.Retired {
 			return Decision{}, ErrBusy
 		}
-		m := events.NewEventList(c.Meta)
+		m := events.NewEventList(c.CommandMeta)
 		m.Add("", events.ContentRemoved{Messages: c.Messages, Objects: c.Objects})
 		return Decision{Epoch: s.Epoch, Events: m.Events()}, nil
 	}
@@ -179,11 +179,11 @@ func abandon(s State, c Abandon) (Decision, error) {
 	}
 	epoch := s.Epoch + 1
 	if s.Execution == c.ExecutionID {
-		return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, Blocks: c.Blocks}), nil
+		return s.finish(epoch, End{CommandMeta: c.CommandMeta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, Blocks: c.Blocks}), nil
 	}
-	m := events.NewEventList(events.Meta{CommandID: c.CommandID + "/claim", Now: c.Now})
+	m := events.NewEventList(events.CommandMeta{CommandID: c.CommandID + "/claim", Now: c.Now})
 	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.By, Turn: c.Turn})
-	return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, With: m.Events()}), nil
+	return s.finish(epoch, End{CommandMeta: c.CommandMeta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, With: m.Events()}), nil
 }
 
 // isOver reports whether the execution of a dispatch has ended or was followed by a later one.
@@ -201,9 +201,9 @@ func claim(s State, c Claim) (Decision, error) {
 		if s.Sandbox.Journal != "" {
 			outcome = outcome.NotStopped(errors.New("the executors that tried to stop it died"))
 		}
-		return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: outcome}), nil
+		return s.finish(epoch, End{CommandMeta: c.CommandMeta, ExecutionID: c.ExecutionID, Outcome: outcome}), nil
 	}
-	m := events.NewEventList(c.Meta)
+	m := events.NewEventList(c.CommandMeta)
 	m.Add(c.ExecutionID, events.ExecutionClaimed{Epoch: epoch, Executor: c.Executor, Turn: c.Turn})
 	return Decision{Epoch: epoch, Events: m.Events()}, nil
 }
@@ -306,10 +306,10 @@ func (s State) finish(epoch uint64, c End) Decision {
 		}
 	}
 	if s.Execution == c.ExecutionID {
-		d.Events = append(d.Events, s.retractAll(c.Meta, "execution_ended")...)
+		d.Events = append(d.Events, s.retractAll(c.CommandMeta, "execution_ended")...)
 	}
 	d.Events = append(d.Events, c.With...)
-	m := events.NewEventList(c.Meta)
+	m := events.NewEventList(c.CommandMeta)
 	m.Add(c.ExecutionID, after.withDuration(c.ExecutionID, c.Now, c.Outcome))
 	last := m.Events()[0]
 	last.N = c.N
@@ -319,7 +319,7 @@ func (s State) finish(epoch uint64, c End) Decision {
 
 // retractAll returns the retractions of the open approval requests. Their ids are derived from the requests, like those of
 // the completed blocks in finish.
-func (s State) retractAll(m events.Meta, reason string) []events.Event {
+func (s State) retractAll(m events.CommandMeta, reason string) []events.Event {
 	var list []events.Event
 	for _, a := range s.Approvals {
 		list = append(list, events.Event{

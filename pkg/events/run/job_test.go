@@ -36,7 +36,7 @@ func (j *jobs) work() {
 		j.waiting, j.taken = j.waiting-1, 1
 	}
 	w, l := j.w, j.w.load(false)
-	m := events.NewEventList(w.base().Meta)
+	m := events.NewEventList(w.base().CommandMeta)
 	record := run.Record{Epoch: l.run.Epoch + 1}
 	var d run.Decision
 	var err error
@@ -54,10 +54,10 @@ func (j *jobs) work() {
 	case run.Execute:
 		record.Epoch = l.run.Epoch
 		active := l.life.Active
-		meta := w.base().Meta
+		meta := w.base().CommandMeta
 		switch what := rapid.IntRange(0, 4).Draw(w.t, "turn"); {
 		case l.run.Execution != active.ExecutionID:
-			d, err = run.Decide(l.run, run.Claim{Meta: meta, ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: "x"})
+			d, err = run.Decide(l.run, run.Claim{CommandMeta: meta, ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: "x"})
 			w.must(err)
 			w.must(w.appendRun(l, d))
 			return
@@ -72,7 +72,7 @@ func (j *jobs) work() {
 		case what == 2:
 			return
 		default:
-			d, err = run.Decide(l.run, run.End{Meta: meta, Epoch: l.run.Epoch, ExecutionID: active.ExecutionID, Outcome: events.ExecutionCompleted{}})
+			d, err = run.Decide(l.run, run.End{CommandMeta: meta, Epoch: l.run.Epoch, ExecutionID: active.ExecutionID, Outcome: events.ExecutionCompleted{}})
 			w.must(err)
 			w.must(w.appendRun(l, d))
 			return
@@ -94,14 +94,14 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 		j := &jobs{w: w, seen: map[string]bool{}}
 		for range rapid.IntRange(20, 200).Draw(t, "steps") {
 			if len(w.life.list) == 1 || run.Due(w.life.current(), w.run.current()) == run.Nothing && !w.life.state().Pause.Wanted {
-				w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+				w.send(session.Post{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 				j.publish()
 			}
 			switch rapid.SampledFrom([]string{"command", "command", "command", "work", "work", "settle", "settle", "sync"}).Draw(t, "step") {
 			case "command":
 				w.jobCommand()
 			case "sync":
-				w.send(session.RequestSync{Base: w.base()})
+				w.send(session.RequestSync{CommandBase: w.base()})
 			case "settle":
 				w.react()
 				j.publish()
@@ -128,13 +128,13 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 func (w *world) jobCommand() {
 	active := w.load(false).life.Active.ExecutionID
 	w.send(rapid.SampledFrom([]session.Command{
-		session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"},
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestCancel{Base: w.base(), ExecutionID: active},
-		session.RequestTerminate{Base: w.base(), ExecutionID: active},
-		session.PutFile{Base: w.base(), File: session.File{Path: "f"}},
+		session.Post{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestCancel{CommandBase: w.base(), ExecutionID: active},
+		session.RequestTerminate{CommandBase: w.base(), ExecutionID: active},
+		session.PutFile{CommandBase: w.base(), File: session.File{Path: "f"}},
 	}).Draw(w.t, "command"))
 }

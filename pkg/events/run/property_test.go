@@ -55,7 +55,7 @@ func newWorld(t *rapid.T) *world {
 	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	w.life.states, w.life.seqs = []session.State{{}}, []uint64{0}
 	w.run.states, w.run.seqs = []run.State{{}}, []uint64{0}
-	w.command(session.Create{Base: w.base(), SessionCreated: events.SessionCreated{
+	w.command(session.Create{CommandBase: w.base(), SessionCreated: events.SessionCreated{
 		Architecture: "spool", Provider: "local",
 		Options: events.Options{IdleTimeoutMs: 60_000, TurnLimitMs: 600_000, SessionLimitMs: 86_400_000},
 	}})
@@ -66,8 +66,8 @@ func newWorld(t *rapid.T) *world {
 }
 
 func (w *world) id(what string) string { w.ids++; return fmt.Sprintf("%s%d", what, w.ids) }
-func (w *world) base() session.Base {
-	return session.Base{Meta: events.Meta{CommandID: w.id("c"), Now: w.now}}
+func (w *world) base() session.CommandBase {
+	return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: w.id("c"), Now: w.now}}
 }
 
 // load returns both states. If stale, each is up to three commits old, independently of the other.
@@ -155,21 +155,21 @@ func refresh(c session.Command, l loaded) session.Command {
 }
 
 func idOf(c session.Command) string {
-	return reflect.ValueOf(c).FieldByName("Base").FieldByName("Meta").FieldByName("CommandID").String()
+	return reflect.ValueOf(c).FieldByName("CommandBase").FieldByName("CommandMeta").FieldByName("CommandID").String()
 }
 
 // react does the work of the reactor, which reads from the leader.
 func (w *world) react() {
 	l := w.load(false)
 	view := l.run.View(&l.life)
-	for _, c := range []session.Command{session.Expire{Base: w.base(), Run: view}, session.Advance{Base: w.base(), ActiveEnded: view.ActiveEnded}} {
+	for _, c := range []session.Command{session.Expire{CommandBase: w.base(), Run: view}, session.Advance{CommandBase: w.base(), ActiveEnded: view.ActiveEnded}} {
 		if list, err := session.Decide(l.life, c); err == nil && len(list) > 0 {
 			w.must(w.appendLife(l, idOf(c), list))
 			return
 		}
 	}
 	if run.Due(&l.life, &l.run) == run.Refuse {
-		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
+		d, err := run.Decide(l.run, run.Abandon{CommandMeta: w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
 		w.must(err)
 		w.must(w.appendRun(l, d))
 	}
@@ -215,14 +215,14 @@ func (x *executor) step() {
 		}}})
 	default:
 		outcome := rapid.SampledFrom([]events.Payload{events.ExecutionCompleted{}, events.ExecutionFailed{Code: "MODEL_ERROR"}}).Draw(x.w.t, "outcome")
-		d, err = run.Decide(x.l.run, run.End{Meta: x.w.base().Meta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: outcome})
+		d, err = run.Decide(x.l.run, run.End{CommandMeta: x.w.base().CommandMeta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: outcome})
 	}
 	x.write(d, err)
 }
 
 // pause ends the work on an execution that is to be paused.
 func (x *executor) pause() {
-	m := events.NewEventList(x.w.base().Meta)
+	m := events.NewEventList(x.w.base().CommandMeta)
 	m.Add(x.l.run.Execution, events.ExecutionPaused{})
 	d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
 	x.write(d, err)
@@ -234,11 +234,11 @@ func (x *executor) claim() {
 	if run.Due(&l.life, &l.run) != run.Execute {
 		return
 	}
-	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
+	d, err := run.Decide(l.run, run.Claim{CommandMeta: x.w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	x.l, x.mine, x.has = l, d.Epoch, true
 	x.write(d, err)
 	if x.has && x.l.run.Phase == run.Paused {
-		m := events.NewEventList(x.w.base().Meta)
+		m := events.NewEventList(x.w.base().CommandMeta)
 		m.Add(x.l.run.Execution, events.ExecutionResumed{PausedMs: 1})
 		d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
 		x.write(d, err)
@@ -281,23 +281,23 @@ func (w *world) step() {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(w.t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "recover", "delete", "pause", "resume", "terminate", "put"}).Draw(w.t, "step") {
 	case "post":
-		w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+		w.send(session.Post{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 	case "recover":
-		w.send(session.Recover{Base: w.base(), ExecutionID: w.id("exe"), Failed: w.load(false).life.Active.ExecutionID, Message: events.MessageAccepted{Content: "hello"}})
+		w.send(session.Recover{CommandBase: w.base(), ExecutionID: w.id("exe"), Failed: w.load(false).life.Active.ExecutionID, Message: events.MessageAccepted{Content: "hello"}})
 	case "interrupt":
-		w.send(session.RequestInterrupt{Base: w.base()})
+		w.send(session.RequestInterrupt{CommandBase: w.base()})
 	case "cancel":
 		l := w.load(false)
 		targets := []string{l.life.Active.ExecutionID}
 		for _, r := range l.life.Queue {
 			targets = append(targets, r.ExecutionID)
 		}
-		w.send(session.RequestCancel{Base: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
+		w.send(session.RequestCancel{CommandBase: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
 	case "pause", "resume", "terminate", "put":
 		w.environment()
 	case "delete":
 		if rapid.IntRange(0, 9).Draw(w.t, "really") == 0 {
-			w.send(session.Delete{Base: w.base()})
+			w.send(session.Delete{CommandBase: w.base()})
 		}
 	case "again":
 		if len(w.sent) > 0 {
@@ -316,10 +316,10 @@ func (w *world) step() {
 func (w *world) environment() {
 	active := w.load(false).life.Active.ExecutionID
 	w.send(rapid.SampledFrom([]session.Command{
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestTerminate{Base: w.base(), ExecutionID: active},
-		session.PutFile{Base: w.base(), File: session.File{Path: "f"}},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestTerminate{CommandBase: w.base(), ExecutionID: active},
+		session.PutFile{CommandBase: w.base(), File: session.File{Path: "f"}},
 	}).Draw(w.t, "environment"))
 }
 
@@ -337,21 +337,21 @@ func (w *world) drain() bool {
 	}
 	l := w.load(false)
 	if active := l.life.Active.ExecutionID; l.life.PausedNow(active) && !l.run.IsDone(l.life.Active) {
-		w.command(session.RequestResume{Base: w.base(), ExecutionID: active})
+		w.command(session.RequestResume{CommandBase: w.base(), ExecutionID: active})
 		return false
 	}
 	if run.Due(&l.life, &l.run) != run.Execute {
 		return true
 	}
 	x := &executor{w: w, id: "last"}
-	d, err := run.Decide(l.run, run.Claim{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
+	d, err := run.Decide(l.run, run.Claim{CommandMeta: w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	w.must(err)
 	w.must(w.appendRun(l, d))
 	l = w.load(false)
 	if l.run.Phase.Terminal() {
 		return false
 	}
-	d, err = run.Decide(l.run, run.End{Meta: w.base().Meta, Epoch: l.run.Epoch, ExecutionID: l.run.Execution, Outcome: events.ExecutionCompleted{}})
+	d, err = run.Decide(l.run, run.End{CommandMeta: w.base().CommandMeta, Epoch: l.run.Epoch, ExecutionID: l.run.Execution, Outcome: events.ExecutionCompleted{}})
 	w.must(err)
 	w.must(w.appendRun(l, d))
 	return false

@@ -41,7 +41,7 @@ func completed(x, id string, n uint64) events.Event {
 }
 
 var (
-	meta = events.Meta{CommandID: "c", Now: t0.Add(1500 * time.Millisecond)}
+	meta = events.CommandMeta{CommandID: "c", Now: t0.Add(1500 * time.Millisecond)}
 	box  = fact("", 0, events.SandboxReady{SandboxID: "sbx", Provider: "local", Engine: "m1", Journal: "jnl"})
 	done = fact("A", 9, events.ExecutionCompleted{})
 )
@@ -50,7 +50,7 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	t.Parallel()
 	five := []events.Event{claimed("A", 1), claimed("A", 2), claimed("A", 3), claimed("A", 4), claimed("A", 5)}
 	end := func(epoch uint64) run.End {
-		return run.End{Meta: meta, Epoch: epoch, ExecutionID: "A", N: 9, Outcome: events.ExecutionCompleted{Result: "ok"}}
+		return run.End{CommandMeta: meta, Epoch: epoch, ExecutionID: "A", N: 9, Outcome: events.ExecutionCompleted{Result: "ok"}}
 	}
 	for _, c := range []struct {
 		name  string
@@ -60,13 +60,13 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		then  string
 		err   error
 	}{
-		{"first claim", given(), run.Claim{Meta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
-		{"claim again", given(claimed("A", 1)), run.Claim{Meta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
-		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrEnded},
-		{"claim the next", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
-		{"sixth claim without progress: its holder stops the agent", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
-		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.Claim{Meta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
-		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"first claim", given(), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
+		{"claim again", given(claimed("A", 1)), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
+		{"claim what has ended", given(claimed("A", 1), done), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 0, "", run.ErrEnded},
+		{"claim the next", given(claimed("A", 1), done), run.Claim{CommandMeta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
+		{"sixth claim without progress: its holder stops the agent", given(five...), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
+		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.Claim{CommandMeta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
 		{"record", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "block_start/A", nil},
 		{"record of a zombie", given(claimed("A", 1), claimed("A", 2)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
 		{"record from the future while it runs", given(claimed("A", 1)), run.Record{Epoch: 2, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
@@ -81,9 +81,9 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		{"end with a block open", given(claimed("A", 1), opened("A", "b", 1)), end(1), 1, "block_complete/A execution_completed/A", nil},
 		{"end of a zombie", given(claimed("A", 1), claimed("A", 2)), end(1), 0, "", run.ErrFenced},
 		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrEnded},
-		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
-		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
-		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrEnded},
+		{"abandon what nobody claimed", given(), run.Abandon{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
+		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
+		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrEnded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -115,7 +115,7 @@ func TestEnd_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
 	t.Parallel()
 	s := given(claimed("A", 1), opened("A", "b", 1), opened("A", "c", 2))
 	d, err := run.Decide(s, run.End{
-		Meta: meta, Epoch: 1, ExecutionID: "A", Outcome: events.ExecutionFailed{Code: "X"},
+		CommandMeta: meta, Epoch: 1, ExecutionID: "A", Outcome: events.ExecutionFailed{Code: "X"},
 		Blocks: map[string]events.Block{"b": {ID: "b", Kind: events.KindAssistantText, Content: "half"}},
 		Before: []events.Event{completed("A", "c", 3)},
 	})
@@ -205,7 +205,7 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 	t.Parallel()
 	given := given(claimed("A", 1), box, opened("A", "b1", 1), opened("A", "b2", 2), opened("A", "b3", 3), opened("A", "b4", 4))
 	end := run.End{
-		Meta: meta, Epoch: 1, ExecutionID: "A", N: 9, Outcome: events.ExecutionFailed{Code: "X", Message: strings.Repeat("m", largeText)},
+		CommandMeta: meta, Epoch: 1, ExecutionID: "A", N: 9, Outcome: events.ExecutionFailed{Code: "X", Message: strings.Repeat("m", largeText)},
 		Before: []events.Event{fact("A", 5, events.Log{Message: strings.Repeat("l", largeText)})},
 		With:   []events.Event{fact("", 0, events.SandboxTerminated{SandboxID: "s"})},
 		Blocks: map[string]events.Block{},

@@ -94,7 +94,7 @@ func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 		var want, got time.Duration
 		var last time.Time // end of the last recorded period
 		do := func(x string, data ...events.Payload) {
-			m := events.NewEventList(events.Meta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
+			m := events.NewEventList(events.CommandMeta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
 			for _, p := range data {
 				m.Add(x, p)
 			}

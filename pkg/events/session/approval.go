@@ -24,7 +24,7 @@ type OpenApproval struct {
 // DecideApproval decides an approval request of the active execution. The caller has checked answers and arguments against the
 // request.
 type DecideApproval struct {
-	Base
+	CommandBase
 	events.ApprovalDecided
 	ExecutionID string        // the active execution
 	Open        *OpenApproval // nil if the request is not open

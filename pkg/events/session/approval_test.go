@@ -50,7 +50,7 @@ func TestDecideApproval(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := State{Status: Open, Active: Ref{ExecutionID: "exe"}}
 			c.d.ApprovalID = id
-			command := DecideApproval{Base: Base{events.Meta{CommandID: "cmd", Now: time.Unix(1, 0)}}, ApprovalDecided: c.d, ExecutionID: "exe", Open: c.open}
+			command := DecideApproval{CommandBase: CommandBase{events.CommandMeta{CommandID: "cmd", Now: time.Unix(1, 0)}}, ApprovalDecided: c.d, ExecutionID: "exe", Open: c.open}
 			list, err := Decide(s, command)
 			var refused *Error
 			if errors.As(err, &refused) != (c.code != "") || refused != nil && (refused.Code != c.code || refused.Field != c.at) || err == nil && len(list) != 1 {

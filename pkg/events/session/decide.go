@@ -43,17 +43,17 @@ const MaxPending = 1024
 
 // Command is a command on a session. The set is sealed.
 type Command interface {
-	meta() events.Meta
+	meta() events.CommandMeta
 }
 
-// Base holds the fields that all commands share.
-type Base struct{ events.Meta }
+// CommandBase holds the fields that all commands share.
+type CommandBase struct{ events.CommandMeta }
 
-func (b Base) meta() events.Meta { return b.Meta }
+func (b CommandBase) meta() events.CommandMeta { return b.CommandMeta }
 
 // Create creates a session. The caller has validated and resolved all references.
 type Create struct {
-	Base
+	CommandBase
 	events.SessionCreated
 	Files []File
 }
@@ -70,14 +70,14 @@ type File struct {
 
 // UpdateOptions replaces the options. nil metadata keeps the former metadata.
 type UpdateOptions struct {
-	Base
+	CommandBase
 	Options  events.Options // resolved
 	Metadata json.RawMessage
 }
 
 // Post accepts a query.
 type Post struct {
-	Base
+	CommandBase
 	ExecutionID string
 	Content     string
 	Parts       []events.Part
@@ -91,7 +91,7 @@ type Post struct {
 
 // Start creates a session and accepts its first query, in one commit.
 type Start struct {
-	Base
+	CommandBase
 	Create events.SessionCreated
 	Post   Post // its Base is not used
 }
@@ -99,7 +99,7 @@ type Start struct {
 // Fork creates a session that continues from an event of another session. Its first sandbox receives the file
 // changes that the parent had at that event and that the snapshot of the files does not contain.
 type Fork struct {
-	Base
+	CommandBase
 	Create  events.SessionCreated
 	Forked  events.SessionForked
 	Changes []events.Payload // file_put and file_removed of the parent; they are renumbered
@@ -107,27 +107,27 @@ type Fork struct {
 
 // RequestInterrupt requests that the running turn stop. It changes nothing if no turn runs.
 type RequestInterrupt struct {
-	Base
+	CommandBase
 	ActiveEnded bool
 }
 
 // RequestCancel ends a queued execution, or requests that a running one stop. It changes nothing after the end.
 type RequestCancel struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
 
 // RequestPause requests that a running execution pause.
 type RequestPause struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
 
 // RequestResume requests that a paused execution resume. It changes nothing if the execution is not paused.
 type RequestResume struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
@@ -135,44 +135,44 @@ type RequestResume struct {
 // RequestTerminate requests that an execution and its sandbox end at once. Without an execution, it requests the
 // end of the sandbox and of everything that runs in it.
 type RequestTerminate struct {
-	Base
+	CommandBase
 	ExecutionID string // "" for the sandbox only
 	ActiveEnded bool
 	HasSandbox  bool
 }
 
 // RequestSync requests a snapshot of the workspace.
-type RequestSync struct{ Base }
+type RequestSync struct{ CommandBase }
 
 // PutFile puts a file or an archive into the workspace.
 type PutFile struct {
-	Base
+	CommandBase
 	File
 	Held uint32 // number of the last file change that a snapshot contains, from the run state
 }
 
 // RemoveFile removes a file or a folder from the workspace.
 type RemoveFile struct {
-	Base
+	CommandBase
 	Path string
 	Held uint32
 }
 
 // Delete deletes the session.
 type Delete struct {
-	Base
+	CommandBase
 	ActiveEnded bool
 }
 
 // Advance dispatches the next query if the active execution has ended.
 type Advance struct {
-	Base
+	CommandBase
 	ActiveEnded bool
 }
 
 // Expire handles a passed deadline. Now and the state determine which one.
 type Expire struct {
-	Base
+	CommandBase
 	Run RunView
 }
 

@@ -13,8 +13,8 @@ import (
 func TestDecide_ChangesOfTheSandbox(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	base := func(id string) session.Base {
-		return session.Base{Meta: events.Meta{CommandID: id, Now: now}}
+	base := func(id string) session.CommandBase {
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: id, Now: now}}
 	}
 	open := session.State{Status: session.Open}
 	running := open
@@ -34,27 +34,27 @@ func TestDecide_ChangesOfTheSandbox(t *testing.T) {
 		then  string
 		code  string
 	}{
-		{"pause", running, session.RequestPause{Base: base("c"), ExecutionID: "A"}, "pause_requested/A", ""},
-		{"pause twice", paused, session.RequestPause{Base: base("c"), ExecutionID: "A"}, "", ""},
-		{"pause after the end", running, session.RequestPause{Base: base("c"), ExecutionID: "A", ActiveEnded: true}, "", ""},
-		{"pause what is being cancelled", cancelled, session.RequestPause{Base: base("c"), ExecutionID: "A"}, "", ""},
-		{"pause what waits", waiting, session.RequestPause{Base: base("c"), ExecutionID: "B"}, "", session.CodeNotRunning},
-		{"resume", paused, session.RequestResume{Base: base("c"), ExecutionID: "A"}, "resume_requested/A", ""},
-		{"resume what runs", running, session.RequestResume{Base: base("c"), ExecutionID: "A"}, "", ""},
-		{"terminate an execution", running, session.RequestTerminate{Base: base("c"), ExecutionID: "A"}, "terminate_requested/A", ""},
-		{"terminate what is being cancelled", cancelled, session.RequestTerminate{Base: base("c"), ExecutionID: "A"}, "terminate_requested/A", ""},
-		{"terminate what waits", waiting, session.RequestTerminate{Base: base("c"), ExecutionID: "B"}, "execution_withdrawn/B", ""},
-		{"terminate the environment of a turn", running, session.RequestTerminate{Base: base("c")}, "terminate_requested/A", ""},
-		{"terminate the environment at rest", running, session.RequestTerminate{Base: base("c"), ActiveEnded: true, HasSandbox: true}, "terminate_requested", ""},
-		{"terminate no environment", open, session.RequestTerminate{Base: base("c")}, "", ""},
-		{"sync", open, session.RequestSync{Base: base("c")}, "sync_requested", ""},
-		{"put", open, session.PutFile{Base: base("c"), File: session.File{Path: "a"}}, "file_put", ""},
-		{"put into a closed session", closed, session.PutFile{Base: base("c"), File: session.File{Path: "a"}}, "", session.CodeClosed},
-		{"one too many", full, session.PutFile{Base: base("c"), File: session.File{Path: "a"}}, "", session.CodeTooManyFiles},
-		{"room after a snapshot", full, session.PutFile{Base: base("c"), File: session.File{Path: "a"}, Held: 1}, "file_put", ""},
-		{"remove", open, session.RemoveFile{Base: base("c"), Path: "a"}, "file_removed", ""},
-		{"create with files", session.State{}, session.Create{Base: base("c"), Files: []session.File{{Path: "a"}, {Path: "b"}}}, "session_created file_put file_put", ""},
-		{"a message with files", open, session.Post{Base: base("c"), ExecutionID: "A", Files: []session.File{{Path: "a"}}}, "file_put message_accepted/A execution_dispatched/A", ""},
+		{"pause", running, session.RequestPause{CommandBase: base("c"), ExecutionID: "A"}, "pause_requested/A", ""},
+		{"pause twice", paused, session.RequestPause{CommandBase: base("c"), ExecutionID: "A"}, "", ""},
+		{"pause after the end", running, session.RequestPause{CommandBase: base("c"), ExecutionID: "A", ActiveEnded: true}, "", ""},
+		{"pause what is being cancelled", cancelled, session.RequestPause{CommandBase: base("c"), ExecutionID: "A"}, "", ""},
+		{"pause what waits", waiting, session.RequestPause{CommandBase: base("c"), ExecutionID: "B"}, "", session.CodeNotRunning},
+		{"resume", paused, session.RequestResume{CommandBase: base("c"), ExecutionID: "A"}, "resume_requested/A", ""},
+		{"resume what runs", running, session.RequestResume{CommandBase: base("c"), ExecutionID: "A"}, "", ""},
+		{"terminate an execution", running, session.RequestTerminate{CommandBase: base("c"), ExecutionID: "A"}, "terminate_requested/A", ""},
+		{"terminate what is being cancelled", cancelled, session.RequestTerminate{CommandBase: base("c"), ExecutionID: "A"}, "terminate_requested/A", ""},
+		{"terminate what waits", waiting, session.RequestTerminate{CommandBase: base("c"), ExecutionID: "B"}, "execution_withdrawn/B", ""},
+		{"terminate the environment of a turn", running, session.RequestTerminate{CommandBase: base("c")}, "terminate_requested/A", ""},
+		{"terminate the environment at rest", running, session.RequestTerminate{CommandBase: base("c"), ActiveEnded: true, HasSandbox: true}, "terminate_requested", ""},
+		{"terminate no environment", open, session.RequestTerminate{CommandBase: base("c")}, "", ""},
+		{"sync", open, session.RequestSync{CommandBase: base("c")}, "sync_requested", ""},
+		{"put", open, session.PutFile{CommandBase: base("c"), File: session.File{Path: "a"}}, "file_put", ""},
+		{"put into a closed session", closed, session.PutFile{CommandBase: base("c"), File: session.File{Path: "a"}}, "", session.CodeClosed},
+		{"one too many", full, session.PutFile{CommandBase: base("c"), File: session.File{Path: "a"}}, "", session.CodeTooManyFiles},
+		{"room after a snapshot", full, session.PutFile{CommandBase: base("c"), File: session.File{Path: "a"}, Held: 1}, "file_put", ""},
+		{"remove", open, session.RemoveFile{CommandBase: base("c"), Path: "a"}, "file_removed", ""},
+		{"create with files", session.State{}, session.Create{CommandBase: base("c"), Files: []session.File{{Path: "a"}, {Path: "b"}}}, "session_created file_put file_put", ""},
+		{"a message with files", open, session.Post{CommandBase: base("c"), ExecutionID: "A", Files: []session.File{{Path: "a"}}}, "file_put message_accepted/A execution_dispatched/A", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -83,7 +83,7 @@ func TestEvolve_NumbersFileChanges(t *testing.T) {
 	t.Parallel()
 	s := session.State{Status: session.Open}
 	for i, held := range []uint32{0, 0, 0, 2} {
-		list, err := session.Decide(s, session.PutFile{Base: session.Base{Meta: events.Meta{CommandID: string(rune('a' + i))}}, File: session.File{Path: "f"}, Held: held})
+		list, err := session.Decide(s, session.PutFile{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: string(rune('a' + i))}}, File: session.File{Path: "f"}, Held: held})
 		if err != nil {
 			t.Fatal(err)
 		}

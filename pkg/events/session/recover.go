@@ -11,7 +11,7 @@ import (
 
 // Recover accepts a query that continues the last execution of the session, which has failed.
 type Recover struct {
-	Base
+	CommandBase
 	ExecutionID string                     // of the new execution
 	Failed      string                     // id of the failed execution
 	Message     events.MessageAccepted     // of the failed execution; not used if the command is refused for another reason than a secret

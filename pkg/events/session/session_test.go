@@ -44,8 +44,8 @@ var (
 	}
 	deleted = commit(fact("", at(3), events.SessionDeleted{}))
 	closed  = commit(fact("", at(3), events.SessionClosed{Reason: "limit"}))
-	meta    = func(d time.Duration) session.Base {
-		return session.Base{Meta: events.Meta{CommandID: "cmd", Now: at(d)}}
+	meta    = func(d time.Duration) session.CommandBase {
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: "cmd", Now: at(d)}}
 	}
 	rested   = session.RunView{ActiveEnded: true, EndedAt: at(time.Second), HasSandbox: true}
 	interrup = commit(fact("A", at(2), events.InterruptRequested{Control: 1}))
@@ -80,40 +80,40 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		then  string // types and executions of the events, in order
 		code  string // code of the error
 	}{
-		{"create", given(), session.Create{Base: meta(0)}, "session_created", ""},
-		{"create again", given(created), session.Create{Base: meta(0)}, "", session.CodeExists},
-		{"start", given(), session.Start{Base: meta(0), Post: session.Post{ExecutionID: "A"}}, "session_created message_accepted/A execution_dispatched/A", ""},
-		{"start on one that exists", given(created), session.Start{Base: meta(0)}, "", session.CodeExists},
-		{"post to nobody", given(), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
-		{"post to the deleted", given(created, deleted), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
-		{"post to the closed", given(created, closed), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeClosed},
-		{"first message is dispatched at once", given(created), session.Post{Base: meta(0), ExecutionID: "A"}, "message_accepted/A execution_dispatched/A", ""},
-		{"second waits", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B"}, "message_accepted/B execution_queued/B", ""},
-		{"second goes at once after the end", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B", ActiveEnded: true}, "message_accepted/B execution_dispatched/B", ""},
-		{"third does not overtake", given(created, posted("A"), queued("B")), session.Post{Base: meta(0), ExecutionID: "C", ActiveEnded: true}, "message_accepted/C execution_queued/C", ""},
-		{"the same execution again", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "A"}, "", ""},
-		{"advance while it runs", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0)}, "", ""},
-		{"advance", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0), ActiveEnded: true}, "execution_dispatched/B", ""},
-		{"advance with nothing", given(created, posted("A")), session.Advance{Base: meta(0), ActiveEnded: true}, "", ""},
-		{"interrupt", given(created, posted("A")), session.RequestInterrupt{Base: meta(0)}, "interrupt_requested/A", ""},
-		{"interrupt twice", given(created, posted("A"), interrup), session.RequestInterrupt{Base: meta(0)}, "", ""},
-		{"interrupt after the end", given(created, posted("A")), session.RequestInterrupt{Base: meta(0), ActiveEnded: true}, "", ""},
-		{"cancel after interrupt", given(created, posted("A"), interrup), session.RequestCancel{Base: meta(0), ExecutionID: "A"}, "cancel_requested/A", ""},
-		{"interrupt after cancel", given(created, posted("A"), canceled), session.RequestInterrupt{Base: meta(0)}, "", ""},
-		{"cancel what waits", given(created, posted("A"), queued("B")), session.RequestCancel{Base: meta(0), ExecutionID: "B"}, "execution_withdrawn/B", ""},
-		{"cancel after the end", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "A", ActiveEnded: true}, "", ""},
-		{"cancel the unknown", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "Z"}, "", ""},
-		{"delete", given(created, posted("A"), queued("B")), session.Delete{Base: meta(0)}, "execution_withdrawn/B cancel_requested/A session_deleted", ""},
-		{"delete at rest", given(created, posted("A")), session.Delete{Base: meta(0), ActiveEnded: true}, "session_deleted", ""},
-		{"delete twice", given(created, deleted), session.Delete{Base: meta(0)}, "", session.CodeNotFound},
-		{"idle too early", given(created, posted("A")), session.Expire{Base: meta(50 * time.Second), Run: rested}, "", ""},
-		{"idle", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "session_idle", ""},
-		{"idle without a sandbox", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{ActiveEnded: true}}, "", ""},
-		{"idle while it runs", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{HasSandbox: true}}, "", ""},
-		{"idle while one waits", given(created, posted("A"), queued("B")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "", ""},
-		{"session limit", given(created, posted("A"), queued("B")), session.Expire{Base: meta(time.Hour)}, "execution_withdrawn/B cancel_requested/A session_closed", ""},
-		{"session limit once", given(created, closed), session.Expire{Base: meta(2 * time.Hour)}, "", ""},
-		{"options", given(created), session.UpdateOptions{Base: meta(0), Options: options}, "session_options_updated", ""},
+		{"create", given(), session.Create{CommandBase: meta(0)}, "session_created", ""},
+		{"create again", given(created), session.Create{CommandBase: meta(0)}, "", session.CodeExists},
+		{"start", given(), session.Start{CommandBase: meta(0), Post: session.Post{ExecutionID: "A"}}, "session_created message_accepted/A execution_dispatched/A", ""},
+		{"start on one that exists", given(created), session.Start{CommandBase: meta(0)}, "", session.CodeExists},
+		{"post to nobody", given(), session.Post{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the deleted", given(created, deleted), session.Post{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the closed", given(created, closed), session.Post{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeClosed},
+		{"first message is dispatched at once", given(created), session.Post{CommandBase: meta(0), ExecutionID: "A"}, "message_accepted/A execution_dispatched/A", ""},
+		{"second waits", given(created, posted("A")), session.Post{CommandBase: meta(0), ExecutionID: "B"}, "message_accepted/B execution_queued/B", ""},
+		{"second goes at once after the end", given(created, posted("A")), session.Post{CommandBase: meta(0), ExecutionID: "B", ActiveEnded: true}, "message_accepted/B execution_dispatched/B", ""},
+		{"third does not overtake", given(created, posted("A"), queued("B")), session.Post{CommandBase: meta(0), ExecutionID: "C", ActiveEnded: true}, "message_accepted/C execution_queued/C", ""},
+		{"the same execution again", given(created, posted("A")), session.Post{CommandBase: meta(0), ExecutionID: "A"}, "", ""},
+		{"advance while it runs", given(created, posted("A"), queued("B")), session.Advance{CommandBase: meta(0)}, "", ""},
+		{"advance", given(created, posted("A"), queued("B")), session.Advance{CommandBase: meta(0), ActiveEnded: true}, "execution_dispatched/B", ""},
+		{"advance with nothing", given(created, posted("A")), session.Advance{CommandBase: meta(0), ActiveEnded: true}, "", ""},
+		{"interrupt", given(created, posted("A")), session.RequestInterrupt{CommandBase: meta(0)}, "interrupt_requested/A", ""},
+		{"interrupt twice", given(created, posted("A"), interrup), session.RequestInterrupt{CommandBase: meta(0)}, "", ""},
+		{"interrupt after the end", given(created, posted("A")), session.RequestInterrupt{CommandBase: meta(0), ActiveEnded: true}, "", ""},
+		{"cancel after interrupt", given(created, posted("A"), interrup), session.RequestCancel{CommandBase: meta(0), ExecutionID: "A"}, "cancel_requested/A", ""},
+		{"interrupt after cancel", given(created, posted("A"), canceled), session.RequestInterrupt{CommandBase: meta(0)}, "", ""},
+		{"cancel what waits", given(created, posted("A"), queued("B")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "B"}, "execution_withdrawn/B", ""},
+		{"cancel after the end", given(created, posted("A")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "A", ActiveEnded: true}, "", ""},
+		{"cancel the unknown", given(created, posted("A")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "Z"}, "", ""},
+		{"delete", given(created, posted("A"), queued("B")), session.Delete{CommandBase: meta(0)}, "execution_withdrawn/B cancel_requested/A session_deleted", ""},
+		{"delete at rest", given(created, posted("A")), session.Delete{CommandBase: meta(0), ActiveEnded: true}, "session_deleted", ""},
+		{"delete twice", given(created, deleted), session.Delete{CommandBase: meta(0)}, "", session.CodeNotFound},
+		{"idle too early", given(created, posted("A")), session.Expire{CommandBase: meta(50 * time.Second), Run: rested}, "", ""},
+		{"idle", given(created, posted("A")), session.Expire{CommandBase: meta(61 * time.Second), Run: rested}, "session_idle", ""},
+		{"idle without a sandbox", given(created, posted("A")), session.Expire{CommandBase: meta(61 * time.Second), Run: session.RunView{ActiveEnded: true}}, "", ""},
+		{"idle while it runs", given(created, posted("A")), session.Expire{CommandBase: meta(61 * time.Second), Run: session.RunView{HasSandbox: true}}, "", ""},
+		{"idle while one waits", given(created, posted("A"), queued("B")), session.Expire{CommandBase: meta(61 * time.Second), Run: rested}, "", ""},
+		{"session limit", given(created, posted("A"), queued("B")), session.Expire{CommandBase: meta(time.Hour)}, "execution_withdrawn/B cancel_requested/A session_closed", ""},
+		{"session limit once", given(created, closed), session.Expire{CommandBase: meta(2 * time.Hour)}, "", ""},
+		{"options", given(created), session.UpdateOptions{CommandBase: meta(0), Options: options}, "session_options_updated", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -147,7 +147,7 @@ func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 	for i := range session.MaxQueue {
 		s = session.Fold(s, "c", queued(fmt.Sprint("B", i)))
 	}
-	_, err := session.Decide(s, session.Post{Base: meta(0), ExecutionID: "Z"})
+	_, err := session.Decide(s, session.Post{CommandBase: meta(0), ExecutionID: "Z"})
 	var refused *session.Error
 	if !errors.As(err, &refused) || refused.Code != session.CodeFull {
 		t.Fatalf("error %v, want %s", err, session.CodeFull)
@@ -158,7 +158,7 @@ func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 // that the state returns the sequence of its commit.
 func TestDecide_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
-	post := session.Post{Base: meta(0), ExecutionID: "A"}
+	post := session.Post{CommandBase: meta(0), ExecutionID: "A"}
 	s := given(created)
 	list, err := session.Decide(s, post)
 	if err != nil {

@@ -57,7 +57,7 @@ type Command interface{ sealed() }
 
 // Apply is the command that adds a version to a catalogue entry. If the version exists, it moves the tags to it.
 type Apply struct {
-	events.Meta
+	events.CommandMeta
 	Version string
 	Tags    []string       // in addition to latest
 	Data    events.Payload // AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed
@@ -68,7 +68,7 @@ type Apply struct {
 
 // Tag is the command that moves a tag to an existing version of a catalogue entry.
 type Tag struct {
-	events.Meta
+	events.CommandMeta
 	Version string // a digest, or a tag
 	Tag     string
 	Data    func(version string) events.Payload
@@ -76,7 +76,7 @@ type Tag struct {
 
 // Remove is the command that hides a catalogue entry, or one version of it.
 type Remove struct {
-	events.Meta
+	events.CommandMeta
 	Version string // "" for the entry
 	Data    events.Payload
 }
@@ -98,7 +98,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		if err := s.checkTags(c.Tags...); err != nil {
 			return nil, err
 		}
-		return newEvents(c.Meta, c.Data), nil
+		return newEvents(c.CommandMeta, c.Data), nil
 	case Tag:
 		digest, ok := s.Resolve(c.Version)
 		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // the state cannot tell whether a version exists that was dropped from it
@@ -110,7 +110,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		if err := s.checkTags(c.Tag); err != nil {
 			return nil, err
 		}
-		return newEvents(c.Meta, c.Data(digest)), nil
+		return newEvents(c.CommandMeta, c.Data(digest)), nil
 	case Remove:
 		if c.Version != "" {
 			if v, ok := s.find(c.Version); !ok || v.Removed {
@@ -119,13 +119,13 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		} else if s.Removed || len(s.Versions) == 0 {
 			return nil, &Error{CodeNotFound, "slug", "there is no such entry"}
 		}
-		return newEvents(c.Meta, c.Data), nil
+		return newEvents(c.CommandMeta, c.Data), nil
 	}
 	return nil, fmt.Errorf("versions: there is no command %T", c)
 }
 
 // newEvents returns the one event of a decision.
-func newEvents(meta events.Meta, data events.Payload) []events.Event {
+func newEvents(meta events.CommandMeta, data events.Payload) []events.Event {
 	m := events.NewEventList(meta)
 	m.Add("", data)
 	return m.Events()

@@ -19,20 +19,20 @@ func hex(n int) string { return fmt.Sprintf("%064x", n) }
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func meta(id int) events.Meta { return events.Meta{CommandID: fmt.Sprintf("cmd_%d", id), Now: now} }
+func meta(id int) events.CommandMeta { return events.CommandMeta{CommandID: fmt.Sprintf("cmd_%d", id), Now: now} }
 
 func apply(n int, tags ...string) versions.Command {
-	return versions.Apply{Meta: meta(n), Version: hex(n), Tags: tags, Data: events.AgentApplied{Ref: events.Reference{Slug: "a", Version: hex(n)}, Tags: tags}}
+	return versions.Apply{CommandMeta: meta(n), Version: hex(n), Tags: tags, Data: events.AgentApplied{Ref: events.Reference{Slug: "a", Version: hex(n)}, Tags: tags}}
 }
 
 func tag(version, t string) versions.Command {
-	return versions.Tag{Meta: meta(0), Version: version, Tag: t, Data: func(v string) events.Payload {
+	return versions.Tag{CommandMeta: meta(0), Version: version, Tag: t, Data: func(v string) events.Payload {
 		return events.SkillTagged{Ref: events.Reference{Slug: "a", Version: v}, Tag: t}
 	}}
 }
 
 func remove(version string) versions.Command {
-	return versions.Remove{Meta: meta(0), Version: version, Data: events.SkillRemoved{Ref: events.Reference{Slug: "a", Version: version}}}
+	return versions.Remove{CommandMeta: meta(0), Version: version, Data: events.SkillRemoved{Ref: events.Reference{Slug: "a", Version: version}}}
 }
 
 // history is a chain of commits, written as a service does.

@@ -22,16 +22,16 @@ func (b *fixture) createFork(f events.SessionForked) *eventlog.SessionState {
 	b.t.Helper()
 	l := &eventlog.SessionState{Tenant: tenant, ID: newID(events.KindSession)}
 	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
-	b.decide(l, func(base session.Base) session.Command {
-		return session.Fork{Base: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
+	b.decide(l, func(base session.CommandBase) session.Command {
+		return session.Fork{CommandBase: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
 	})
 	return l
 }
 
-func (b *fixture) decide(l *eventlog.SessionState, command func(session.Base) session.Command) {
+func (b *fixture) decide(l *eventlog.SessionState, command func(session.CommandBase) session.Command) {
 	b.t.Helper()
 	id := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: b.now}}))
+	list, err := session.Decide(l.Life, command(session.CommandBase{CommandMeta: events.CommandMeta{CommandID: id, Now: b.now}}))
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, id, list))
 }
@@ -49,7 +49,7 @@ func (b *fixture) projectFork(l *eventlog.SessionState, f events.SessionForked, 
 // deleteFork deletes a session in the log and in the read models.
 func (b *fixture) deleteFork(l *eventlog.SessionState, f events.SessionForked) {
 	b.t.Helper()
-	b.decide(l, func(base session.Base) session.Command { return session.Delete{Base: base} })
+	b.decide(l, func(base session.CommandBase) session.Command { return session.Delete{CommandBase: base} })
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, "DELETE FROM sessions WHERE id = $1", l.ID)

@@ -215,7 +215,7 @@ func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.S
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: data})
+	list, err := session.Decide(l.Life, session.Create{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, SessionCreated: data})
 	must(b.t, err)
 	must(b.t, sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	return l
@@ -247,7 +247,7 @@ func (b *fixture) commit(l *eventlog.SessionState, id string) {
 // record appends an event of an idle session, like an executor.
 func (b *fixture) record(l *eventlog.SessionState, p events.Payload) {
 	b.t.Helper()
-	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
@@ -392,7 +392,7 @@ func (b *fixture) putFile(l *eventlog.SessionState, object string) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.PutFile{
-		Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: object, SHA256: digest("a")},
+		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: object, SHA256: digest("a")},
 	})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
@@ -454,7 +454,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	b.putObject(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
 	b.putFile(l, prefix+"u-waits")
 	exe := newID(events.KindExecution)
-	d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
+	d, err := run.Decide(l.Run, run.Claim{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	b.now = b.now.Add(2 * time.Hour)
@@ -471,7 +471,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("during a turn the janitor recorded %+v", got)
 	}
-	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
+	d, err = run.Decide(l.Run, run.End{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	checkList(t, "found before the snapshot of the turn", b.pass(j, false))
@@ -511,13 +511,13 @@ func digest(text string) string {
 }
 
 // entry changes an entry of the catalogue.
-func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
+func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.CommandMeta) ([]events.Event, error)) {
 	b.t.Helper()
 	entries := eventlog.Catalogue{Log: b.log}
 	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := decide(e.State, events.Meta{CommandID: command, Now: b.now})
+	list, err := decide(e.State, events.CommandMeta{CommandID: command, Now: b.now})
 	must(b.t, err)
 	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
@@ -527,8 +527,8 @@ func (b *fixture) pushSkill(slug, zip string) {
 	b.t.Helper()
 	b.putObject(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
-	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Apply{Meta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Apply{CommandMeta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
 	})
 }
 
@@ -536,8 +536,8 @@ func (b *fixture) pushSkill(slug, zip string) {
 func (b *fixture) removeSkillVersion(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
-	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Remove{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 }
 
@@ -556,8 +556,8 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	b.pushSkill("entry", "removed with its entry") // sessions that pinned the version can still load it
 	b.removeSkillVersion("one", "removed")
 	b.removeSkillVersion("one", "removed from one")
-	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{Meta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
+	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.Remove{CommandMeta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	skills := func(items []string) []string {
@@ -599,15 +599,15 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	ofAccepted, ofRefused, ofEnvironment, ofRefusedEnvironment := seal(accepted), seal(refused), seal(""), seal("")
 	l := b.session(newID(events.KindSession))
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Post{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
+	list, err := session.Decide(l.Life, session.Post{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	// so large that the log stores its data as an object
 	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"TOKEN": {Secret: true, Sealed: ofEnvironment}, "A": {Value: strings.Repeat("x", 300<<10)}}}
 	ref := events.Reference{Slug: "env"}
-	b.entry(events.Environment, ref, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+	b.entry(events.Environment, ref, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
 		at := events.Reference{Slug: "env", Version: digest("env")}
-		return versions.Decide(s, versions.Apply{Meta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
+		return versions.Decide(s, versions.Apply{CommandMeta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)

@@ -46,7 +46,7 @@ func (b *fixture) exec(url, statement string, args ...any) {
 // appendLog appends a log event with a text to a session.
 func (b *fixture) appendLog(l *eventlog.SessionState, text string) {
 	b.t.Helper()
-	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
@@ -68,7 +68,7 @@ func (b *fixture) createDeleted(id string, texts ...string) *eventlog.SessionSta
 func (b *fixture) delete(l *eventlog.SessionState) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
+	list, err := session.Decide(l.Life, session.Delete{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	b.projectDeletion(b.url, l.ID)
@@ -507,7 +507,7 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	large, err := json.Marshal(strings.Repeat("x", events.MaxInline))
 	must(t, err)
 	for i, metadata := range []json.RawMessage{large, json.RawMessage(`"small"`)} {
-		m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+		m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 		m.Add("", events.SessionOptionsUpdated{Metadata: metadata})
 		actor := ann
 		if i == 1 {

@@ -163,8 +163,8 @@ func (p *pass) retire(ctx context.Context, l *eventlog.SessionState) error {
 	if err != nil {
 		return err
 	}
-	return p.append(ctx, l, "retire", func(meta events.Meta) run.Command {
-		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
+	return p.append(ctx, l, "retire", func(meta events.CommandMeta) run.Command {
+		return run.Retire{CommandMeta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
 }
 
@@ -206,9 +206,9 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 
 // append writes the decision of a command to the session's runs. If another writer appended first, it returns no
 // error: the next pass checks again.
-func (p *pass) append(ctx context.Context, l *eventlog.SessionState, step string, command func(events.Meta) run.Command) error {
+func (p *pass) append(ctx context.Context, l *eventlog.SessionState, step string, command func(events.CommandMeta) run.Command) error {
 	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
-	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
+	d, err := run.Decide(l.Run, command(events.CommandMeta{CommandID: id, Now: p.now()}))
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
@@ -312,8 +312,8 @@ func (p *pass) remove(ctx context.Context, l *eventlog.SessionState) error {
 	p.removed++
 	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
-	return p.append(ctx, l, "erase", func(meta events.Meta) run.Command {
-		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
+	return p.append(ctx, l, "erase", func(meta events.CommandMeta) run.Command {
+		return run.Erase{CommandMeta: meta, Messages: messages, Objects: item.Objects}
 	})
 }
 

@@ -58,7 +58,7 @@ func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.Works
 	case l.Run.Snapshot.At.Before(l.Run.EndedAt) && p.now().Sub(l.Run.EndedAt) < snapshotLate:
 		return nil
 	}
-	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: events.Derive(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})
 	m.Add("", t)
 	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
 	if err != nil {

@@ -172,7 +172,7 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 	sessions := eventlog.Sessions{Log: sys.Log}
 	l := &eventlog.SessionState{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
 	list, err := session.Decide(l.Life, session.Create{
-		Base: session.Base{Meta: events.Meta{CommandID: command, Now: time.Now().UTC()}},
+		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: time.Now().UTC()}},
 		SessionCreated: events.SessionCreated{
 			Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",
 			Options: events.Options{IdleTimeoutMs: 900_000, TurnLimitMs: 3_600_000, SessionLimitMs: 86_400_000},

@@ -169,7 +169,7 @@ func isDraining(ctx context.Context) bool {
 func (h *Handler) refuse(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
-		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
+		CommandMeta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {

@@ -79,7 +79,7 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 			return runlog.ErrChanged
 		}
 		x := bed.Claim()
-		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
+		return x.AppendEnd(t.Context(), run.End{CommandMeta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
 		t.Errorf("%v after %d calls", err, executed.calls)

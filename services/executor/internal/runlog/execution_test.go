@@ -48,7 +48,7 @@ func TestExecution_AppendEnd(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	x := bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
+	end := run.End{CommandMeta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
 	if err := x.AppendEnd(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestExecution_Refresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
+	end := run.End{CommandMeta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
 	for name, err := range map[string]error{"refresh": x.Refresh(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
 		if !errors.Is(err, run.ErrFenced) {
 			t.Errorf("%s after another claim: %v", name, err)

@@ -33,13 +33,13 @@ func (w *Writer) NewID(kind events.Kind) (string, error) {
 }
 
 // Meta returns the id and the time of a new command.
-func (w *Writer) Meta() events.Meta {
+func (w *Writer) Meta() events.CommandMeta {
 	id, err := w.NewID(events.KindCommand)
 	if err != nil {
 		// rand.Reader does not fail. If it did, ids from the clock would still be unique within a session.
 		id = events.Derive(events.KindCommand, w.Executor, w.Now().String())
 	}
-	return events.Meta{CommandID: id, Now: w.Now().UTC()}
+	return events.CommandMeta{CommandID: id, Now: w.Now().UTC()}
 }
 
 // Events returns facts as the events of a new command. They belong to an execution, or with "" to the session.

@@ -18,7 +18,7 @@ import (
 // fail ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
 // the same commit.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
+	return t.end(ctx, run.End{CommandMeta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
 // end ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
@@ -115,7 +115,7 @@ func (f *follower) finish(ctx context.Context) error {
 		return &deathError{died}
 	}
 	err = f.end(ctx, run.End{
-		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		CommandMeta:    events.CommandMeta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
 		Outcome: f.outcome(e.Ended),
 		Before:  d.Events,

@@ -91,7 +91,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 // this engine.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.CurrentAttempt())}
-	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
+	end := run.End{CommandMeta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
 	if d.code != retries.CodeSandboxLost {
 		return t.end(ctx, end)
 	}

@@ -19,8 +19,8 @@ func approvalBuilder(c command.Command) (builder, error) {
 	if err := events.CheckID("approvalId", events.KindApproval, b.ApprovalID); err != nil {
 		return nil, invalid("approvalId", err.Error())
 	}
-	return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-		d := session.DecideApproval{Base: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}
+	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+		d := session.DecideApproval{CommandBase: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}
 		if l.Run.Execution != c.ExecutionID {
 			return d, nil
 		}

@@ -64,7 +64,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		if present == data {
 			return nil
 		}
-		m := events.NewEventList(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		m := events.NewEventList(events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()})
 		m.Add("", data)
 		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
 			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),

@@ -34,8 +34,8 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	case events.EnvironmentSpec:
 		apply.Data = events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: s}
 	}
-	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
-		apply.Meta = m
+	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.CommandMeta) versions.Command {
+		apply.CommandMeta = m
 		return apply
 	})
 	answer.Ref = &ref
@@ -115,8 +115,8 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	default:
 		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
 	}
-	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
-		return versions.Remove{Meta: m, Data: data}
+	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.CommandMeta) versions.Command {
+		return versions.Remove{CommandMeta: m, Data: data}
 	})
 	answer.Ref = &b.Ref
 	var refused *command.Error
@@ -128,7 +128,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 
 // decideEntry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
 // if the entry already is as the command requests. The error is a *command.Error if the command is refused.
-func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
+func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.CommandMeta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
 	err := eventlog.Decide(func() error {
@@ -144,7 +144,7 @@ func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject ev
 			answer = command.Answer{Position: entries.Position(e).String()}
 			return nil
 		}
-		list, err := versions.Decide(e.State, build(events.Meta{CommandID: c.ID, Now: h.cfg.Now()}))
+		list, err := versions.Decide(e.State, build(events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()}))
 		var refused *versions.Error
 		if errors.As(err, &refused) {
 			return &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}

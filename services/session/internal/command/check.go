@@ -156,7 +156,7 @@ func (h *Handler) defaultOptions(o events.Options) events.Options {
 
 // update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
 // service's default again.
-func (h *Handler) update(b command.UpdateSession, l *eventlog.SessionState, base session.Base) (session.Command, error) {
+func (h *Handler) update(b command.UpdateSession, l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
@@ -164,7 +164,7 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.SessionState, base
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
-	return session.UpdateOptions{Base: base, Options: h.defaultOptions(o), Metadata: b.Metadata}, err
+	return session.UpdateOptions{CommandBase: base, Options: h.defaultOptions(o), Metadata: b.Metadata}, err
 }
 
 // checkUpdate refuses an invalid change of a session's options.
@@ -181,9 +181,9 @@ func checkUpdate(b command.UpdateSession) error {
 }
 
 // post returns the command that adds a message to a loaded session.
-func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.SessionState) session.Post {
+func post(c command.Command, b command.PostMessage, base session.CommandBase, l *eventlog.SessionState) session.Post {
 	return session.Post{
-		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
+		CommandBase: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
 		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.RunView().ActiveEnded, Environment: b.Environment,
 		Permissions: b.Permissions,
 	}

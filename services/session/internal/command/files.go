@@ -16,16 +16,16 @@ func fileBuilder(c command.Command) (builder, error) {
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.PutFile{Base: base, File: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.PutFile{CommandBase: base, File: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
 		}, b.Check("file", c.Tenant, c.SessionID)
 	default:
 		var b command.RemoveFile
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RemoveFile{Base: base, Path: b.Path, Held: l.Run.Snapshot.Applied}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RemoveFile{CommandBase: base, Path: b.Path, Held: l.Run.Snapshot.Applied}, nil
 		}, command.CheckPath("path", b.Path, false)
 	}
 }

@@ -44,12 +44,12 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	var made session.Fork
 	var err error
 	read := false
-	return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 		if !read && l.Life.Status == session.None {
 			made, err = h.initialFork(ctx, c, b)
 			read = true
 		}
-		made.Base = base
+		made.CommandBase = base
 		return made, err
 	}, nil
 }

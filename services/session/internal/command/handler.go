@@ -169,7 +169,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 
 // builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
 // error if the request itself is invalid.
-type builder func(l *eventlog.SessionState, base session.Base) (session.Command, error)
+type builder func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error)
 
 // builder decodes and checks a command on a session, and returns its builder.
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
@@ -186,8 +186,8 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(_ *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.Create{Base: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
+		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.Create{CommandBase: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
@@ -201,8 +201,8 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.Start{CommandBase: base, Create: created, Post: post(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
 		return h.forkBuilder(ctx, c)
@@ -211,7 +211,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return post(c, b, base, l), nil
 		}, checkPost(c, b)
 	case command.TypeRecover:
@@ -223,12 +223,12 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return h.update(b, l, base)
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.Delete{Base: base, ActiveEnded: l.RunView().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.Delete{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
 		return fileBuilder(c)
@@ -240,29 +240,29 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 func controlBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RequestInterrupt{Base: base, ActiveEnded: l.RunView().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestInterrupt{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeCancel:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestCancel{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePause:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestPause{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeResume:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestResume{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeTerminate:
-		return func(l *eventlog.SessionState, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			v := l.RunView()
-			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
+			return session.RequestTerminate{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
 	case command.TypeSync:
-		return func(_ *eventlog.SessionState, base session.Base) (session.Command, error) {
-			return session.RequestSync{Base: base}, nil
+		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestSync{CommandBase: base}, nil
 		}, nil
 	}
 	return nil, invalid("type", fmt.Sprintf("there is no command %.64q", c.Type))
@@ -306,7 +306,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forkPoint(c, l)
 		return true, nil
 	}
-	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
+	list, err := decideWith(build, l, session.CommandBase{CommandMeta: events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()}})
 	if (err != nil || len(list) == 0) && freshness == eventlog.AnyReplica {
 		return false, err
 	}
@@ -358,7 +358,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 }
 
 // decideWith returns the events of a command for the loaded state of a session.
-func decideWith(build builder, l *eventlog.SessionState, base session.Base) ([]events.Event, error) {
+func decideWith(build builder, l *eventlog.SessionState, base session.CommandBase) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
 		return nil, err

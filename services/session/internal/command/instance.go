@@ -97,8 +97,8 @@ func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, re
 	ref.Version = digest
 	own := c // the command of the instance's own commit, whose ids must differ from those of the session
 	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
-	_, err = h.decideEntry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
-		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
+	_, err = h.decideEntry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.CommandMeta) versions.Command {
+		return versions.Apply{CommandMeta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
 	})
 	return ref, err
 }

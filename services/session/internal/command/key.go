@@ -370,7 +370,7 @@ func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey,
 
 // appendKey appends one event to the chain of a key, and moves its head. The ids of commit and event derive from id.
 func (h *Handler) appendKey(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
-	m := events.NewEventList(events.Meta{CommandID: id, Now: h.cfg.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id, Now: h.cfg.Now()})
 	m.Add("", data)
 	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.Derive(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
 	if err == nil {

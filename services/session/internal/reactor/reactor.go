@@ -222,12 +222,12 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Sess
 // appendNext appends the one thing that is due on the log itself, if anything is.
 func (r *Reactor) appendNext(ctx context.Context, l *eventlog.SessionState) (wrote bool, err error) {
 	now := r.cfg.Now()
-	base := func(what string) session.Base {
-		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
+	base := func(what string) session.CommandBase {
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
 	}
 	for _, c := range []session.Command{
-		session.Expire{Base: base("expire"), Run: l.RunView()},
-		session.Advance{Base: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
+		session.Expire{CommandBase: base("expire"), Run: l.RunView()},
+		session.Advance{CommandBase: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
 	} {
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
@@ -312,7 +312,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.SessionState, outcome
 	}
 	id := events.Derive(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
 	d, err := run.Decide(l.Run, run.Abandon{
-		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
+		CommandMeta: events.CommandMeta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
 	})
 	if errors.Is(err, run.ErrEnded) {
 		return nil

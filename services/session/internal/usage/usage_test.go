@@ -75,7 +75,7 @@ func (w *world) append(s events.Subject, execution string, list ...events.Payloa
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.n++
-	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
+	m := events.NewEventList(events.CommandMeta{CommandID: events.Derive(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
 	for _, data := range list {
 		m.Add(execution, data)
 	}

@@ -177,7 +177,7 @@ func badReference(bad *events.ReferenceError) error {
 }
 
 // decider returns the events that a command appends, given the present state of a catalogue entry.
-type decider func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error)
+type decider func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error)
 
 // change carries out a command on an entry. It returns the entry before and after the command.
 func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.CatalogueEntry, err error) {
@@ -191,7 +191,7 @@ func (h *Handler) change(ctx context.Context, c command.Command, ref events.Refe
 		if done, err := h.cfg.Entries.HasCommand(ctx, e, c.ID); done || err != nil {
 			return err
 		}
-		list, err := decide(e, events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		list, err := decide(e, events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()})
 		if err != nil || len(list) == 0 {
 			return err
 		}

@@ -123,8 +123,8 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 
 // appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
 func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
-	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
-		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
+	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
+		list, err := versions.Decide(e.State, versions.Apply{CommandMeta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
 			list = nil
 		}

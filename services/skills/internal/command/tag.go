@@ -21,12 +21,12 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 	if !events.IsTag(b.Tag) {
 		return command.Answer{}, badTag("tag", b.Tag)
 	}
-	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
 		digest, err := resolveDigest(e, b.Ref)
 		if err != nil {
 			return nil, err
 		}
-		return versions.Decide(e.State, versions.Tag{Meta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
+		return versions.Decide(e.State, versions.Tag{CommandMeta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
 			return events.SkillTagged{Ref: versionReference(b.Ref, digest), Tag: b.Tag}
 		}})
 	})
@@ -50,7 +50,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	if err := checkReference(b.Ref); err != nil {
 		return command.Answer{}, err
 	}
-	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.Meta) ([]events.Event, error) {
+	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
 			digest, err := resolveDigest(e, ref)
@@ -59,7 +59,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 			}
 			ref.Version = digest
 		}
-		return versions.Decide(e.State, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+		return versions.Decide(e.State, versions.Remove{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 	if err != nil {
 		return command.Answer{}, err

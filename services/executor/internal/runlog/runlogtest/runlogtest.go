@@ -82,7 +82,7 @@ func (b *Fixture) Load() *eventlog.SessionState {
 func (b *Fixture) Claim() *runlog.Execution {
 	b.t.Helper()
 	l := b.Load()
-	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
+	d, err := b.Writer.Decide(l.Run, run.Claim{CommandMeta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
