@@ -37,8 +37,8 @@ func publish(t *testing.T, js jetstream.JetStream, executor string, number uint6
 	if err != nil {
 		t.Fatal(err)
 	}
-	frame := events.AppendFrameDelta(events.AppendFrame(nil, number), events.FrameSession("acme", session), raw)
-	ack, err := js.Publish(t.Context(), events.FrameSubject(partitions.Of(session), executor), frame)
+	frame := events.AppendFrameDelta(events.AppendFrameHeader(nil, number), events.FrameSessionKey("acme", session), raw)
+	ack, err := js.Publish(t.Context(), events.FrameSubject(partitions.PartitionOf(session), executor), frame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +50,9 @@ func publish(t *testing.T, js jetstream.JetStream, executor string, number uint6
 func TestReader_ReadsFromItsStart(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session, other := events.Derive(events.KindSession, "a"), ""
+	session, other := events.DeriveID(events.KindSession, "a"), ""
 	for i := 0; other == ""; i++ {
-		if id := events.Derive(events.KindSession, fmt.Sprint("other", i)); partitions.Of(id) == partitions.Of(session) {
+		if id := events.DeriveID(events.KindSession, fmt.Sprint("other", i)); partitions.PartitionOf(id) == partitions.PartitionOf(session) {
 			other = id
 		}
 	}
@@ -99,7 +99,7 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 func TestReader_SkipsForwardOnly(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
+	session := events.DeriveID(events.KindSession, "a")
 	var positions []uint64
 	for i := range 10 {
 		positions = append(positions, publish(t, js, "xtr_1", uint64(i+1), session, events.Delta{BlockID: "b", Offset: uint32(i), Text: "x"}))
@@ -131,8 +131,8 @@ func TestReader_SkipsForwardOnly(t *testing.T) {
 func TestLastFrames_ReturnsOneForEachExecutor(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
-	p := partitions.Of(session)
+	session := events.DeriveID(events.KindSession, "a")
+	p := partitions.PartitionOf(session)
 	if list, err := deltas.LastFrames(t.Context(), nc, p); err != nil || len(list) > 0 {
 		t.Errorf("frames of an empty stream: %+v, %v", list, err)
 	}
@@ -173,9 +173,9 @@ func TestPartitionReader_FailsWithoutDELTAS(t *testing.T) {
 func TestPartitionReader_SkipsDamagedMessages(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
+	session := events.DeriveID(events.KindSession, "a")
 	for _, data := range []string{"", "frame 1 x\n", "frame 1 3\nacme", "frame 1 4\nacme " + session + " 1\n{\n"} {
-		if _, err := js.Publish(t.Context(), events.FrameSubject(partitions.Of(session), "xtr_1"), []byte(data)); err != nil {
+		if _, err := js.Publish(t.Context(), events.FrameSubject(partitions.PartitionOf(session), "xtr_1"), []byte(data)); err != nil {
 			t.Fatal(err)
 		}
 	}

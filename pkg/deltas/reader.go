@@ -12,7 +12,7 @@ import (
 type Reader struct {
 	nc        *nats.Conn
 	partition int
-	session   string // the session's events.FrameSession
+	session   string // the session's events.FrameSessionKey
 	stream    *PartitionReader
 	fetched   []events.Delta
 }
@@ -20,8 +20,8 @@ type Reader struct {
 // NewReader returns a Reader of the deltas of a session after a position in the stream DELTAS. It sends nothing to
 // NATS.
 func NewReader(nc *nats.Conn, partitions events.Partitioning, tenant, session string, from StartPosition) *Reader {
-	p := partitions.Of(session)
-	return &Reader{nc: nc, partition: p, session: events.FrameSession(tenant, session), stream: NewPartitionReader(nc, p, from)}
+	p := partitions.PartitionOf(session)
+	return &Reader{nc: nc, partition: p, session: events.FrameSessionKey(tenant, session), stream: NewPartitionReader(nc, p, from)}
 }
 
 // Buffered reports whether the next Peek returns without a request to NATS.

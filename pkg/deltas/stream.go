@@ -81,7 +81,7 @@ func NewPartitionReader(nc *nats.Conn, partition int, from StartPosition) *Parti
 
 // SessionDelta is a delta in the stream DELTAS, and the session to which it belongs.
 type SessionDelta struct {
-	Session []byte // the session's events.FrameSession
+	Session []byte // the session's events.FrameSessionKey
 	JSON    []byte // the delta, for events.DecodeDelta
 }
 
@@ -143,7 +143,7 @@ func decodeDeltas(m *nats.Msg, add func(SessionDelta)) {
 		return
 	}
 	if t := strings.Split(subject, "."); len(t) == 4 {
-		add(SessionDelta{Session: []byte(events.FrameSession(t[2], t[3])), JSON: m.Data})
+		add(SessionDelta{Session: []byte(events.FrameSessionKey(t[2], t[3])), JSON: m.Data})
 	}
 }
 

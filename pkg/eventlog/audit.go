@@ -28,7 +28,7 @@ func AuditEntryOf(rec Record) (a events.AuditEntry, ok bool) {
 
 // maxAuditBytes is the maximum size in bytes of the audit entries in a session's run_retired, so that they stay inside
 // its commit.
-const maxAuditBytes = events.MaxInline * 3 / 4
+const maxAuditBytes = events.MaxInlineBytes * 3 / 4
 
 // NewestAuditEntries returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
 func NewestAuditEntries(list []events.AuditEntry) ([]events.AuditEntry, error) {

@@ -42,8 +42,8 @@ func (s Catalogue) Load(ctx context.Context, subject events.Subject, f Freshness
 	if e.Head.Seq == 0 {
 		return e, nil
 	}
-	if decodeState(e.Head.Commit.State, versions.Number, &e.State) {
-		e.State = e.State.Settle(e.Head.Seq)
+	if decodeState(e.Head.Commit.State, versions.StateVersion, &e.State) {
+		e.State = e.State.WithCommitSeq(e.Head.Seq)
 		return e, nil
 	}
 	e.State = versions.State{}
@@ -51,27 +51,27 @@ func (s Catalogue) Load(ctx context.Context, subject events.Subject, f Freshness
 		if err != nil {
 			return e, err
 		}
-		e.State = versions.Fold(e.State, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+		e.State = versions.Fold(e.State, rec.Commit.ID, rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	return e, nil
 }
 
 // Append appends the events of a command to the log and updates e. The id of the commit is derived from the command.
 func (s Catalogue) Append(ctx context.Context, e *CatalogueEntry, actor events.Actor, command string, list []events.Event) error {
-	id := events.Derive(events.KindCommit, command)
+	id := events.DeriveID(events.KindCommit, command)
 	next := versions.Fold(e.State, id, list)
 	head, err := s.Log.Append(ctx, e.Head, events.Draft{ID: id, Actor: actor, Events: list, State: next})
 	if err != nil {
 		return err
 	}
-	e.Head, e.State = head, next.Settle(head.Seq)
+	e.Head, e.State = head, next.WithCommitSeq(head.Seq)
 	return nil
 }
 
 // HasCommand reports whether a command was carried out on the entry. It reads the entry's chain only if the state no
 // longer has all commands.
 func (s Catalogue) HasCommand(ctx context.Context, e CatalogueEntry, command string) (bool, error) {
-	id := events.Derive(events.KindCommit, command)
+	id := events.DeriveID(events.KindCommit, command)
 	if e.State.HasCommand(id) || !e.State.MayHaveDropped() {
 		return e.State.HasCommand(id), nil
 	}
@@ -128,7 +128,7 @@ func (s Catalogue) ResolveRemoved(ctx context.Context, kind events.Aspect, tenan
 
 // findVersion returns the payload that created the version of an entry with a digest, or ErrNotFound.
 func (s Catalogue) findVersion(ctx context.Context, e CatalogueEntry, digest string) (events.Payload, error) {
-	if at := e.State.At(digest); at > 0 {
+	if at := e.State.CommitSeqOf(digest); at > 0 {
 		rec, err := s.Log.CommitAt(ctx, Position{Shard: s.Position(e).Shard, Seq: at})
 		if err != nil {
 			return nil, err

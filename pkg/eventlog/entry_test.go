@@ -24,7 +24,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.R
 		t.Fatal(err)
 	}
 	ref.Version = version
-	list, err := versions.Decide(e.State, versions.Apply{
+	list, err := versions.Decide(e.State, versions.ApplyVersion{
 		CommandMeta: events.CommandMeta{CommandID: command, Now: time.Unix(1, 0).UTC()}, Version: version, Tags: tags,
 		Data: events.AgentApplied{Ref: ref, Tags: tags, Spec: events.AgentSpec{Name: version[60:]}},
 	})
@@ -34,7 +34,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.R
 	if err := s.Append(ctx, &e, events.Actor{Kind: "service"}, command, list); err != nil {
 		t.Fatal(err)
 	}
-	if !e.State.HasCommand(events.Derive(events.KindCommit, command)) || e.State.At(version) == 0 {
+	if !e.State.HasCommand(events.DeriveID(events.KindCommit, command)) || e.State.CommitSeqOf(version) == 0 {
 		t.Fatalf("after the append: %+v", e.State)
 	}
 }
@@ -97,7 +97,7 @@ func TestEntries_FindVersionsAndTags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		st = versions.Fold(st, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+		st = versions.Fold(st, rec.Commit.ID, rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	if fmt.Sprint(st) != fmt.Sprint(e.State) {
 		t.Errorf("folded from zero\n%v\nwant\n%v", st, e.State)

@@ -75,7 +75,7 @@ func (e *ConflictError) Error() string {
 
 // Errors that a caller may test for.
 var (
-	// ErrTooLarge is returned for a commit that exceeds events.MaxCommit although its large data was moved to the
+	// ErrTooLarge is returned for a commit that exceeds events.MaxCommitBytes although its large data was moved to the
 	// object store. The caller must split it.
 	ErrTooLarge = errors.New("commit is too large")
 	// ErrFull is returned if the log has reached its limit. Nothing was written or dropped.

@@ -9,7 +9,7 @@ import (
 
 // HasCommand reports whether a command was carried out on a subject whose commits have no state.
 func HasCommand(ctx context.Context, l Log, head Head, command string) (bool, error) {
-	_, done, err := findCommit(ctx, l, head, events.Derive(events.KindCommit, command))
+	_, done, err := findCommit(ctx, l, head, events.DeriveID(events.KindCommit, command))
 	return done, err
 }
 

@@ -39,7 +39,7 @@ func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStor
 		return events.Commit{}, nil, fmt.Errorf("append to %s: %w", head.Subject, err)
 	}
 	var large map[string][]byte
-	if len(c.Events) > events.MaxInline {
+	if len(c.Events) > events.MaxInlineBytes {
 		if d.Events, large, err = extractLargeData(d.Events); err != nil {
 			return events.Commit{}, nil, fmt.Errorf("append to %s: %w", head.Subject, err)
 		}
@@ -51,8 +51,8 @@ func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStor
 	if err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append to %s: encode: %w", head.Subject, err)
 	}
-	if len(msg) > events.MaxCommit {
-		return events.Commit{}, nil, fmt.Errorf("append to %s: commit %s has %d bytes, at most %d: %w", head.Subject, c.ID, len(msg), events.MaxCommit, ErrTooLarge)
+	if len(msg) > events.MaxCommitBytes {
+		return events.Commit{}, nil, fmt.Errorf("append to %s: commit %s has %d bytes, at most %d: %w", head.Subject, c.ID, len(msg), events.MaxCommitBytes, ErrTooLarge)
 	}
 	for digest, data := range large {
 		if err := store.Put(ctx, head.Subject, digest, data); err != nil {
@@ -62,7 +62,7 @@ func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStor
 	return c, msg, nil
 }
 
-// extractLargeData replaces data over events.MaxInline by references. It returns the events, and the removed data by
+// extractLargeData replaces data over events.MaxInlineBytes by references. It returns the events, and the removed data by
 // digest.
 func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, error) {
 	out := make([]events.Event, len(list))
@@ -73,7 +73,7 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 		}
-		if len(data) <= events.MaxInline {
+		if len(data) <= events.MaxInlineBytes {
 			continue
 		}
 		sum := sha256.Sum256(data)
@@ -122,7 +122,7 @@ func DecodeNATSRecord(partitions events.Partitioning, subject string, p Position
 // to.
 func ResolveEvents(ctx context.Context, rec Record, store PayloadStore) (Record, error) {
 	var err error
-	if rec.Events, err = rec.Commit.Decode(); err != nil {
+	if rec.Events, err = rec.Commit.DecodeEvents(); err != nil {
 		return rec, fmt.Errorf("read %s on %s: %w", rec.Position, rec.Subject, err)
 	}
 	for i, e := range rec.Events {
@@ -184,7 +184,7 @@ func (f Filter) Match(partitions events.Partitioning, s events.Subject) bool {
 			return false
 		}
 	}
-	return f.Partitions == nil || slices.Contains(f.Partitions, partitions.Of(s.ID))
+	return f.Partitions == nil || slices.Contains(f.Partitions, partitions.PartitionOf(s.ID))
 }
 
 // Check returns an error if the filter cannot match anything in the shard of a log.
@@ -196,7 +196,7 @@ func (f Filter) Check(partitions events.Partitioning, shard, shards int) error {
 		return errors.New("partitions: the list is empty; use nil for all partitions")
 	}
 	for _, p := range f.Partitions {
-		if p < 0 || p >= partitions.Count() || p%shards != shard {
+		if p < 0 || p >= partitions.PartitionCount() || p%shards != shard {
 			return fmt.Errorf("partition: %d is not in shard %d of %d", p, shard, shards)
 		}
 	}
@@ -213,7 +213,7 @@ func (f Filter) Check(partitions events.Partitioning, shard, shards int) error {
 	if s.Partition()%shards != shard {
 		return fmt.Errorf("filter: %s is not in shard %d of %d", s.ID, shard, shards)
 	}
-	if f.Partitions != nil && !slices.Contains(f.Partitions, partitions.Of(s.ID)) {
+	if f.Partitions != nil && !slices.Contains(f.Partitions, partitions.PartitionOf(s.ID)) {
 		return fmt.Errorf("filter: %s is not in the partitions %v", s.ID, f.Partitions)
 	}
 	return nil

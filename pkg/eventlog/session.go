@@ -27,10 +27,10 @@ type SessionState struct {
 }
 
 // RunView returns the part of the run state on which the session's life depends.
-func (l *SessionState) RunView() session.RunView { return l.Run.View(&l.Life) }
+func (l *SessionState) RunView() session.RunView { return l.Run.RunView(&l.Life) }
 
 // DueWork returns the work that the session requires from an executor.
-func (l *SessionState) DueWork() run.Work { return run.Due(&l.Life, &l.Run) }
+func (l *SessionState) DueWork() run.Work { return run.DueWork(&l.Life, &l.Run) }
 
 // Load returns the state of a session, with one direct get per subject. A session that does not exist has Life.Status
 // session.None.
@@ -39,10 +39,10 @@ func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*Se
 	var err error
 	// The run head is read first. Life is then at least as new as run, so that an older life never hides an
 	// execution that run already shows as active.
-	if l.RunHead, err = s.Log.Last(ctx, events.RunOf(tenant, id), f); err != nil {
+	if l.RunHead, err = s.Log.Last(ctx, events.RunSubject(tenant, id), f); err != nil {
 		return l, fmt.Errorf("load runs of %s: %w", id, err)
 	}
-	if l.LifeHead, err = s.Log.Last(ctx, events.LifeOf(tenant, id), f); err != nil {
+	if l.LifeHead, err = s.Log.Last(ctx, events.LifeSubject(tenant, id), f); err != nil {
 		return l, fmt.Errorf("load life of %s: %w", id, err)
 	}
 	if l.Run, err = s.loadRunState(ctx, l.RunHead); err != nil {
@@ -59,15 +59,15 @@ func (s Sessions) loadLifeState(ctx context.Context, h Head) (session.State, err
 	if h.Seq == 0 {
 		return st, nil
 	}
-	if decodeState(h.Commit.State, session.Version, &st) {
-		return st.Settle(h.Seq), nil
+	if decodeState(h.Commit.State, session.StateVersion, &st) {
+		return st.WithCommitSeq(h.Seq), nil
 	}
 	st = session.State{}
 	for rec, err := range s.subjectCommits(ctx, h) {
 		if err != nil {
 			return st, err
 		}
-		st = session.Fold(st, cmp.Or(rec.Commit.Command, rec.Commit.ID), rec.Events).Settle(rec.Position.Seq)
+		st = session.Fold(st, cmp.Or(rec.Commit.Command, rec.Commit.ID), rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	return st, nil
 }
@@ -79,15 +79,15 @@ func (s Sessions) loadRunState(ctx context.Context, h Head) (run.State, error) {
 	if h.Seq == 0 {
 		return st, nil
 	}
-	if decodeState(h.Commit.State, run.Version, &st) {
-		return st.Settle(h.Seq), nil
+	if decodeState(h.Commit.State, run.StateVersion, &st) {
+		return st.WithCommitSeq(h.Seq), nil
 	}
 	st = run.State{}
 	for rec, err := range s.subjectCommits(ctx, h) {
 		if err != nil {
 			return st, err
 		}
-		st = run.Fold(st, rec.Commit.Epoch, rec.Events).Settle(rec.Position.Seq)
+		st = run.Fold(st, rec.Commit.Epoch, rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	return st, nil
 }
@@ -142,7 +142,7 @@ func (s Sessions) AppendLife(ctx context.Context, l *SessionState, actor events.
 	if err != nil {
 		return err
 	}
-	l.LifeHead, l.Life = head, next.Settle(head.Seq)
+	l.LifeHead, l.Life = head, next.WithCommitSeq(head.Seq)
 	return nil
 }
 
@@ -157,7 +157,7 @@ func (s Sessions) AppendRun(ctx context.Context, l *SessionState, actor events.A
 	for i, part := range parts {
 		commit := id
 		if i < len(parts)-1 {
-			commit = events.Derive(events.KindCommit, id, "part", strconv.Itoa(i))
+			commit = events.DeriveID(events.KindCommit, id, "part", strconv.Itoa(i))
 		}
 		if err := s.AppendRunPart(ctx, l, actor, commit, part); err != nil {
 			return err
@@ -174,12 +174,12 @@ func (s Sessions) AppendRunPart(ctx context.Context, l *SessionState, actor even
 	if err != nil {
 		return err
 	}
-	l.RunHead, l.Run = head, next.Settle(head.Seq)
+	l.RunHead, l.Run = head, next.WithCommitSeq(head.Seq)
 	return nil
 }
 
 // AcceptedMessage returns the message_accepted event with the query of an execution.
-func (s Sessions) AcceptedMessage(ctx context.Context, l *SessionState, ref session.Ref) (events.MessageAccepted, error) {
+func (s Sessions) AcceptedMessage(ctx context.Context, l *SessionState, ref session.QueryRef) (events.MessageAccepted, error) {
 	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
 		return events.MessageAccepted{}, fmt.Errorf("message of %s: %w", ref.ExecutionID, err)
@@ -200,7 +200,7 @@ func (s Sessions) ActiveEvents(ctx context.Context, l *SessionState) iter.Seq2[e
 		if active.ExecutionID == "" || l.RunHead.Seq <= after.Seq {
 			return
 		}
-		for rec, err := range s.Log.Read(ctx, after, Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+		for rec, err := range s.Log.Read(ctx, after, Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 			if err != nil {
 				yield(events.Event{}, fmt.Errorf("events of %s: %w", active.ExecutionID, err))
 				return
@@ -243,7 +243,7 @@ func (s Sessions) Position(session string, seq uint64) Position {
 }
 
 // ApprovalDecision reads a decision on an approval request from the session's life.
-func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d session.Decided) (events.ApprovalDecided, error) {
+func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d session.DecidedApproval) (events.ApprovalDecided, error) {
 	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, d.At))
 	if err != nil {
 		return events.ApprovalDecided{}, fmt.Errorf("decision on %s: %w", d.ApprovalID, err)
@@ -257,7 +257,7 @@ func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d sessi
 }
 
 // FileChangeEvents reads the file_put and file_removed events of the given file changes from the log, in order.
-func (s Sessions) FileChangeEvents(ctx context.Context, l *SessionState, list []session.Change) ([]events.Event, error) {
+func (s Sessions) FileChangeEvents(ctx context.Context, l *SessionState, list []session.FileChange) ([]events.Event, error) {
 	var out []events.Event
 	for _, c := range list {
 		rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, c.At))

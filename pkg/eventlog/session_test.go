@@ -28,10 +28,10 @@ func TestActiveEvents_YieldsTheActiveExecution(t *testing.T) {
 			w.write(runs, 2, exe(2), events.Log{Message: "c"})
 			l := &eventlog.SessionState{
 				Tenant: tenant, ID: life.ID, RunHead: w.heads[runs],
-				Life: sessionstate.State{Active: sessionstate.Ref{ExecutionID: exe(2), Message: message.Seq}},
+				Life: sessionstate.State{Active: sessionstate.QueryRef{ExecutionID: exe(2), Message: message.Seq}},
 			}
 			if resolved {
-				l.Run = run.State{Resolved: run.Resolved{Known: true, At: at.Seq}}
+				l.Run = run.State{Resolved: run.ResolvedLocation{Known: true, At: at.Seq}}
 			}
 			w.write(runs, 2, exe(2), events.Log{Message: "after the head"})
 			var got []string

@@ -187,7 +187,7 @@ func (k Keys) CheckSignature(s events.Subject, c events.Commit, signature string
 		return "the signature is invalid", nil
 	case c.ComputeHash(s) != c.Hash:
 		return "the hash does not match the contents", nil
-	case c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command):
+	case c.Command != "" && c.ID != events.DeriveID(events.KindCommit, c.Command):
 		return "the id is not derived from the command", nil
 	}
 	return "", nil

@@ -72,7 +72,7 @@ func Verify(ctx context.Context, l Log, scope VerifyScope) (VerifyReport, error)
 	shards := l.Shards()
 	first, last, filter := 0, shards-1, Filter{Foreign: true}
 	if scope.Session != "" {
-		s := events.LifeOf(scope.Tenant, scope.Session)
+		s := events.LifeSubject(scope.Tenant, scope.Session)
 		if err := s.Check(); err != nil {
 			return VerifyReport{}, fmt.Errorf("verify: %w", err)
 		}
@@ -308,7 +308,7 @@ func (v *Verifier) checkChainLink(rec Record, s *sessionCheck) string {
 	if want := c.ComputeHash(rec.Subject); c.Hash != want {
 		return fmt.Sprintf("its hash is %s, but its contents hash to %s", c.Hash, want)
 	}
-	if c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command) {
+	if c.Command != "" && c.ID != events.DeriveID(events.KindCommit, c.Command) {
 		return fmt.Sprintf("id is not derived from the command %s", c.Command)
 	}
 	before := s.chains[rec.Subject.Aspect]
@@ -420,11 +420,11 @@ func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) s
 		}
 		s.executions[e.ExecutionID] = &executionCheck{accepted: at}
 		s.order = append(s.order, e.ExecutionID)
-	case events.Terminal(e.Type()) && x == nil:
+	case events.IsTerminal(e.Type()) && x == nil:
 		v.addSuspectProblem(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
-	case events.Terminal(e.Type()) && x.end != "":
+	case events.IsTerminal(e.Type()) && x.end != "":
 		return fmt.Sprintf("%s of execution %s, which ended with %s at %s", e.Type(), e.ExecutionID, x.end, x.at)
-	case events.Terminal(e.Type()):
+	case events.IsTerminal(e.Type()):
 		x.end, x.at = e.Type(), at
 	}
 	return ""

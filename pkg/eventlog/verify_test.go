@@ -90,8 +90,8 @@ func (s *sessionWriter) verify(scope eventlog.VerifyScope) eventlog.VerifyReport
 
 // session returns the two subjects of a session, and a function that returns the id of its n-th execution.
 func session(name string) (life, run events.Subject, exe func(int) string) {
-	life = events.LifeOf(tenant, eventlogtest.ID(events.KindSession, name))
-	return life, events.RunOf(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
+	life = events.LifeSubject(tenant, eventlogtest.ID(events.KindSession, name))
+	return life, events.RunSubject(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
 }
 
 // writeWholeSession writes a session with a completed, a withdrawn and an open query.

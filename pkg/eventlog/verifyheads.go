@@ -12,7 +12,7 @@ import (
 func (v *Verifier) startHeadComparison(c *heads.Chain, session events.Subject) {
 	var covers func(string) bool
 	if session.ID != "" {
-		names := []string{events.LifeOf(session.Tenant, session.ID).String(), events.RunOf(session.Tenant, session.ID).String()}
+		names := []string{events.LifeSubject(session.Tenant, session.ID).String(), events.RunSubject(session.Tenant, session.ID).String()}
 		covers = func(subject string) bool { return slices.Contains(names, subject) }
 	}
 	v.heads = c.Compare(covers)

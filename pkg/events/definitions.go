@@ -59,9 +59,9 @@ type CommandSpec struct {
 
 // Transports of an MCP server.
 const (
-	MCPStdio  = "stdio"
-	MCPHTTP   = "http"
-	MCPDocker = "docker" // stdio of a container next to the sandbox
+	MCPTypeStdio  = "stdio"
+	MCPTypeHTTP   = "http"
+	MCPTypeDocker = "docker" // stdio of a container next to the sandbox
 )
 
 // MCPServer is a server of tools. ${VAR} in its strings is replaced by a variable of the merged environment.
@@ -127,9 +127,9 @@ type Retries struct {
 
 // Actions of Loops.
 const (
-	LoopStop = "stop"
-	LoopWarn = "warn"
-	LoopNone = "none"
+	LoopActionStop = "stop"
+	LoopActionWarn = "warn"
+	LoopActionNone = "none"
 )
 
 // Loops define what happens when an agent repeats a tool call without progress. The zero value means the defaults.
@@ -149,11 +149,11 @@ const (
 
 // WithDefaults returns l with the defaults for fields that are not set. Numbers that have no effect with the action are 0.
 func (l Loops) WithDefaults() Loops {
-	l.Action = cmp.Or(l.Action, LoopStop)
+	l.Action = cmp.Or(l.Action, LoopActionStop)
 	switch l.Action {
-	case LoopNone:
-		return Loops{Action: LoopNone}
-	case LoopWarn:
+	case LoopActionNone:
+		return Loops{Action: LoopActionNone}
+	case LoopActionWarn:
 		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarn), 0
 	default:
 		switch {

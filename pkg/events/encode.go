@@ -24,28 +24,28 @@ type storedForm struct {
 
 func (f *storedForm) data() json.RawMessage { return f.bytes[f.from : len(f.bytes)-1] }
 
-// isOf reports whether f is the stored form of e. The data must be the same value in memory: comparing it by content
+// isFormOf reports whether f is the stored form of e. The data must be the same value in memory: comparing it by content
 // would cost as much as encoding it.
-func (f *storedForm) isOf(e *Event) bool {
+func (f *storedForm) isFormOf(e *Event) bool {
 	o := &f.event
-	return samePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
+	return isSamePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
 		e.ConversationID == o.ConversationID && e.Source == o.Source && e.N == o.N
 }
 
-// samePayload reports whether a and b are one value in memory. A value inside an interface cannot be changed, only
+// isSamePayload reports whether a and b are one value in memory. A value inside an interface cannot be changed, only
 // replaced by another one, which is at another address as long as the first one is referred to. Pointers are never the
 // same: what they point to can be changed.
-func samePayload(a, b Payload) bool {
+func isSamePayload(a, b Payload) bool {
 	return *(*[2]unsafe.Pointer)(unsafe.Pointer(&a)) == *(*[2]unsafe.Pointer)(unsafe.Pointer(&b)) && a != nil && reflect.TypeOf(a).Kind() != reflect.Pointer
 }
 
 // storedForm returns the stored form of the event. It encodes the event unless Encoded did.
 func (e Event) storedForm() (*storedForm, error) {
-	if e.stored != nil && e.stored.isOf(&e) {
+	if e.stored != nil && e.stored.isFormOf(&e) {
 		return e.stored, nil
 	}
 	e.stored = nil
-	b, from, err := e.encode(nil)
+	b, from, err := e.appendEncoded(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -74,23 +74,23 @@ func (e Event) EncodedData() (json.RawMessage, error) {
 }
 
 // MarshalJSON returns the stored form.
-func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }
+func (e Event) MarshalJSON() ([]byte, error) { return e.appendStored(nil) }
 
-// append appends the stored form to b.
-func (e Event) append(b []byte) ([]byte, error) {
-	if e.stored != nil && e.stored.isOf(&e) {
+// appendStored appends the stored form to b.
+func (e Event) appendStored(b []byte) ([]byte, error) {
+	if e.stored != nil && e.stored.isFormOf(&e) {
 		return append(b, e.stored.bytes...), nil
 	}
-	b, _, err := e.encode(b)
+	b, _, err := e.appendEncoded(b)
 	return b, err
 }
 
-// encode encodes the event and appends it to b. from is the index of the data in the result.
-func (e Event) encode(b []byte) (out []byte, from int, err error) {
+// appendEncoded encodes the event and appends it to b. from is the index of the data in the result.
+func (e Event) appendEncoded(b []byte) (out []byte, from int, err error) {
 	if e.Data == nil {
 		return nil, 0, fmt.Errorf("event %s has no data", e.ID)
 	}
-	data, err := appendData(nil, e.Data)
+	data, err := appendPayloadJSON(nil, e.Data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
 	}
@@ -130,7 +130,7 @@ func marshalEvents(list []Event) (json.RawMessage, error) {
 			b = append(b, ',')
 		}
 		var err error
-		if b, err = e.append(b); err != nil {
+		if b, err = e.appendStored(b); err != nil {
 			return nil, err
 		}
 	}
@@ -157,7 +157,7 @@ func (c Commit) Encode() ([]byte, error) {
 	}
 	b = compact.AppendString(append(b, `,"prev":`...), c.Prev)
 	b = compact.AppendString(append(b, `,"hash":`...), c.Hash)
-	b = append(append(b, `,"events":`...), orNull(c.Events)...)
+	b = append(append(b, `,"events":`...), nullIfEmpty(c.Events)...)
 	if len(c.State) > 0 {
 		b = append(append(b, `,"state":`...), c.State...)
 	}
@@ -167,15 +167,15 @@ func (c Commit) Encode() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-func orNull(raw json.RawMessage) json.RawMessage {
+func nullIfEmpty(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 {
 		return json.RawMessage("null")
 	}
 	return raw
 }
 
-// marshal returns JSON without HTML escapes, so that stored text stays readable.
-func marshal(v any) ([]byte, error) {
+// marshalJSON returns JSON without HTML escapes, so that stored text stays readable.
+func marshalJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

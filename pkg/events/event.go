@@ -78,7 +78,7 @@ type storedEvent struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-func (s storedEvent) event() Event {
+func (s storedEvent) toEvent() Event {
 	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
 }
 
@@ -89,17 +89,17 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return fmt.Errorf("decode event: %w", err)
 	}
-	*e = s.event()
+	*e = s.toEvent()
 	return nil
 }
 
 // DecodePayload decodes the data of a type. It returns Opaque for an unknown type, for data that does not decode,
 // and for a reference to the object store.
 func DecodePayload(t Type, data json.RawMessage) Payload {
-	if p, ok := readPayload(t, data); ok {
+	if p, ok := decodeCompactPayload(t, data); ok {
 		return p
 	}
-	if entry, ok := Lookup(t); ok && !IsPayloadRef(data) {
+	if entry, ok := LookupType(t); ok && !IsPayloadRef(data) {
 		if p, err := entry.decode(data); err == nil {
 			return p
 		}
@@ -107,8 +107,8 @@ func DecodePayload(t Type, data json.RawMessage) Payload {
 	return Opaque{Name: t, Raw: append(json.RawMessage(nil), data...)}
 }
 
-// Wire is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.
-type Wire struct {
+// WireEvent is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.
+type WireEvent struct {
 	Seq            uint32          `json:"seq"`
 	Position       string          `json:"position"`
 	ID             string          `json:"id,omitempty"`
@@ -122,17 +122,17 @@ type Wire struct {
 }
 
 // ToWire returns the event in the form for clients.
-func (e Event) ToWire(session string, seq uint32, position string) (Wire, error) {
-	data, err := appendData(nil, e.Data)
+func (e Event) ToWire(session string, seq uint32, position string) (WireEvent, error) {
+	data, err := appendPayloadJSON(nil, e.Data)
 	if err != nil {
-		return Wire{}, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
+		return WireEvent{}, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 	}
-	return Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
+	return WireEvent{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
 }
 
 // Event converts the client form back into a stored event. The field N of the result is 0, because the client form does
 // not contain it.
-func (w Wire) Event() Event {
+func (w WireEvent) Event() Event {
 	return Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: DecodePayload(w.Type, w.Data)}
 }
 
@@ -161,7 +161,7 @@ func (d Delta) Encode() ([]byte, error) {
 
 // DecodeDelta decodes a message of DELTAS. The result is that of encoding/json.
 func DecodeDelta(b []byte) (Delta, error) {
-	if d, ok := readDelta(b); ok {
+	if d, ok := decodeCompactDelta(b); ok {
 		return d, nil
 	}
 	var d Delta
@@ -171,8 +171,8 @@ func DecodeDelta(b []byte) (Delta, error) {
 	return d, nil
 }
 
-// readDelta decodes the form that Encode writes. If ok is false, the result is not valid.
-func readDelta(b []byte) (d Delta, ok bool) {
+// decodeCompactDelta decodes the form that Encode writes. If ok is false, the result is not valid.
+func decodeCompactDelta(b []byte) (d Delta, ok bool) {
 	r := compact.NewReader(b)
 	r.Expect(`{"blockId":`)
 	d.BlockID = r.String()
@@ -189,18 +189,18 @@ func readDelta(b []byte) (d Delta, ok bool) {
 	r.Expect(`,"time":`)
 	d.Time = r.Time()
 	r.Expect(`}`)
-	return d, r.Done()
+	return d, r.AtEnd()
 }
 
 // ToWire returns the delta in the form for clients. seq and position are those of the last stored event.
-func (d Delta) ToWire(session string, seq uint32, position string) (Wire, error) {
-	data, err := marshal(struct {
+func (d Delta) ToWire(session string, seq uint32, position string) (WireEvent, error) {
+	data, err := marshalJSON(struct {
 		BlockID string `json:"blockId"`
 		Offset  uint32 `json:"offset"`
 		Delta   string `json:"delta"`
 	}{d.BlockID, d.Offset, d.Text})
 	if err != nil {
-		return Wire{}, fmt.Errorf("encode delta of %s: %w", d.BlockID, err)
+		return WireEvent{}, fmt.Errorf("encode delta of %s: %w", d.BlockID, err)
 	}
-	return Wire{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, data}, nil
+	return WireEvent{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, data}, nil
 }

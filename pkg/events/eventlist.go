@@ -25,7 +25,7 @@ func NewEventList(m CommandMeta) *EventList { return &EventList{meta: m} }
 // Add appends an event about an execution, or about the session if execution is "".
 func (m *EventList) Add(execution string, data Payload) {
 	m.out = append(m.out, Event{
-		ID:          Derive(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
+		ID:          DeriveID(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
 		Time:        m.meta.Now,
 		ExecutionID: execution,
 		Source:      FromServer,
@@ -34,8 +34,8 @@ func (m *EventList) Add(execution string, data Payload) {
 	m.n++
 }
 
-// Keep appends an event that already has an id.
-func (m *EventList) Keep(e Event) { m.out = append(m.out, e) }
+// AddExisting appends an event that already has an id.
+func (m *EventList) AddExisting(e Event) { m.out = append(m.out, e) }
 
 // Events returns the collected events.
 func (m *EventList) Events() []Event { return m.out }

@@ -247,7 +247,7 @@ type DayUsage struct {
 	Day   string      `json:"day"` // in UTC, as 2026-01-31
 	Spent BudgetUsage `json:"spent"`
 
-	Logged Output `json:"logged,omitzero"` // events that the session appended to the log
+	Logged OutputSize `json:"logged,omitzero"` // events that the session appended to the log
 }
 
 // ContentRemoved records that all content of the session was removed from streams and buckets.

@@ -25,8 +25,8 @@ const (
 	LimitsAspect Aspect = "limits"
 )
 
-// Catalogued reports whether an aspect belongs to the catalogue.
-func (a Aspect) Catalogued() bool {
+// IsCatalogue reports whether an aspect belongs to the catalogue.
+func (a Aspect) IsCatalogue() bool {
 	switch a {
 	case Key, Agent, Instance, Environment, Skill, TenantBudget, LimitsAspect:
 		return true
@@ -41,16 +41,16 @@ type Subject struct {
 	Aspect Aspect
 }
 
-// LifeOf returns the subject of a session's life.
-func LifeOf(tenant, session string) Subject { return Subject{tenant, session, Life} }
+// LifeSubject returns the subject of a session's life.
+func LifeSubject(tenant, session string) Subject { return Subject{tenant, session, Life} }
 
-// RunOf returns the subject of a session's runs.
-func RunOf(tenant, session string) Subject { return Subject{tenant, session, Run} }
+// RunSubject returns the subject of a session's runs.
+func RunSubject(tenant, session string) Subject { return Subject{tenant, session, Run} }
 
 // CatalogueID returns the id that replaces the session id in the subject of a catalogue entry. It is derived from
 // the fields that must be unique, so that the log's expected-sequence check is the unique constraint.
 func CatalogueID(kind Aspect, tenant, scope, org, slug string) string {
-	return Derive("cat", string(kind), tenant, scope, org, slug)
+	return DeriveID("cat", string(kind), tenant, scope, org, slug)
 }
 
 // Partition returns the partition of a session id or catalogue id among MaxPartitions: FNV-1a mod 64. The numbers of
@@ -83,7 +83,7 @@ func (s Subject) Check() error {
 	switch {
 	case s.Aspect == Life, s.Aspect == Run:
 		return CheckID("sessionId", KindSession, s.ID)
-	case s.Aspect.Catalogued():
+	case s.Aspect.IsCatalogue():
 		return CheckID("catalogue id", "cat", s.ID)
 	}
 	return fmt.Errorf("aspect: %q is unknown", s.Aspect)

@@ -201,7 +201,7 @@ func (l Layout) metadata() map[string]string {
 	if l.Partitions == 0 {
 		return map[string]string{shardsKey: strconv.Itoa(l.Shards)}
 	}
-	return map[string]string{partitionsKey: strconv.Itoa(l.Partitions.Count()), partitionedShardsKey: strconv.Itoa(l.Shards)}
+	return map[string]string{partitionsKey: strconv.Itoa(l.Partitions.PartitionCount()), partitionedShardsKey: strconv.Itoa(l.Shards)}
 }
 
 // isRecorded reports whether a stream records any layout.
@@ -217,7 +217,7 @@ func isRecorded(have jetstream.StreamConfig) bool {
 // subjects returns the subjects of the log that a shard's stream stores.
 func (l Layout) subjects(shard int) []string {
 	var list []string
-	for p := shard; p < l.Partitions.Count(); p += l.Shards {
+	for p := shard; p < l.Partitions.PartitionCount(); p += l.Shards {
 		list = append(list, PartitionFilter(p))
 	}
 	return list
@@ -228,5 +228,5 @@ func (l Layout) String() string {
 	if l.Partitions == 0 {
 		return fmt.Sprintf("%d shards without a number of partitions", l.Shards)
 	}
-	return fmt.Sprintf("%d shards and %d partitions", l.Shards, l.Partitions.Count())
+	return fmt.Sprintf("%d shards and %d partitions", l.Shards, l.Partitions.PartitionCount())
 }

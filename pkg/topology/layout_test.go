@@ -22,7 +22,7 @@ func TestProvision_RecordsPartitions(t *testing.T) {
 		provision(ctx, t, js, cfg)
 		provision(ctx, t, js, topology.Config{})
 		l, err := topology.ReadLayout(ctx, js)
-		if err != nil || l.Shards != cfg.Shards || l.Partitions.Count() != partitions || l.Partitions.Groups() != partitions {
+		if err != nil || l.Shards != cfg.Shards || l.Partitions.PartitionCount() != partitions || l.Partitions.GroupCount() != partitions {
 			t.Errorf("%d partitions: the layout is %s, %v", partitions, l, err)
 		}
 		if p, err := topology.ReadPartitions(ctx, js); err != nil || p != l.Partitions {
@@ -41,7 +41,7 @@ func TestProvision_KeepsALogWithoutPartitions(t *testing.T) {
 	before := snapshot(ctx, t, js, 2)
 	provision(ctx, t, js, topology.Config{})
 	l, err := topology.ReadLayout(ctx, js)
-	if err != nil || l != (topology.Layout{Shards: 2}) || l.Partitions.Count() != 64 || l.Partitions.Groups() != 8 {
+	if err != nil || l != (topology.Layout{Shards: 2}) || l.Partitions.PartitionCount() != 64 || l.Partitions.GroupCount() != 8 {
 		t.Errorf("the layout is %s, %v", l, err)
 	}
 	for _, n := range []int{8, 64} {

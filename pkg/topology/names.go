@@ -149,7 +149,7 @@ const (
 	BucketLeases = "leases"
 	// BucketIdempotency is the key-value bucket of requests with an Idempotency-Key.
 	BucketIdempotency = "idempotency"
-	// BucketPayloads is the object bucket of event data over events.MaxInline, by SHA-256 in hex.
+	// BucketPayloads is the object bucket of event data over events.MaxInlineBytes, by SHA-256 in hex.
 	BucketPayloads = "payloads"
 	// BucketWorkspaces is the object bucket of snapshots and of uploaded files.
 	BucketWorkspaces = "workspaces"

@@ -156,8 +156,8 @@ func (c Config) checkLayout(have Layout) error {
 		return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Shards, c.Shards, have.Shards)
 	case c.Partitions != 0 && have.Partitions == 0:
 		return fmt.Errorf("partitions: the log was installed by an earlier build and keeps its 64 partitions in 8 groups; leave the setting empty, or export into a new installation")
-	case c.Partitions != 0 && c.Partitions != have.Partitions.Count():
-		return fmt.Errorf("partitions: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Partitions.Count(), c.Partitions, have.Partitions.Count())
+	case c.Partitions != 0 && c.Partitions != have.Partitions.PartitionCount():
+		return fmt.Errorf("partitions: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Partitions.PartitionCount(), c.Partitions, have.Partitions.PartitionCount())
 	}
 	return nil
 }

@@ -310,7 +310,7 @@ func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
 	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
 		t.Fatal(err)
 	}
-	subject := events.RunOf("default", events.Derive(events.KindSession, "batches")).String()
+	subject := events.RunSubject("default", events.DeriveID(events.KindSession, "batches")).String()
 	ack, err := js.Publish(ctx, subject, []byte("x"))
 	if err != nil {
 		t.Fatal(err)

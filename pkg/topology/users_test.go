@@ -96,7 +96,7 @@ func TestUsers_MayPublishTheirRowsOnly(t *testing.T) {
 
 func checkPublish(t *testing.T, ns *server.Server) {
 	t.Helper()
-	life, run := events.LifeOf("default", session).String(), events.RunOf("default", session).String()
+	life, run := events.LifeSubject("default", session).String(), events.RunSubject("default", session).String()
 	key := events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
 	catalogued := func(kind events.Aspect) string {
 		return events.Reference{Slug: "k"}.Subject(kind, "default").String()
@@ -289,7 +289,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 		must(who+" acknowledges", msg.DoubleAck(ctx))
 	}
 	take("session", sess, topology.CommandsConsumer())
-	_, err = sess.Publish(ctx, events.LifeOf("default", session).String(), []byte("{}"))
+	_, err = sess.Publish(ctx, events.LifeSubject("default", session).String(), []byte("{}"))
 	must("session writes life", err)
 	take("session", sess, topology.ReactorConsumer(0, topology.DefaultPartitions))
 	_, err = sess.Publish(ctx, topology.JobAny("local"), []byte("{}"))
@@ -348,7 +348,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 
 	log, err := jan.Stream(ctx, topology.EventsStream(0))
 	must("janitor opens the log", err)
-	last, err := log.GetLastMsgForSubject(ctx, events.LifeOf("default", session).String())
+	last, err := log.GetLastMsgForSubject(ctx, events.LifeSubject("default", session).String())
 	must("janitor finds a commit", err)
 	must("janitor erases it", log.SecureDeleteMsg(ctx, last.Sequence))
 	if info, err := log.Info(ctx); err != nil || info.State.Msgs != 0 {
@@ -384,16 +384,16 @@ func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range []events.Partitioning{0, 1, 2, 4, 8, 16, 32, 64} {
 		for _, n := range []int{1, 2, 4, 8} {
-			if n > partitions.Count() {
+			if n > partitions.PartitionCount() {
 				continue
 			}
 			streams := topology.Streams(topology.Layout{Shards: n, Partitions: partitions})
-			for p := range partitions.Count() {
+			for p := range partitions.PartitionCount() {
 				found := 0
 				for shard := range n {
 					if slices.Contains(streams[shard].Config.Subjects, topology.PartitionFilter(p)) {
 						found++
-						if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(partitions.GroupOf(p), n) {
+						if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(partitions.GroupOfPartition(p), n) {
 							t.Errorf("partition %d of %d shards is in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
 						}
 					}
@@ -401,7 +401,7 @@ func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 				if found != 1 {
 					t.Errorf("partition %d is in %d of %d shards", p, found, n)
 				}
-				if !slices.Contains(partitions.InGroup(partitions.GroupOf(p)), p) {
+				if !slices.Contains(partitions.PartitionsInGroup(partitions.GroupOfPartition(p)), p) {
 					t.Errorf("partition %d is not in its group", p)
 				}
 			}

@@ -59,7 +59,7 @@ func TestRelease_GivesWayWhileItsSnapshotRuns(t *testing.T) {
 		"to a cancel": func(s *talk, sandbox string) {
 			execution := mint(s.b.t, events.KindExecution)
 			s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-				return session.Post{CommandBase: base, ExecutionID: execution, Content: "two", ActiveEnded: l.RunView().ActiveEnded}
+				return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: "two", ActiveEnded: l.RunView().ActiveEnded}
 			})
 			s.cancel(execution)
 			s.job()

@@ -40,7 +40,7 @@ func (b *bench) defineAt(kind events.Aspect, ref events.Reference, payload event
 		b.t.Fatal(err)
 	}
 	id := mint(b.t, events.KindCommand)
-	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload})
+	list, err := versions.Decide(e.State, versions.ApplyVersion{Version: ref.Version, Data: payload})
 	if err == nil {
 		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
 	}
@@ -71,7 +71,7 @@ func (s *talk) postWith(text string, variables map[string]events.Variable) strin
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.Post{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
 	})
 	s.job()
 	return execution
@@ -127,13 +127,13 @@ func TestResolution_QueryHasTheWholeDefinition(t *testing.T) {
 		Architecture: "claude-code", Instructions: "You review code.", MemoryFile: "Mind the tests.", Skills: []events.Reference{{Slug: "pdf"}, {Slug: "lost"}},
 		Tools: events.ToolChoice{Deny: []string{"WebSearch"}}, Subagents: []events.SubagentSpec{{Name: "helper"}}, Commands: []events.CommandSpec{{Name: "go", Prompt: "Go."}},
 		MCPServers: []events.MCPServer{
-			{Name: "db", Type: events.MCPStdio, Command: []string{"db", "--host=${HOST}"}, Env: map[string]string{"T": "x${TOKEN}"}},
-			{Name: "web", Type: events.MCPHTTP, URL: "https://${HOST}/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}, TimeoutMs: 1000},
+			{Name: "db", Type: events.MCPTypeStdio, Command: []string{"db", "--host=${HOST}"}, Env: map[string]string{"T": "x${TOKEN}"}},
+			{Name: "web", Type: events.MCPTypeHTTP, URL: "https://${HOST}/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}, TimeoutMs: 1000},
 		},
 		Environment: map[string]events.Declaration{"COLOR": {Value: "red"}, "SIZE": {Value: "big"}, "HOST": {Required: true}},
 		Limits:      events.Limits{Turns: 7},
 	})
-	s := b.session(of1(agent, env.Bare()))
+	s := b.session(of1(agent, env.WithoutVersion()))
 	execution := s.postWith("go", map[string]events.Variable{"SIZE": {Value: "small"}})
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed {
 		t.Fatalf("it ended as %s", l.Run.Phase)
@@ -202,7 +202,7 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	a := b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"V": {Value: "one"}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
-	s := b.session(of1(agent, env.Bare()))
+	s := b.session(of1(agent, env.WithoutVersion()))
 	execution := s.post("go")
 	allow <- struct{}{}
 	s.untilBlocks(1)
@@ -325,8 +325,8 @@ func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"TOKEN": {Secret: true, Sealed: "s1"}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", MCPServers: []events.MCPServer{
-		{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}", "Accept": "application/json"}},
-		{Name: "own", Type: events.MCPStdio, Command: []string{"own"}},
+		{Name: "web", Type: events.MCPTypeHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}", "Accept": "application/json"}},
+		{Name: "own", Type: events.MCPTypeStdio, Command: []string{"own"}},
 	}})
 	s := b.session(of1(agent, env))
 	execution := s.post("go")
@@ -427,7 +427,7 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := mint(t, events.KindCommand)
-	list, err := versions.Decide(e.State, versions.Remove{Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	list, err := versions.Decide(e.State, versions.RemoveEntry{Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	if err == nil {
 		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
 	}
@@ -444,7 +444,7 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	if told := of[events.Error](s); len(told) != 1 || told[0].Code != "SKILL_REMOVED" {
 		t.Errorf("told %+v", told)
 	}
-	spec.Skills = []events.Reference{ref.Bare()}
+	spec.Skills = []events.Reference{ref.WithoutVersion()}
 	loose := b.session(of1(b.agent("loose", 9, spec)))
 	loose.untilEnded(loose.post("go"))
 	if failed := of[events.ExecutionFailed](loose); len(failed) != 1 || failed[0].Code != "SKILL_NOT_FOUND" {
@@ -462,7 +462,7 @@ func TestPlatformEnvironment_IsForEveryTenant(t *testing.T) {
 	shared := events.Reference{Scope: events.ScopePlatform, Slug: "shared", Version: digestOf(1)}
 	b.defineAt(events.Environment, shared, events.EnvironmentApplied{Ref: shared, Spec: events.EnvironmentSpec{Variables: map[string]events.Variable{"S": {Secret: true, Sealed: "platform.e.s1"}}}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
-	s := b.session(of1(agent, shared.Bare()))
+	s := b.session(of1(agent, shared.WithoutVersion()))
 	s.untilEnded(s.post("go"))
 	if q := b.provider.onlyBox().runner.receivedQueries()[0]; q.Env["S"] != "shared-value" {
 		t.Errorf("S is %q", q.Env["S"])

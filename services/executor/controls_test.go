@@ -250,7 +250,7 @@ func TestIdle_EndsTheSandbox(t *testing.T) {
 	box := b.provider.onlyBox()
 	time.Sleep(2 * time.Millisecond)
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.Expire{CommandBase: base, Run: l.RunView()}
+		return session.HandleDeadline{CommandBase: base, Run: l.RunView()}
 	})
 	s.job()
 	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })

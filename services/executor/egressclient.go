@@ -103,7 +103,7 @@ func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (in
 
 // Lines returns the lines of a sandbox's journal that follow after. If settled is set, it first waits until no model request
 // of the sandbox is open.
-func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
+func (c egressClient) Lines(ctx context.Context, sandbox string, after run.JournalPosition, settled bool) ([]metering.Line, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	lines, err := c.api.Lines(ctx, sandbox, after.Journal, after.N, settled)
@@ -118,7 +118,7 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 }
 
 // Ack allows the proxy to remove the lines of a journal up to a line.
-func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
+func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.JournalPosition) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	return sentinel(c.api.Ack(ctx, sandbox, upTo.Journal, upTo.N))

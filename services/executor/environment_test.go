@@ -49,14 +49,14 @@ func (s *talk) do(c func(session.CommandBase, *eventlog.SessionState) session.Co
 
 func (s *talk) put(path, content string) {
 	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.PutFile{CommandBase: base, File: session.File{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
+		return session.PutFile{CommandBase: base, FileUpload: session.FileUpload{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
 	})
 }
 
 func (s *talk) idle() {
 	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		base.Now = base.Now.Add(2 * time.Hour)
-		return session.Expire{CommandBase: base, Run: l.RunView()}
+		return session.HandleDeadline{CommandBase: base, Run: l.RunView()}
 	})
 }
 

@@ -183,7 +183,7 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 				executions[s] = s.post("go")
 			}
 			for s, execution := range executions {
-				s.until("the turn has ended", func(l *eventlog.SessionState) bool { return l.Run.Ended(execution) })
+				s.until("the turn has ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(execution) })
 			}
 			if n := most.Load(); n != 2 {
 				t.Errorf("%d turns of the tenant ran at once, its limit is 2", n)
@@ -302,7 +302,7 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			waiting := first.post("three")
 			other := b.sessionOf("other", short(events.Options{}))
 			other.untilEnded(other.post("one"))
-			if l := first.load(); l.Run.Ended(waiting) || l.Run.Execution == waiting {
+			if l := first.load(); l.Run.HasEnded(waiting) || l.Run.Execution == waiting {
 				t.Error("a third turn runs with two sandboxes")
 			}
 			second.interrupt()

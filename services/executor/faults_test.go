@@ -393,7 +393,7 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	m := events.NewEventList(events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
 	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.SessionState) run.Command {
-		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
+		return run.RecordEvents{Epoch: l.Run.Epoch, Events: m.Events()}
 	})
 	b.run()
 	if l := s.untilEnded(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
@@ -532,8 +532,8 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 	a.wire.kill()
 	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.SessionState) run.Command {
-		return run.Abandon{
-			CommandMeta:        events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
+		return run.AbandonExecution{
+			CommandMeta: events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
 		}
 	})

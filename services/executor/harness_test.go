@@ -387,7 +387,7 @@ func (l *watchedLog) refusals() int {
 	return l.refused
 }
 
-func mint(t testing.TB, kind events.Kind) string {
+func mint(t testing.TB, kind events.IDKind) string {
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -421,7 +421,7 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 		f(&c)
 	}
 	s.life(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
-		return session.Create{CommandBase: base, SessionCreated: c}
+		return session.CreateSession{CommandBase: base, SessionCreated: c}
 	})
 	return s
 }
@@ -457,7 +457,7 @@ func (s *talk) post(text string) (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.Post{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.job()
 	return execution
@@ -477,7 +477,7 @@ func (s *talk) cancel(execution string) {
 
 func (s *talk) remove() {
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.Delete{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
+		return session.DeleteSession{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
@@ -539,7 +539,7 @@ func (s *talk) until(what string, ok func(*eventlog.SessionState) bool) *eventlo
 
 func (s *talk) untilEnded(execution string) *eventlog.SessionState {
 	s.b.t.Helper()
-	l := s.until("execution "+execution+" has ended", func(l *eventlog.SessionState) bool { return l.Run.Ended(execution) })
+	l := s.until("execution "+execution+" has ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(execution) })
 	s.check()
 	return l
 }
@@ -600,7 +600,7 @@ func (s *talk) check() {
 			}
 			delete(open, d.Block.ID)
 		}
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			terminal[e.ExecutionID] = true
 			if len(open) > 0 {
 				s.b.t.Errorf("blocks %v are open at the end of %s", open, e.ExecutionID)
@@ -633,7 +633,7 @@ func (s *talk) last(execution string) events.Payload {
 	s.b.t.Helper()
 	list := s.events()
 	for _, e := range slices.Backward(list) {
-		if e.ExecutionID == execution && events.Terminal(e.Type()) {
+		if e.ExecutionID == execution && events.IsTerminal(e.Type()) {
 			return e.Data
 		}
 	}
@@ -645,8 +645,8 @@ func (s *talk) last(execution string) events.Payload {
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.SessionState) run.Command {
-		return run.Claim{
-			CommandMeta:        events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
+		return run.ClaimExecution{
+			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
 		}
 	})

@@ -109,9 +109,9 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 		current = b.process()
 		l := s.until("the next executor has attached", func(l *eventlog.SessionState) bool {
 			// The first claim without progress stores nothing when it attaches; each later one counts as a claim again.
-			return l.Run.Ended(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
+			return l.Run.HasEnded(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
 		})
-		if l.Run.Ended(execution) {
+		if l.Run.HasEnded(execution) {
 			t.Fatalf("the execution ended under epoch %d: %+v", l.Run.Epoch, s.last(execution))
 		}
 	}

@@ -121,11 +121,11 @@ func (c Config) checkPrice() error {
 }
 
 // rate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
-func (c Config) rate() run.Rate {
+func (c Config) rate() run.SandboxRate {
 	if c.Sandbox != Modal {
-		return run.Rate{}
+		return run.SandboxRate{}
 	}
-	return run.Rate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
+	return run.SandboxRate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
 }
 
 // sandboxLife returns the time after which the provider ends a sandbox; 0 means never.

@@ -89,9 +89,9 @@ func (o outage) awaitAttempts(s *talk, execution string, times int64) {
 	s.b.t.Helper()
 	from := o.refused.Load()
 	for i := range times {
-		s.b.until(fmt.Sprintf("the engine is found away, time %d", i+1), func() bool { return o.refused.Load() > from+i || s.load().Run.Ended(execution) })
+		s.b.until(fmt.Sprintf("the engine is found away, time %d", i+1), func() bool { return o.refused.Load() > from+i || s.load().Run.HasEnded(execution) })
 	}
-	if l := s.load(); l.Run.Ended(execution) {
+	if l := s.load(); l.Run.HasEnded(execution) {
 		s.b.t.Fatalf("the execution ended while the engine was away: %+v", s.last(execution))
 	}
 }

@@ -21,7 +21,7 @@ func (s *talk) recover() (execution string) {
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
-		return session.Recover{CommandBase: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.RunView()}
+		return session.RecoverExecution{CommandBase: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.RunView()}
 	})
 	s.job()
 	return execution

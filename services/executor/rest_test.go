@@ -36,7 +36,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	b.run()
 	execution := mint(t, events.KindExecution)
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.Post{CommandBase: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
 	})
 	asked, err := b.nc.SubscribeSync(topology.Ctl(slow.ID()))
 	if err != nil {
@@ -45,7 +45,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	b.until("the other executor has run the turn, or has asked whether it may", func() bool {
 		s.job() // the slow one takes some of them
 		n, _, err := asked.Pending()
-		return err != nil || n > 0 || s.load().Run.Ended(execution)
+		return err != nil || n > 0 || s.load().Run.HasEnded(execution)
 	})
 	close(put)
 	slow.log.setAway(false)

@@ -139,7 +139,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 				s.interrupt()
 			}
 			s.until("every file is in a snapshot", func(l *eventlog.SessionState) bool {
-				return l.Run.IsIdle() && l.Run.Synced == 1 && len(l.Life.After(l.Run.Snapshot.Applied)) == 0
+				return l.Run.IsIdle() && l.Run.Synced == 1 && len(l.Life.ChangesAfter(l.Run.Snapshot.Applied)) == 0
 			})
 			b.noJobs()
 			s.check()
@@ -149,7 +149,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 
 func putFile(path string) func(session.CommandBase, *eventlog.SessionState) session.Command {
 	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
-		return session.PutFile{CommandBase: base, File: session.File{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
+		return session.PutFile{CommandBase: base, FileUpload: session.FileUpload{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
 	}
 }
 

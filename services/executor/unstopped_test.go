@@ -77,7 +77,7 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 		if err := current.stop(); err != nil {
 			t.Fatal(err)
 		}
-		if l := s.until("the next executor has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch > epoch || l.Run.Ended(execution) }); l.Run.Ended(execution) {
+		if l := s.until("the next executor has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch > epoch || l.Run.HasEnded(execution) }); l.Run.HasEnded(execution) {
 			t.Fatalf("the execution ended under epoch %d: %+v", l.Run.Epoch, s.last(execution))
 		}
 		current = next
@@ -117,7 +117,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 	var before atomic.Bool
 	b.stored = func(d events.Draft) {
 		for _, ev := range d.Events {
-			if events.Terminal(ev.Type()) && lives(pid) {
+			if events.IsTerminal(ev.Type()) && lives(pid) {
 				before.Store(true)
 			}
 		}
@@ -148,7 +148,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 func (s *talk) lose(execution string) {
 	s.b.t.Helper()
 	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.SessionState) run.Command {
-		return run.Abandon{
+		return run.AbandonExecution{
 			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
 			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
 		}

@@ -128,5 +128,5 @@ func (it item) group(partitions events.Partitioning, shard int) int {
 	if it.rec.Subject.ID == "" {
 		return shard
 	}
-	return partitions.Group(it.rec.Subject.ID)
+	return partitions.GroupOfID(it.rec.Subject.ID)
 }

@@ -191,12 +191,12 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	first := w.start()
 	w.start()
 	var sessions []*session
-	for g := range w.log.Partitioning().Groups() {
+	for g := range w.log.Partitioning().GroupCount() {
 		sessions = append(sessions, w.session(g).create())
 	}
 	w.awaitProjected(sessions...)
 	mu.Lock()
-	for g := range w.log.Partitioning().Groups() {
+	for g := range w.log.Partitioning().GroupCount() {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
 			t.Errorf("group %d was started %d times, want 1", g, n)
 		}
@@ -271,7 +271,7 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	s.turn(1)
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = repeatingLog{w.log} })
 	eventually(t, "the log's end", func() error {
-		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", w.log.Partitioning().Group(s.id)) {
+		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", w.log.Partitioning().GroupOfID(s.id)) {
 			return errNotYet
 		}
 		return nil

@@ -35,7 +35,7 @@ var errLate = errors.New("commits arrive too late")
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	f := feeder{group: g.n, partitions: g.p.deps.Log.Partitioning(), after: after, retry: newBackoff(g.logger, "read the log")}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
-	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().InGroup(g.n), Foreign: true}
+	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().PartitionsInGroup(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
 		g.arrived()

@@ -106,11 +106,11 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	if deps.Tip == nil {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
-	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().Groups())}
+	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().GroupCount())}
 	open := func(ctx context.Context) (*store.Store, error) {
 		return store.Open(ctx, cfg.DatabaseURL, readmodel.Schema)
 	}
-	p.writer, p.connections = newWriter(open), newConnections(open, deps.Log.Partitioning().Groups())
+	p.writer, p.connections = newWriter(open), newConnections(open, deps.Log.Partitioning().GroupCount())
 	for shard := range deps.Log.Shards() {
 		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
 	}
@@ -133,7 +133,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	for {
 		err := readmodel.Migrate(ctx, p.cfg.DatabaseURL)
 		if err == nil {
-			err = store.PrepareGroups(ctx, p.cfg.DatabaseURL, readmodel.Schema, p.deps.Log.Partitioning().Groups())
+			err = store.PrepareGroups(ctx, p.cfg.DatabaseURL, readmodel.Schema, p.deps.Log.Partitioning().GroupCount())
 		}
 		if err == nil {
 			break
@@ -152,7 +152,7 @@ func (p *Projector) Run(ctx context.Context) error {
 		p.writer.run(ctx)
 		return nil
 	})
-	for n := range p.deps.Log.Partitioning().Groups() {
+	for n := range p.deps.Log.Partitioning().GroupCount() {
 		all.Go(func() error {
 			p.projectGroup(ctx, n)
 			return nil

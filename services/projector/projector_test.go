@@ -62,7 +62,7 @@ func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 		t.Fatalf("message of LIVE: %+v", l)
 	}
 	kept := queryOne[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
-	var wire events.Wire
+	var wire events.WireEvent
 	if err := json.Unmarshal([]byte(kept), &wire); err != nil {
 		t.Fatal(err)
 	}

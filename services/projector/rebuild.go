@@ -59,7 +59,7 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 		deps.Now = time.Now
 	}
 	began := deps.Now()
-	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().Groups())}
+	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().GroupCount())}
 	logger := deps.Logger.With("doing", "rebuild")
 	r, err = (&rebuild{p: p, logger: logger, defers: true}).run(ctx, compare)
 	if errors.Is(err, errIndexRefused) {
@@ -141,7 +141,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	for _, schema := range []string{readmodel.Schema, readmodel.ShadowSchema} {
-		if err := store.PrepareGroups(ctx, url, schema, b.p.deps.Log.Partitioning().Groups()); err != nil {
+		if err := store.PrepareGroups(ctx, url, schema, b.p.deps.Log.Partitioning().GroupCount()); err != nil {
 			return err
 		}
 	}
@@ -150,7 +150,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	for n := range b.p.deps.Log.Partitioning().Groups() {
+	for n := range b.p.deps.Log.Partitioning().GroupCount() {
 		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)

@@ -62,7 +62,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 		t.Fatalf("the log has %d events", state.Seq)
 	}
 	for seq, text := range want {
-		if got := queryOne[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.Version); got != text {
+		if got := queryOne[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.StateVersion); got != text {
 			t.Errorf("the state at %d is\n%s\nwant\n%s", seq, got, text)
 		}
 	}

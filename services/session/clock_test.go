@@ -58,14 +58,14 @@ func TestHostClock_DoesNotMatter(t *testing.T) {
 				must(t, err)
 				return c.CachedInfo().NumPending+uint64(c.CachedInfo().NumAckPending) == 0
 			})
-			if l := s.await(limited, "there", func(*eventlog.SessionState) bool { return true }); l.Life.Active.ExecutionID != waits || l.Run.Ended(waits) || l.Life.Status != "open" {
+			if l := s.await(limited, "there", func(*eventlog.SessionState) bool { return true }); l.Life.Active.ExecutionID != waits || l.Run.HasEnded(waits) || l.Life.Status != "open" {
 				t.Fatalf("the session was ended early: %v", s.history(limited))
 			}
 			w.runJob("of the query")
 			rests := s.create(events.Options{IdleTimeoutMs: 1000})
 			exe := s.post(rests)
 			w.runJob("of the second session")
-			s.await(rests, "at the end", func(l *eventlog.SessionState) bool { return l.Run.Ended(exe) })
+			s.await(rests, "at the end", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 			s.await(rests, "idle", func(l *eventlog.SessionState) bool { return l.Life.Idle })
 			for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 				must(t, err)

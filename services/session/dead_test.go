@@ -58,7 +58,7 @@ func TestDeadJob_FailsItsExecution(t *testing.T) {
 	sid := s.create(events.Options{})
 	first, second := s.post(sid), s.post(sid)
 	stop := s.giveUpJobs("nobody can do this")
-	s.await(sid, "with both executions ended", func(l *eventlog.SessionState) bool { return l.Run.Ended(second) && l.Run.Phase == run.Failed })
+	s.await(sid, "with both executions ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(second) && l.Run.Phase == run.Failed })
 	stop()
 	for _, e := range s.history(sid) {
 		f, failed := e.Data.(events.ExecutionFailed)
@@ -108,7 +108,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the query")
-	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
 	s.mustSend(command.TypeSync, sid, "")
 	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))

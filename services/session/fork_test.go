@@ -27,7 +27,7 @@ type countingLog struct {
 }
 
 func (c *countingLog) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
-	if s == events.LifeOf("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
+	if s == events.LifeSubject("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
 		c.loadedHead.Done()
 	}
 	return c.Log.Last(ctx, s, f)

@@ -269,7 +269,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 		sid := s.create(events.Options{})
 		s.awaitEnd(sid, s.postText(sid, "hello"))
 	}
-	l, err := s.log.Last(t.Context(), events.RunOf("default", s.session()), eventlog.LeaderOnly)
+	l, err := s.log.Last(t.Context(), events.RunSubject("default", s.session()), eventlog.LeaderOnly)
 	must(t, err)
 	for deadline := time.Now().Add(within); ; time.Sleep(20 * pause) {
 		c := s.chain()

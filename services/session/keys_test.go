@@ -110,7 +110,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for _, key := range want {
-		if got := revoked[key]; got != (events.KeyRevoked{KeyID: key, Reason: events.KeyMakerRevoked, Cause: parent}) {
+		if got := revoked[key]; got != (events.KeyRevoked{KeyID: key, Reason: events.KeyRevokedWithMaker, Cause: parent}) {
 			t.Errorf("got %+v for %s", got, key)
 		}
 	}
@@ -357,7 +357,7 @@ func TestSettingMaxKeys(t *testing.T) {
 	s.mustKey("", events.KeyRights{})
 	full()
 	_, revoked := s.keyEvents()
-	if got := revoked[expired]; len(revoked) != 2 || got.Reason != events.KeyExpired {
+	if got := revoked[expired]; len(revoked) != 2 || got.Reason != events.KeyRevokedExpired {
 		t.Errorf("revoked are %+v", revoked)
 	}
 }

@@ -16,20 +16,22 @@ import (
 func (s *stack) end(sid, exe string, started bool, outcome events.Payload) {
 	s.t.Helper()
 	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
-	meta := func() events.CommandMeta { return events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()} }
+	meta := func() events.CommandMeta {
+		return events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}
+	}
 	store := func(c run.Command) {
 		s.t.Helper()
 		d, err := run.Decide(l.Run, c)
 		must(s.t, err)
 		must(s.t, s.ses.AppendRun(s.t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
-	store(run.Claim{CommandMeta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
+	store(run.ClaimExecution{CommandMeta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
 	if started {
 		m := events.NewEventList(meta())
 		m.Add(exe, events.ExecutionStarted{Attempt: 1})
-		store(run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
+		store(run.RecordEvents{Epoch: l.Run.Epoch, Events: m.Events()})
 	}
-	store(run.End{CommandMeta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
+	store(run.EndExecution{CommandMeta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
 }
 
 // recover sends a command to recover an execution, and returns the id of the new execution with the answer.

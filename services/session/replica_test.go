@@ -32,7 +32,7 @@ func (r *replica) Last(ctx context.Context, s events.Subject, f eventlog.Freshne
 
 // freeze makes the replica stop at the present state of a session.
 func (r *replica) freeze(t *testing.T, sid string) {
-	for _, s := range []events.Subject{events.LifeOf("default", sid), events.RunOf("default", sid)} {
+	for _, s := range []events.Subject{events.LifeSubject("default", sid), events.RunSubject("default", sid)} {
 		head, err := r.Log.Last(t.Context(), s, eventlog.LeaderOnly)
 		must(t, err)
 		r.mu.Lock()

@@ -19,7 +19,7 @@ import (
 const window = 100 * time.Millisecond
 
 // idFromClock returns an id from a gateway whose clock is ahead by the given time.
-func idFromClock(t *testing.T, kind events.Kind, ahead time.Duration) string {
+func idFromClock(t *testing.T, kind events.IDKind, ahead time.Duration) string {
 	s, err := events.NewID(kind, time.Now().Add(ahead), rand.Reader)
 	must(t, err)
 	return s
@@ -67,7 +67,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 					t.Fatal(first.Error)
 				}
 				if c.typ == command.TypePostMessage || c.typ == command.TypeStartExecution {
-					s.await(sid, "at the end of the query", func(l *eventlog.SessionState) bool { return l.Run.Ended(exe) })
+					s.await(sid, "at the end of the query", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 				}
 				began := time.Now()
 				for i := range 70 {

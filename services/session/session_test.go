@@ -121,7 +121,7 @@ func (r *runningCopy) end(cut bool) {
 	})
 }
 
-func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+func id(kind events.IDKind) string { return events.DeriveID(kind, fmt.Sprint(rand.Uint64())) }
 
 // send sends a command through COMMANDS and returns its answer.
 func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
@@ -221,26 +221,26 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 		var d run.Decision
 		meta := events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}
 		switch l.DueWork() {
-		case run.Nothing, run.Refuse:
+		case run.NoWork, run.EndUnstarted:
 			return
-		case run.Release:
-			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+		case run.ReleaseSandbox:
+			d, err = run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
 				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(&l.Life)},
 			}}})
-		case run.Sync:
-			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+		case run.SyncWorkspace:
+			d, err = run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.FilesApplied{N: l.Life.Changes},
 			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
 				Data: events.WorkspaceSynced{Snapshot: "snp", Applied: l.Life.Changes, Request: l.Life.Syncs},
 			}}})
-		case run.Execute:
+		case run.ExecuteTurn:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
-				d, err = run.Decide(l.Run, run.Claim{CommandMeta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
+				d, err = run.Decide(l.Run, run.ClaimExecution{CommandMeta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
 				break
 			}
-			d, err = run.Decide(l.Run, run.End{CommandMeta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
+			d, err = run.Decide(l.Run, run.EndExecution{CommandMeta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), ExecutionID: l.Run.Execution, Source: events.FromServer, Data: events.ExecutionStarted{Attempt: 1},
 			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: "sbx", Provider: "local", Journal: "jnl"},
@@ -288,7 +288,7 @@ func (s *stack) awaitEnd(sid, exe string) []events.Event {
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		list := s.history(sid)
 		for i, e := range list {
-			if e.ExecutionID == exe && events.Terminal(e.Type()) {
+			if e.ExecutionID == exe && events.IsTerminal(e.Type()) {
 				return list[:i+1]
 			}
 		}
@@ -337,7 +337,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 				sent = append(sent, s.post(sid))
 			}
 			last := sent[len(sent)-1]
-			s.await(sid, "at the end of its last execution", func(l *eventlog.SessionState) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
+			s.await(sid, "at the end of its last execution", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(last) && len(l.Life.Queue) == 0 })
 			s.checkOrder(sid, sent)
 		})
 	}
@@ -366,7 +366,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 func (s *stack) checkOrder(sid string, sent []string) {
 	var ends []string
 	for _, e := range s.history(sid) {
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			ends = append(ends, e.ExecutionID)
 		}
 	}
@@ -406,7 +406,7 @@ func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	s.send(command.TypeCancel, sid, first, nil)  // dispatched, but never claimed
 	s.await(sid, "dispatched the third", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == third })
 	s.send(command.TypeInterrupt, sid, "", nil)
-	s.await(sid, "idle", func(l *eventlog.SessionState) bool { return l.Run.Ended(third) })
+	s.await(sid, "idle", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(third) })
 	list := s.history(sid)
 	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
 		t.Fatalf("history %v", list)
@@ -434,7 +434,7 @@ func TestIdleTimeout_FiresOnce(t *testing.T) {
 	}
 	one.stop()
 	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
-	at, _ := l.Life.Deadline(l.RunView())
+	at, _ := l.Life.NextDeadline(l.RunView())
 	<-time.After(time.Until(at))
 	s.startCopy("two", session.Config{})
 	s.startCopy("three", session.Config{})
@@ -451,7 +451,7 @@ func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
-	s.await(sid, "closed", func(l *eventlog.SessionState) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
+	s.await(sid, "closed", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Life.Status == "closed" })
 	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {
 		t.Fatalf("%s: withdrawn %d times", second, n)
 	}
@@ -480,7 +480,7 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
 		l := s.await(c.sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
-		d, err := run.Decide(l.Run, run.Claim{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
+		d, err := run.Decide(l.Run, run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
@@ -497,7 +497,7 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 			t.Fatalf("failed with %+v", f)
 		}
 	}
-	if l := s.await(alive, "there", func(*eventlog.SessionState) bool { return true }); l.Run.Phase.Terminal() {
+	if l := s.await(alive, "there", func(*eventlog.SessionState) bool { return true }); l.Run.Phase.IsTerminal() {
 		t.Fatal("an execution whose holder is alive was ended")
 	}
 }

@@ -102,7 +102,7 @@ func TestSettingSandboxImages(t *testing.T) {
 	}
 	server := func(image string) func(*events.AgentSpec) {
 		return func(a *events.AgentSpec) {
-			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: image}}
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPTypeDocker, Image: image}}
 		}
 	}
 	for _, c := range []struct{ name, got, want string }{
@@ -136,7 +136,7 @@ func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	for slug, change := range map[string]func(*events.AgentSpec){
 		"imaged": func(a *events.AgentSpec) { a.Image = "old:1" },
 		"served": func(a *events.AgentSpec) {
-			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: "old:1"}}
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPTypeDocker, Image: "old:1"}}
 		},
 	} {
 		s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: agentSpec(change)}))
@@ -257,7 +257,7 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	s.executors(1)
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	s.await(sid, "at the end", func(l *eventlog.SessionState) bool { return l.Run.Ended(exe) })
+	s.await(sid, "at the end", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
 	s.send("nonsense", sid, "", nil)
 	count := func(name string, labels ...string) float64 { return metricValue(t, registry, name, labels...) }

@@ -45,7 +45,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+func id(kind events.IDKind) string { return events.DeriveID(kind, fmt.Sprint(rand.Uint64())) }
 
 func sum(b []byte) string {
 	h := sha256.Sum256(b)
@@ -383,7 +383,7 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 	if a := b.ok(tag("", "newest")); *a.Ref != at(sum(two)) {
 		t.Errorf("latest: %+v", a)
 	}
-	b.ok(tag(sum(one), events.Latest)) // latest is moved back
+	b.ok(tag(sum(one), events.LatestTag)) // latest is moved back
 	means("", sum(one))
 	b.ok(remove("old"))
 	means(sum(one), "")
@@ -497,11 +497,11 @@ func TestOldVersions_BeyondTheState(t *testing.T) {
 	must(t, err)
 	for i := range versions.MaxVersions + 2 {
 		cmd, v := id(events.KindCommand), at(sum(version(i)))
-		list, err := versions.Decide(e.State, versions.Apply{CommandMeta: events.CommandMeta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
+		list, err := versions.Decide(e.State, versions.ApplyVersion{CommandMeta: events.CommandMeta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
 		must(t, err)
 		must(t, b.entries.Append(t.Context(), &e, events.Actor{Kind: "user"}, cmd, list))
 	}
-	if e.State.At(oldest) != 0 {
+	if e.State.CommitSeqOf(oldest) != 0 {
 		t.Fatal("the state still holds the oldest version")
 	}
 	if _, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at(oldest)); err != nil {

@@ -381,10 +381,10 @@ func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.SessionStat
 		"life, as it was": stale.LifeHead, "run, as it was": stale.RunHead,
 		"life, of none": {Subject: stale.LifeHead.Subject}, "run, of none": {Subject: stale.RunHead.Subject},
 	} {
-		id := events.Derive(events.KindCommit, "late", name)
+		id := events.DeriveID(events.KindCommit, "late", name)
 		_, err := c.Base.Log.Append(t.Context(), head, events.Draft{
 			ID: id, Actor: events.Actor{Kind: "service", ID: "late"}, Epoch: 9,
-			Events: []events.Event{{ID: events.Derive(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
+			Events: []events.Event{{ID: events.DeriveID(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
 		})
 		var conflict *eventlog.ConflictError
 		if !errors.As(err, &conflict) {

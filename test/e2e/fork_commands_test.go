@@ -278,7 +278,7 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 	last.awaitFile("a.txt", "one\n")
 	var h struct {
 		Total     uint32
-		Events    []events.Wire
+		Events    []events.WireEvent
 		Ancestors []struct{ SessionID string }
 	}
 	if k.c.Call(0, "GET", "/api/sessions/"+ids[3]+"/history?limit=1000", nil, &h); h.Total != total || len(h.Ancestors) != 3 || h.Ancestors[0].SessionID != k.session || len(h.Events) != int(total) {

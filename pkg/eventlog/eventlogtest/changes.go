@@ -61,7 +61,7 @@ func testChangedAmong(t *testing.T, l eventlog.Log) {
 		s := SessionSubject(shard, l.Shards(), name)
 		heads := AppendCommits(t, l, s, name, 2)
 		seqs[s.String()] = heads[1].Seq
-		subjects = append(subjects, s, events.RunOf(s.Tenant, s.ID)) // the other aspect has no commits
+		subjects = append(subjects, s, events.RunSubject(s.Tenant, s.ID)) // the other aspect has no commits
 	}
 	AppendCommits(t, l, SessionSubject(shard, l.Shards(), "not asked for"), "not asked for", 1)
 	changed := func(after eventlog.Position, want map[string]uint64) eventlog.Position {

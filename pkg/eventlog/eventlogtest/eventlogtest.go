@@ -57,7 +57,7 @@ func RunSuite(t *testing.T, open func(t *testing.T) eventlog.Log) {
 }
 
 // ID returns an id that is derived from a name.
-func ID(kind events.Kind, name string) string { return events.Derive(kind, "eventlogtest", name) }
+func ID(kind events.IDKind, name string) string { return events.DeriveID(kind, "eventlogtest", name) }
 
 // Draft returns a commit with one message_accepted event.
 func Draft(name, content string) events.Draft {
@@ -81,7 +81,7 @@ func Message(name, content string) events.Event {
 // SessionSubject returns the life subject of a session in the given shard.
 func SessionSubject(shard, shards int, name string) events.Subject {
 	for i := 0; ; i++ {
-		s := events.LifeOf(Tenant, ID(events.KindSession, fmt.Sprint(name, i)))
+		s := events.LifeSubject(Tenant, ID(events.KindSession, fmt.Sprint(name, i)))
 		if s.Partition()%shards == shard {
 			return s
 		}
@@ -141,7 +141,7 @@ func testAppendAndLoad(t *testing.T, l eventlog.Log) {
 		}
 	}
 	// The other aspect is a separate subject.
-	other, err := l.Last(ctx, events.RunOf(s.Tenant, s.ID), eventlog.LeaderOnly)
+	other, err := l.Last(ctx, events.RunSubject(s.Tenant, s.ID), eventlog.LeaderOnly)
 	if err != nil || other.Seq != 0 {
 		t.Errorf("the run of the session has the head %+v, %v", other, err)
 	}
@@ -305,8 +305,8 @@ func testInvalidDrafts(t *testing.T, l eventlog.Log) {
 	}{
 		"no events":             {eventlog.Head{Subject: s}, noEvents, "no events"},
 		"a bad commit id":       {eventlog.Head{Subject: s}, badID, "commit id"},
-		"a wildcard tenant":     {eventlog.Head{Subject: events.LifeOf("*", s.ID)}, ok, "tenant"},
-		"a bad session id":      {eventlog.Head{Subject: events.LifeOf(Tenant, "ses_>")}, ok, "sessionId"},
+		"a wildcard tenant":     {eventlog.Head{Subject: events.LifeSubject("*", s.ID)}, ok, "tenant"},
+		"a bad session id":      {eventlog.Head{Subject: events.LifeSubject(Tenant, "ses_>")}, ok, "sessionId"},
 		"no aspect":             {eventlog.Head{Subject: events.Subject{Tenant: Tenant, ID: s.ID}}, ok, "aspect"},
 		"a head without a hash": {eventlog.Head{Subject: s, Seq: 3}, ok, "sequence and a hash"},
 	} {
@@ -315,7 +315,7 @@ func testInvalidDrafts(t *testing.T, l eventlog.Log) {
 			t.Errorf("%s: %v, want an error about %q", what, err, try.says)
 		}
 	}
-	if _, err := l.Last(t.Context(), events.LifeOf(Tenant, "ses_*"), eventlog.AnyReplica); err == nil {
+	if _, err := l.Last(t.Context(), events.LifeSubject(Tenant, "ses_*"), eventlog.AnyReplica); err == nil {
 		t.Error("the head of a wildcard was read")
 	}
 	if n := countCommits(t, l, s); n != 0 {
@@ -353,7 +353,7 @@ func testReadOrder(t *testing.T, l eventlog.Log) {
 	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
 	AppendCommits(t, l, a, "a", 3)
 	AppendCommits(t, l, b, "b", 2)
-	AppendCommits(t, l, events.RunOf(a.Tenant, a.ID), "ar", 2)
+	AppendCommits(t, l, events.RunSubject(a.Tenant, a.ID), "ar", 2)
 	all := readAll(t, l, eventlog.Position{}, eventlog.Filter{})
 	var got []string
 	for i, rec := range all {
@@ -375,10 +375,10 @@ func testReadOrder(t *testing.T, l eventlog.Log) {
 // testReadFilters checks that Read yields only what a filter of a subject, a session or partitions matches.
 func testReadFilters(t *testing.T, l eventlog.Log) {
 	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
-	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
+	for i := 0; l.Partitioning().PartitionOf(b.ID) == l.Partitioning().PartitionOf(a.ID); i++ {
 		b = SessionSubject(0, l.Shards(), fmt.Sprint("b", i))
 	}
-	run := events.RunOf(a.Tenant, a.ID)
+	run := events.RunSubject(a.Tenant, a.ID)
 	AppendCommits(t, l, a, "life", 2)
 	AppendCommits(t, l, run, "run", 3)
 	AppendCommits(t, l, b, "other", 4)
@@ -391,9 +391,9 @@ func testReadFilters(t *testing.T, l eventlog.Log) {
 		{"the other aspect", eventlog.Filter{Subject: run}, 3},
 		{"a session", eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}}, 5},
 		{"a session of another tenant", eventlog.Filter{Subject: events.Subject{Tenant: "else", ID: a.ID}}, 0},
-		{"a partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}}, 4},
-		{"two partitions", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID), l.Partitioning().Of(b.ID)}}, 9},
-		{"a session in its partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID)}, Subject: a}, 2},
+		{"a partition", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(b.ID)}}, 4},
+		{"two partitions", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(a.ID), l.Partitioning().PartitionOf(b.ID)}}, 9},
+		{"a session in its partition", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(a.ID)}, Subject: a}, 2},
 		{"everything", eventlog.Filter{}, 9},
 	} {
 		list := readAll(t, l, eventlog.Position{}, try.filter)
@@ -411,7 +411,7 @@ func testReadFilters(t *testing.T, l eventlog.Log) {
 // testInvalidFilters checks that reads with a filter that cannot match, or of a shard that does not exist, return an error.
 func testInvalidFilters(t *testing.T, l eventlog.Log) {
 	s := SessionSubject(0, l.Shards(), "filters")
-	elsewhere := (l.Partitioning().Of(s.ID) + l.Shards()) % l.Partitioning().Count() // in the same shard
+	elsewhere := (l.Partitioning().PartitionOf(s.ID) + l.Shards()) % l.Partitioning().PartitionCount() // in the same shard
 	type try struct {
 		after  eventlog.Position
 		filter eventlog.Filter
@@ -419,9 +419,9 @@ func testInvalidFilters(t *testing.T, l eventlog.Log) {
 	tries := []try{
 		{eventlog.Position{Shard: l.Shards()}, eventlog.Filter{}},
 		{eventlog.Position{Shard: -1}, eventlog.Filter{}},
-		{eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Count()}}},
+		{eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().PartitionCount()}}},
 		{eventlog.Position{}, eventlog.Filter{Partitions: []int{}}},
-		{eventlog.Position{}, eventlog.Filter{Subject: events.LifeOf("*", s.ID)}},
+		{eventlog.Position{}, eventlog.Filter{Subject: events.LifeSubject("*", s.ID)}},
 		{eventlog.Position{}, eventlog.Filter{Subject: s, Partitions: []int{elsewhere}}},
 	}
 	if l.Shards() > 1 {

@@ -92,15 +92,15 @@ func testTailFilter(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
-	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
+	for i := 0; l.Partitioning().PartitionOf(b.ID) == l.Partitioning().PartitionOf(a.ID); i++ {
 		b = SessionSubject(0, l.Shards(), fmt.Sprint("b", i))
 	}
 	both := StartTail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}})
-	part := StartTail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}})
+	part := StartTail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(b.ID)}})
 	for i := range 3 {
 		life := AppendCommits(t, l, a, fmt.Sprint("life", i), 1)[0]
 		other := AppendCommits(t, l, b, fmt.Sprint("other", i), 1)[0]
-		run := AppendCommits(t, l, events.RunOf(a.Tenant, a.ID), fmt.Sprint("run", i), 1)[0]
+		run := AppendCommits(t, l, events.RunSubject(a.Tenant, a.ID), fmt.Sprint("run", i), 1)[0]
 		ExpectCommit(ctx, t, both, life)
 		ExpectCommit(ctx, t, both, run)
 		ExpectCommit(ctx, t, part, other)
@@ -116,7 +116,7 @@ func testSessionNumbers(t *testing.T, l eventlog.Log) {
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, two); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Append(ctx, eventlog.Head{Subject: events.RunOf(s.Tenant, s.ID)}, Draft("three", "3")); err != nil {
+	if _, err := l.Append(ctx, eventlog.Head{Subject: events.RunSubject(s.Tenant, s.ID)}, Draft("three", "3")); err != nil {
 		t.Fatal(err)
 	}
 	AppendCommits(t, l, SessionSubject(s.Partition()%l.Shards(), l.Shards(), "another"), "another", 1)
@@ -192,14 +192,14 @@ func testTooLargeCommit(t *testing.T, l eventlog.Log) {
 		t.Fatalf("append 1 MB: %v, want ErrTooLarge", err)
 	}
 	state := Draft("state", "")
-	state.State = strings.Repeat("x", events.MaxCommit)
+	state.State = strings.Repeat("x", events.MaxCommitBytes)
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, state); !errors.Is(err, eventlog.ErrTooLarge) {
 		t.Fatalf("append a state of 900 KB: %v, want ErrTooLarge", err)
 	}
 	if n := countCommits(t, l, s); n != 0 {
 		t.Errorf("%d commits were stored", n)
 	}
-	parts, err := events.Split(d.Events, events.MaxCommit-10_000)
+	parts, err := events.SplitEvents(d.Events, events.MaxCommitBytes-10_000)
 	if err != nil || len(parts) != 2 {
 		t.Fatalf("split into %d parts, %v", len(parts), err)
 	}

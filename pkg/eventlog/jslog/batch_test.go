@@ -95,7 +95,7 @@ func TestBatches_HoldInEveryInterleaving(t *testing.T) {
 		var writers []*modelWriter
 		var g errgroup.Group
 		for i := range subjects + rivals {
-			s := events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("model", i%subjects)))
+			s := events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("model", i%subjects)))
 			w := &modelWriter{log: log, model: m, subject: s, name: fmt.Sprint("writer ", i, " "), commits: commits}
 			writers = append(writers, w)
 			g.Go(func() error { return w.run(ctx) })
@@ -181,7 +181,7 @@ func TestBatches_FormOnlyFromWaitingCommits(t *testing.T) {
 		m.mu.Lock() // the model answers nothing until all that cannot be published at once wait
 		for i := range writers {
 			name := fmt.Sprint("round ", round, " writer ", i)
-			head := eventlog.Head{Subject: events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))}
+			head := eventlog.Head{Subject: events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))}
 			g.Go(func() error {
 				for j := range 3 {
 					var err error

@@ -253,7 +253,7 @@ func (m *streamModel) overtake(msg *nats.Msg) {
 		m.fail("%v", err)
 		return
 	}
-	if c.ID = events.Derive(events.KindCommit, "faster", c.ID); m.ids[c.ID] > 0 || m.check([]*nats.Msg{msg}, false) != 0 {
+	if c.ID = events.DeriveID(events.KindCommit, "faster", c.ID); m.ids[c.ID] > 0 || m.check([]*nats.Msg{msg}, false) != 0 {
 		return
 	}
 	c = c.Rechain(s, c.Events)

@@ -77,8 +77,8 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Shards < 0 || cfg.Shards > topology.MaxShards || topology.MaxShards%cfg.Shards != 0 {
 		return nil, fmt.Errorf("jslog: shards: %d must be 1, 2, 4 or 8", cfg.Shards)
 	}
-	if cfg.Partitions != 0 && cfg.Shards > cfg.Partitions.Count() {
-		return nil, fmt.Errorf("jslog: partitions: %d is less than the %d shards", cfg.Partitions.Count(), cfg.Shards)
+	if cfg.Partitions != 0 && cfg.Shards > cfg.Partitions.PartitionCount() {
+		return nil, fmt.Errorf("jslog: partitions: %d is less than the %d shards", cfg.Partitions.PartitionCount(), cfg.Shards)
 	}
 	if cfg.AckTimeout < 0 {
 		return nil, fmt.Errorf("jslog: ack timeout: %s is negative", cfg.AckTimeout)

@@ -30,7 +30,7 @@ func openLayout(t *testing.T, nc *nats.Conn, layout topology.Layout) *jslog.Log 
 	}
 	cfg := topology.Config{Shards: layout.Shards}
 	if layout.Partitions != 0 {
-		cfg.Partitions = layout.Partitions.Count()
+		cfg.Partitions = layout.Partitions.PartitionCount()
 	}
 	if err := topology.Provision(t.Context(), js, cfg); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestLog_PartitionsChangeSubjectsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := openLayout(t, nc, topology.Layout{Shards: 1, Partitions: partitions})
-		s := events.LifeOf("acme", events.Derive(events.KindSession, "partitions"))
+		s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "partitions"))
 		head := eventlogtest.AppendCommits(t, l, s, "same", 3)[2]
 		stored = append(stored, head.Hash)
 		stream, err := js.Stream(t.Context(), topology.EventsStream(0))

@@ -127,7 +127,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 	var g errgroup.Group
 	for i := range writers {
 		g.Go(func() error {
-			head := eventlog.Head{Subject: events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("killed", i)))}
+			head := eventlog.Head{Subject: events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("killed", i)))}
 			for j := range commits {
 				next, err := log.Append(ctx, head, eventlogtest.Draft(fmt.Sprint("killed ", i, " ", j), "x"))
 				if err != nil {

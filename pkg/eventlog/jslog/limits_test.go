@@ -189,7 +189,7 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := data.Decode()
+	list, err := data.DecodeEvents()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -154,7 +154,7 @@ func decodeAck(reply *nats.Msg) (*jetstream.PubAck, error) {
 	r.Expect(`,"seq":`)
 	stored.Sequence = r.Uint(math.MaxUint64)
 	r.Expect("}")
-	if r.Done() && stored.Stream != "" {
+	if r.AtEnd() && stored.Stream != "" {
 		return stored, nil
 	}
 	var ack struct {

@@ -46,7 +46,7 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 	session, executor, projector := asRole(topology.UserSession), asRole(topology.UserExecutor), asRole(topology.UserProjector)
 
 	life := eventlogtest.SessionSubject(1, 2, "users")
-	run := events.RunOf(life.Tenant, life.ID)
+	run := events.RunSubject(life.Tenant, life.ID)
 	large := eventlogtest.Draft("large", strings.Repeat("x", 300_000))
 	a, err := session.Append(ctx, eventlog.Head{Subject: life}, large)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Target returns the id of the block that an event changes, or "" if it changes none.
-func Target(e events.Event) string {
+// ChangedBlockID returns the id of the block that an event changes, or "" if it changes none.
+func ChangedBlockID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
 		return d.BlockID
@@ -48,7 +48,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 			return nil
 		}
 		b := *prev
-		update(&b, d.Updates)
+		applyUpdates(&b, d.Updates)
 		return &b
 	case events.BlockComplete:
 		b := withEventFields(d.Block, e)
@@ -78,7 +78,7 @@ func withEventFields(b events.Block, e events.Event) *events.Block {
 	return &b
 }
 
-func update(b *events.Block, u events.BlockUpdates) {
+func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if u.Input != nil {
 		b.Input = u.Input
 	}
@@ -95,9 +95,9 @@ func update(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// Text is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
-// a gap. The zero Text is empty.
-type Text struct {
+// StreamedText is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
+// a gap. The zero StreamedText is empty.
+type StreamedText struct {
 	Known   string         // may be set, to continue from a text that is known from elsewhere
 	Waiting []events.Delta // deltas after a gap, sorted by offset
 
@@ -106,9 +106,9 @@ type Text struct {
 
 // Add adds a delta. Deltas may arrive in any order and several times. Add returns the text that was appended to
 // Known. A text that grows by small deltas costs time and memory in proportion to its length.
-func (t *Text) Add(d events.Delta) (fresh string) {
+func (t *StreamedText) Add(d events.Delta) (fresh string) {
 	if len(t.Waiting) == 0 && int(d.Offset) <= len(t.Known) {
-		return t.append(d)
+		return t.appendNew(d)
 	}
 	start := len(t.Known)
 	i, _ := slices.BinarySearchFunc(t.Waiting, d, func(a, b events.Delta) int { return int(int64(a.Offset) - int64(b.Offset)) })
@@ -116,13 +116,13 @@ func (t *Text) Add(d events.Delta) (fresh string) {
 	for len(t.Waiting) > 0 && int(t.Waiting[0].Offset) <= len(t.Known) {
 		w := t.Waiting[0]
 		t.Waiting = t.Waiting[1:]
-		t.append(w)
+		t.appendNew(w)
 	}
 	return t.Known[start:]
 }
 
-// append appends the part of a delta that Known does not have, and returns it. The delta must not begin after the end of Known.
-func (t *Text) append(d events.Delta) (fresh string) {
+// appendNew appends the part of a delta that Known does not have, and returns it. The delta must not begin after the end of Known.
+func (t *StreamedText) appendNew(d events.Delta) (fresh string) {
 	skip := len(t.Known) - int(d.Offset)
 	if skip >= len(d.Text) {
 		return ""
@@ -138,25 +138,25 @@ func (t *Text) append(d events.Delta) (fresh string) {
 	return fresh
 }
 
-// View holds the blocks of one session for one client's stream.
-type View struct {
+// BlockView holds the blocks of one session for one client's stream.
+type BlockView struct {
 	blocks map[string]*events.Block
-	texts  map[string]*Text
+	texts  map[string]*StreamedText
 	order  []string       // block ids in the order of their first appearance
 	runs   map[string]int // execution id to its index in the session
 }
 
-// NewView returns an empty View.
-func NewView() *View {
-	return &View{blocks: map[string]*events.Block{}, texts: map[string]*Text{}, runs: map[string]int{}}
+// NewBlockView returns an empty View.
+func NewBlockView() *BlockView {
+	return &BlockView{blocks: map[string]*events.Block{}, texts: map[string]*StreamedText{}, runs: map[string]int{}}
 }
 
 // Apply applies one event. Events must come in order of seq, each once.
-func (v *View) Apply(e events.Event) {
+func (v *BlockView) Apply(e events.Event) {
 	if _, seen := v.runs[e.ExecutionID]; !seen && e.ExecutionID != "" {
 		v.runs[e.ExecutionID] = len(v.runs)
 	}
-	id := Target(e)
+	id := ChangedBlockID(e)
 	if id == "" {
 		return
 	}
@@ -179,14 +179,14 @@ func (v *View) Apply(e events.Event) {
 }
 
 // ApplyDelta applies a delta. Deltas may come in any order, before or after the start of their block.
-func (v *View) ApplyDelta(d events.Delta) {
+func (v *BlockView) ApplyDelta(d events.Delta) {
 	b := v.blocks[d.BlockID]
 	if b != nil && b.Status != events.StatusPending {
 		return
 	}
 	t := v.texts[d.BlockID]
 	if t == nil {
-		t = &Text{}
+		t = &StreamedText{}
 		v.texts[d.BlockID] = t
 	}
 	t.Add(d)
@@ -196,7 +196,7 @@ func (v *View) ApplyDelta(d events.Delta) {
 }
 
 // Blocks returns the blocks in display order: by execution, then by seq.
-func (v *View) Blocks() []events.Block {
+func (v *BlockView) Blocks() []events.Block {
 	out := make([]events.Block, 0, len(v.order))
 	for _, id := range v.order {
 		out = append(out, *v.blocks[id])
@@ -206,7 +206,7 @@ func (v *View) Blocks() []events.Block {
 }
 
 // String returns one line per block, for the messages of failed comparisons.
-func (v *View) String() string {
+func (v *BlockView) String() string {
 	var s strings.Builder
 	for _, b := range v.Blocks() {
 		s.WriteString(string(b.Kind) + " " + string(b.Status) + " " + b.ID + " " + b.Content + string(b.Input) + b.Output + b.Message + "\n")

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is the deepest nesting that Raw accepts.
-const maxDepth = 100
+// maxNesting is the deepest nesting that Raw accepts.
+const maxNesting = 100
 
 // A Reader reads one value from its beginning to its end. After the first failure every call fails. The zero Reader has no input.
 type Reader struct {
@@ -27,14 +27,14 @@ type Reader struct {
 // NewReader returns a Reader of data, which must not be changed while it is used.
 func NewReader(data []byte) Reader { return Reader{data: data} }
 
-// Done reports whether no call has failed and all input was read.
-func (r *Reader) Done() bool { return !r.failed && r.pos == len(r.data) }
+// AtEnd reports whether no call has failed and all input was read.
+func (r *Reader) AtEnd() bool { return !r.failed && r.pos == len(r.data) }
 
 // Failed reports whether a call has failed.
 func (r *Reader) Failed() bool { return r.failed }
 
-// Optional skips text, and reports whether it comes next. It does not fail.
-func (r *Reader) Optional(text string) bool {
+// SkipOptional skips text, and reports whether it comes next. It does not fail.
+func (r *Reader) SkipOptional(text string) bool {
 	if r.failed || len(r.data)-r.pos < len(text) || string(r.data[r.pos:r.pos+len(text)]) != text {
 		return false
 	}
@@ -44,7 +44,7 @@ func (r *Reader) Optional(text string) bool {
 
 // Expect skips text, and fails if it does not come next.
 func (r *Reader) Expect(text string) {
-	if !r.Optional(text) {
+	if !r.SkipOptional(text) {
 		r.failed = true
 	}
 }
@@ -65,7 +65,7 @@ func (r *Reader) String() string {
 
 // OptionalString reads the string after key, or returns "" if key does not come next.
 func (r *Reader) OptionalString(key string) string {
-	if !r.Optional(key) {
+	if !r.SkipOptional(key) {
 		return ""
 	}
 	return r.String()
@@ -108,14 +108,14 @@ func (r *Reader) Time() (t time.Time) {
 // encoding/json, it does not check the UTF-8 of the strings in it.
 func (r *Reader) Raw() []byte {
 	from := r.pos
-	if r.skipValue(maxDepth); r.failed {
+	if r.skipValue(maxNesting); r.failed {
 		return nil
 	}
 	return r.data[from:r.pos:r.pos]
 }
 
-// skip skips c, and reports whether it comes next.
-func (r *Reader) skip(c byte) bool {
+// skipByte skips c, and reports whether it comes next.
+func (r *Reader) skipByte(c byte) bool {
 	if r.failed || r.pos >= len(r.data) || r.data[r.pos] != c {
 		return false
 	}
@@ -142,19 +142,19 @@ func (r *Reader) skipValue(depth int) {
 	case c == '-' || isDigit(c):
 		r.skipNumber()
 	default:
-		r.failed = !r.Optional("null") && !r.Optional("true") && !r.Optional("false")
+		r.failed = !r.SkipOptional("null") && !r.SkipOptional("true") && !r.SkipOptional("false")
 	}
 }
 
 // skipList skips an object or an array, whose opening bracket comes next.
 func (r *Reader) skipList(end byte, item func()) {
 	r.pos++
-	if r.skip(end) {
+	if r.skipByte(end) {
 		return
 	}
 	for !r.failed {
 		item()
-		if r.skip(end) {
+		if r.skipByte(end) {
 			return
 		}
 		r.Expect(",")
@@ -162,16 +162,16 @@ func (r *Reader) skipList(end byte, item func()) {
 }
 
 func (r *Reader) skipNumber() {
-	r.skip('-')
-	if !r.skip('0') {
+	r.skipByte('-')
+	if !r.skipByte('0') {
 		r.skipDigits()
 	}
-	if r.skip('.') {
+	if r.skipByte('.') {
 		r.skipDigits()
 	}
-	if r.skip('e') || r.skip('E') {
-		if !r.skip('+') {
-			r.skip('-')
+	if r.skipByte('e') || r.skipByte('E') {
+		if !r.skipByte('+') {
+			r.skipByte('-')
 		}
 		r.skipDigits()
 	}
@@ -187,13 +187,13 @@ func (r *Reader) skipDigits() {
 
 // skipString skips a string, and reports whether it has only ASCII and no escapes. It fails at control characters and unknown escapes.
 func (r *Reader) skipString() (plain bool) {
-	if !r.skip('"') {
+	if !r.skipByte('"') {
 		r.failed = true
 		return false
 	}
 	plain = true
 	for {
-		i, ascii := special(r.data[r.pos:])
+		i, ascii := indexSpecial(r.data[r.pos:])
 		plain = plain && ascii
 		if r.pos += i; r.pos >= len(r.data) {
 			break
@@ -219,9 +219,9 @@ func (r *Reader) skipString() (plain bool) {
 	return false
 }
 
-// special returns the index of the first quote, backslash or control character, or the length if there is none. ascii reports whether
+// indexSpecial returns the index of the first quote, backslash or control character, or the length if there is none. ascii reports whether
 // all bytes before it are ASCII; it may be false if only a few bytes after it are not.
-func special(b []byte) (i int, ascii bool) {
+func indexSpecial(b []byte) (i int, ascii bool) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	var seen uint64
 	for ; len(b)-i >= 8; i += 8 {
@@ -307,7 +307,7 @@ func unquote(raw []byte) string {
 			}
 			out.WriteRune(r)
 		case c == '\\':
-			out.WriteByte(unescaped(raw[1]))
+			out.WriteByte(unescape(raw[1]))
 			raw = raw[2:]
 		case c < utf8.RuneSelf:
 			n := 1
@@ -325,8 +325,8 @@ func unquote(raw []byte) string {
 	return out.String()
 }
 
-// unescaped returns the character that a backslash and c stand for.
-func unescaped(c byte) byte {
+// unescape returns the character that a backslash and c stand for.
+func unescape(c byte) byte {
 	switch c {
 	case 'b':
 		return '\b'

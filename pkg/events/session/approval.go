@@ -11,8 +11,8 @@ import (
 // requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every open request.
 const rememberedDecisions = 128
 
-// maxComment is the maximum length of a comment in bytes.
-const maxComment = 16 << 10
+// maxCommentBytes is the maximum length of a comment in bytes.
+const maxCommentBytes = 16 << 10
 
 // OpenApproval is an open approval request, from the run state.
 type OpenApproval struct {
@@ -32,7 +32,7 @@ type DecideApproval struct {
 
 // decideApproval returns the decision on an approval request. The first decision counts; a second one is refused.
 func decideApproval(s State, c DecideApproval, m *events.EventList) ([]events.Event, error) {
-	if slices.ContainsFunc(s.Decided, func(d Decided) bool { return d.ApprovalID == c.ApprovalID }) {
+	if slices.ContainsFunc(s.Decided, func(d DecidedApproval) bool { return d.ApprovalID == c.ApprovalID }) {
 		return nil, &Error{CodeApprovalDecided, "", "the approval request was decided already; the first decision counts"}
 	}
 	if c.Open == nil || s.Active.ExecutionID != c.ExecutionID {
@@ -66,7 +66,7 @@ func checkDecision(c DecideApproval) error {
 	}
 	answers := len(c.Answers) + len(c.Sealed)
 	switch {
-	case len(c.Comment) > maxComment:
+	case len(c.Comment) > maxCommentBytes:
 		return &Error{CodeInvalid, "comment", "the comment is longer than 16 KiB"}
 	case c.Comment != "" && c.Decision != events.DecisionReject:
 		return &Error{CodeInvalid, "comment", "a comment is sent to the agent only with the decision reject"}

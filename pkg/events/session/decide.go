@@ -38,8 +38,8 @@ const (
 	CodeInvalid         = "INVALID_REQUEST"
 )
 
-// MaxPending is the maximum number of file changes that no snapshot contains yet.
-const MaxPending = 1024
+// MaxPendingChanges is the maximum number of file changes that no snapshot contains yet.
+const MaxPendingChanges = 1024
 
 // Command is a command on a session. The set is sealed.
 type Command interface {
@@ -51,15 +51,15 @@ type CommandBase struct{ events.CommandMeta }
 
 func (b CommandBase) meta() events.CommandMeta { return b.CommandMeta }
 
-// Create creates a session. The caller has validated and resolved all references.
-type Create struct {
+// CreateSession creates a session. The caller has validated and resolved all references.
+type CreateSession struct {
 	CommandBase
 	events.SessionCreated
-	Files []File
+	Files []FileUpload
 }
 
-// File is content to put into the workspace. The object store already holds it.
-type File struct {
+// FileUpload is content to put into the workspace. The object store already holds it.
+type FileUpload struct {
 	Path    string
 	Object  string
 	Size    uint64
@@ -75,30 +75,30 @@ type UpdateOptions struct {
 	Metadata json.RawMessage
 }
 
-// Post accepts a query.
-type Post struct {
+// PostQuery accepts a query.
+type PostQuery struct {
 	CommandBase
 	ExecutionID string
 	Content     string
 	Parts       []events.Part
 	Metadata    json.RawMessage
-	Files       []File // files that the turn needs
+	Files       []FileUpload // files that the turn needs
 	Environment map[string]events.Variable
 	Permissions events.ExecutionPermissions
 	Held        uint32 // number of the last file change that a snapshot contains, from the run state
 	ActiveEnded bool   // from the run state: the active execution, if any, has ended
 }
 
-// Start creates a session and accepts its first query, in one commit.
-type Start struct {
+// StartSession creates a session and accepts its first query, in one commit.
+type StartSession struct {
 	CommandBase
 	Create events.SessionCreated
-	Post   Post // its Base is not used
+	Post   PostQuery // its Base is not used
 }
 
-// Fork creates a session that continues from an event of another session. Its first sandbox receives the file
+// ForkSession creates a session that continues from an event of another session. Its first sandbox receives the file
 // changes that the parent had at that event and that the snapshot of the files does not contain.
-type Fork struct {
+type ForkSession struct {
 	CommandBase
 	Create  events.SessionCreated
 	Forked  events.SessionForked
@@ -147,7 +147,7 @@ type RequestSync struct{ CommandBase }
 // PutFile puts a file or an archive into the workspace.
 type PutFile struct {
 	CommandBase
-	File
+	FileUpload
 	Held uint32 // number of the last file change that a snapshot contains, from the run state
 }
 
@@ -158,20 +158,20 @@ type RemoveFile struct {
 	Held uint32
 }
 
-// Delete deletes the session.
-type Delete struct {
+// DeleteSession deletes the session.
+type DeleteSession struct {
 	CommandBase
 	ActiveEnded bool
 }
 
-// Advance dispatches the next query if the active execution has ended.
-type Advance struct {
+// DispatchNext dispatches the next query if the active execution has ended.
+type DispatchNext struct {
 	CommandBase
 	ActiveEnded bool
 }
 
-// Expire handles a passed deadline. Now and the state determine which one.
-type Expire struct {
+// HandleDeadline handles a passed deadline. Now and the state determine which one.
+type HandleDeadline struct {
 	CommandBase
 	Run RunView
 }
@@ -197,24 +197,24 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	}
 	m := events.NewEventList(c.meta())
 	switch c := c.(type) {
-	case Create:
-		if _, err := create(s, c.SessionCreated, m); err != nil {
+	case CreateSession:
+		if _, err := decideCreate(s, c.SessionCreated, m); err != nil {
 			return nil, err
 		}
-		if err := putAll(State{}, c.Files, 0, m); err != nil {
+		if err := addFilePuts(State{}, c.Files, 0, m); err != nil {
 			return nil, err
 		}
 		return m.Events(), nil
-	case Start:
-		if _, err := create(s, c.Create, m); err != nil {
+	case StartSession:
+		if _, err := decideCreate(s, c.Create, m); err != nil {
 			return nil, err
 		}
-		return post(State{Status: Open}, c.Post, m)
-	case Fork:
-		if _, err := create(s, c.Create, m); err != nil {
+		return decidePost(State{Status: Open}, c.Post, m)
+	case ForkSession:
+		if _, err := decideCreate(s, c.Create, m); err != nil {
 			return nil, err
 		}
-		fork(c, m)
+		addFork(c, m)
 		return m.Events(), nil
 	}
 	if s.Status == None || s.Status == Deleted {
@@ -223,10 +223,10 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
 	case UpdateOptions:
 		m.Add("", events.SessionOptionsUpdated{Options: c.Options, Metadata: c.Metadata})
-	case Post:
-		return post(s, c, m)
-	case Recover:
-		return recoverFailed(s, c, m)
+	case PostQuery:
+		return decidePost(s, c, m)
+	case RecoverExecution:
+		return decideRecover(s, c, m)
 	case DecideApproval:
 		return decideApproval(s, c, m)
 	case RequestInterrupt:
@@ -234,23 +234,23 @@ func Decide(s State, c Command) ([]events.Event, error) {
 			m.Add(s.Active.ExecutionID, events.InterruptRequested{Control: s.Controls + 1})
 		}
 	case RequestCancel:
-		cancel(s, c, m)
+		addCancel(s, c, m)
 	case RequestPause, RequestResume, RequestTerminate, RequestSync, PutFile, RemoveFile:
-		return environment(s, c, m)
-	case Delete:
-		s.end(m, "session_deleted", c.ActiveEnded)
+		return decideWorkspaceCommand(s, c, m)
+	case DeleteSession:
+		s.endExecutions(m, "session_deleted", c.ActiveEnded)
 		m.Add("", events.SessionDeleted{})
-	case Advance:
+	case DispatchNext:
 		if s.Status == Open && !s.isRunning(c.ActiveEnded) && len(s.Queue) > 0 {
 			m.Add(s.Queue[0].ExecutionID, events.ExecutionDispatched{})
 		}
-	case Expire:
-		expire(s, c, m)
+	case HandleDeadline:
+		addExpiry(s, c, m)
 	}
 	return m.Events(), nil
 }
 
-func create(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
+func decideCreate(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
 	if s.Status != None {
 		return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
 	}
@@ -258,10 +258,10 @@ func create(s State, data events.SessionCreated, m *events.EventList) ([]events.
 	return m.Events(), nil
 }
 
-func fork(c Fork, m *events.EventList) {
+func addFork(c ForkSession, m *events.EventList) {
 	m.Add("", c.Forked)
 	for i, change := range c.Changes {
-		n := uint32(i + 1) //nolint:gosec // at most MaxPending changes are pending in the parent
+		n := uint32(i + 1) //nolint:gosec // at most MaxPendingChanges changes are pending in the parent
 		switch d := change.(type) {
 		case events.FilePut:
 			d.N, d.Held = n, 0
@@ -273,21 +273,21 @@ func fork(c Fork, m *events.EventList) {
 	}
 }
 
-func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
+func decidePost(s State, c PostQuery, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
-		return nil, errClosed()
+		return nil, newClosedError()
 	}
-	if len(s.Queue) >= MaxQueue {
-		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueue)}
+	if len(s.Queue) >= MaxQueuedExecutions {
+		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueuedExecutions)}
 	}
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
-	if err := putAll(s, c.Files, c.Held, m); err != nil {
+	if err := addFilePuts(s, c.Files, c.Held, m); err != nil {
 		return nil, err
 	}
 	m.Add(c.ExecutionID, events.MessageAccepted{
-		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
+		BlockID: events.DeriveID(events.KindBlock, c.ExecutionID, "message"),
 		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment, Permissions: c.Permissions,
 	})
 	running := s.isRunning(c.ActiveEnded)
@@ -303,11 +303,11 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func errClosed() *Error {
+func newClosedError() *Error {
 	return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 }
 
-func cancel(s State, c RequestCancel, m *events.EventList) {
+func addCancel(s State, c RequestCancel, m *events.EventList) {
 	if s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
 		return
@@ -317,8 +317,8 @@ func cancel(s State, c RequestCancel, m *events.EventList) {
 	}
 }
 
-// end withdraws queued executions and cancels the active one.
-func (s State) end(m *events.EventList, reason string, activeEnded bool) {
+// endExecutions withdraws queued executions and cancels the active one.
+func (s State) endExecutions(m *events.EventList, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
 	}
@@ -327,10 +327,10 @@ func (s State) end(m *events.EventList, reason string, activeEnded bool) {
 	}
 }
 
-// expire checks the session limit first, because closing the session also ends everything else.
-func expire(s State, c Expire, m *events.EventList) {
+// addExpiry checks the session limit first, because closing the session also ends everything else.
+func addExpiry(s State, c HandleDeadline, m *events.EventList) {
 	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
-		s.end(m, "session_closed", c.Run.ActiveEnded)
+		s.endExecutions(m, "session_closed", c.Run.ActiveEnded)
 		m.Add("", events.SessionClosed{Reason: "limit"})
 		return
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Recover accepts a query that continues the last execution of the session, which has failed.
-type Recover struct {
+// RecoverExecution accepts a query that continues the last execution of the session, which has failed.
+type RecoverExecution struct {
 	CommandBase
 	ExecutionID string                     // of the new execution
 	Failed      string                     // id of the failed execution
@@ -19,8 +19,8 @@ type Recover struct {
 	Run         RunView
 }
 
-// recoverFailed returns the events of a Recover.
-func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, error) {
+// decideRecover returns the events of a Recover.
+func decideRecover(s State, c RecoverExecution, m *events.EventList) ([]events.Event, error) {
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
@@ -32,7 +32,7 @@ func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, err
 		return nil, err
 	}
 	message := c.Message
-	message.BlockID = events.Derive(events.KindBlock, c.ExecutionID, "message")
+	message.BlockID = events.DeriveID(events.KindBlock, c.ExecutionID, "message")
 	message.Environment = variables
 	message.RecoveredFrom = c.Failed
 	// A recovery that ended before the agent received its query leaves the agent where it was.
@@ -45,7 +45,7 @@ func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, err
 // checkRecoverable returns an *Error unless an execution is the last of the session and has failed.
 func (s *State) checkRecoverable(failed string, r RunView) error {
 	if s.Status == Closed {
-		return errClosed()
+		return newClosedError()
 	}
 	if by := s.recoveryOf(failed); by != "" {
 		return &Error{CodeRecovered, "executionId", fmt.Sprintf("the execution is recovered by %s already; if that one fails, recover it", by)}
@@ -76,7 +76,7 @@ func (s *State) recoveryOf(failed string) string {
 
 // recoveredVariables returns the variables of a recovery: those of the failed execution's message, overridden by those of the command. The secrets
 // that the message brought were deleted when the failed execution ended, so the command must override each of them.
-func recoveredVariables(c Recover) (map[string]events.Variable, error) {
+func recoveredVariables(c RecoverExecution) (map[string]events.Variable, error) {
 	var missing []string
 	for _, name := range slices.Sorted(maps.Keys(c.Message.Environment)) {
 		if _, given := c.Environment[name]; !given && c.Message.Environment[name].Secret {

@@ -117,7 +117,7 @@ func (p *pass) unneededFiles(files []object, changes []fileChange, held uint32, 
 // fileChanges returns the file changes of a session that refer to objects.
 func (p *pass) fileChanges(ctx context.Context, k sessionKey) (list []fileChange, err error) {
 	shard := eventlog.Position{Shard: p.sessions.Position(k.ID, 1).Shard}
-	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeOf(k.Tenant, k.ID)}) {
+	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeSubject(k.Tenant, k.ID)}) {
 		if err != nil {
 			return nil, fmt.Errorf("read the session's files: %w", err)
 		}

@@ -40,8 +40,8 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 		return nil, fmt.Errorf("read the checkpoints: %w", err)
 	}
 	var out []unfoldedFork
-	for partition := range p.log.Partitioning().Count() {
-		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOf(partition)]}
+	for partition := range p.log.Partitioning().PartitionCount() {
+		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOfPartition(partition)]}
 		for rec, err := range p.log.Read(ctx, from, eventlog.Filter{Partitions: []int{partition}}) {
 			if err != nil {
 				return nil, fmt.Errorf("look for forks that the read models do not have yet: %w", err)

@@ -21,9 +21,9 @@ import (
 func (b *fixture) createFork(f events.SessionForked) *eventlog.SessionState {
 	b.t.Helper()
 	l := &eventlog.SessionState{Tenant: tenant, ID: newID(events.KindSession)}
-	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
+	l.LifeHead.Subject, l.RunHead.Subject = events.LifeSubject(tenant, l.ID), events.RunSubject(tenant, l.ID)
 	b.decide(l, func(base session.CommandBase) session.Command {
-		return session.Fork{CommandBase: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
+		return session.ForkSession{CommandBase: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
 	})
 	return l
 }
@@ -42,14 +42,14 @@ func (b *fixture) projectFork(l *eventlog.SessionState, f events.SessionForked, 
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, `INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position, parent, forked, snapshot)
-		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, events.Partitioning(0).Group(l.ID), f.Parent, string(text), snapshot)
+		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, events.Partitioning(0).GroupOfID(l.ID), f.Parent, string(text), snapshot)
 	b.catchUp()
 }
 
 // deleteFork deletes a session in the log and in the read models.
 func (b *fixture) deleteFork(l *eventlog.SessionState, f events.SessionForked) {
 	b.t.Helper()
-	b.decide(l, func(base session.CommandBase) session.Command { return session.Delete{CommandBase: base} })
+	b.decide(l, func(base session.CommandBase) session.Command { return session.DeleteSession{CommandBase: base} })
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, "DELETE FROM sessions WHERE id = $1", l.ID)

@@ -49,7 +49,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func newID(kind events.Kind) string { return events.Derive(kind, rand.Text()) }
+func newID(kind events.IDKind) string { return events.DeriveID(kind, rand.Text()) }
 
 // fixture is an installation with its users and without services. The test sets the clock of its janitor.
 type fixture struct {
@@ -215,7 +215,7 @@ func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.S
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Create{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, SessionCreated: data})
+	list, err := session.Decide(l.Life, session.CreateSession{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, SessionCreated: data})
 	must(b.t, err)
 	must(b.t, sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	return l
@@ -249,7 +249,7 @@ func (b *fixture) record(l *eventlog.SessionState, p events.Payload) {
 	b.t.Helper()
 	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	d, err := run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
@@ -392,7 +392,7 @@ func (b *fixture) putFile(l *eventlog.SessionState, object string) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.PutFile{
-		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: object, SHA256: digest("a")},
+		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, FileUpload: session.FileUpload{Path: "a", Object: object, SHA256: digest("a")},
 	})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
@@ -401,7 +401,7 @@ func (b *fixture) putFile(l *eventlog.SessionState, object string) {
 // trimmed returns the sum of what the log records as removed from a session's workspace.
 func (b *fixture) trimmed(l *eventlog.SessionState) (sum events.WorkspaceTrimmed) {
 	b.t.Helper()
-	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 		must(b.t, err)
 		for _, e := range rec.Events {
 			if d, ok := e.Data.(events.WorkspaceTrimmed); ok {
@@ -454,7 +454,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	b.putObject(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
 	b.putFile(l, prefix+"u-waits")
 	exe := newID(events.KindExecution)
-	d, err := run.Decide(l.Run, run.Claim{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
+	d, err := run.Decide(l.Run, run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	b.now = b.now.Add(2 * time.Hour)
@@ -471,7 +471,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("during a turn the janitor recorded %+v", got)
 	}
-	d, err = run.Decide(l.Run, run.End{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
+	d, err = run.Decide(l.Run, run.EndExecution{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	checkList(t, "found before the snapshot of the turn", b.pass(j, false))
@@ -494,7 +494,7 @@ var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 // addedBytes returns the sum of the sizes that the snapshots of a session report as added.
 func (b *fixture) addedBytes(l *eventlog.SessionState) (sum uint64) {
 	b.t.Helper()
-	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 		must(b.t, err)
 		for _, e := range rec.Events {
 			if d, ok := e.Data.(events.WorkspaceSynced); ok {
@@ -528,7 +528,7 @@ func (b *fixture) pushSkill(slug, zip string) {
 	b.putObject(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Apply{CommandMeta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
+		return versions.Decide(s, versions.ApplyVersion{CommandMeta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
 	})
 }
 
@@ -537,7 +537,7 @@ func (b *fixture) removeSkillVersion(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
 	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+		return versions.Decide(s, versions.RemoveEntry{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 }
 
@@ -557,7 +557,7 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	b.removeSkillVersion("one", "removed")
 	b.removeSkillVersion("one", "removed from one")
 	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{CommandMeta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
+		return versions.Decide(s, versions.RemoveEntry{CommandMeta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	skills := func(items []string) []string {
@@ -599,7 +599,7 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	ofAccepted, ofRefused, ofEnvironment, ofRefusedEnvironment := seal(accepted), seal(refused), seal(""), seal("")
 	l := b.session(newID(events.KindSession))
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Post{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
+	list, err := session.Decide(l.Life, session.PostQuery{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	// so large that the log stores its data as an object
@@ -607,7 +607,7 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	ref := events.Reference{Slug: "env"}
 	b.entry(events.Environment, ref, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
 		at := events.Reference{Slug: "env", Version: digest("env")}
-		return versions.Decide(s, versions.Apply{CommandMeta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
+		return versions.Decide(s, versions.ApplyVersion{CommandMeta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)

@@ -48,7 +48,7 @@ func (b *fixture) appendLog(l *eventlog.SessionState, text string) {
 	b.t.Helper()
 	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	d, err := run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
@@ -68,7 +68,7 @@ func (b *fixture) createDeleted(id string, texts ...string) *eventlog.SessionSta
 func (b *fixture) delete(l *eventlog.SessionState) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Delete{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}})
+	list, err := session.Decide(l.Life, session.DeleteSession{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	b.projectDeletion(b.url, l.ID)
@@ -79,7 +79,7 @@ func (b *fixture) delete(l *eventlog.SessionState) {
 // projectDeletion adds a deleted session to the read models of a database, like the projector.
 func (b *fixture) projectDeletion(url, id string) {
 	b.t.Helper()
-	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, events.Partitioning(0).Group(id))
+	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, events.Partitioning(0).GroupOfID(id))
 }
 
 // catchUp lets the projector and the session service read the whole log.
@@ -216,7 +216,7 @@ func (b *fixture) commits(id string) uint64 {
 	b.t.Helper()
 	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
 	must(b.t, err)
-	subject := b.log.Partitioning().Subject(events.RunOf(tenant, id))
+	subject := b.log.Partitioning().Subject(events.RunSubject(tenant, id))
 	info, err := s.Info(b.t.Context(), jetstream.WithSubjectFilter(subject))
 	must(b.t, err)
 	return info.State.Subjects[subject]
@@ -318,7 +318,7 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 		t.Errorf("%d payloads are left, want the other session's", n)
 	}
 	var kept string
-	for rec, err := range b.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(tenant, other.ID)}) {
+	for rec, err := range b.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(tenant, other.ID)}) {
 		must(t, err)
 		kept = rec.Events[0].Data.(events.Log).Message
 	}
@@ -504,7 +504,7 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	id := newID(events.KindSession)
 	l := b.session(id)
 	ann := events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
-	large, err := json.Marshal(strings.Repeat("x", events.MaxInline))
+	large, err := json.Marshal(strings.Repeat("x", events.MaxInlineBytes))
 	must(t, err)
 	for i, metadata := range []json.RawMessage{large, json.RawMessage(`"small"`)} {
 		m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})

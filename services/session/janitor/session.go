@@ -104,12 +104,12 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 func (p *pass) waitReason(ctx context.Context, l *eventlog.SessionState, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
-	case l.DueWork() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
+	case l.DueWork() != run.NoWork, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
 		return "an execution has not ended", nil
 	case l.Run.Sandbox.ID != "":
 		return "its sandbox is not released", nil
 	}
-	group := p.log.Partitioning().Group(l.ID)
+	group := p.log.Partitioning().GroupOfID(l.ID)
 	var position uint64
 	var caughtUp bool
 	err := p.conn.QueryRow(ctx, "SELECT position, caught_up FROM checkpoints WHERE grp = $1", group).Scan(&position, &caughtUp)
@@ -155,7 +155,7 @@ func (p *pass) retire(ctx context.Context, l *eventlog.SessionState) error {
 	if err != nil {
 		return err
 	}
-	runs, err := p.countCommits(ctx, shard, events.RunOf(l.Tenant, l.ID))
+	runs, err := p.countCommits(ctx, shard, events.RunSubject(l.Tenant, l.ID))
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (p *pass) retire(ctx context.Context, l *eventlog.SessionState) error {
 		return err
 	}
 	return p.append(ctx, l, "retire", func(meta events.CommandMeta) run.Command {
-		return run.Retire{CommandMeta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
+		return run.RetireRuns{CommandMeta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
 }
 
@@ -207,13 +207,13 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 // append writes the decision of a command to the session's runs. If another writer appended first, it returns no
 // error: the next pass checks again.
 func (p *pass) append(ctx context.Context, l *eventlog.SessionState, step string, command func(events.CommandMeta) run.Command) error {
-	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
+	id := events.DeriveID(events.KindCommand, "janitor", step, l.Tenant, l.ID)
 	d, err := run.Decide(l.Run, command(events.CommandMeta{CommandID: id, Now: p.now()}))
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
 	next := *l
-	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.Derive(events.KindCommit, id), d)
+	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.DeriveID(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
@@ -256,7 +256,7 @@ func (p *pass) usage(ctx context.Context, l *eventlog.SessionState) (out []event
 			stored = d.Stored
 			continue
 		}
-		out = append(out, events.DayUsage{Day: day, Spent: d.BudgetUsage, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
+		out = append(out, events.DayUsage{Day: day, Spent: d.BudgetUsage, Logged: events.OutputSize{Events: d.Events, Bytes: d.EventBytes}})
 	}
 	return out, stored, nil
 }
@@ -313,7 +313,7 @@ func (p *pass) remove(ctx context.Context, l *eventlog.SessionState) error {
 	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
 	return p.append(ctx, l, "erase", func(meta events.CommandMeta) run.Command {
-		return run.Erase{CommandMeta: meta, Messages: messages, Objects: item.Objects}
+		return run.RecordErasure{CommandMeta: meta, Messages: messages, Objects: item.Objects}
 	})
 }
 
@@ -338,7 +338,7 @@ func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.SessionState) (h
 			continue
 		}
 		h.commits++
-		list, err := rec.Commit.Decode()
+		list, err := rec.Commit.DecodeEvents()
 		if err != nil {
 			return h, fmt.Errorf("read %s: %w", rec.Position, err)
 		}

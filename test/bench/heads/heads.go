@@ -130,7 +130,7 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	}
 	t.changes = t.log
 	for i := range sessions {
-		t.writers = append(t.writers, &sessionWriter{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
+		t.writers = append(t.writers, &sessionWriter{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunSubject("default", events.DeriveID(events.KindSession, "bench", fmt.Sprint(i)))}})
 	}
 	return t, nil
 }
@@ -163,7 +163,7 @@ func (w *sessionWriter) appendCommit(ctx context.Context, log *jslog.Log, i int)
 		Events: []events.Event{{
 			ID: string(events.KindEvent) + "_" + id, Time: time.Unix(1_750_000_000, 0), ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
 			Data: events.BlockComplete{Block: events.Block{
-				ID: events.Derive(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ID: events.DeriveID(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
 				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
 			}},
 		}},

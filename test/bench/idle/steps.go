@@ -170,8 +170,8 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 		return "", err
 	}
 	sessions := eventlog.Sessions{Log: sys.Log}
-	l := &eventlog.SessionState{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
-	list, err := session.Decide(l.Life, session.Create{
+	l := &eventlog.SessionState{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeSubject("default", id)}}
+	list, err := session.Decide(l.Life, session.CreateSession{
 		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: time.Now().UTC()}},
 		SessionCreated: events.SessionCreated{
 			Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",

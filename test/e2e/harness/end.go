@@ -96,7 +96,7 @@ func (c *Cluster) awaitEndInLog(ctx context.Context, tenant, id string) (sandbox
 			case events.SandboxTerminated:
 				delete(open, d.SandboxID)
 			}
-			if events.Terminal(e.Type()) {
+			if events.IsTerminal(e.Type()) {
 				delete(open, e.ExecutionID)
 			}
 		}

@@ -65,7 +65,7 @@ func (c *Client) RemoveDefinition(ctx context.Context, list Catalogue, ref event
 
 // Reference converts the reference of a response. The scope organization becomes "".
 func Reference(r *spoolv1.Reference) events.Reference {
-	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.Bare()
+	ref := events.Reference{Scope: events.ReferenceScope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.WithoutVersion()
 	ref.Version = r.GetVersion()
 	return ref
 }

@@ -36,8 +36,8 @@ const (
 
 // Message is one item of a followed session. Exactly one of Event, Lag, Snapshot, Joined and Lost is set.
 type Message struct {
-	Event    *events.Wire    // a stored event, in order and once; or a delta with new text only
-	Raw      json.RawMessage // the event as JSON
+	Event    *events.WireEvent // a stored event, in order and once; or a delta with new text only
+	Raw      json.RawMessage   // the event as JSON
 	Lag      *Lag
 	Snapshot *Snapshot
 	Joined   bool  // the stream is joined, for the first time or again
@@ -63,7 +63,7 @@ type Snapshot struct {
 // within Config.GiveUp.
 func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
-		f := &follower{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
+		f := &follower{client: c, session: session, cursor: after, texts: map[string]*blocks.StreamedText{}, done: map[string]bool{}}
 		f.yield = func(m Message) bool { f.stopped = f.stopped || !yield(m, nil); return !f.stopped }
 		if err := f.run(ctx); err != nil && !f.stopped {
 			yield(Message{}, err)
@@ -75,9 +75,9 @@ func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.
 type follower struct {
 	client  *Client
 	session string
-	cursor  uint32                  // seq of the last event that was yielded
-	texts   map[string]*blocks.Text // texts of open blocks
-	done    map[string]bool         // complete blocks
+	cursor  uint32                          // seq of the last event that was yielded
+	texts   map[string]*blocks.StreamedText // texts of open blocks
+	done    map[string]bool                 // complete blocks
 	yield   func(Message) bool
 	stopped bool // the consumer stopped the iteration
 	yielded int  // number of events and deltas
@@ -249,7 +249,7 @@ func (f *follower) take(m serverMessage) error {
 
 // yieldEvent yields an event that was not yielded before.
 func (f *follower) yieldEvent(raw json.RawMessage) error {
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return fmt.Errorf("decode an event: %w", err)
 	}
@@ -275,7 +275,7 @@ func (f *follower) yieldEvent(raw json.RawMessage) error {
 
 // yieldDelta yields the part of a delta that was not yielded before: after a reconnect the server sends the text of open
 // blocks from its start.
-func (f *follower) yieldDelta(w events.Wire, raw json.RawMessage) error {
+func (f *follower) yieldDelta(w events.WireEvent, raw json.RawMessage) error {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return fmt.Errorf("decode a delta: %w", err)
@@ -285,7 +285,7 @@ func (f *follower) yieldDelta(w events.Wire, raw json.RawMessage) error {
 	}
 	t := f.texts[d.BlockID]
 	if t == nil {
-		t = &blocks.Text{}
+		t = &blocks.StreamedText{}
 		f.texts[d.BlockID] = t
 	}
 	from := len(t.Known)
@@ -320,7 +320,7 @@ func (f *follower) yieldSnapshot(cause *Error, m serverMessage) error {
 	clear(f.texts)
 	for _, b := range m.Blocks {
 		if b.Status == events.StatusPending {
-			f.texts[b.ID] = &blocks.Text{Known: b.Content}
+			f.texts[b.ID] = &blocks.StreamedText{Known: b.Content}
 		} else {
 			f.done[b.ID] = true
 		}

@@ -28,10 +28,10 @@ const (
 
 // ReplayItem is one item of a replay. Exactly one of Event, Started and Whole is set.
 type ReplayItem struct {
-	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
-	Raw     json.RawMessage // the event as JSON
-	Started *pace.Started   // yielded once, first
-	Whole   *pace.BlockWithoutDeltas
+	Event   *events.WireEvent   // a stored event, in order and once; or a delta with new text only
+	Raw     json.RawMessage     // the event as JSON
+	Started *pace.StartedNotice // yielded once, first
+	Whole   *pace.BlockWholeNotice
 }
 
 // Replay yields the events of a session from the seq from up to the seq to, and the deltas of these events that are
@@ -184,14 +184,14 @@ func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 	}
 	switch pace.NoticeKind(kind) {
 	case pace.ReplayStarted:
-		var s pace.Started
+		var s pace.StartedNotice
 		if err := read(&s); err != nil || r.begun {
 			return nil, err
 		}
 		r.begun, r.to = true, &s.To
 		return &ReplayItem{Started: &s}, nil
 	case pace.BlockWhole:
-		var w pace.BlockWithoutDeltas
+		var w pace.BlockWholeNotice
 		return &ReplayItem{Whole: &w}, read(&w)
 	case pace.ReplayEnded:
 		r.ended = true
@@ -203,7 +203,7 @@ func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 		}
 		return nil, e
 	}
-	var w events.Wire
+	var w events.WireEvent
 	if err := read(&w); err != nil {
 		return nil, err
 	}
@@ -211,7 +211,7 @@ func (r *replayer) take(kind string, data []byte) (*ReplayItem, error) {
 }
 
 // event checks that no event was skipped.
-func (r *replayer) event(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+func (r *replayer) event(w events.WireEvent, raw json.RawMessage) (*ReplayItem, error) {
 	if w.Type == events.TextDelta {
 		return r.text(w, raw)
 	}
@@ -226,7 +226,7 @@ func (r *replayer) event(w events.Wire, raw json.RawMessage) (*ReplayItem, error
 }
 
 // text returns a delta with new text, or nil: on each connection the server sends the text of open blocks from its start.
-func (r *replayer) text(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+func (r *replayer) text(w events.WireEvent, raw json.RawMessage) (*ReplayItem, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return nil, fmt.Errorf("decode a delta: %w", err)

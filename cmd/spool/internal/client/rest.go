@@ -103,7 +103,7 @@ func itemsOf[T proto.Message](raw json.RawMessage, page protoreflect.MessageDesc
 	return items, nil
 }
 
-// Stored converts an event or a block of a response to events.Wire or events.Block, which have the same JSON.
+// Stored converts an event or a block of a response to events.WireEvent or events.Block, which have the same JSON.
 func Stored[T any](m proto.Message) (stored T, err error) {
 	if err := json.Unmarshal(wirejson.Marshal(m), &stored); err != nil {
 		return stored, fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)

@@ -54,9 +54,9 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 // EventsPage is a page of stored events. Events are decoded as they are stored: data depends on an event's type, which
 // the generated messages do not describe.
 type EventsPage struct {
-	Events []Doc[events.Wire] `json:"events"`
-	End    uint32             `json:"-"` // the value of Next on the last page
-	Next   uint32             `json:"next"`
+	Events []Doc[events.WireEvent] `json:"events"`
+	End    uint32                  `json:"-"` // the value of Next on the last page
+	Next   uint32                  `json:"next"`
 }
 
 // Events returns a page of a session's events with a greater seq than after.

@@ -103,7 +103,7 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if side.e == nil {
 			continue
 		}
-		e, err := client.Stored[events.Wire](side.e)
+		e, err := client.Stored[events.WireEvent](side.e)
 		if err != nil {
 			return err
 		}

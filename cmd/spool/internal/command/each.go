@@ -11,7 +11,7 @@ import (
 
 // eachID calls do for every id that the user named, and prints done, or the response with --json. It checks all ids
 // before the first call. After a failure it continues, and returns the joined errors at the end.
-func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
+func (s server) eachID(a *app, kind events.IDKind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	for _, id := range ids {
 		if err := checkID(what, kind, id); err != nil {
 			return err

@@ -109,7 +109,7 @@ func cursorError(err error, after uint32) error {
 	return err
 }
 
-func (c *eventsCommand) print(a *app, e events.Wire, raw json.RawMessage) error {
+func (c *eventsCommand) print(a *app, e events.WireEvent, raw json.RawMessage) error {
 	if c.JSON {
 		return a.printJSON(raw)
 	}
@@ -121,7 +121,7 @@ func (c *eventsCommand) print(a *app, e events.Wire, raw json.RawMessage) error 
 }
 
 // summary returns a short form of an event's data.
-func summary(e events.Wire) string {
+func summary(e events.WireEvent) string {
 	s := string(e.Data)
 	switch d := e.Event().Data.(type) {
 	case events.MessageAccepted:

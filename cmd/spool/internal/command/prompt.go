@@ -73,7 +73,7 @@ func (p *prompter) event(e events.Event) {
 	case events.ApprovalRetracted:
 		p.remove(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	default:
-		if !events.Terminal(e.Type()) {
+		if !events.IsTerminal(e.Type()) {
 			return
 		}
 		p.remove(func(o openApproval) bool { return o.execution == e.ExecutionID })

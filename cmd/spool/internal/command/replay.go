@@ -224,7 +224,7 @@ func (p *player) take(ctx context.Context, one client.ReplayItem) error {
 
 // wait blocks until an event with the given recorded time is due, and handles keys meanwhile.
 func (p *player) wait(ctx context.Context, at time.Time) error {
-	due, gap := p.pacer.Step(at, time.Now())
+	due, gap := p.pacer.NextDue(at, time.Now())
 	p.due = due
 	for p.target == 0 {
 		var timer <-chan time.Time
@@ -296,7 +296,7 @@ func (p *player) resume() {
 		return
 	}
 	pause := time.Since(p.paused)
-	p.pacer.Shift(pause)
+	p.pacer.Delay(pause)
 	p.due, p.paused = p.due.Add(pause), time.Time{}
 }
 
@@ -316,13 +316,13 @@ func (p *player) show(one client.ReplayItem, e events.Event) error {
 	}
 	if kept && p.reached(e) {
 		p.target = 0
-		p.pacer.Jump(e.Time, time.Now())
+		p.pacer.ContinueFrom(e.Time, time.Now())
 		if !p.paused.IsZero() {
 			p.paused = time.Now()
 		}
 		p.showStatus()
 	}
-	if p.only != "" && events.Terminal(e.Type()) {
+	if p.only != "" && events.IsTerminal(e.Type()) {
 		return io.EOF
 	}
 	return nil
@@ -395,7 +395,7 @@ func (p *player) showStatus() {
 		return
 	}
 	speed := p.speed.String()
-	if p.speed != pace.Max {
+	if p.speed != pace.MaxSpeed {
 		speed += "x"
 	}
 	text := fmt.Sprintf("event %d of %d · %s · %s", p.seq, p.to, p.now().Local().Format("15:04:05"), speed)

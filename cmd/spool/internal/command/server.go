@@ -150,7 +150,7 @@ func dataDir(a *app, flag string) (string, error) {
 }
 
 // checkID returns an error if id cannot be an id of the kind, before a server is asked.
-func checkID(field string, kind events.Kind, id string) error {
+func checkID(field string, kind events.IDKind, id string) error {
 	if err := events.CheckID(field, kind, id); err != nil {
 		return &exitError{ExitUsage, err}
 	}

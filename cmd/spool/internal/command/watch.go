@@ -91,7 +91,7 @@ func (w *watcher) say(state, line string) {
 	}
 }
 
-func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+func (w *watcher) event(wire events.WireEvent, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
 		w.cursor, w.position = wire.Seq, wire.Position
 	}
@@ -127,7 +127,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		}
 		return nil, errEnded
 	}
-	if events.Terminal(e.Type()) {
+	if events.IsTerminal(e.Type()) {
 		delete(w.open, e.ExecutionID)
 		if e.ExecutionID == w.only {
 			return e.Data, nil
@@ -139,7 +139,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	return nil, nil
 }
 
-func (w *watcher) showDelta(wire events.Wire) error {
+func (w *watcher) showDelta(wire events.WireEvent) error {
 	if w.renderer == nil {
 		return nil
 	}

@@ -289,7 +289,7 @@ func (r *Renderer) writeNotice(e events.Event) {
 
 // writeEnd writes a line that states how an execution ended.
 func (r *Renderer) writeEnd(e events.Event) {
-	if !events.Terminal(e.Type()) {
+	if !events.IsTerminal(e.Type()) {
 		return
 	}
 	r.endBlocks(e.ExecutionID)

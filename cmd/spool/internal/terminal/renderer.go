@@ -44,11 +44,11 @@ type Renderer struct {
 	runs      []*execution
 	queue     []*item // blocks to be shown, in the order of their start
 	items     map[string]*item
-	texts     map[string]*blocks.Text // text of blocks that have not started
-	tools     map[string]string       // tool name by call id
-	approvals map[string]string       // title of open approval requests
-	gap       bool                    // text stands above: separate the next block
-	last      string                  // call id of the tool_use that was shown last, for its result
+	texts     map[string]*blocks.StreamedText // text of blocks that have not started
+	tools     map[string]string               // tool name by call id
+	approvals map[string]string               // title of open approval requests
+	gap       bool                            // text stands above: separate the next block
+	last      string                          // call id of the tool_use that was shown last, for its result
 }
 
 // execution is an execution that has not ended, as the status line shows it.
@@ -64,7 +64,7 @@ type execution struct {
 // item is a block, or a line of the renderer itself, that is shown or waits to be shown.
 type item struct {
 	block *events.Block
-	text  *blocks.Text
+	text  *blocks.StreamedText
 	note  []cell // a line of the renderer itself; block is then empty
 	shown string // text of a streamed block that is already shown
 	below bool   // with note: the line belongs to the one before
@@ -84,7 +84,7 @@ func New(cfg Config) *Renderer {
 	}
 	return &Renderer{
 		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
-		items: map[string]*item{}, texts: map[string]*blocks.Text{}, tools: map[string]string{}, approvals: map[string]string{},
+		items: map[string]*item{}, texts: map[string]*blocks.StreamedText{}, tools: map[string]string{}, approvals: map[string]string{},
 	}
 }
 
@@ -93,7 +93,7 @@ func (r *Renderer) Event(e events.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.track(e)
-	if id := blocks.Target(e); id != "" {
+	if id := blocks.ChangedBlockID(e); id != "" {
 		r.fold(id, e)
 	}
 	if !r.writeApproval(e) {
@@ -110,7 +110,7 @@ func (r *Renderer) Delta(d events.Delta) {
 	if it := r.items[d.BlockID]; it != nil {
 		text = it.text
 	} else if text == nil {
-		text = &blocks.Text{}
+		text = &blocks.StreamedText{}
 		r.texts[d.BlockID] = text
 	}
 	text.Add(d)
@@ -215,7 +215,7 @@ func (r *Renderer) show(b *events.Block) {
 	if it == nil {
 		it = &item{text: r.texts[b.ID]}
 		if it.text == nil {
-			it.text = &blocks.Text{}
+			it.text = &blocks.StreamedText{}
 		}
 		delete(r.texts, b.ID)
 		r.items[b.ID] = it
@@ -282,7 +282,7 @@ func (r *Renderer) track(e events.Event) {
 		return
 	}
 	i := slices.IndexFunc(r.runs, func(x *execution) bool { return x.id == e.ExecutionID })
-	if events.Terminal(e.Type()) {
+	if events.IsTerminal(e.Type()) {
 		if i >= 0 {
 			r.runs = slices.Delete(r.runs, i, i+1)
 		}

@@ -20,8 +20,8 @@ const (
 
 // OutputLimits limits the events and bytes that an agent may write; 0 means no limit.
 type OutputLimits struct {
-	Execution events.Output
-	Session   events.Output // all executions of the session
+	Execution events.OutputSize
+	Session   events.OutputSize // all executions of the session
 }
 
 // ForAgent returns l with the limits of an agent's definition in place of those that are higher.
@@ -40,17 +40,17 @@ func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
 // was exceeded. It is not safe for concurrent use.
 type OutputMeter struct {
 	limits  OutputLimits
-	before  events.Output // of the session's earlier executions
-	written events.Output // of this execution, including output that is not stored yet
-	text    uint64        // bytes of text in flight, which the log does not hold
-	stopped events.Output // written while the turn was being stopped and only the reserve of the store was left
+	before  events.OutputSize // of the session's earlier executions
+	written events.OutputSize // of this execution, including output that is not stored yet
+	text    uint64            // bytes of text in flight, which the log does not hold
+	stopped events.OutputSize // written while the turn was being stopped and only the reserve of the store was left
 	cut     bool
 	kept    int // events kept after the cut
 }
 
 // NewOutputMeter returns the meter of an execution. written is the output of the execution so far, before is that of
 // the session's earlier executions.
-func NewOutputMeter(limits OutputLimits, before, written events.Output) OutputMeter {
+func NewOutputMeter(limits OutputLimits, before, written events.OutputSize) OutputMeter {
 	return OutputMeter{limits: limits, before: before, written: written}
 }
 
@@ -89,17 +89,17 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
 	m.text += uint64(bytes) //nolint:gosec // a length
 	if !m.cut {
-		message = m.limitMessage(events.Output{Bytes: m.text})
+		message = m.limitMessage(events.OutputSize{Bytes: m.text})
 		m.cut = message != ""
 	}
 	return !m.cut, message
 }
 
 // limitMessage returns a message that names the limit which the execution's output exceeds, or "" if there is none.
-func (m *OutputMeter) limitMessage(o events.Output) string {
+func (m *OutputMeter) limitMessage(o events.OutputSize) string {
 	for _, x := range []struct {
 		owner         string
-		output, limit events.Output
+		output, limit events.OutputSize
 	}{
 		{"execution", o, m.limits.Execution},
 		{"session", o.Plus(m.before), m.limits.Session},

@@ -101,7 +101,7 @@ func (m *Mover) snapshot(ctx context.Context, l *eventlog.SessionState, box sand
 // Apply applies the file changes of a session that are not applied yet, and returns the event that records it; nil if there are none.
 // A change that is refused counts as applied; the event names it.
 func (m *Mover) Apply(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox) (*events.FilesApplied, error) {
-	list, err := m.Sessions.FileChangeEvents(ctx, l, l.Life.After(l.Run.Applied))
+	list, err := m.Sessions.FileChangeEvents(ctx, l, l.Life.ChangesAfter(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ type pendingFrame struct {
 
 // New returns a Publisher. New itself sends nothing to NATS.
 func New(cfg Config) *Publisher {
-	return &Publisher{cfg: cfg, next: make([]pendingFrame, cfg.Partitions.Count())}
+	return &Publisher{cfg: cfg, next: make([]pendingFrame, cfg.Partitions.PartitionCount())}
 }
 
 // Open subscribes to the acknowledgements of frames, from which the Publisher learns the sequence of the stream DELTAS.
@@ -97,7 +97,7 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	if err != nil {
 		return err
 	}
-	partition := p.cfg.Partitions.Of(session)
+	partition := p.cfg.Partitions.PartitionOf(session)
 	f := &p.next[partition]
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,9 +106,9 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	}
 	if f.frame == nil {
 		f.number++
-		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverhead), f.number)
+		f.frame = events.AppendFrameHeader(make([]byte, 0, len(raw)+frameOverhead), f.number)
 	}
-	f.frame = events.AppendFrameDelta(f.frame, events.FrameSession(tenant, session), raw)
+	f.frame = events.AppendFrameDelta(f.frame, events.FrameSessionKey(tenant, session), raw)
 	wait := p.cfg.Interval - time.Since(f.sent)
 	switch {
 	case wait <= 0 && !f.pending, len(f.frame) > maxFrame:
@@ -180,14 +180,14 @@ func (p *Publisher) Position() uint64 {
 func (p *Publisher) Texts(ctx context.Context, tenant, session string, from deltas.StartPosition) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
-	known := map[string]*blocks.Text{}
+	known := map[string]*blocks.StreamedText{}
 	reader := deltas.NewReader(p.cfg.NATS, p.cfg.Partitions, tenant, session, from)
 	var err error
 	for err == nil && !reader.AtEnd() {
 		err = reader.Fetch(ctx)
 		for _, d := range reader.TakeFetched() {
 			if known[d.BlockID] == nil {
-				known[d.BlockID] = &blocks.Text{}
+				known[d.BlockID] = &blocks.StreamedText{}
 			}
 			known[d.BlockID].Add(d)
 		}

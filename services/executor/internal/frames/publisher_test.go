@@ -54,8 +54,8 @@ func newWorld(t *testing.T, interval time.Duration) world {
 // session returns the id of a session in partition 0; each n is another one.
 func session(n int) string {
 	for i := 0; ; i++ {
-		id := events.Derive(events.KindSession, fmt.Sprint(n), fmt.Sprint(i))
-		if partitions.Of(id) == 0 {
+		id := events.DeriveID(events.KindSession, fmt.Sprint(n), fmt.Sprint(i))
+		if partitions.PartitionOf(id) == 0 {
 			return id
 		}
 	}
@@ -215,7 +215,7 @@ func TestPublisher_ReadsDeltasOfEarlierBuilds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{a, b} {
-			if _, err := w.js.Publish(t.Context(), "dl."+events.PartitionToken(partitions.Of(id))+".acme."+id, raw); err != nil {
+			if _, err := w.js.Publish(t.Context(), "dl."+events.PartitionToken(partitions.PartitionOf(id))+".acme."+id, raw); err != nil {
 				t.Fatal(err)
 			}
 		}

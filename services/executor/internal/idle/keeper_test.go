@@ -98,7 +98,7 @@ func TestCheckUnused(t *testing.T) {
 // A session gets room while its tenant has fewer sandboxes than its limit, counting those that are being created.
 func TestReserve(t *testing.T) {
 	t.Parallel()
-	session := func(name string) string { return events.Derive(events.KindSession, name) }
+	session := func(name string) string { return events.DeriveID(events.KindSession, name) }
 	info := func(tenant, name string) sandbox.Info {
 		return sandbox.Info{ID: "sbx_" + name, Labels: sandbox.Labels{Tenant: tenant, Session: session(name)}}
 	}

@@ -62,7 +62,7 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 		if err != nil {
 			return err
 		}
-		idle := l.Run.IsIdle() && l.DueWork() == run.Nothing && l.Run.Sandbox.ID == info.ID
+		idle := l.Run.IsIdle() && l.DueWork() == run.NoWork && l.Run.Sandbox.ID == info.ID
 		if idle && (idlest.ID == "" || l.Run.EndedAt.Before(since)) {
 			idlest, since = info, l.Run.EndedAt
 		}

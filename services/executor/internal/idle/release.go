@@ -110,7 +110,7 @@ func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *
 // DelayedBySnapshot reports whether something is due that must not wait for a snapshot.
 func DelayedBySnapshot(l *eventlog.SessionState) bool {
 	switch l.DueWork() {
-	case run.Execute, run.Refuse, run.Release:
+	case run.ExecuteTurn, run.EndUnstarted, run.ReleaseSandbox:
 		return true
 	}
 	return false
@@ -120,9 +120,9 @@ func DelayedBySnapshot(l *eventlog.SessionState) bool {
 // session, which needs no snapshot.
 func delayedByRelease(l *eventlog.SessionState) bool {
 	switch l.DueWork() {
-	case run.Execute, run.Refuse:
+	case run.ExecuteTurn, run.EndUnstarted:
 		return true
-	case run.Release:
+	case run.ReleaseSandbox:
 		return l.Life.Status == session.Deleted
 	}
 	return false

@@ -98,7 +98,7 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.SessionState, 
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
-	case k.NearsEnd(l.Run.Sandbox) && l.DueWork() == run.Nothing:
+	case k.NearsEnd(l.Run.Sandbox) && l.DueWork() == run.NoWork:
 		if err = k.endIdleSandbox(ctx, info, SyncMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}

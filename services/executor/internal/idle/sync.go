@@ -46,7 +46,7 @@ func (k *Keeper) Sync(ctx context.Context, l *eventlog.SessionState, s *handling
 	bus.ReleaseSlot(ctx)
 	k.Handling.SetSyncing(s, true)
 	defer k.Handling.SetSyncing(s, false)
-	if len(l.Life.After(l.Run.Applied)) > 0 {
+	if len(l.Life.ChangesAfter(l.Run.Applied)) > 0 {
 		if err := k.announce(ctx, l); err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ func (k *Keeper) Sync(ctx context.Context, l *eventlog.SessionState, s *handling
 // that was decided before it is refused, and the executor that claims the session's runs later knows which executor to ask.
 func (k *Keeper) announce(ctx context.Context, l *eventlog.SessionState) error {
 	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: k.Executor}
-	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.Events("", started)})
+	d, err := k.Runs.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: k.Runs.Events("", started)})
 	if err != nil {
 		return runlog.ErrChanged
 	}

@@ -116,13 +116,13 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 			return err
 		}
 		switch l.DueWork() {
-		case run.Execute:
+		case run.ExecuteTurn:
 			err = h.Turns.Execute(ctx, l, b)
-		case run.Refuse:
+		case run.EndUnstarted:
 			err = h.refuse(ctx, l)
-		case run.Release:
+		case run.ReleaseSandbox:
 			err = h.Idle.Release(ctx, l, b)
-		case run.Sync:
+		case run.SyncWorkspace:
 			err = h.Idle.Sync(ctx, l, b)
 		default:
 			if fresh == eventlog.LeaderOnly {
@@ -168,7 +168,7 @@ func isDraining(ctx context.Context) bool {
 // refuse ends an execution that a control reached before any executor claimed it.
 func (h *Handler) refuse(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active.ExecutionID
-	d, err := h.Runs.Decide(l.Run, run.Abandon{
+	d, err := h.Runs.Decide(l.Run, run.AbandonExecution{
 		CommandMeta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})

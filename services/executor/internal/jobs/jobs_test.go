@@ -79,7 +79,7 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 			return runlog.ErrChanged
 		}
 		x := bed.Claim()
-		return x.AppendEnd(t.Context(), run.End{CommandMeta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
+		return x.AppendEnd(t.Context(), run.EndExecution{CommandMeta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
 		t.Errorf("%v after %d calls", err, executed.calls)
@@ -105,7 +105,7 @@ func TestSession_Refuses(t *testing.T) {
 	if err := h.handle(t); err != nil || executed.calls > 0 {
 		t.Errorf("%v, %d turns", err, executed.calls)
 	}
-	if l := bed.Load(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
+	if l := bed.Load(); !l.Run.HasEnded(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
 		t.Errorf("phase %s", l.Run.Phase)
 	}
 }

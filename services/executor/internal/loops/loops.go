@@ -126,7 +126,7 @@ func (d *Detector) read(e events.Event) bool {
 
 // readBlock reads a block as it was opened, or as it is complete.
 func (d *Detector) readBlock(id string, b events.Block) bool {
-	if d.loops.Action == events.LoopNone || b.ToolUseID == "" {
+	if d.loops.Action == events.LoopActionNone || b.ToolUseID == "" {
 		return false
 	}
 	switch b.Kind {
@@ -202,7 +202,7 @@ func (d *Detector) find(id string) Finding {
 		f.Code, f.Message = CodeRecursion, d.tooDeep
 	}
 	c := d.conversations[id]
-	if c == nil || d.loops.Action == events.LoopNone {
+	if c == nil || d.loops.Action == events.LoopActionNone {
 		return f
 	}
 	n, tool := c.series()

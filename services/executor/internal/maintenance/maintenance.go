@@ -77,7 +77,7 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 	}
 	stores := m.cfg.Contents.Store != nil
 	sync := stores && t.Accepted && (due(m.syncedAt, o.SyncIntervalMs) || t.Life.Syncs > t.Session.Run.Synced)
-	change := stores && len(t.Life.After(t.Session.Run.Applied)) > 0
+	change := stores && len(t.Life.ChangesAfter(t.Session.Run.Applied)) > 0
 	health := due(m.healthAt, o.HealthIntervalMs)
 	calls := m.cfg.Proxy.Egress != nil && now.Sub(m.egressAt) >= m.cfg.Beat
 	if !sync && !change && !health && !calls {

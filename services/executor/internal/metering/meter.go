@@ -166,7 +166,7 @@ func (m *Meter) upstreams() []api.Upstream {
 	}
 	var out []api.Upstream
 	for _, s := range m.resolved.Definition.MCPServers {
-		if s.Type != events.MCPHTTP {
+		if s.Type != events.MCPTypeHTTP {
 			continue
 		}
 		u := api.Upstream{Name: s.Name, URL: s.URL, Headers: s.Headers}
@@ -235,7 +235,7 @@ func (m *Meter) Final(ctx context.Context) []events.Event {
 	if err != nil {
 		m.execution.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.Events(lines)})
+	d, err := run.Decide(s, run.RecordEvents{Epoch: m.execution.Epoch, Events: m.Events(lines)})
 	if err != nil {
 		return nil // fenced, which the end returns too
 	}

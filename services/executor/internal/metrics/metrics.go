@@ -82,7 +82,7 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 // Stored counts the executions whose end is among the given events, which were stored in the log.
 func (m *Metrics) Stored(list []events.Event) {
 	for _, e := range list {
-		if t := e.Data.EventType(); events.Terminal(t) {
+		if t := e.Data.EventType(); events.IsTerminal(t) {
 			m.ended.WithLabelValues(strings.TrimPrefix(string(t), "execution_")).Inc()
 		}
 	}

@@ -23,7 +23,7 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 	}
 	from := contents.Sources(p.Session)
 	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
-	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
+	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.ChangesAfter(p.Session.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := p.Provider.Attach(ctx, sb.ID)

@@ -198,7 +198,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 		out.Environments = append(out.Environments, applied.Ref)
 	}
 	var err error
-	if out.Variables, err = layers.Merge(out.Definition.Environment, list, e.Message.Environment); err != nil {
+	if out.Variables, err = layers.MergeVariables(out.Definition.Environment, list, e.Message.Environment); err != nil {
 		return variableError(err)
 	}
 	out.Egress, err = allowedHosts(e.Session.Life.Options.Egress, out.Definition.Egress, list)
@@ -224,7 +224,7 @@ func allowedHosts(session, agent []string, list []layers.Environment) ([]events.
 	for _, host := range session {
 		l := egress.Layer{From: fromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
-			l.From = layers.FromAgent
+			l.From = layers.SourceAgent
 		}
 		from = append(from, l)
 	}
@@ -266,14 +266,14 @@ func (r *Resolver) openVariables(ctx context.Context, e Execution, out *Resolved
 
 // secretTenant returns the tenant whose key opens a secret: that of the environment, which may be the platform's.
 func secretTenant(v events.Provenance, tenant string) string {
-	if v.From == layers.FromRun || v.From == layers.FromAgent {
+	if v.From == layers.SourceRun || v.From == layers.SourceAgent {
 		return tenant
 	}
 	ref, err := events.ParseReference(v.From)
 	if err != nil {
 		return tenant
 	}
-	return ref.Tenant(tenant)
+	return ref.OwnerTenant(tenant)
 }
 
 // parallelSkills is the number of skills of one execution that are provided at a time.

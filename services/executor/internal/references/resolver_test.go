@@ -50,9 +50,9 @@ func (b *bench) define(kind events.Aspect, slug string, n int, payload func(even
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload(ref)})
+	list, err := versions.Decide(e.State, versions.ApplyVersion{Version: ref.Version, Data: payload(ref)})
 	if err == nil {
-		err = entries.Append(b.t.Context(), &e, events.Actor{Kind: "service", ID: "test"}, events.Derive(events.KindCommand, slug, ref.Version), list)
+		err = entries.Append(b.t.Context(), &e, events.Actor{Kind: "service", ID: "test"}, events.DeriveID(events.KindCommand, slug, ref.Version), list)
 	}
 	if err != nil {
 		b.t.Fatal(err)
@@ -122,8 +122,8 @@ func TestResolve_Query(t *testing.T) {
 		Skills:       []events.Reference{b.skill("greet", 11), b.skill("lost", 404)},
 		Subagents:    []events.SubagentSpec{{Name: "helper", Instructions: "Help.", Skills: []events.Reference{b.skill("count", 12)}}},
 		MCPServers: []events.MCPServer{
-			{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/${PATH_PART}", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
-			{Name: "box", Type: events.MCPDocker, Image: "mcp:1", Command: []string{"serve", "${PATH_PART}"}},
+			{Name: "web", Type: events.MCPTypeHTTP, URL: "https://mcp.example/${PATH_PART}", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
+			{Name: "box", Type: events.MCPTypeDocker, Image: "mcp:1", Command: []string{"serve", "${PATH_PART}"}},
 		},
 	})
 	r, err := b.resolve(agent, events.MessageAccepted{Environment: map[string]events.Variable{"TOKEN": {Sealed: "key", Secret: true}, "PATH_PART": {Value: "x"}, "SET": {Value: "mine"}}})
@@ -166,7 +166,7 @@ func TestResolve_Query(t *testing.T) {
 // TestResolve_Errors: what keeps an execution from starting has a code; an unavailable store of secrets does not end it.
 func TestResolve_Errors(t *testing.T) {
 	t.Parallel()
-	docker := events.MCPServer{Name: "box", Type: events.MCPDocker, Image: "mcp:1", Command: []string{"${TOKEN}"}}
+	docker := events.MCPServer{Name: "box", Type: events.MCPTypeDocker, Image: "mcp:1", Command: []string{"${TOKEN}"}}
 	for name, c := range map[string]struct {
 		spec     events.AgentSpec
 		variable events.Variable

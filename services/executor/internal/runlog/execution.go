@@ -58,7 +58,7 @@ func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) er
 // stored, also with an error. Events that no longer apply are left out. AppendTo does not use x.Session, so that it may run in
 // another goroutine.
 func (x *Execution) AppendTo(ctx context.Context, l *eventlog.SessionState, list []events.Event) (*eventlog.SessionState, error) {
-	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
+	d, err := x.writer.Decide(l.Run, run.RecordEvents{Epoch: x.Epoch, Events: list})
 	if err != nil || len(d.Events) == 0 {
 		return l, err
 	}
@@ -74,7 +74,7 @@ func (x *Execution) SetStored(stored *eventlog.SessionState) {
 
 // AppendEnd appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
 // execution of e. No AppendTo may be running.
-func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
+func (x *Execution) AppendEnd(ctx context.Context, e run.EndExecution) error {
 	e.Epoch, e.ExecutionID = x.Epoch, x.ID
 	d, err := x.writer.Decide(x.Session.Run, e)
 	if err != nil {

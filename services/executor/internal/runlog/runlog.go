@@ -21,14 +21,14 @@ var ErrChanged = errors.New("the session has changed since it was loaded")
 // A Writer appends to the runs of sessions. It is safe for concurrent use.
 type Writer struct {
 	Sessions eventlog.Sessions
-	Executor string   // id of the executor
-	Rate     run.Rate // price of sandboxes; zero if they have none
+	Executor string          // id of the executor
+	Rate     run.SandboxRate // price of sandboxes; zero if they have none
 	Now      func() time.Time
 	Stored   func([]events.Event) // is called with the events of each commit that was stored
 }
 
 // NewID returns a new id.
-func (w *Writer) NewID(kind events.Kind) (string, error) {
+func (w *Writer) NewID(kind events.IDKind) (string, error) {
 	return events.NewID(kind, w.Now(), rand.Reader)
 }
 
@@ -37,7 +37,7 @@ func (w *Writer) Meta() events.CommandMeta {
 	id, err := w.NewID(events.KindCommand)
 	if err != nil {
 		// rand.Reader does not fail. If it did, ids from the clock would still be unique within a session.
-		id = events.Derive(events.KindCommand, w.Executor, w.Now().String())
+		id = events.DeriveID(events.KindCommand, w.Executor, w.Now().String())
 	}
 	return events.CommandMeta{CommandID: id, Now: w.Now().UTC()}
 }
@@ -57,7 +57,7 @@ func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 	if err != nil {
 		return d, err
 	}
-	return run.Meter(s, d, w.Rate), nil
+	return run.AddSandboxUsage(s, d, w.Rate), nil
 }
 
 // Append appends a decision in one commit and updates l. It returns ErrChanged if another commit was first.
@@ -79,7 +79,7 @@ func (w *Writer) Append(ctx context.Context, l *eventlog.SessionState, d run.Dec
 
 // AppendEvents appends events to a session in which nothing runs, under the next epoch. It returns ErrChanged if that is no longer so.
 func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.SessionState, list []events.Event) error {
-	d, err := w.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
+	d, err := w.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return ErrChanged
 	}

@@ -108,7 +108,7 @@ func (t *Translator) line(l runner.Line, now time.Time) Result {
 
 // payload converts the types that a runner may write.
 func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
-	if _, known := events.Lookup(l.Type); !known {
+	if _, known := events.LookupType(l.Type); !known {
 		return t.keep(l, at, events.Log{
 			Level: "warn", Stream: "runner",
 			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
@@ -193,7 +193,7 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
 	}
 	return Result{Event: &events.Event{
-		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
+		ID:          events.DeriveID(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
 		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
@@ -227,7 +227,7 @@ func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Resu
 		execution = ""
 	}
 	return Result{Event: &events.Event{
-		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
+		ID: events.DeriveID(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
 		ExecutionID: execution, ConversationID: conversation(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
 	}}
 }
@@ -254,7 +254,7 @@ func (t *Translator) limitTime(said, now time.Time) time.Time {
 }
 
 func (t *Translator) block(local string) string {
-	return events.Derive(events.KindBlock, t.Journal, local)
+	return events.DeriveID(events.KindBlock, t.Journal, local)
 }
 
 // conversation returns the conversation of a name: the agent's own if the name is empty or not printable.

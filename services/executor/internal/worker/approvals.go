@@ -80,7 +80,7 @@ func (f *follower) sendVerdicts() {
 
 // dueVerdicts returns the open requests on which a verdict is due and not sent: those that a person decided, with the place of the decision, and
 // those whose time is over, without.
-func (f *follower) dueVerdicts() (due []session.Decided) {
+func (f *follower) dueVerdicts() (due []session.DecidedApproval) {
 	open := func(id string) bool {
 		return slices.ContainsFunc(f.Session.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == id })
 	}
@@ -93,7 +93,7 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 			due = append(due, d)
 		case !f.hasTimedOut(a):
 		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
-			due = append(due, session.Decided{ApprovalID: a.ID})
+			due = append(due, session.DecidedApproval{ApprovalID: a.ID})
 		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
 			f.readLife(eventlog.LeaderOnly)
 		}
@@ -118,16 +118,16 @@ func (f *follower) deadlineOfRequest(a run.OpenApproval) time.Time {
 
 // decisionOn returns the decision in a life on an open request. A decision from before the request is on another one, to which a hostile
 // runner gave the same id.
-func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool) {
-	i := slices.IndexFunc(life.Decided, func(d session.Decided) bool { return d.ApprovalID == a.ID && d.At > a.At })
+func decisionOn(life *session.State, a run.OpenApproval) (session.DecidedApproval, bool) {
+	i := slices.IndexFunc(life.Decided, func(d session.DecidedApproval) bool { return d.ApprovalID == a.ID && d.At > a.At })
 	if i < 0 {
-		return session.Decided{}, false
+		return session.DecidedApproval{}, false
 	}
 	return life.Decided[i], true
 }
 
 // sendVerdict reads the content of a decision and sends it to the runner, and returns at once. f.approvals.sent receives the result.
-func (f *follower) sendVerdict(d session.Decided) {
+func (f *follower) sendVerdict(d session.DecidedApproval) {
 	l, loaded, epoch := f.agent.Link, f.Session, f.Epoch
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
@@ -144,7 +144,7 @@ func (f *follower) sendVerdict(d session.Decided) {
 }
 
 // verdict returns the verdict for a decision, with the answers to secret questions, which the log does not have.
-func (w *Worker) verdict(ctx context.Context, l *eventlog.SessionState, d session.Decided) (v runner.Verdict, err error) {
+func (w *Worker) verdict(ctx context.Context, l *eventlog.SessionState, d session.DecidedApproval) (v runner.Verdict, err error) {
 	if d.At == 0 {
 		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}

@@ -42,7 +42,7 @@ func (w *Worker) run(ctx context.Context, l *eventlog.SessionState, b *handling.
 	if err := w.claim(ctx, l); err != nil {
 		return nil, err
 	}
-	if l.Run.Ended(execution) {
+	if l.Run.HasEnded(execution) {
 		return nil, nil // the claim has failed the execution
 	}
 	t := newTurn(w, l, b)
@@ -55,7 +55,7 @@ func (w *Worker) run(ctx context.Context, l *eventlog.SessionState, b *handling.
 // be claimed.
 func (w *Worker) claim(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active
-	d, err := w.runlog.Decide(l.Run, run.Claim{CommandMeta: w.runlog.Meta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
+	d, err := w.runlog.Decide(l.Run, run.ClaimExecution{CommandMeta: w.runlog.Meta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
 	if err != nil {
 		return runlog.ErrChanged
 	}

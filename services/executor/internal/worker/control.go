@@ -119,7 +119,7 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 || t.Session.Run.Phase == run.Waiting {
 		return time.Time{}
 	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.Suspended())
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.SuspendedTime())
 }
 
 // checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,

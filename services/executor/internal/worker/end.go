@@ -18,12 +18,12 @@ import (
 // fail ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
 // the same commit.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{CommandMeta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
+	return t.end(ctx, run.EndExecution{CommandMeta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
 // end ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
 // may need several commits; the terminal event is in the last one.
-func (t *turn) end(ctx context.Context, e run.End) error {
+func (t *turn) end(ctx context.Context, e run.EndExecution) error {
 	t.meter.Unregister(ctx)
 	var err error
 	if e.Blocks, err = t.w.openBlocks.Open(ctx, t.Session, e.Before); err != nil {
@@ -55,7 +55,7 @@ func (t *turn) cancel(ctx context.Context) error {
 // runner does not obey, stopAndFail ends the sandbox and keeps the workspace. If that fails too, the terminal event
 // states that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
-	if !t.Session.Run.TakenOver() {
+	if !t.Session.Run.WasTakenOver() {
 		return t.fail(ctx, failed)
 	}
 	t.detach()
@@ -100,7 +100,7 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 // another one follows, finish appends the events alone and returns a *deathError.
 func (f *follower) finish(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
+	d, err := run.Decide(f.Session.Run, run.RecordEvents{Epoch: f.Epoch, Events: f.commits.Take()})
 	if err != nil {
 		return err
 	}
@@ -114,11 +114,11 @@ func (f *follower) finish(ctx context.Context) error {
 		}
 		return &deathError{died}
 	}
-	err = f.end(ctx, run.End{
-		CommandMeta:    events.CommandMeta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
-		N:       e.N,
-		Outcome: f.outcome(e.Ended),
-		Before:  d.Events,
+	err = f.end(ctx, run.EndExecution{
+		CommandMeta: events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		N:           e.N,
+		Outcome:     f.outcome(e.Ended),
+		Before:      d.Events,
 	})
 	if err == nil {
 		f.acknowledge(f.agent.Link, f.Session.Run.Sandbox.N)

@@ -34,7 +34,7 @@ func (t *turn) recordResumed(ctx context.Context) error {
 // pause pauses the sandbox and returns errPaused if a control requested that. It does nothing while a model request is open, which would
 // time out during the pause, and tries again with the next beat. If the provider cannot pause sandboxes, it records that once.
 func (f *follower) pause(ctx context.Context) error {
-	if !f.life.PausedNow(f.ID) || f.ended != nil || f.queried && !f.accepted {
+	if !f.life.ShouldBePaused(f.ID) || f.ended != nil || f.queried && !f.accepted {
 		return nil
 	}
 	p, ok := f.w.deps.Sandbox.(sandbox.Pauser)

@@ -71,7 +71,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	list := t.NewEvents(facts...)
 	meta := t.w.runlog.Meta()
 	if d.n > 0 { // an event that is recorded again for the same line has the same id
-		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
+		meta.CommandID = events.DeriveID(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
 	m := events.NewEventList(meta)
 	m.Add(t.ID, failed)
@@ -91,7 +91,7 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 // this engine.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.CurrentAttempt())}
-	end := run.End{CommandMeta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
+	end := run.EndExecution{CommandMeta: t.w.runlog.Meta(), N: d.n, Outcome: failed}
 	if d.code != retries.CodeSandboxLost {
 		return t.end(ctx, end)
 	}

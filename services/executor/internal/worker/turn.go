@@ -63,8 +63,8 @@ func (t *turn) run(ctx context.Context) (err error) {
 			t.recordHandedOver(ctx)
 		}
 	}()
-	if t.Session.Run.Exhausted() {
-		return t.stopAndFail(ctx, run.ClaimsExhausted())
+	if t.Session.Run.HasTooManyClaims() {
+		return t.stopAndFail(ctx, run.ClaimsExhaustedFailure())
 	}
 	if t.message, err = t.w.deps.Sessions.AcceptedMessage(ctx, t.Session, t.Session.Life.Active); err != nil {
 		return err
@@ -99,7 +99,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 		default:
 			return err
 		}
-		if err := t.recordDeath(ctx, died.death); err != nil || t.Session.Run.Ended(t.ID) {
+		if err := t.recordDeath(ctx, died.death); err != nil || t.Session.Run.HasEnded(t.ID) {
 			return err
 		}
 		if !t.slot.TryAcquire() {

@@ -63,15 +63,15 @@ type Config struct {
 	MaxAttempts     uint32        // maximum number of starts of one execution
 	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
 
-	Output        events.Output // maximum output of an agent in one execution
-	SessionOutput events.Output // maximum output of agents in all executions of a session
-	Pace          runner.Pace   // maximum rate of an agent's output
+	Output        events.OutputSize // maximum output of an agent in one execution
+	SessionOutput events.OutputSize // maximum output of agents in all executions of a session
+	Pace          runner.Pace       // maximum rate of an agent's output
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // interval at which the pool is filled
 
-	Rate        run.Rate      // price of sandboxes; zero if they have none
-	SandboxLife time.Duration // age at which the provider ends a sandbox; 0 is never
+	Rate        run.SandboxRate // price of sandboxes; zero if they have none
+	SandboxLife time.Duration   // age at which the provider ends a sandbox; 0 is never
 
 	Registries provision.Registries // hosts that a sandbox may reach while dependencies are installed
 

@@ -55,7 +55,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err := checkPeriod(period); err != nil {
 		return "", "", err
 	}
-	about := events.BudgetOf(of, period).ID
+	about := events.BudgetSubject(of, period).ID
 	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
 	if err != nil {
 		return "", "", err

@@ -32,7 +32,7 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	}
 	out := &spoolv1.SessionDiff{
 		From: from.Seq, To: to.Seq,
-		Reported: usageDifference(reads.UsageTotal(from.Reported()), reads.UsageTotal(to.Reported())),
+		Reported: usageDifference(reads.UsageTotal(from.ReportedUsage()), reads.UsageTotal(to.ReportedUsage())),
 		Metered:  usageDifference(reads.MeteredUsageTotal(from.Metered), reads.MeteredUsageTotal(to.Metered)),
 	}
 	if err := s.diffBlocks(ctx, out, from, to); err != nil {
@@ -110,7 +110,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 	}
 	for _, a := range approvals {
 		was := ""
-		if i := slices.IndexFunc(from.Approvals, func(x history.Approval) bool { return x.ID == a.ApprovalId }); i >= 0 {
+		if i := slices.IndexFunc(from.Approvals, func(x history.OpenApproval) bool { return x.ID == a.ApprovalId }); i >= 0 {
 			was = "pending"
 			if from.Approvals[i].Decision != "" {
 				was = "decided"

@@ -41,7 +41,7 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	if !p.Admin {
 		return "", "", problem.New(problem.Forbidden, "", "limits of tenants are set with the root key")
 	}
-	about := events.LimitsOf(of).ID
+	about := events.LimitsSubject(of).ID
 	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: of, About: about, Body: body})
 	if err != nil {
 		return "", "", err

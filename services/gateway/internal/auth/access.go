@@ -13,7 +13,7 @@ import (
 
 // access is what a method of spool.v1, or an HTTP route that has no such method, requires of the caller's API key.
 type access struct {
-	role events.Role
+	role events.KeyRole
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
 	// call it.
 	shared bool

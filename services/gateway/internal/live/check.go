@@ -51,7 +51,7 @@ func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 		h.compare(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
-	h.compare(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.Group(f.session) == s.Group })
+	h.compare(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.GroupOfID(f.session) == s.Group })
 }
 
 // flush blocks until the NATS server has all subscriptions of the gateway, for a second at most.

@@ -167,7 +167,7 @@ const (
 // append appends the event raw to the ring if it is the next one, and updates the open blocks. stored is the same event with its metadata, if
 // it comes from Postgres. For an event of LIVE stored is nil, and the feed derives the metadata from the events that set it. mu must be held.
 func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
-	w, err := events.DecodeWire(raw)
+	w, err := events.DecodeWireEvent(raw)
 	if err != nil {
 		return alreadyKnown, err
 	}
@@ -203,7 +203,7 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 
 // usedEvent returns the event with its data if observe or track may use it, and otherwise without, because decoding is
 // most of the cost of an event.
-func usedEvent(w events.Wire) events.Event {
+func usedEvent(w events.WireEvent) events.Event {
 	for _, used := range [...]events.Payload{
 		events.SessionCreated{}, events.SessionOptionsUpdated{}, events.MessageAccepted{}, events.BlockStart{}, events.BlockComplete{}, events.SessionDeleted{},
 	} {

@@ -135,7 +135,7 @@ func NewHub(cfg Config) *Hub {
 // Run delivers messages of LIVE to the feeds and compares the feeds with Postgres, until ctx ends. All Readers end
 // with it. It calls started when Join can be used.
 func (h *Hub) Run(ctx context.Context, started func()) error {
-	projectors := make(chan *nats.Msg, h.cfg.Partitions.Groups())
+	projectors := make(chan *nats.Msg, h.cfg.Partitions.GroupCount())
 	sub, err := h.cfg.NATS.ChanSubscribe(topology.CtlProjector, projectors)
 	if err != nil {
 		return err

@@ -37,8 +37,8 @@ func (h *Hub) Committed(id, position string) {
 	if h.lag.pending == nil {
 		h.lag.pending = map[int]pendingPosition{}
 	}
-	if _, waits := h.lag.pending[h.cfg.Partitions.Group(id)]; !waits {
-		h.lag.pending[h.cfg.Partitions.Group(id)] = pendingPosition{p.Seq, time.Now()}
+	if _, waits := h.lag.pending[h.cfg.Partitions.GroupOfID(id)]; !waits {
+		h.lag.pending[h.cfg.Partitions.GroupOfID(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 
@@ -55,13 +55,13 @@ func (h *Hub) updateLag(ctx context.Context) {
 		h.lag.readAt = now
 	}
 	groups := map[int]Lag{}
-	for group := range h.cfg.Partitions.Groups() {
+	for group := range h.cfg.Partitions.GroupCount() {
 		groups[group] = h.lag.ofGroup(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
 	for _, list := range h.started(func(*feed) bool { return true }) {
 		for _, f := range list {
-			f.setLag(groups[h.cfg.Partitions.Group(f.session)])
+			f.setLag(groups[h.cfg.Partitions.GroupOfID(f.session)])
 		}
 	}
 }

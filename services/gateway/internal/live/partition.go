@@ -35,7 +35,7 @@ type partition struct {
 // usePartition counts a feed of the session's partition, and for the first one subscribes to the partition's frames. leavePartition must be called
 // when the feed ends. mu must be held.
 func (h *Hub) usePartition(session string) error {
-	n := h.cfg.Partitions.Of(session)
+	n := h.cfg.Partitions.PartitionOf(session)
 	p := h.partitions[n]
 	if p == nil {
 		p = &partition{n: n, began: time.Now(), seen: map[string]uint64{}, requests: map[*feed]bool{}}
@@ -56,7 +56,7 @@ func (h *Hub) usePartition(session string) error {
 
 // leavePartition ends the use of a partition by a feed. After the last one, the subscription ends. mu must be held.
 func (h *Hub) leavePartition(f *feed) {
-	n := h.cfg.Partitions.Of(f.session)
+	n := h.cfg.Partitions.PartitionOf(f.session)
 	p := h.partitions[n]
 	delete(p.requests, f)
 	if p.feeds--; p.feeds > 0 {
@@ -108,7 +108,7 @@ func (h *Hub) handleFrame(p *partition, m *nats.Msg) {
 	}
 }
 
-// liveSubject appends the LIVE subject of an events.FrameSession to b.
+// liveSubject appends the LIVE subject of an events.FrameSessionKey to b.
 func liveSubject(b, session []byte) []byte {
 	b = append(b, "live."...)
 	for _, c := range session {
@@ -133,7 +133,7 @@ func (h *Hub) feedsOf(p *partition) (list []*feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.feeds {
-		if h.cfg.Partitions.Of(f.session) == p.n {
+		if h.cfg.Partitions.PartitionOf(f.session) == p.n {
 			list = append(list, f)
 		}
 	}
@@ -219,7 +219,7 @@ func (h *Hub) hasOpenBlocks(p *partition) bool {
 func (h *Hub) requestText(f *feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.partitions[h.cfg.Partitions.Of(f.session)]
+	p := h.partitions[h.cfg.Partitions.PartitionOf(f.session)]
 	if h.closed || p == nil {
 		return
 	}
@@ -261,7 +261,7 @@ func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]b
 			from = start
 		}
 		from = from.Earlier(start)
-		feeds[events.FrameSession(f.tenant, f.session)] = f
+		feeds[events.FrameSessionKey(f.tenant, f.session)] = f
 	}
 	if len(feeds) == 0 {
 		return

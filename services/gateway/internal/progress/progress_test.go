@@ -316,12 +316,12 @@ func TestApply_IsBounded(t *testing.T) {
 // TestApply_IsTotal tests that Apply accepts each type of event, also without any field.
 func TestApply_IsTotal(t *testing.T) {
 	t.Parallel()
-	for _, entry := range events.Catalogue() {
+	for _, entry := range events.EventTypes() {
 		t.Run(string(entry.Type), func(t *testing.T) {
 			t.Parallel()
-			empty := events.Wire{ExecutionID: mine, ConversationID: events.MainConversation, Type: entry.Type, Data: []byte("{}")}.Event()
+			empty := events.WireEvent{ExecutionID: mine, ConversationID: events.MainConversation, Type: entry.Type, Data: []byte("{}")}.Event()
 			s := fold(append(running(), empty, empty))
-			if s.Seq != 6 || s.Final != events.Terminal(entry.Type) {
+			if s.Seq != 6 || s.Final != events.IsTerminal(entry.Type) {
 				t.Errorf("the status is %v", s)
 			}
 		})

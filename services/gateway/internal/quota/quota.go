@@ -295,7 +295,7 @@ func (h *Hold) Accept(about, position string) {
 	h.settle(func() {
 		h.until = h.quota.cfg.Now().Add(unknownTimeout)
 		if p, err := eventlog.ParsePosition(position); err == nil {
-			h.group, h.seq, h.until = h.quota.cfg.Partitions.Group(about), p.Seq, time.Time{}
+			h.group, h.seq, h.until = h.quota.cfg.Partitions.GroupOfID(about), p.Seq, time.Time{}
 		}
 	})
 }

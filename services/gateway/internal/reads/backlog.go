@@ -99,7 +99,7 @@ func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 	if err != nil {
 		return nil, err
 	}
-	list = make(checkpoints, s.cfg.Partitions.Groups())
+	list = make(checkpoints, s.cfg.Partitions.GroupCount())
 	if len(rows) < len(list) {
 		return nil, errFolding() // the projector has not created its groups yet
 	}
@@ -123,7 +123,7 @@ func errFolding() error {
 // searchSession returns a search for a commit of a session.
 func (s *Store) searchSession(tenant, session string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.next(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
+		head, err := s.next(ctx, after[s.cfg.Partitions.GroupOfID(session)], s.cfg.Partitions.Subject(events.LifeSubject(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
@@ -134,8 +134,8 @@ func (s *Store) searchSession(tenant, session string) backlogSearch {
 // searchExecution returns a search for a tenant's execution.
 func (s *Store) searchExecution(tenant, execution string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		for partition := range s.cfg.Partitions.Count() {
-			session, err := s.searchPartition(ctx, after[s.cfg.Partitions.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
+		for partition := range s.cfg.Partitions.PartitionCount() {
+			session, err := s.searchPartition(ctx, after[s.cfg.Partitions.GroupOfPartition(partition)], topology.TenantLifeFilter(partition, tenant), execution)
 			if err != nil || session != "" {
 				return session, err
 			}
@@ -151,7 +151,7 @@ func (s *Store) searchPartition(ctx context.Context, at eventlog.Position, filte
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
-		list, err := head.Commit.Decode()
+		list, err := head.Commit.DecodeEvents()
 		if err != nil {
 			return "", problem.From(err)
 		}
@@ -227,11 +227,11 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 // searchAgent returns a search for the creation of a session. It sets agent to the session's agent.
 func (s *Store) searchAgent(tenant, session string, agent *string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.next(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
+		head, err := s.next(ctx, after[s.cfg.Partitions.GroupOfID(session)], s.cfg.Partitions.Subject(events.LifeSubject(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
-		list, err := head.Commit.Decode()
+		list, err := head.Commit.DecodeEvents()
 		if err != nil {
 			return "", problem.From(err)
 		}

@@ -19,7 +19,7 @@ import (
 type StoredEvent struct {
 	Seq  uint32
 	Type events.Type
-	JSON []byte // JSON of events.Wire, without metadata
+	JSON []byte // JSON of events.WireEvent, without metadata
 
 	Metadata *Metadata // metadata of the event; nil for none
 }
@@ -121,7 +121,7 @@ func errCursorExpired(field string, tip uint32) error {
 
 // Event converts a stored event, with its metadata, to an API message.
 func (k StoredEvent) Event() (*spoolv1.Event, error) {
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
 		return nil, errUnreadableEvent(err)
 	}
@@ -133,7 +133,7 @@ func (k StoredEvent) Event() (*spoolv1.Event, error) {
 }
 
 // Event converts an event to an API message.
-func Event(w events.Wire) *spoolv1.Event {
+func Event(w events.WireEvent) *spoolv1.Event {
 	return &spoolv1.Event{
 		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
 		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
@@ -152,7 +152,7 @@ type OpenText struct {
 
 // newOpenText returns an OpenText for a block's row and the JSON of the event block_start with which the block began.
 func newOpenText(block, execution, conversation, start string) (OpenText, error) {
-	w, err := events.DecodeWire([]byte(start))
+	w, err := events.DecodeWireEvent([]byte(start))
 	if err != nil {
 		return OpenText{}, errUnreadableEvent(err)
 	}

@@ -17,7 +17,7 @@ import (
 type Key struct {
 	Tenant string
 	ID     string
-	Role   events.Role
+	Role   events.KeyRole
 	Agents []string // slugs of the only agents that it may use; empty means all
 }
 
@@ -38,7 +38,9 @@ func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error)
 }
 
 // parseRole returns the role that the column role of keys means.
-func parseRole(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
+func parseRole(role string) events.KeyRole {
+	return events.KeyRights{Role: events.KeyRole(role)}.EffectiveRole()
+}
 
 // splitAgents splits the column agents of keys.
 func splitAgents(s string) []string {

@@ -43,7 +43,7 @@ func (m *Metadata) Len() int {
 	return len(m.member)
 }
 
-// Append appends an event, the JSON of events.Wire, with the metadata as its last member. The event is not encoded
+// Append appends an event, the JSON of events.WireEvent, with the metadata as its last member. The event is not encoded
 // again; the member was encoded once for all events that share it.
 func (m *Metadata) Append(b, event []byte) []byte {
 	end := len(event) - 1

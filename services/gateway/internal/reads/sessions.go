@@ -170,7 +170,7 @@ func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([
 
 // readToken returns the id in a token from makeToken, or "" for "". It returns INVALID_REQUEST for other text, and for an id of another
 // kind.
-func readToken(kind events.Kind, token string) (string, error) {
+func readToken(kind events.IDKind, token string) (string, error) {
 	if token == "" {
 		return "", nil
 	}

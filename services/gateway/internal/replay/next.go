@@ -25,7 +25,7 @@ const (
 type step struct {
 	due    time.Time
 	stored *reads.StoredEvent
-	event  events.Wire
+	event  events.WireEvent
 	text   *events.Delta
 }
 
@@ -103,7 +103,7 @@ func (r *Replay) findNext(ctx context.Context) error {
 	}
 	if len(r.page) == 0 {
 		r.ended = true
-		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
+		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.EndedNotice{Seq: r.sent}})
 		return nil
 	}
 	s := step{stored: &r.page[0]}
@@ -123,10 +123,10 @@ func (r *Replay) findNext(ctx context.Context) error {
 	if text != nil {
 		s.text, at = text, text.Time
 	}
-	due, gap := r.pacer.Step(at, time.Now())
+	due, gap := r.pacer.NextDue(at, time.Now())
 	s.due = due
 	if gap.LeftOut > 0 {
-		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.Shortened{
+		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.ShortenedNotice{
 			Seq: r.sent, GapMs: gap.Original.Milliseconds(), LeftOutMs: gap.LeftOut.Milliseconds(),
 		}})
 	}
@@ -137,7 +137,7 @@ func (r *Replay) findNext(ctx context.Context) error {
 // textBefore returns the next piece of text if it came before an event. The runner journals text and events in one
 // order and with one clock. Text of a block that is not open is held until the block's start, or until a later event
 // of the runner.
-func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
+func (r *Replay) textBefore(ctx context.Context, e events.WireEvent) (*events.Delta, error) {
 	if len(r.open) == 0 {
 		return nil, nil
 	}
@@ -172,7 +172,7 @@ func (r *Replay) takeStep() (live.Frame, error) {
 		shown, open := r.open[done.Block.ID]
 		delete(r.open, done.Block.ID)
 		if open && shown < len(done.Block.Content) {
-			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.BlockWithoutDeltas{
+			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.BlockWholeNotice{
 				Seq: s.event.Seq, BlockID: done.Block.ID, ShownBytes: shown,
 			}}}, nil
 		}

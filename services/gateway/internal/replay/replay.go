@@ -89,7 +89,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.seek(ctx, r.request.From-1); err != nil {
 		return err
 	}
-	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.Started{From: r.request.From, To: r.last, Tip: r.tip, Speed: r.request.Speed.String()}})
+	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.StartedNotice{From: r.request.From, To: r.last, Tip: r.tip, Speed: r.request.Speed.String()}})
 	return nil
 }
 
@@ -155,7 +155,7 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	if err := r.readPage(ctx); err != nil || seq == 0 {
 		return err
 	}
-	var before events.Wire
+	var before events.WireEvent
 	if err := json.Unmarshal(r.page[0].JSON, &before); err != nil {
 		return unreadable(err)
 	}
@@ -190,7 +190,7 @@ func (r *Replay) openBlock(id string, from deltas.StartPosition) {
 
 // advanceClock records the clock of the runner. It may go back, because the next runner may be on another machine whose
 // clock is behind.
-func (r *Replay) advanceClock(e events.Wire) {
+func (r *Replay) advanceClock(e events.WireEvent) {
 	if e.Source == events.FromRunner {
 		r.runnerTime = e.Time
 	}

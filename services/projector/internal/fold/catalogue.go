@@ -69,7 +69,7 @@ type skillSpec struct {
 
 // entryChangeOf returns the change of an entry of a kind that an event describes; ok is false if the event describes none.
 func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) {
-	if known, found := events.Lookup(e.Type()); !found || known.Aspect != kind {
+	if known, found := events.LookupType(e.Type()); !found || known.Aspect != kind {
 		return c, false
 	}
 	switch d := e.Data.(type) {
@@ -116,7 +116,7 @@ func canonicalReference(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
 	}
-	r.Scope, r.Org, r.Slug, r.Version = events.Scope(rowKey(string(r.Scope))), rowKey(r.Org), rowKey(r.Slug), rowKey(r.Version)
+	r.Scope, r.Org, r.Slug, r.Version = events.ReferenceScope(rowKey(string(r.Scope))), rowKey(r.Org), rowKey(r.Slug), rowKey(r.Version)
 	return r
 }
 
@@ -194,7 +194,7 @@ func (f *folding) foldCatalogue(rec eventlog.Record) error {
 		row := markChanged(&f.entries, x)
 		before := row.state
 		row.state = versions.Evolve(before, c.event)
-		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, pgTime(e.Time)
+		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.LatestTag], row.state.Removed, pgTime(e.Time)
 		if err := f.foldVersion(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
 			return err
 		}

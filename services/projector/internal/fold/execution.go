@@ -67,7 +67,7 @@ func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e
 		row.SandboxMs += clampInt64(d.DurationMs)
 		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
 	default:
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			f.foldEnd(a, s, x, e)
 		}
 	}

@@ -54,7 +54,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 			f.foldBudget(rec)
 		case rec.Subject.Aspect == events.LimitsAspect:
 			err = f.foldLimits(rec)
-		case rec.Subject.Aspect.Catalogued():
+		case rec.Subject.Aspect.IsCatalogue():
 			err = f.foldCatalogue(rec)
 		default:
 			err = f.foldSessionCommit(rec)
@@ -220,7 +220,7 @@ func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e
 func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
 	name := e.Type()
 	if f.bare {
-		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.Unprojectable)}
+		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.UnprojectableData)}
 	}
 	var err error
 	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {
@@ -346,7 +346,7 @@ func remove[R any](list []R, gone func(R) bool) []R {
 
 // foldBlock folds an event into the block that it is about.
 func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
-	id := rowKey(blocks.Target(e))
+	id := rowKey(blocks.ChangedBlockID(e))
 	if id == "" {
 		return
 	}
@@ -376,7 +376,7 @@ func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 }
 
 // executionOrd returns the order of a block's execution. A block without an execution is ordered with the first one, as in
-// blocks.View.
+// blocks.BlockView.
 func (f *folding) executionOrd(a *aggregate, e events.Event) int32 {
 	if x := a.executions[rowKey(e.ExecutionID)]; x != nil {
 		return x.row.Ord

@@ -48,12 +48,12 @@ func (m *Model) putHistories(asked Missing, p Present) error {
 		}
 	}
 	for _, r := range p.Events {
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(r.JSON), &w); err != nil {
 			return fmt.Errorf("decode stored event %d of %s: %w", r.Seq, r.Session, err)
 		}
 		a := m.sessions[Key{r.Tenant, r.Session}]
-		*a.history = history.Evolve(*a.history, w.Seq, history.Kept(w))
+		*a.history = history.Evolve(*a.history, w.Seq, history.EventFromReadModel(w))
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (f *folding) evolveState(a *aggregate, s *Session, e events.Event) error {
 		return err
 	}
 	if text = clean(text); len(text) <= maxState {
-		f.out.States = append(f.out.States, &SavedState{a.key.Tenant, a.key.ID, s.Tip, history.Version, text})
+		f.out.States = append(f.out.States, &SavedState{a.key.Tenant, a.key.ID, s.Tip, history.StateVersion, text})
 	}
 	return nil
 }

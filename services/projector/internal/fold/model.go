@@ -147,7 +147,7 @@ func (m *Model) Missing(b Batch) Missing {
 	added := map[Key]int{}
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
-		if rec.Subject.Aspect.Catalogued() {
+		if rec.Subject.Aspect.IsCatalogue() {
 			w.requestUsageDay(k.Tenant, noDay)
 			for _, e := range rec.Events {
 				w.requestKey(rec.Subject.Tenant, e)
@@ -204,7 +204,7 @@ func (w *lookup) requestKey(tenant string, e events.Event) {
 // requestEvent requests the rows that an event of a session is about.
 func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
 	w.requestExecution(k, a, e.ExecutionID)
-	w.requestBlock(k, a, blocks.Target(e))
+	w.requestBlock(k, a, blocks.ChangedBlockID(e))
 	if id := callID(e); id != "" {
 		requireChild(w, k, a, id, childCall, func(a *aggregate) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
 	}

@@ -93,7 +93,7 @@ func records(t *rapid.T) []eventlog.Record {
 	n := rapid.IntRange(1, 40).Draw(t, "commits")
 	out := make([]eventlog.Record, n)
 	for i := range out {
-		s := events.LifeOf("default", name(t, "ses", 2))
+		s := events.LifeSubject("default", name(t, "ses", 2))
 		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events"), Bytes: int64(100 + i)}
 		out[i].Commit.Actor = rapid.SampledFrom([]events.Actor{{Kind: "key", ID: "key_1", User: "ann\x00", Address: "192.0.2.1"}, {Kind: "user", ID: "local"}, {Kind: "service", ID: "session"}}).Draw(t, "actor")
 		switch rapid.IntRange(0, 31).Draw(t, "special") {
@@ -106,7 +106,7 @@ func records(t *rapid.T) []eventlog.Record {
 			id := name(t, "key", 2)
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
 		case 11, 12:
-			out[i].Subject = events.LimitsOf("default")
+			out[i].Subject = events.LimitsSubject("default")
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{
 				events.TenantLimitsSet{Limits: events.TenantLimits{Slots: 7, RequestsPerSecond: 0.5}}, events.TenantLimitsRemoved{},
 			}).Draw(t, "limits event")}}
@@ -131,15 +131,15 @@ func lawful(list []eventlog.Record) []eventlog.Record {
 	for i, rec := range list {
 		var kept []events.Event
 		for _, e := range rec.Events {
-			id := rec.Subject.ID + " " + blocks.Target(e)
+			id := rec.Subject.ID + " " + blocks.ChangedBlockID(e)
 			execution := rec.Subject.ID + " " + e.ExecutionID
 			_, begins := e.Data.(events.BlockStart)
 			_, completes := e.Data.(events.BlockComplete)
-			if blocks.Target(e) != "" && ended[execution] || begins && begun[id] {
+			if blocks.ChangedBlockID(e) != "" && ended[execution] || begins && begun[id] {
 				continue
 			}
 			begun[id] = begun[id] || begins || completes
-			ended[execution] = ended[execution] || events.Terminal(e.Type())
+			ended[execution] = ended[execution] || events.IsTerminal(e.Type())
 			kept = append(kept, e)
 		}
 		list[i].Events = kept
@@ -175,19 +175,19 @@ func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 	})
 }
 
-// TestLive_ShowsWhatAReloadShows tests that a blocks.View that is fed with LIVE shows the same as the rows.
+// TestLive_ShowsWhatAReloadShows tests that a blocks.BlockView that is fed with LIVE shows the same as the rows.
 func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		recs := records(rt)
 		m := newMemory(t)
 		model := fold.New(3, rapid.SampledFrom([]int{1, 1000}).Draw(rt, "present rows"))
-		views, seqs := map[string]*blocks.View{}, map[string]int64{}
+		views, seqs := map[string]*blocks.BlockView{}, map[string]int64{}
 		for len(recs) > 0 {
 			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
 			for _, l := range m.fold(model, fold.Batch{Records: recs[:n]}).Live {
 				if views[l.Session.ID] == nil {
-					views[l.Session.ID] = blocks.NewView()
+					views[l.Session.ID] = blocks.NewBlockView()
 				}
 				follow(rt, views[l.Session.ID], seqs, l)
 			}
@@ -202,12 +202,12 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 }
 
 // follow applies LIVE to a view like a client. It accepts no gap in seqs.
-func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
+func follow(t *rapid.T, v *blocks.BlockView, seqs map[string]int64, l fold.Live) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
 			t.Fatalf("%s: seq %d follows %d", l.Session.ID, e.Seq, seqs[l.Session.ID]-1)
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(e.JSON), &w); err != nil {
 			t.Fatal(err)
 		}
@@ -274,13 +274,13 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 	})
 	var list []eventlog.Record
 	for i := range rapid.IntRange(1, 60).Draw(t, "commits") {
-		rec := eventlog.Record{Subject: events.RunOf("default", name(t, "ses", 2)), Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(event, 1, 3).Draw(t, "events")}
+		rec := eventlog.Record{Subject: events.RunSubject("default", name(t, "ses", 2)), Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(event, 1, 3).Draw(t, "events")}
 		switch rapid.IntRange(0, 31).Draw(t, "special") {
 		case 0:
 			rec.Events = append(rec.Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
 		case 1, 2:
 			rec.Events = append(rec.Events, events.Event{ID: "retired", Data: events.RunRetired{
-				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.BudgetUsage{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
+				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.BudgetUsage{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.OutputSize{Events: 4, Bytes: 900}}},
 			}})
 		}
 		list = append(list, rec)

@@ -37,7 +37,7 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 		return command.Answer{}, invalid("period", err.Error())
 	}
 	notFound := &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
-	return h.appendTenantFact(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
+	return h.appendTenantFact(ctx, c, events.BudgetSubject(c.Tenant, period), data, notFound)
 }
 
 // appendTenantFact appends an event to a chain whose last event is in force. It appends nothing if that event already
@@ -67,7 +67,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		m := events.NewEventList(events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()})
 		m.Add("", data)
 		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
-			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
+			ID: events.DeriveID(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
 		})
 		at.Seq = head.Seq
 		return err
@@ -92,7 +92,7 @@ func eventInForce(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil
 	}
-	list, err := head.Commit.Decode()
+	list, err := head.Commit.DecodeEvents()
 	if err != nil {
 		return nil, err
 	}

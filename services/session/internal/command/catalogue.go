@@ -25,7 +25,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	if ref.Version, err = definition.Digest(spec); err != nil {
 		return command.Answer{}, fmt.Errorf("digest of %s %s: %w", kind, ref, err)
 	}
-	apply := versions.Apply{Version: ref.Version, Tags: tags}
+	apply := versions.ApplyVersion{Version: ref.Version, Tags: tags}
 	switch s := spec.(type) {
 	case events.AgentSpec:
 		apply.Data = events.AgentApplied{Ref: ref, Tags: tags, Spec: s}
@@ -53,7 +53,7 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 		if err == nil {
 			err = h.checkAppliedImages(b.Spec)
 		}
-		if err == nil && b.Ref.Bare() == (events.Reference{Slug: DefaultAgent}) {
+		if err == nil && b.Ref.WithoutVersion() == (events.Reference{Slug: DefaultAgent}) {
 			err = invalid("ref.slug", "the agent default is built in; choose another slug")
 		}
 		return events.Agent, b.Ref, b.Tags, b.Spec, err
@@ -116,7 +116,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
 	}
 	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.CommandMeta) versions.Command {
-		return versions.Remove{CommandMeta: m, Data: data}
+		return versions.RemoveEntry{CommandMeta: m, Data: data}
 	})
 	answer.Ref = &b.Ref
 	var refused *command.Error

@@ -181,8 +181,8 @@ func checkUpdate(b command.UpdateSession) error {
 }
 
 // post returns the command that adds a message to a loaded session.
-func post(c command.Command, b command.PostMessage, base session.CommandBase, l *eventlog.SessionState) session.Post {
-	return session.Post{
+func post(c command.Command, b command.PostMessage, base session.CommandBase, l *eventlog.SessionState) session.PostQuery {
+	return session.PostQuery{
 		CommandBase: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
 		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.RunView().ActiveEnded, Environment: b.Environment,
 		Permissions: b.Permissions,
@@ -225,7 +225,7 @@ func checkEnvironment(list map[string]events.Variable) error {
 		return invalid("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
-		if err := layers.CheckName(name); err != nil {
+		if err := layers.CheckVariableName(name); err != nil {
 			return invalid("environment."+name, err.Error())
 		}
 		if v := list[name]; v.Secret != (v.Sealed != "") || v.Secret && v.Value != "" {

@@ -17,7 +17,7 @@ func fileBuilder(c command.Command) (builder, error) {
 			return nil, err
 		}
 		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-			return session.PutFile{CommandBase: base, File: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
+			return session.PutFile{CommandBase: base, FileUpload: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
 		}, b.Check("file", c.Tenant, c.SessionID)
 	default:
 		var b command.RemoveFile
@@ -40,8 +40,8 @@ func checkFiles(c command.Command, list []command.File) error {
 	return nil
 }
 
-func sessionFiles(c command.Command, list []command.File) []session.File {
-	var out []session.File
+func sessionFiles(c command.Command, list []command.File) []session.FileUpload {
+	var out []session.FileUpload
 	for _, f := range list {
 		out = append(out, sessionFile(c, f))
 	}
@@ -49,9 +49,9 @@ func sessionFiles(c command.Command, list []command.File) []session.File {
 }
 
 // sessionFile converts an uploaded file. Its object has the name that the gateway gave it or, without one, that of its SHA-256.
-func sessionFile(c command.Command, f command.File) session.File {
+func sessionFile(c command.Command, f command.File) session.FileUpload {
 	if f.Object == "" {
 		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)
 	}
-	return session.File{Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive}
+	return session.FileUpload{Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive}
 }

@@ -41,7 +41,7 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	if err := checkMetadata(b.Metadata); err != nil {
 		return nil, err
 	}
-	var made session.Fork
+	var made session.ForkSession
 	var err error
 	read := false
 	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
@@ -55,19 +55,19 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 }
 
 // initialFork reads the parent and returns the initial state of the fork.
-func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
+func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.ForkSession, error) {
 	parent, err := h.parent(ctx, c, b.Parent)
 	if err != nil {
-		return session.Fork{}, err
+		return session.ForkSession{}, err
 	}
 	if parent.Life.Options.HostPath != "" {
-		return session.Fork{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
+		return session.ForkSession{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
 	}
 	cut, err := h.findCut(ctx, parent, b.At)
 	if err != nil {
-		return session.Fork{}, err
+		return session.ForkSession{}, err
 	}
-	out := session.Fork{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
+	out := session.ForkSession{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
 	out.Forked.Parent = b.Parent
 	if b.Metadata != nil {
 		out.Create.Metadata = b.Metadata
@@ -101,8 +101,8 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (*ev
 
 // findCut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, findCut
 // waits for it.
-func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at *uint32) (fork.Cut, error) {
-	asked := fork.Last
+func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at *uint32) (fork.ForkPoint, error) {
+	asked := fork.LastEvent
 	if at != nil {
 		asked = *at
 	}
@@ -110,11 +110,11 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at
 	walk, last, err := h.walkParent(ctx, parent, asked)
 	for {
 		if err != nil {
-			return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
+			return fork.ForkPoint{}, fmt.Errorf("read session %s: %w", parent.ID, err)
 		}
-		cut, refusal := walk.Cut()
+		cut, refusal := walk.ForkPoint()
 		if refusal == nil && at != nil && *at > cut.Forked.Asked {
-			refusal = &fork.AheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
+			refusal = &fork.SeqAheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
 			return cut, cutError(refusal)
@@ -130,7 +130,7 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at
 }
 
 // walkParent reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
-func (h *Handler) walkParent(ctx context.Context, parent *eventlog.SessionState, asked uint32) (*fork.Walk, eventlog.NumberedEvent, error) {
+func (h *Handler) walkParent(ctx context.Context, parent *eventlog.SessionState, asked uint32) (*fork.Finder, eventlog.NumberedEvent, error) {
 	known, err := h.walks.acquire(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
 		return nil, eventlog.NumberedEvent{}, err
@@ -147,7 +147,7 @@ func (h *Handler) walkParent(ctx context.Context, parent *eventlog.SessionState,
 
 // readParent adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
 // is called after each complete commit.
-func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState, walk *fork.Walk, last eventlog.NumberedEvent, keep func(at eventlog.NumberedEvent, whole bool)) (eventlog.NumberedEvent, error) {
+func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState, walk *fork.Finder, last eventlog.NumberedEvent, keep func(at eventlog.NumberedEvent, whole bool)) (eventlog.NumberedEvent, error) {
 	for e, err := range eventlog.SessionEventsAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
 			return last, err
@@ -156,7 +156,7 @@ func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState,
 			keep(last, false)
 		}
 		walk.Add(e.Seq, e.Event)
-		if last = e; walk.Settled() {
+		if last = e; walk.IsSettled() {
 			return last, nil
 		}
 	}
@@ -166,9 +166,9 @@ func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState,
 	return last, nil
 }
 
-// cutError converts an error of a fork.Walk to the refusal of the fork.
+// cutError converts an error of a fork.Finder to the refusal of the fork.
 func cutError(err error) error {
-	var ahead *fork.AheadError
+	var ahead *fork.SeqAheadError
 	switch {
 	case errors.As(err, &ahead):
 		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
@@ -203,7 +203,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
 		return err
 	}
-	if out.AgentRef.Bare() == before.AgentRef.Bare() {
+	if out.AgentRef.WithoutVersion() == before.AgentRef.WithoutVersion() {
 		return nil
 	}
 	out.Instance = events.Reference{}
@@ -235,7 +235,7 @@ func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.Se
 // dropLostChanges leaves out files that clients uploaded between the snapshot and the point of the fork, if the object
 // store no longer has them: the janitor removes them when a later snapshot contains them. The fork records that they
 // are missing.
-func (h *Handler) dropLostChanges(ctx context.Context, out *session.Fork) error {
+func (h *Handler) dropLostChanges(ctx context.Context, out *session.ForkSession) error {
 	var lost []string
 	kept := make([]events.Payload, 0, len(out.Changes))
 	for _, change := range out.Changes {

@@ -187,7 +187,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
 		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-			return session.Create{CommandBase: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
+			return session.CreateSession{CommandBase: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
@@ -202,7 +202,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
 		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-			return session.Start{CommandBase: base, Create: created, Post: post(c, b.Post, base, l)}, nil
+			return session.StartSession{CommandBase: base, Create: created, Post: post(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
 		return h.forkBuilder(ctx, c)
@@ -228,7 +228,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
 		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-			return session.Delete{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
+			return session.DeleteSession{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
 		return fileBuilder(c)

@@ -72,7 +72,7 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 		return command.Answer{}, err
 	}
 	if revoked {
-		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyMakerRevoked, Cause: maker}); err != nil {
+		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyRevokedWithMaker, Cause: maker}); err != nil {
 			return command.Answer{}, err
 		}
 		return command.Answer{}, makerRevoked()
@@ -95,7 +95,7 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 		own = key.created.Rights
 	}
 	if asked.Role == "" {
-		asked.Role = own.RoleOf()
+		asked.Role = own.EffectiveRole()
 	}
 	if len(asked.Agents) == 0 {
 		asked.Agents = own.Agents
@@ -103,8 +103,8 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 	if asked.ExpiresAt.IsZero() {
 		asked.ExpiresAt = own.ExpiresAt
 	}
-	switch field := asked.Excess(own); {
-	case !asked.Role.Known():
+	switch field := asked.FirstExcess(own); {
+	case !asked.Role.IsKnown():
 		return asked, invalid("role", fmt.Sprintf("there is no role %.32q; there are use, operate and admin", asked.Role))
 	case len(asked.Agents) > events.MaxKeyAgents:
 		return asked, invalid("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
@@ -126,7 +126,7 @@ func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked e
 func describeRights(field string, own events.KeyRights) string {
 	switch field {
 	case "role":
-		return "its role is " + string(own.RoleOf())
+		return "its role is " + string(own.EffectiveRole())
 	case "agents":
 		return "it is limited to the agents " + strings.Join(own.Agents, ", ")
 	}
@@ -190,7 +190,7 @@ func (h *Handler) roomForKey(ctx context.Context, c command.Command) error {
 		if key.revoked || expires.IsZero() || h.cfg.Now().Before(expires.Add(expiredFor)) {
 			continue
 		}
-		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyExpired}); err != nil {
+		if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyRevokedExpired}); err != nil {
 			return err
 		}
 		left--
@@ -214,7 +214,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).Excess(events.KeyRights{Agents: c.Agents}) != "" {
+	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).FirstExcess(events.KeyRights{Agents: c.Agents}) != "" {
 		return command.Answer{}, &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
 	}
 	if err := h.endKey(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID}); err != nil {
@@ -228,7 +228,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 			return answer, err
 		}
 		for _, made := range list {
-			if err := h.endKey(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyMakerRevoked, Cause: b.KeyID}); err != nil {
+			if err := h.endKey(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyRevokedWithMaker, Cause: b.KeyID}); err != nil {
 				return answer, err
 			}
 			answer.Revoked = append(answer.Revoked, command.RevokedKey{KeyID: made.created.KeyID, Position: h.keyPosition(made)})
@@ -312,7 +312,7 @@ func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKe
 		return storedKey{head: head}, err
 	}
 	key := storedKey{head: head}
-	list, err := head.Commit.Decode()
+	list, err := head.Commit.DecodeEvents()
 	if err != nil {
 		return key, err
 	}
@@ -358,7 +358,7 @@ func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey,
 		if key.revoked {
 			return nil
 		}
-		err = h.appendKey(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
+		err = h.appendKey(ctx, c, events.DeriveID(events.KindCommand, c.ID, data.KeyID), key, data)
 		key.revoked = err == nil
 		return err
 	})
@@ -372,7 +372,7 @@ func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey,
 func (h *Handler) appendKey(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
 	m := events.NewEventList(events.CommandMeta{CommandID: id, Now: h.cfg.Now()})
 	m.Add("", data)
-	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.Derive(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
+	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.DeriveID(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
 	if err == nil {
 		key.head = head
 	}

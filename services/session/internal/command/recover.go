@@ -19,7 +19,7 @@ func (h *Handler) recoverBuilder(ctx context.Context, c command.Command) (builde
 		return nil, invalid("executionId", err.Error())
 	}
 	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-		r := session.Recover{CommandBase: base, ExecutionID: c.ExecutionID, Failed: b.ExecutionID, Environment: b.Environment, Run: l.RunView()}
+		r := session.RecoverExecution{CommandBase: base, ExecutionID: c.ExecutionID, Failed: b.ExecutionID, Environment: b.Environment, Run: l.RunView()}
 		if l.Life.Status != session.Open || l.Life.Active.ExecutionID != b.ExecutionID || !r.Run.ActiveFailed {
 			return r, nil // it is refused without the message, which may have been erased
 		}

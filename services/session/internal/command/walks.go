@@ -38,7 +38,7 @@ type walkEntry struct {
 
 // mark is the state of a walk after the last event of a commit, from which a later walk can continue.
 type mark struct {
-	walk *fork.Walk // never modified
+	walk *fork.Finder // never modified
 	at   eventlog.NumberedEvent
 }
 
@@ -78,7 +78,7 @@ func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walk
 func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.
-func (w *walkEntry) walk(asked uint32) (*fork.Walk, eventlog.NumberedEvent) {
+func (w *walkEntry) walk(asked uint32) (*fork.Finder, eventlog.NumberedEvent) {
 	if w.last.walk != nil && w.last.at.Seq <= asked {
 		return w.last.walk.Clone(asked), w.last.at
 	}
@@ -89,14 +89,14 @@ func (w *walkEntry) walk(asked uint32) (*fork.Walk, eventlog.NumberedEvent) {
 		return 1
 	})
 	if i == 0 {
-		return fork.New(asked), eventlog.NumberedEvent{}
+		return fork.NewFinder(asked), eventlog.NumberedEvent{}
 	}
 	return w.marks[i-1].walk.Clone(asked), w.marks[i-1].at
 }
 
 // keep stores a walk after the last event of a commit, which must not be after the requested event. whole reports that
 // the log was read to its end.
-func (w *walkEntry) keep(walk *fork.Walk, at eventlog.NumberedEvent, whole bool) {
+func (w *walkEntry) keep(walk *fork.Finder, at eventlog.NumberedEvent, whole bool) {
 	after := uint32(0)
 	if n := len(w.marks); n > 0 {
 		after = w.marks[n-1].at.Seq
@@ -105,7 +105,7 @@ func (w *walkEntry) keep(walk *fork.Walk, at eventlog.NumberedEvent, whole bool)
 	if !due && (!whole || at.Seq <= w.last.at.Seq) {
 		return
 	}
-	m := mark{walk.Clone(fork.Last), eventlog.NumberedEvent{Seq: at.Seq, Position: at.Position}}
+	m := mark{walk.Clone(fork.LastEvent), eventlog.NumberedEvent{Seq: at.Seq, Position: at.Position}}
 	if at.Seq > w.last.at.Seq {
 		w.last = m
 	}

@@ -24,9 +24,9 @@ func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 	}
 	var of string
 	switch l.DueWork() {
-	case run.Execute:
+	case run.ExecuteTurn:
 		of = l.Life.Active.Dispatch
-	case run.Release, run.Sync:
+	case run.ReleaseSandbox, run.SyncWorkspace:
 		of = run.JobID(&l.Life, &l.Run)
 	default:
 		return nil

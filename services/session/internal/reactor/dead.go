@@ -29,7 +29,7 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
 	return bus.Transient(eventlog.Decide(func() error {
 		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
-		if err != nil || l.DueWork() != run.Execute || !isJobOf(l, id) {
+		if err != nil || l.DueWork() != run.ExecuteTurn || !isJobOf(l, id) {
 			return err
 		}
 		return r.abandon(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())

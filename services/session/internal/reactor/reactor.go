@@ -159,8 +159,8 @@ func summarize(payload []byte) (commitSummary, error) {
 		return g, fmt.Errorf("decode commit: %w", err)
 	}
 	for _, e := range c.Events {
-		entry, known := events.Lookup(e.Type)
-		if events.Terminal(e.Type) {
+		entry, known := events.LookupType(e.Type)
+		if events.IsTerminal(e.Type) {
 			g.ended = append(g.ended, e.ExecutionID)
 		}
 		switch e.Type {
@@ -169,7 +169,7 @@ func summarize(payload []byte) (commitSummary, error) {
 			events.ApprovalResolved{}.EventType(), events.ApprovalRetracted{}.EventType(): // the turn limit runs again
 			g.matters = true
 		}
-		g.matters = g.matters || known && (entry.Aspect == events.Life || events.Terminal(e.Type))
+		g.matters = g.matters || known && (entry.Aspect == events.Life || events.IsTerminal(e.Type))
 	}
 	return g, nil
 }
@@ -223,11 +223,11 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Sess
 func (r *Reactor) appendNext(ctx context.Context, l *eventlog.SessionState) (wrote bool, err error) {
 	now := r.cfg.Now()
 	base := func(what string) session.CommandBase {
-		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
 	}
 	for _, c := range []session.Command{
-		session.Expire{CommandBase: base("expire"), Run: l.RunView()},
-		session.Advance{CommandBase: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
+		session.HandleDeadline{CommandBase: base("expire"), Run: l.RunView()},
+		session.DispatchNext{CommandBase: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
 	} {
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
@@ -253,10 +253,10 @@ func (r *Reactor) appendNext(ctx context.Context, l *eventlog.SessionState) (wro
 // its executor is gone.
 func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
-	if l.DueWork() == run.Refuse {
+	if l.DueWork() == run.EndUnstarted {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
-	if l.DueWork() == run.Execute && l.Run.Execution != active {
+	if l.DueWork() == run.ExecuteTurn && l.Run.Execution != active {
 		if outcome, err := r.budgetEnd(ctx, l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
@@ -278,7 +278,7 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.SessionState, now tim
 // prevents its start.
 func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
-	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
+	if why := l.Life.Options.Budget.ExceededLimit(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
 	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
@@ -310,8 +310,8 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.SessionState, outcome
 	if err != nil {
 		return err
 	}
-	id := events.Derive(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
-	d, err := run.Decide(l.Run, run.Abandon{
+	id := events.DeriveID(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
+	d, err := run.Decide(l.Run, run.AbandonExecution{
 		CommandMeta: events.CommandMeta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
 	})
 	if errors.Is(err, run.ErrEnded) {
@@ -320,7 +320,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.SessionState, outcome
 	if err != nil {
 		return err
 	}
-	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.Derive(events.KindCommit, id), d)
+	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.DeriveID(events.KindCommit, id), d)
 }
 
 // publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
@@ -352,7 +352,7 @@ func (r *Reactor) putJob(ctx context.Context, l *eventlog.SessionState, id strin
 // armTimer sets the session's timer to its earliest deadline, unless the timer fires
 // before that anyway. It reports whether the state of the session changed meanwhile.
 func (r *Reactor) armTimer(ctx context.Context, l *eventlog.SessionState) (moved bool, err error) {
-	at, ok := l.Life.Deadline(l.RunView())
+	at, ok := l.Life.NextDeadline(l.RunView())
 	if !ok {
 		return false, nil
 	}

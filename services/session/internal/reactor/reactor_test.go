@@ -41,9 +41,9 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 	} {
 		quiet[p.EventType()] = true
 	}
-	for _, entry := range events.Catalogue() {
+	for _, entry := range events.EventTypes() {
 		got, err := summarize([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
-		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
+		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.IsTerminal(entry.Type) {
 			t.Errorf("%s is read as %+v, %v", entry.Type, got, err)
 		}
 	}

@@ -236,7 +236,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 	var list []heads.Head
 	for k := range waiting {
-		for _, subject := range []events.Subject{events.LifeOf(k.tenant, k.id), events.RunOf(k.tenant, k.id)} {
+		for _, subject := range []events.Subject{events.LifeSubject(k.tenant, k.id), events.RunSubject(k.tenant, k.id)} {
 			head, err := s.cfg.Log.Last(ctx, subject, eventlog.LeaderOnly)
 			if err != nil {
 				return fmt.Errorf("read the head of %s: %w", subject, err)

@@ -124,7 +124,7 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 // appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
 func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
-		list, err := versions.Decide(e.State, versions.Apply{CommandMeta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
+		list, err := versions.Decide(e.State, versions.ApplyVersion{CommandMeta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
 			list = nil
 		}
@@ -149,12 +149,12 @@ func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillP
 // existedBefore reports whether the skill had the version before this command, which may be a repeat of an earlier one.
 func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.CatalogueEntry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
-	at.Seq = before.State.At(digest)
+	at.Seq = before.State.CommitSeqOf(digest)
 	if _, there := before.State.Resolve(digest); !there || at.Seq == 0 {
 		return false, nil
 	}
 	rec, err := h.cfg.Entries.Log.CommitAt(ctx, at)
-	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
+	return rec.Commit.ID != events.DeriveID(events.KindCommit, c.ID), err
 }
 
 // upload is the ZIP of a push, in a temporary file that has no name any more.

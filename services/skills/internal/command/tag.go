@@ -26,7 +26,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 		if err != nil {
 			return nil, err
 		}
-		return versions.Decide(e.State, versions.Tag{CommandMeta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
+		return versions.Decide(e.State, versions.MoveTag{CommandMeta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
 			return events.SkillTagged{Ref: versionReference(b.Ref, digest), Tag: b.Tag}
 		}})
 	})
@@ -59,7 +59,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 			}
 			ref.Version = digest
 		}
-		return versions.Decide(e.State, versions.Remove{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+		return versions.Decide(e.State, versions.RemoveEntry{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 	if err != nil {
 		return command.Answer{}, err

@@ -175,7 +175,7 @@ func (c Charges) Exhausted() string {
 	for _, x := range c.list {
 		limit := x.Limit
 		limit.TimeMs = 0
-		if reason := limit.Exceeded(x.account.total(), x.Whose); reason != "" {
+		if reason := limit.ExceededLimit(x.account.total(), x.Whose); reason != "" {
 			return reason
 		}
 		if limit.CostUSD > 0 && c.unpriced.get() != "" {

@@ -19,8 +19,8 @@ import (
 const Tenant = "default"
 
 var (
-	Session   = events.Derive(events.KindSession, "runlogtest")
-	Execution = events.Derive(events.KindExecution, "runlogtest")
+	Session   = events.DeriveID(events.KindSession, "runlogtest")
+	Execution = events.DeriveID(events.KindExecution, "runlogtest")
 )
 
 // A Fixture holds a log in memory with one session, whose life is empty, and an executor that appends to it.
@@ -42,7 +42,7 @@ func New(t *testing.T) *Fixture {
 	}
 	b := &Fixture{Log: log, t: t}
 	b.Writer = &runlog.Writer{
-		Sessions: eventlog.Sessions{Log: log}, Executor: events.Derive(events.KindExecutor, "runlogtest"), Now: time.Now,
+		Sessions: eventlog.Sessions{Log: log}, Executor: events.DeriveID(events.KindExecutor, "runlogtest"), Now: time.Now,
 		Stored: func(list []events.Event) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *Fixture) Load() *eventlog.SessionState {
 func (b *Fixture) Claim() *runlog.Execution {
 	b.t.Helper()
 	l := b.Load()
-	d, err := b.Writer.Decide(l.Run, run.Claim{CommandMeta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
+	d, err := b.Writer.Decide(l.Run, run.ClaimExecution{CommandMeta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
