@@ -160,7 +160,7 @@ func (g schema) value(t reflect.Type) object {
 	return object{"type": "string"}
 }
 
-// describeReference describes the object form under the name of events.CheckedReference.
+// describeReference describes the object form under the name of events.Reference.
 func (g schema) describeReference() {
 	if _, ok := g.defs["Reference"]; !ok {
 		g.defs["Reference"] = g.object(reflect.TypeFor[events.ReferenceObject](), "Reference")

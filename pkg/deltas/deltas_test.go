@@ -95,7 +95,7 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 	}
 }
 
-// TestReader_SkipsForwardOnly checks that Skip drops earlier deltas and never goes back.
+// TestReader_SkipsForwardOnly checks that SkipTo drops earlier deltas and never goes back.
 func TestReader_SkipsForwardOnly(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)

@@ -49,7 +49,7 @@ func (b Budget) ExceededLimit(s BudgetUsage, whose string) string {
 	return ""
 }
 
-// Period is the time that a tenant's budget is for: a day, a month, or all time.
+// Period is the kind of time that a tenant's budget covers: a day, a month, or all time.
 type Period string
 
 // The periods: a calendar day or month in UTC, or all time.
@@ -71,7 +71,7 @@ func CheckPeriod(field string, p Period) error {
 	return fmt.Errorf("%s: %q is not one of day, month and total", field, truncate.Text(string(p), 64))
 }
 
-// Bounds returns the bounds of the period that contains now. from is its first day in the form 2026-01-31, or "" for
+// Bounds returns the first day and the end of the period that contains now. from has the form 2026-01-31, or is "" for
 // PeriodTotal. until is the start of the next period, or the zero time for PeriodTotal.
 func (p Period) Bounds(now time.Time) (from string, until time.Time) {
 	y, m, d := now.UTC().Date()

@@ -2,7 +2,7 @@ package events
 
 import "encoding/json"
 
-// TypeInfo describes one type of event.
+// TypeInfo describes one event type: its name, its aspect and its documentation.
 type TypeInfo struct {
 	Type   Type
 	Aspect Aspect // the aspect whose subject carries the event
@@ -11,7 +11,7 @@ type TypeInfo struct {
 	decode func(json.RawMessage) (Payload, error)
 }
 
-// newTypeInfo returns the entry for payload type P.
+// newTypeInfo returns the TypeInfo of the event type with payload type P.
 func newTypeInfo[P Payload](aspect Aspect, doc string) TypeInfo {
 	var zero P
 	return TypeInfo{
@@ -118,7 +118,7 @@ func EventTypes() []TypeInfo {
 	}
 }
 
-// typeInfos holds the catalogue by type name. It is never changed after initialization.
+// typeInfos holds the TypeInfo of each event type, by name. It is never changed after initialization.
 var typeInfos = func() map[Type]TypeInfo {
 	m := map[Type]TypeInfo{}
 	for _, e := range EventTypes() {
@@ -127,13 +127,13 @@ var typeInfos = func() map[Type]TypeInfo {
 	return m
 }()
 
-// LookupType returns the catalogue entry of a type, and whether the catalogue has one.
+// LookupType returns the TypeInfo of an event type, and whether this build knows the type.
 func LookupType(t Type) (TypeInfo, bool) {
 	e, ok := typeInfos[t]
 	return e, ok
 }
 
-// IsTerminal reports whether a type ends an execution.
+// IsTerminal reports whether an event of type t ends an execution.
 func IsTerminal(t Type) bool {
 	switch t {
 	case ExecutionCompleted{}.EventType(), ExecutionFailed{}.EventType(), ExecutionCancelled{}.EventType(), ExecutionWithdrawn{}.EventType():

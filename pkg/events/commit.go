@@ -60,7 +60,7 @@ func (a Actor) WrittenBy(service string) Actor {
 	return a
 }
 
-// checkLengths returns an error for the first field of version 2 that is too long.
+// checkLengths returns an error for the first field of commit version 2 that is too long.
 func (a Actor) checkLengths() error {
 	for _, f := range []struct {
 		name, value string
@@ -100,8 +100,8 @@ type Draft struct {
 	State   any // the writer's folded state, marshalled to JSON; nil for none
 }
 
-// Seal validates and encodes a draft for subject s. prev is the hash of the subject's previous commit, "" for the
-// first.
+// Seal validates and encodes a draft as a commit of subject s. prev is the hash of the subject's previous commit, or ""
+// for the first commit.
 func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if len(d.Events) == 0 {
 		return Commit{}, fmt.Errorf("commit %s on %s has no events", d.ID, s)
@@ -132,11 +132,11 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	return c, nil
 }
 
-// asVersion1 returns the actor with the fields that commits of version 1 have.
+// asVersion1 returns the actor with only the fields that commits of version 1 have.
 func (a Actor) asVersion1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
 
-// Rechain returns the commit with other stored event bytes (large data moved to the object store) and the hash that
-// covers them.
+// Rechain returns the commit with other stored event bytes, in which references replace large data, and with the hash
+// that covers these bytes.
 func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
 	c.Events = events
 	c.Hash = c.ComputeHash(s)
@@ -179,7 +179,7 @@ func DecodeCommit(b []byte) (Commit, error) {
 	return c, nil
 }
 
-// DecodeEvents returns the commit's events.
+// DecodeEvents decodes the events of the commit.
 func (c Commit) DecodeEvents() ([]Event, error) {
 	if list, ok := decodeCompactEvents(c.Events); ok {
 		return list, nil
@@ -245,7 +245,8 @@ func IsPayloadRef(data json.RawMessage) bool {
 	return bytes.HasPrefix(data, []byte(`{"$sha256":`))
 }
 
-// appendParts appends each part with its length in front, so that different lists of parts never give the same bytes.
+// appendParts appends the length and the bytes of each part to b, so that different lists of parts never have the same
+// result.
 func appendParts(b []byte, parts ...string) []byte {
 	for _, p := range parts {
 		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)

@@ -11,7 +11,8 @@ import (
 // encoding/json would decode to other values; the fuzz tests compare them. The caller decodes everything else with
 // encoding/json.
 
-// decodeCompactCommit decodes a commit as Commit.Encode writes it. If ok is false, the result is not valid.
+// decodeCompactCommit decodes a commit in the form that Commit.Encode writes. If ok is false, b has another form and
+// the result is not valid.
 func decodeCompactCommit(b []byte) (c Commit, ok bool) {
 	r := compact.NewReader(b)
 	r.Expect(`{"v":`)
@@ -47,7 +48,8 @@ func decodeCompactCommit(b []byte) (c Commit, ok bool) {
 	return c, true
 }
 
-// decodeCompactEvents decodes a list of events as marshalEvents writes it. If ok is false, the result is not valid.
+// decodeCompactEvents decodes a list of events in the form that marshalEvents writes. If ok is false, b has another
+// form and the result is not valid.
 func decodeCompactEvents(b []byte) (list []Event, ok bool) {
 	r := compact.NewReader(b)
 	for first := true; first || r.SkipOptional(`,`); first = false {

@@ -15,17 +15,18 @@ import (
 // level. Every append encodes a commit. The output is identical to the output of encoding/json for the struct tags; the
 // golden files test that.
 
-// A storedForm is the JSON form in which an event is stored.
+// storedForm is the JSON form in which an event is stored.
 type storedForm struct {
 	event Event  // as it was encoded; its field stored is nil
 	bytes []byte // must not be changed
 	from  int    // index of the data in bytes; the data ends before the last byte
 }
 
+// data returns the part of the stored form that is the JSON of the event's data.
 func (f *storedForm) data() json.RawMessage { return f.bytes[f.from : len(f.bytes)-1] }
 
-// isFormOf reports whether f is the stored form of e. The data must be the same value in memory: comparing it by content
-// would cost as much as encoding it.
+// isFormOf reports whether f is the stored form of e. The data must be the same value in memory, because comparing it
+// by content would cost as much as encoding it.
 func (f *storedForm) isFormOf(e *Event) bool {
 	o := &f.event
 	return isSamePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
@@ -39,7 +40,7 @@ func isSamePayload(a, b Payload) bool {
 	return *(*[2]unsafe.Pointer)(unsafe.Pointer(&a)) == *(*[2]unsafe.Pointer)(unsafe.Pointer(&b)) && a != nil && reflect.TypeOf(a).Kind() != reflect.Pointer
 }
 
-// storedForm returns the stored form of the event. It encodes the event unless Encoded did.
+// storedForm returns the stored form of the event. It encodes the event unless the event is a result of Encoded.
 func (e Event) storedForm() (*storedForm, error) {
 	if e.stored != nil && e.stored.isFormOf(&e) {
 		return e.stored, nil
@@ -52,9 +53,9 @@ func (e Event) storedForm() (*storedForm, error) {
 	return &storedForm{event: e, bytes: b, from: from}, nil
 }
 
-// Encoded returns the event with its stored form, and the size of that in bytes. StoredSize, MarshalJSON and Seal then
-// do not encode the event again, nor copies of it. A copy whose fields are changed is encoded again. What Data refers
-// to, such as the elements of a slice, must not be changed.
+// Encoded returns the event together with its stored form, and the size of the stored form in bytes. StoredSize,
+// MarshalJSON and Seal then encode neither the event nor its copies again. A copy whose fields are changed is encoded
+// again. What Data refers to, such as the elements of a slice, must not be changed.
 func (e Event) Encoded() (Event, int, error) {
 	f, err := e.storedForm()
 	if err != nil {
@@ -64,7 +65,7 @@ func (e Event) Encoded() (Event, int, error) {
 	return e, len(f.bytes), nil
 }
 
-// EncodedData returns the data in its stored form, which must not be changed.
+// EncodedData returns the event's data in its stored form. The caller must not change the bytes.
 func (e Event) EncodedData() (json.RawMessage, error) {
 	f, err := e.storedForm()
 	if err != nil {
@@ -73,10 +74,10 @@ func (e Event) EncodedData() (json.RawMessage, error) {
 	return f.data(), nil
 }
 
-// MarshalJSON returns the stored form.
+// MarshalJSON returns the stored form of the event.
 func (e Event) MarshalJSON() ([]byte, error) { return e.appendStored(nil) }
 
-// appendStored appends the stored form to b.
+// appendStored appends the stored form of the event to b.
 func (e Event) appendStored(b []byte) ([]byte, error) {
 	if e.stored != nil && e.stored.isFormOf(&e) {
 		return append(b, e.stored.bytes...), nil
@@ -85,7 +86,7 @@ func (e Event) appendStored(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// appendEncoded encodes the event and appends it to b. from is the index of the data in the result.
+// appendEncoded encodes the event and appends the JSON to b. from is the index of the event's data in the result.
 func (e Event) appendEncoded(b []byte) (out []byte, from int, err error) {
 	if e.Data == nil {
 		return nil, 0, fmt.Errorf("event %s has no data", e.ID)
@@ -167,6 +168,7 @@ func (c Commit) Encode() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
+// nullIfEmpty returns raw, or null if raw is empty.
 func nullIfEmpty(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 {
 		return json.RawMessage("null")

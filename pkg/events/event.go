@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
-// Type is the wire name of an event type, in snake case; a fact is in the past tense.
+// Type is the wire name of an event type, in snake case. The name of a fact is in the past tense.
 type Type string
 
 // Source is the kind of process that created an event.
@@ -24,8 +24,8 @@ const (
 // MainConversation is the conversation id of the main agent. Each sub-agent has its own.
 const MainConversation = "main"
 
-// Payload is the data of one event type. The set is sealed: it has the types of the catalogue, and Opaque for types
-// that a newer version wrote.
+// Payload is the data of one event type. The interface is sealed: the types that implement it are those that EventTypes
+// lists, and Opaque for types that a newer version wrote.
 type Payload interface {
 	// EventType returns the payload's wire name.
 	EventType() Type
@@ -78,6 +78,7 @@ type storedEvent struct {
 	Data           json.RawMessage `json:"data"`
 }
 
+// toEvent returns the Event with the fields of the stored form.
 func (s storedEvent) toEvent() Event {
 	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
 }
@@ -121,7 +122,8 @@ type WireEvent struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// ToWire returns the event in the form for clients.
+// ToWire returns the event in the form for clients. seq and position are those of the event in the session and in the
+// log.
 func (e Event) ToWire(session string, seq uint32, position string) (WireEvent, error) {
 	data, err := appendPayloadJSON(nil, e.Data)
 	if err != nil {
@@ -171,7 +173,8 @@ func DecodeDelta(b []byte) (Delta, error) {
 	return d, nil
 }
 
-// decodeCompactDelta decodes the form that Encode writes. If ok is false, the result is not valid.
+// decodeCompactDelta decodes a delta in the form that Delta.Encode writes. If ok is false, b has another form and the
+// result is not valid.
 func decodeCompactDelta(b []byte) (d Delta, ok bool) {
 	r := compact.NewReader(b)
 	r.Expect(`{"blockId":`)

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// CommandMeta is the input of a decision that does not come from the state: the id of the command and the time. The ids of
-// the resulting events are derived from the command's id, so that repeating a decision gives the same events.
+// CommandMeta is the input of a decision that does not come from the state: the id of the command and the time. The ids
+// of the resulting events are derived from the command's id, so that repeating a decision gives the same events.
 type CommandMeta struct {
 	CommandID string    // cmd_…, or any id that is unique to the cause
 	Now       time.Time // the time of the resulting events
 }
 
-// EventList collects server events, in order, and derives their ids from one command.
+// EventList collects the events of a decision, in order, and derives their ids from the id of one command.
 type EventList struct {
 	meta CommandMeta
 	n    int

@@ -14,10 +14,10 @@ import (
 // bytes of the delta's JSON, separated by spaces, and then the JSON. So a reader skips deltas of other sessions without
 // decoding them.
 
-// framePrefix begins every frame. The number in it is the version of the form.
+// framePrefix is the beginning of every frame. The number in it is the version of the format.
 const framePrefix = "frame 1 "
 
-// errNotFrame is returned for a message that is not a frame.
+// errNotFrame is returned for a message that is not a frame of deltas.
 var errNotFrame = errors.New("message is not a frame of deltas")
 
 // FrameSubject returns the NATS subject on which an executor publishes the frames of a partition.
@@ -32,23 +32,23 @@ func FrameExecutor(subject string) (executor string, ok bool) {
 	return executor, ok && found && executor != "" && !strings.Contains(executor, ".")
 }
 
-// FrameSessionKey returns the key of a session in frames.
+// FrameSessionKey returns the key that identifies a session in a frame.
 func FrameSessionKey(tenant, session string) string { return tenant + " " + session }
 
-// AppendFrameHeader begins a frame. An executor numbers the frames of a partition 1, 2, 3, …, so that a reader notices a lost
-// one.
+// AppendFrameHeader begins a frame with its number. An executor numbers the frames of a partition 1, 2, 3, …, so that a
+// reader notices a lost one.
 func AppendFrameHeader(b []byte, number uint64) []byte {
 	return append(strconv.AppendUint(append(b, framePrefix...), number, 10), '\n')
 }
 
-// AppendFrameDelta adds a delta, as JSON, to a frame. key is the session's FrameSessionKey.
+// AppendFrameDelta adds a delta, as JSON, to a frame. key is the FrameSessionKey of the delta's session.
 func AppendFrameDelta(b []byte, key string, delta []byte) []byte {
 	b = append(append(b, key...), ' ')
 	b = append(strconv.AppendUint(b, uint64(len(delta)), 10), '\n')
 	return append(append(b, delta...), '\n')
 }
 
-// FrameNumber returns the number of a frame.
+// FrameNumber returns the number that the header of a frame states.
 func FrameNumber(frame []byte) (uint64, error) {
 	number, _, err := splitFrame(frame)
 	return number, err

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// IDKind is the prefix of an id, which names the kind of thing that the id belongs to.
+// IDKind is the prefix of an id. It names the kind of thing that the id identifies, for example a session.
 type IDKind string
 
 // The kinds of id. An id is Kind + "_" + 26 characters of Crockford base 32 (a ULID).
@@ -57,8 +57,8 @@ func NewID(kind IDKind, at time.Time, entropy io.Reader) (string, error) {
 	return string(kind) + "_" + encodeULID(b), nil
 }
 
-// DeriveID returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes
-// the same ids as the first attempt.
+// DeriveID returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes the
+// same ids as the first attempt.
 func DeriveID(kind IDKind, parts ...string) string {
 	sum := sha256.Sum256(appendParts(appendParts(make([]byte, 0, 192), string(kind)), parts...))
 	var b [16]byte

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// KeyRole is the set of operations that an API key may perform in its tenant. Each role includes the roles below it.
+// KeyRole is a set of operations that an API key may perform in its tenant. Each role includes the operations of the
+// lower roles.
 type KeyRole string
 
 // The roles, from the least to the most powerful.
@@ -18,7 +19,7 @@ const (
 // KeyRoles returns all roles, from the least to the most powerful.
 func KeyRoles() []KeyRole { return []KeyRole{RoleUse, RoleOperate, RoleAdmin} }
 
-// IsKnown reports whether r is a role.
+// IsKnown reports whether r is one of KeyRoles.
 func (r KeyRole) IsKnown() bool { return slices.Contains(KeyRoles(), r) }
 
 // Includes reports whether r permits everything that other permits. An unknown role includes nothing.
@@ -29,14 +30,14 @@ func (r KeyRole) Includes(other KeyRole) bool {
 // MaxKeyAgents is the maximum number of agents that an API key may be restricted to.
 const MaxKeyAgents = 64
 
-// KeyRights is what the holder of an API key may do.
+// KeyRights are the rights of an API key: its role, the agents that it may use, and when it expires.
 type KeyRights struct {
 	Role      KeyRole   `json:"role,omitempty"`     // use, operate, admin; empty means admin
 	Agents    []string  `json:"agents,omitempty"`   // slugs of the only agents that the key may use; empty means all
 	ExpiresAt time.Time `json:"expiresAt,omitzero"` // the key is rejected from this time on, by the clock of Postgres; zero means it never expires
 }
 
-// EffectiveRole returns the role. It is RoleAdmin for keys of builds without roles.
+// EffectiveRole returns the role of the key. It is RoleAdmin for keys of earlier builds, which have no role.
 func (r KeyRights) EffectiveRole() KeyRole {
 	if r.Role == "" {
 		return RoleAdmin

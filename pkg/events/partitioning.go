@@ -43,7 +43,7 @@ func (p Partitioning) GroupCount() int {
 // PartitionOf returns the partition of a session id or catalogue id.
 func (p Partitioning) PartitionOf(id string) int { return Partition(id) % p.PartitionCount() }
 
-// GroupOfID returns the projector group of a session id or catalogue id, which is also its row of checkpoints.
+// GroupOfID returns the projector group of a session id or catalogue id. The group is also the key of its checkpoint.
 func (p Partitioning) GroupOfID(id string) int { return Partition(id) % p.GroupCount() }
 
 // GroupOfPartition returns the projector group of a partition.

@@ -20,7 +20,7 @@ func (b Block) AppendJSON(dst []byte) ([]byte, error) {
 	return appendMarshalJSON(dst, b)
 }
 
-// appendPayloadJSON appends the JSON of a payload to b.
+// appendPayloadJSON appends the JSON of a payload to b, in the form that encoding/json writes without HTML escapes.
 func appendPayloadJSON(b []byte, p Payload) ([]byte, error) {
 	if out, ok := appendCompactPayload(b, p); ok {
 		return out, nil
@@ -28,6 +28,7 @@ func appendPayloadJSON(b []byte, p Payload) ([]byte, error) {
 	return appendMarshalJSON(b, p)
 }
 
+// appendMarshalJSON appends the JSON that encoding/json writes for v to b.
 func appendMarshalJSON(b []byte, v any) ([]byte, error) {
 	data, err := marshalJSON(v)
 	if err != nil {
@@ -36,7 +37,8 @@ func appendMarshalJSON(b []byte, v any) ([]byte, error) {
 	return append(b, data...), nil
 }
 
-// appendCompactPayload appends the JSON of a payload. If ok is false, encoding/json must encode it.
+// appendCompactPayload appends the JSON of a payload of one of the frequent types. If ok is false, encoding/json must
+// encode the payload.
 func appendCompactPayload(b []byte, p Payload) (out []byte, ok bool) {
 	switch d := p.(type) {
 	case BlockStart:
@@ -77,6 +79,7 @@ func appendCompactPayload(b []byte, p Payload) (out []byte, ok bool) {
 	return append(b, '}'), ok
 }
 
+// appendJSON appends the JSON of the usage to b.
 func (u Usage) appendJSON(b []byte) []byte {
 	b = compact.AppendUint(b, `{"inputTokens":`, uint64(u.InputTokens))
 	b = compact.AppendUint(b, `,"outputTokens":`, uint64(u.OutputTokens))
@@ -136,7 +139,7 @@ func isCompact(raw json.RawMessage) bool {
 	return r.AtEnd()
 }
 
-// appendOptional appends a member, unless its value is empty.
+// appendOptional appends a JSON member with a string value, unless the value is empty.
 func appendOptional(b []byte, key, value string) []byte {
 	if value == "" {
 		return b
@@ -144,6 +147,7 @@ func appendOptional(b []byte, key, value string) []byte {
 	return compact.AppendString(append(b, key...), value)
 }
 
+// appendBool appends true or false to b.
 func appendBool(b []byte, v bool) []byte {
 	if v {
 		return append(b, "true"...)
@@ -151,7 +155,8 @@ func appendBool(b []byte, v bool) []byte {
 	return append(b, "false"...)
 }
 
-// decodeCompactPayload decodes the form that appendCompactPayload writes. If ok is false, encoding/json must decode the data.
+// decodeCompactPayload decodes a payload in the form that appendCompactPayload writes. If ok is false, encoding/json
+// must decode the data.
 func decodeCompactPayload(t Type, data []byte) (p Payload, ok bool) {
 	r := compact.NewReader(data)
 	switch t {
@@ -223,8 +228,10 @@ func decodeCompactPayload(t Type, data []byte) (p Payload, ok bool) {
 	return p, r.AtEnd()
 }
 
+// readUint32 reads a JSON number that fits into 32 bits.
 func readUint32(r *compact.Reader) uint32 { return uint32(r.Uint(math.MaxUint32)) } //nolint:gosec // limited
 
+// readUsage reads the form that Usage.appendJSON writes.
 func readUsage(r *compact.Reader) (u Usage) {
 	r.Expect(`{"inputTokens":`)
 	u.InputTokens = readUint32(r)
@@ -240,6 +247,7 @@ func readUsage(r *compact.Reader) (u Usage) {
 	return u
 }
 
+// readBlock reads the form that Block.appendJSON writes.
 func readBlock(r *compact.Reader) (b Block) {
 	r.Expect(`{"id":`)
 	b.ID = r.String()

@@ -48,7 +48,7 @@ func (e *ReferenceError) Error() string {
 	return e.Field + ": " + e.Detail
 }
 
-// maxReferenceBytes is the maximum size of the string form in bytes.
+// maxReferenceBytes is the maximum size in bytes of a reference in its string form.
 const maxReferenceBytes = 512
 
 // ParseReference parses a reference in the form that Reference.String returns.
@@ -83,7 +83,7 @@ func ParseReference(s string) (Reference, error) {
 	return r, r.Check()
 }
 
-// withoutDefaultScope returns r with "" for the scope organization.
+// withoutDefaultScope returns r with scope "" instead of organization.
 func (r Reference) withoutDefaultScope() Reference {
 	if r.Scope == ScopeOrganization {
 		r.Scope = ""
@@ -155,7 +155,8 @@ func (r Reference) Check() error {
 	return nil
 }
 
-// OwnerTenant returns the tenant under which the entry is stored, for a reference of tenant own.
+// OwnerTenant returns the tenant that owns the entry to which r refers: PlatformTenant, or else own, the tenant that
+// uses the reference.
 func (r Reference) OwnerTenant(own string) string {
 	if r.Scope == ScopePlatform {
 		return PlatformTenant
@@ -163,7 +164,8 @@ func (r Reference) OwnerTenant(own string) string {
 	return own
 }
 
-// Subject returns the log subject of the entry.
+// Subject returns the log subject of the catalogue entry to which r refers. tenant is the tenant that uses the
+// reference.
 func (r Reference) Subject(kind Aspect, tenant string) Subject {
 	scope := r.Scope
 	if scope == "" {

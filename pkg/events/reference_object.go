@@ -16,8 +16,8 @@ type ReferenceObject struct {
 	Version string         `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }
 
-// CheckedReference returns the reference, with the empty scope for organization. field is the name of the field that holds the
-// reference. The error is a *ReferenceError.
+// CheckedReference converts the object to a Reference and checks it. field is the name of the field that holds the
+// object. The error is a *ReferenceError.
 func (o ReferenceObject) CheckedReference(field string) (Reference, error) {
 	want := ReferenceKind(field)
 	if o.Kind != "" && o.Kind != want {
@@ -32,8 +32,8 @@ func (o ReferenceObject) ToReference() Reference {
 	return Reference{Scope: o.Scope, Org: o.Org, Slug: o.Slug, Version: o.Version}.withoutDefaultScope()
 }
 
-// ReferenceKind returns the kind of entry that a field of that name refers to, or "" for a field that holds no
-// references.
+// ReferenceKind returns the kind of catalogue entry to which a JSON field with the given name refers, or "" for a field
+// that holds no references.
 func ReferenceKind(field string) Aspect {
 	switch field {
 	case "agent", "agentProfileRef":

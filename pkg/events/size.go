@@ -8,7 +8,7 @@ import (
 // eventOverheadBytes is the approximate size in bytes of an event without its text and data.
 const eventOverheadBytes = 256
 
-// OutputSize is the amount of an agent's output: the events of its runner's journal, and their size in bytes.
+// OutputSize is the amount of an agent's output: the number of events of its runner's journal, and their size in bytes.
 type OutputSize struct {
 	Events uint64 `json:"events,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"`
@@ -19,17 +19,18 @@ func (o OutputSize) Plus(p OutputSize) OutputSize {
 	return OutputSize{o.Events + p.Events, o.Bytes + p.Bytes}
 }
 
-// Exceeds reports whether o exceeds one of the limits. A limit of 0 means no limit.
+// Exceeds reports whether o exceeds a field of limit. A limit of 0 means no limit.
 func (o OutputSize) Exceeds(limit OutputSize) bool {
 	return limit.Events > 0 && o.Events > limit.Events || limit.Bytes > 0 && o.Bytes > limit.Bytes
 }
 
-// OutputOf returns the amount that an event counts as: one event, and the bytes of its text and data plus 256. A
-// stored event that is read again counts the same.
+// OutputOf returns the amount of output that an event counts as: one event, and the bytes of its text and data plus
+// eventOverheadBytes. A stored event that is read again counts the same.
 func OutputOf(e Event) OutputSize {
 	return OutputSize{1, uint64(eventOverheadBytes + payloadSize(e.Data))}
 } //nolint:gosec // lengths
 
+// payloadSize returns the size in bytes of the text and data of a payload.
 func payloadSize(p Payload) int {
 	switch d := p.(type) {
 	case BlockStart:
@@ -48,8 +49,7 @@ func payloadSize(p Payload) int {
 	return 0
 }
 
-// jsonSize returns the length of raw in its stored form, which does not depend on the original spaces and
-// escapes.
+// jsonSize returns the length of raw in its stored form, which does not depend on the original spaces and escapes.
 func jsonSize(raw json.RawMessage) int {
 	switch {
 	case raw == nil:
@@ -71,6 +71,7 @@ func todosSize(list []TodoItem) (n int) {
 	return n
 }
 
+// size returns the size in bytes of the text and data of the block.
 func (b Block) size() int {
 	n := len(b.Content) + len(b.Summary) + jsonSize(b.Input) + len(b.DisplayName) + len(b.Description) + len(b.Output) + len(b.Message)
 	for _, p := range b.Parts {
@@ -79,6 +80,7 @@ func (b Block) size() int {
 	return n + todosSize(b.Todos)
 }
 
+// size returns the size in bytes of the text and data of the updates.
 func (u BlockUpdates) size() int {
 	n := jsonSize(u.Input) + todosSize(u.Todos)
 	for _, s := range []*string{u.DisplayName, u.Description, u.Summary, u.Output} {

@@ -8,7 +8,8 @@ import (
 // MaxPartitions is the largest number of partitions of a log.
 const MaxPartitions = 64
 
-// Aspect is the last token of a log subject. Each aspect has one kind of writer.
+// Aspect is the last token of a log subject: life or run for a session, or the kind of a catalogue entry. Each aspect
+// has one kind of writer.
 type Aspect string
 
 // The aspects. A session has life, written by the session service, and run, written by the executor that holds the
@@ -70,7 +71,7 @@ func PartitionToken(p int) string {
 // Partition returns the partition of the subject among MaxPartitions.
 func (s Subject) Partition() int { return Partition(s.ID) }
 
-// String returns the name of the chain in signatures, signed heads and reports. It does not depend on the log's
+// String returns the name of the subject in signatures, signed heads and reports. It does not depend on the log's
 // Partitioning: it is the NATS subject in a log with MaxPartitions. The caller must have validated the tokens with
 // Check.
 func (s Subject) String() string { return Partitioning(0).Subject(s) }
@@ -89,7 +90,7 @@ func (s Subject) Check() error {
 	return fmt.Errorf("aspect: %q is unknown", s.Aspect)
 }
 
-// ParseSubject parses what Subject.String returns.
+// ParseSubject parses the form that Subject.String returns.
 func ParseSubject(subject string) (Subject, error) { return Partitioning(0).ParseSubject(subject) }
 
 // LiveSubject returns the subject on which the projector announces changes of a session.

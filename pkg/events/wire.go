@@ -21,7 +21,7 @@ func (w WireEvent) AppendJSON(b []byte) ([]byte, error) {
 	return append(append(b, nullIfEmpty(w.Data)...), '}'), nil
 }
 
-// appendBeforeData appends the JSON of the event up to its data.
+// appendBeforeData appends the JSON of the event up to its member data.
 func (w WireEvent) appendBeforeData(b []byte) ([]byte, error) {
 	b = strconv.AppendUint(append(b, `{"seq":`...), uint64(w.Seq), 10)
 	b = compact.AppendString(append(b, `,"position":`...), w.Position)
@@ -44,7 +44,7 @@ func (w WireEvent) appendBeforeData(b []byte) ([]byte, error) {
 	return append(b, `,"data":`...), nil
 }
 
-// AppendWire appends the JSON of ToWire's result to b.
+// AppendWire appends the JSON of the WireEvent that ToWire returns to b.
 func (e Event) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
 	b, err := WireEvent{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, nil}.appendBeforeData(b)
 	if err != nil {
@@ -56,7 +56,7 @@ func (e Event) AppendWire(b []byte, session string, seq uint32, position string)
 	return append(b, '}'), nil
 }
 
-// AppendWire appends the JSON of ToWire's result to b.
+// AppendWire appends the JSON of the WireEvent that ToWire returns to b.
 func (d Delta) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
 	b, err := WireEvent{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, nil}.appendBeforeData(b)
 	if err != nil {
@@ -83,7 +83,8 @@ func (d Delta) AppendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// DecodeWireEvent returns the event that json.Unmarshal would return. Its data may refer to the bytes of raw.
+// DecodeWireEvent decodes the JSON of a WireEvent as json.Unmarshal does. The data of the result may refer to the bytes
+// of raw.
 func DecodeWireEvent(raw []byte) (WireEvent, error) {
 	if w, ok := decodeCompactWireEvent(raw); ok {
 		return w, nil
@@ -93,7 +94,8 @@ func DecodeWireEvent(raw []byte) (WireEvent, error) {
 	return w, err
 }
 
-// decodeCompactWireEvent decodes the form that AppendJSON writes. If ok is false, the result is not valid.
+// decodeCompactWireEvent decodes a WireEvent in the form that AppendJSON writes. If ok is false, raw has another form
+// and the result is not valid.
 func decodeCompactWireEvent(raw []byte) (w WireEvent, ok bool) {
 	r := compact.NewReader(raw)
 	r.Expect(`{"seq":`)

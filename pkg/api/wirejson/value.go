@@ -14,7 +14,7 @@ import (
 )
 
 // UnmarshalValue decodes JSON into the Go value that into points to: structs, maps, slices, strings, booleans, uint32, float64 and
-// events.CheckedReference; it panics for another type. It is as strict as Unmarshal: only fields of the type, each once and with the right
+// events.Reference; it panics for another type. It is as strict as Unmarshal: only fields of the type, each once and with the right
 // type. null is the same as absent. path is the position of the value in its document, for example spec.tools, or "" for a whole
 // document. The error is a *FieldError that does not contain text of the value; the value may then be partly set.
 func UnmarshalValue(data []byte, path string, into any) error {

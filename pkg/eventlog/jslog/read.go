@@ -35,7 +35,7 @@ func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	return l.readRecords(ctx, after, f, false)
 }
 
-// ReadUndecoded is like Read, but yields records without events. Resolve decodes the events, so that other goroutines
+// ReadUndecoded is like Read, but yields records without events. ResolveEvents decodes the events, so that other goroutines
 // than the reader can do it.
 func (l *Log) ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return l.readRecords(ctx, after, f, true)

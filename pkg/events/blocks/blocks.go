@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ChangedBlockID returns the id of the block that an event changes, or "" if it changes none.
+// ChangedBlockID returns the id of the block that an event changes, or "" if the event changes no block.
 func ChangedBlockID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
@@ -24,9 +24,9 @@ func ChangedBlockID(e events.Event) string {
 	return ""
 }
 
-// Reduce returns the block after an event. prev is the block before it, or nil if the block is not known yet.
-// Reduce returns nil if the event changes no block, or if the block cannot be shown yet. A complete block, or one
-// in status error, no longer changes.
+// Reduce returns the state of a block after an event. prev is the block before the event, or nil if the block is not
+// known yet. Reduce returns nil if the event changes no block, or if the block cannot be shown yet. A block that is
+// complete or in status error no longer changes.
 func Reduce(prev *events.Block, e events.Event) *events.Block {
 	if prev != nil && prev.Status != events.StatusPending {
 		return prev
@@ -60,7 +60,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 	return prev
 }
 
-// withEventFields returns b with the execution, conversation, time and status that e implies.
+// withEventFields returns a copy of b with the execution, conversation, time and status of the event e.
 func withEventFields(b events.Block, e events.Event) *events.Block {
 	b.ExecutionID = e.ExecutionID
 	if e.ConversationID != "" {
@@ -78,6 +78,7 @@ func withEventFields(b events.Block, e events.Event) *events.Block {
 	return &b
 }
 
+// applyUpdates sets the fields of a block that a block_update event changes.
 func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if u.Input != nil {
 		b.Input = u.Input
@@ -101,7 +102,7 @@ type StreamedText struct {
 	Known   string         // may be set, to continue from a text that is known from elsewhere
 	Waiting []events.Delta // deltas after a gap, sorted by offset
 
-	buffer *strings.Builder // its content is Known, unless Known was set or another copy of the Text has grown; nil until text is appended
+	buffer *strings.Builder // its content is Known, unless Known was set or another copy of the StreamedText has grown; nil until text is appended
 }
 
 // Add adds a delta. Deltas may arrive in any order and several times. Add returns the text that was appended to
@@ -121,7 +122,8 @@ func (t *StreamedText) Add(d events.Delta) (fresh string) {
 	return t.Known[start:]
 }
 
-// appendNew appends the part of a delta that Known does not have, and returns it. The delta must not begin after the end of Known.
+// appendNew appends the part of a delta that is not in Known yet, and returns this part. The delta must not begin after
+// the end of Known.
 func (t *StreamedText) appendNew(d events.Delta) (fresh string) {
 	skip := len(t.Known) - int(d.Offset)
 	if skip >= len(d.Text) {
@@ -138,7 +140,8 @@ func (t *StreamedText) appendNew(d events.Delta) (fresh string) {
 	return fresh
 }
 
-// BlockView holds the blocks of one session for one client's stream.
+// BlockView holds the blocks of one session as one client shows them. It is updated by the events and deltas of a
+// stream.
 type BlockView struct {
 	blocks map[string]*events.Block
 	texts  map[string]*StreamedText
@@ -146,7 +149,7 @@ type BlockView struct {
 	runs   map[string]int // execution id to its index in the session
 }
 
-// NewBlockView returns an empty View.
+// NewBlockView returns an empty BlockView.
 func NewBlockView() *BlockView {
 	return &BlockView{blocks: map[string]*events.Block{}, texts: map[string]*StreamedText{}, runs: map[string]int{}}
 }

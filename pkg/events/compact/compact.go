@@ -14,10 +14,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxNesting is the deepest nesting that Raw accepts.
+// maxNesting is the deepest nesting of arrays and objects that Reader.Raw accepts.
 const maxNesting = 100
 
-// A Reader reads one value from its beginning to its end. After the first failure every call fails. The zero Reader has no input.
+// Reader reads one value of JSON without spaces, in a known order of members, from its beginning to its end. After the
+// first failure every call fails. The zero Reader has no input.
 type Reader struct {
 	data   []byte
 	pos    int
@@ -27,13 +28,13 @@ type Reader struct {
 // NewReader returns a Reader of data, which must not be changed while it is used.
 func NewReader(data []byte) Reader { return Reader{data: data} }
 
-// AtEnd reports whether no call has failed and all input was read.
+// AtEnd reports whether all input was read and no call has failed.
 func (r *Reader) AtEnd() bool { return !r.failed && r.pos == len(r.data) }
 
 // Failed reports whether a call has failed.
 func (r *Reader) Failed() bool { return r.failed }
 
-// SkipOptional skips text, and reports whether it comes next. It does not fail.
+// SkipOptional skips text if text comes next, and reports whether it does. It never makes the Reader fail.
 func (r *Reader) SkipOptional(text string) bool {
 	if r.failed || len(r.data)-r.pos < len(text) || string(r.data[r.pos:r.pos+len(text)]) != text {
 		return false
@@ -42,14 +43,14 @@ func (r *Reader) SkipOptional(text string) bool {
 	return true
 }
 
-// Expect skips text, and fails if it does not come next.
+// Expect skips text. The Reader fails if text does not come next.
 func (r *Reader) Expect(text string) {
 	if !r.SkipOptional(text) {
 		r.failed = true
 	}
 }
 
-// String reads a string. Like encoding/json, it replaces bytes and escapes that are not UTF-8 by U+FFFD.
+// String reads a JSON string. Like encoding/json, it replaces bytes and escapes that are not UTF-8 by U+FFFD.
 func (r *Reader) String() string {
 	from := r.pos + 1
 	plain := r.skipString()
@@ -63,7 +64,7 @@ func (r *Reader) String() string {
 	return unquote(raw)
 }
 
-// OptionalString reads the string after key, or returns "" if key does not come next.
+// OptionalString reads the JSON string after key, or returns "" if key does not come next.
 func (r *Reader) OptionalString(key string) string {
 	if !r.SkipOptional(key) {
 		return ""
@@ -71,7 +72,7 @@ func (r *Reader) OptionalString(key string) string {
 	return r.String()
 }
 
-// Uint reads a number from 0 to limit.
+// Uint reads a JSON number from 0 to limit.
 func (r *Reader) Uint(limit uint64) (n uint64) {
 	from := r.pos
 	for !r.failed && r.pos < len(r.data) && isDigit(r.data[r.pos]) {
@@ -104,8 +105,8 @@ func (r *Reader) Time() (t time.Time) {
 	return t
 }
 
-// Raw reads any value that has no spaces outside of strings, and returns its bytes, which are part of the input. Like
-// encoding/json, it does not check the UTF-8 of the strings in it.
+// Raw reads any JSON value that has no spaces outside of strings, and returns its bytes, which are part of the input.
+// Like encoding/json, it does not check the UTF-8 of the strings in the value.
 func (r *Reader) Raw() []byte {
 	from := r.pos
 	if r.skipValue(maxNesting); r.failed {
@@ -114,7 +115,7 @@ func (r *Reader) Raw() []byte {
 	return r.data[from:r.pos:r.pos]
 }
 
-// skipByte skips c, and reports whether it comes next.
+// skipByte skips c if c is the next byte, and reports whether it is.
 func (r *Reader) skipByte(c byte) bool {
 	if r.failed || r.pos >= len(r.data) || r.data[r.pos] != c {
 		return false
@@ -123,6 +124,7 @@ func (r *Reader) skipByte(c byte) bool {
 	return true
 }
 
+// skipValue skips a JSON value. depth is the number of arrays and objects that contain it.
 func (r *Reader) skipValue(depth int) {
 	if r.failed || depth == 0 || r.pos >= len(r.data) {
 		r.failed = true
@@ -146,7 +148,7 @@ func (r *Reader) skipValue(depth int) {
 	}
 }
 
-// skipList skips an object or an array, whose opening bracket comes next.
+// skipList skips an array or an object, whose opening bracket comes next. It calls item to skip each element.
 func (r *Reader) skipList(end byte, item func()) {
 	r.pos++
 	if r.skipByte(end) {
@@ -185,7 +187,8 @@ func (r *Reader) skipDigits() {
 	r.failed = r.failed || r.pos == from
 }
 
-// skipString skips a string, and reports whether it has only ASCII and no escapes. It fails at control characters and unknown escapes.
+// skipString skips a JSON string, and reports whether the string has only ASCII and no escapes. The Reader fails at
+// control characters and unknown escapes.
 func (r *Reader) skipString() (plain bool) {
 	if !r.skipByte('"') {
 		r.failed = true
@@ -219,8 +222,9 @@ func (r *Reader) skipString() (plain bool) {
 	return false
 }
 
-// indexSpecial returns the index of the first quote, backslash or control character, or the length if there is none. ascii reports whether
-// all bytes before it are ASCII; it may be false if only a few bytes after it are not.
+// indexSpecial returns the index of the first quote, backslash or control character in b, or the length of b if there
+// is none. ascii reports whether all bytes before the index are ASCII; it may be false if only a few bytes after the
+// index are not.
 func indexSpecial(b []byte) (i int, ascii bool) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	var seen uint64
@@ -244,7 +248,8 @@ func indexSpecial(b []byte) (i int, ascii bool) {
 	return i, seen&highs == 0
 }
 
-// escapeLength returns the length of the escape at the beginning of b, or 0 if it is none.
+// escapeLength returns the length of the JSON escape at the beginning of b, or 0 if b does not begin with a valid
+// escape.
 func escapeLength(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -391,12 +396,12 @@ func AppendString(b []byte, s string) []byte {
 	return append(append(b, s[start:]...), '"')
 }
 
-// AppendUint appends n after key.
+// AppendUint appends key and then n in decimal.
 func AppendUint(b []byte, key string, n uint64) []byte {
 	return strconv.AppendUint(append(b, key...), n, 10)
 }
 
-// AppendTime appends t as time.Time.MarshalJSON does, and fails where that fails.
+// AppendTime appends t in the form of time.Time.MarshalJSON, and returns an error where MarshalJSON does.
 func AppendTime(b []byte, t time.Time) ([]byte, error) {
 	b, err := t.AppendText(append(b, '"'))
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Errors of Cut that callers may test for.
+// Errors of Finder.ForkPoint that callers may test for.
 var (
 	// ErrNoSession is returned for a session that has no events or is deleted.
 	ErrNoSession = errors.New("there is no such session")
@@ -36,10 +36,11 @@ func (e *SeqAheadError) Error() string {
 	return fmt.Sprintf("the session's last event has seq %d", e.LastSeq)
 }
 
-// LastEvent as the requested seq means a fork after the last event of the session.
+// LastEvent is the requested seq of a fork after the last event of the session.
 const LastEvent = ^uint32(0)
 
-// ForkPoint describes an event at which a session can be forked, and with what the fork then begins.
+// ForkPoint describes an event at which a session can be forked, and the options, files and conversation with which the
+// fork then begins.
 type ForkPoint struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
@@ -70,7 +71,7 @@ type fileChange struct {
 	data events.Payload
 }
 
-// candidate is an event at which the session can be forked.
+// candidate is an event at which the session can be forked if the snapshots that the fork needs exist.
 type candidate struct {
 	seq          uint32
 	execution    string // execution of the block with the anchor; "" between turns
@@ -109,13 +110,13 @@ type Finder struct {
 	olderAnchor *candidate // the block before, once a later anchor was logged
 }
 
-// NewFinder returns a Walk for a fork at seq asked, or at the last event if asked is Last.
+// NewFinder returns a Finder for a fork at seq asked, or after the last event if asked is LastEvent.
 func NewFinder(asked uint32) *Finder {
 	return &Finder{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
 }
 
-// Clone returns a Walk for a fork at another seq that continues from the last event of w. Both seqs must be at or
-// after that event, because the state up to there does not depend on the requested seq. The two walks share no
+// Clone returns a Finder for a fork at another seq that continues from the last event of w. Both seqs must be at or
+// after that event, because the state up to there does not depend on the requested seq. The two Finders share no
 // mutable data.
 func (w *Finder) Clone(asked uint32) *Finder {
 	c := *w
@@ -205,11 +206,13 @@ func (w *Finder) addExecutionEvent(e events.Event) (ends bool) {
 	return true
 }
 
+// addChange records the file change with number n.
 func (w *Finder) addChange(n uint32, data events.Payload) {
 	w.changes, w.changed = append(w.changes, fileChange{n, data}), n
 }
 
-// changesAfter returns the changes that a snapshot does not contain. applied is the last change that it contains.
+// changesAfter returns the file changes that a snapshot does not contain. applied is the number of the last change that
+// the snapshot contains.
 func changesAfter(list []fileChange, applied uint32) []fileChange {
 	i := slices.IndexFunc(list, func(c fileChange) bool { return c.n > applied })
 	if i < 0 {
@@ -218,7 +221,8 @@ func changesAfter(list []fileChange, applied uint32) []fileChange {
 	return list[i:]
 }
 
-// setAgentSession records the agent's own session id that an execution reported, also in points of that execution.
+// setAgentSession records the agent's own session id that an execution reported, also in the candidates of that
+// execution.
 func (w *Finder) setAgentSession(execution, agent string) {
 	if agent == "" {
 		return
@@ -252,12 +256,12 @@ func (w *Finder) addBlock(seq uint32, e events.Event, b events.Block) {
 	}
 }
 
-// newCandidate returns the point after the last event.
+// newCandidate returns a candidate at seq with the current state of the session.
 func (w *Finder) newCandidate(seq uint32) *candidate {
 	return &candidate{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
 }
 
-// addIdleCandidate adds the point after an event after which no execution runs.
+// addIdleCandidate adds the candidate after an event after which no execution runs.
 func (w *Finder) addIdleCandidate(seq uint32) {
 	p := w.newCandidate(seq)
 	switch {
@@ -273,7 +277,7 @@ func (w *Finder) addIdleCandidate(seq uint32) {
 	w.best = p
 }
 
-// addSnapshot processes a snapshot. It completes the points that wait for one.
+// addSnapshot processes a snapshot of the workspace, and completes the candidates that wait for one.
 func (w *Finder) addSnapshot(s snapshot) {
 	w.files, w.changes = s, changesAfter(w.changes, s.applied)
 	if w.active == "" && w.last != "" && w.restSnapshot.id == "" {
@@ -302,18 +306,19 @@ func (w *Finder) addSnapshot(s snapshot) {
 	}
 }
 
-// setBest makes p the best point if p is later than the present one.
+// setBest makes p the best candidate if p is later than the present one.
 func (w *Finder) setBest(p *candidate) {
 	if w.best == nil || p.seq > w.best.seq {
 		w.best = p
 	}
 }
 
-// IsSettled reports whether later events cannot change the result, so that the caller can stop.
+// IsSettled reports whether later events cannot change the result of ForkPoint, so that the caller can stop reading.
 func (w *Finder) IsSettled() bool {
 	return w.best != nil && w.lastSeq >= max(w.asked, 2) && !w.best.isBefore(w.restPoint) && !w.best.isBefore(w.anchorPoint)
 }
 
+// isBefore reports whether o exists and is later than p.
 func (p *candidate) isBefore(o *candidate) bool { return o != nil && p.seq < o.seq }
 
 // ForkPoint returns where the session can be forked. Its error is ErrNoSession, ErrSeqZero or an *SeqAheadError.

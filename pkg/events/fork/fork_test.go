@@ -91,7 +91,7 @@ func story(words string) []events.Event {
 	return list
 }
 
-// walk passes the events to a Walk until the Walk is settled, and returns the cut.
+// walk passes the events to a Finder until the Finder is settled, and returns the fork point.
 func walk(list []events.Event, asked uint32) (fork.ForkPoint, error) {
 	w := fork.NewFinder(asked)
 	for i, e := range list {
@@ -347,7 +347,7 @@ func TestCut_Properties(t *testing.T) {
 	})
 }
 
-// check checks a cut against the events, without the Walk.
+// check checks a fork point against the events, without the Finder.
 func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fork.ForkPoint) {
 	f := cut.Forked
 	at := int(f.Effective)

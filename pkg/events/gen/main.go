@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// renderPage returns the page.
+// renderPage returns the content of docs/events.md. dir is the folder of the Go types whose comments the page contains.
 func renderPage(dir string) ([]byte, error) {
 	comments, err := notes.ReadFieldComments(dir)
 	if err != nil {
@@ -68,6 +68,7 @@ func renderPage(dir string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// pagePreface is the beginning of docs/events.md.
 const pagePreface = `# Events
 Generated from pkg/events; do not edit.
 
@@ -107,6 +108,7 @@ func writeFields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
 	}
 }
 
+// typeName returns the name of a field's type in docs/events.md.
 func typeName(t reflect.Type) string {
 	switch {
 	case t.Kind() == reflect.Pointer:

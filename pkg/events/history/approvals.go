@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// OpenApproval is an approval request that had not ended.
+// OpenApproval is an approval request in a State. States contain only requests that have not ended.
 type OpenApproval struct {
 	ID          string `json:"id"`
 	Seq         uint32 `json:"seq"` // of the event approval_requested
@@ -14,7 +14,8 @@ type OpenApproval struct {
 	Decision    string `json:"decision,omitempty"` // of a person; the agent has not received it yet
 }
 
-// applyApproval applies an event about an approval request. It runs after applyExecution, and before the execution ends.
+// applyApproval applies an event about an approval request to the state. It runs after applyExecution, and before
+// endExecution.
 func (s *State) applyApproval(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.ApprovalRequested:
@@ -37,7 +38,8 @@ func (s *State) applyApproval(e events.Event) {
 	s.updateWaitingPhase(e.ExecutionID)
 }
 
-// updateWaitingPhase sets the phase of an execution that runs by whether it has open approval requests.
+// updateWaitingPhase sets the phase of a running execution to waiting_for_approval if it has open approval requests,
+// and to running otherwise.
 func (s *State) updateWaitingPhase(execution string) {
 	i := s.executionIndex(execution)
 	if i < 0 || s.Executions[i].Phase != PhaseRunning && s.Executions[i].Phase != PhaseWaiting {
@@ -51,12 +53,12 @@ func (s *State) updateWaitingPhase(execution string) {
 	s.Executions[i].Phase = phase
 }
 
-// executionIndex returns the index of an execution that has not ended, or -1.
+// executionIndex returns the index in s.Executions of an execution that has not ended, or -1.
 func (s *State) executionIndex(id string) int {
 	return slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == id })
 }
 
-// approvalIndex returns the index of an open approval request, or -1.
+// approvalIndex returns the index in s.Approvals of an open approval request, or -1.
 func (s *State) approvalIndex(id string) int {
 	return slices.IndexFunc(s.Approvals, func(a OpenApproval) bool { return a.ID == id })
 }

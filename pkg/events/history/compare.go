@@ -11,15 +11,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// EventNormalizer converts the events of one session into a form that can be compared with those of another session. It must
-// receive all events of the session, in order.
+// EventNormalizer converts the events of one session into a form that can be compared with the events of another
+// session. It must receive all events of the session, in order.
 type EventNormalizer struct {
 	session string
 	names   map[string]string // replacement of each id, by kind and id
 	counts  map[string]int    // number of ids seen, by kind
 }
 
-// NewEventNormalizer returns a Run for the events of a session.
+// NewEventNormalizer returns an EventNormalizer for the events of a session.
 func NewEventNormalizer(session string) *EventNormalizer {
 	return &EventNormalizer{session: session, names: map[string]string{}, counts: map[string]int{}}
 }
@@ -30,8 +30,8 @@ type ComparableEvent struct {
 	data map[string]any // includes the execution and the conversation
 }
 
-// Normalize returns the comparable part of an event. ok is false for an event that is not compared: one that
-// records where and when a session runs, and not what an agent or a user did.
+// Normalize returns an event without the parts that differ between sessions. ok is false for an event that is not
+// compared, because it records where and when a session runs, and not what an agent or a user did.
 func (r *EventNormalizer) Normalize(w events.WireEvent) (c ComparableEvent, ok bool) {
 	if !isCompared(w) {
 		return c, false
@@ -67,7 +67,7 @@ func isCompared(w events.WireEvent) bool {
 	return true
 }
 
-// idKinds maps the JSON members that hold an id to the kind of that id.
+// idKinds maps each JSON member that holds an id to the kind of the id.
 var idKinds = map[string]string{
 	"id": "id", "blockId": "id", "executionId": "execution", "conversationId": "conversation", "subConversationId": "conversation",
 	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call", "approvalId": "approval",
@@ -120,6 +120,7 @@ func FirstDifference(a, b ComparableEvent) string {
 	return differencePath("data", a.data, b.data)
 }
 
+// differencePath implements FirstDifference for two JSON values. path is the path of the values.
 func differencePath(path string, a, b any) string {
 	switch x := a.(type) {
 	case map[string]any:

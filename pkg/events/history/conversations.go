@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// applyBlock applies an event to the block that it changes.
+// applyBlock applies a block event to the pending block that it starts, changes or completes.
 func (s *State) applyBlock(e events.Event) {
 	id := blocks.ChangedBlockID(e)
 	if id == "" {

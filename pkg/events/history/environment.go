@@ -4,7 +4,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applySandbox applies the events of the most recent sandbox.
+// applySandbox applies an event about a sandbox to the most recent sandbox in the state.
 func (s *State) applySandbox(e events.Event) {
 	box := func(id string) *Sandbox {
 		if s.Sandbox == nil || s.Sandbox.ID != id {

@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applyExecution applies an event to its execution.
+// applyExecution applies an event to the execution that it names.
 func (s *State) applyExecution(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {

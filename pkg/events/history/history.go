@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StateVersion is the version of State's JSON format. A reader ignores a stored State of another version and folds from
-// the start.
+// StateVersion is the version of State's JSON format. A reader ignores a stored State of another version and folds the
+// events from the start.
 const StateVersion = 1
 
 // State is a session after an event. The zero State is a session before its first event.
@@ -29,7 +29,7 @@ type State struct {
 	Conversations []Conversation    `json:"conversations,omitempty"` // conversations of running sub-agents, by FirstSeq
 	Approvals     []OpenApproval    `json:"approvals,omitempty"`     // open approval requests, in the order of their events
 	Todos         []TodoList        `json:"todos,omitempty"`         // lists of the main agent and of running sub-agents
-	Ended         Usage             `json:"ended"`                   // usage that ended executions reported; see Reported
+	Ended         Usage             `json:"ended"`                   // usage that ended executions reported; see ReportedUsage
 	Metered       MeasuredUsage     `json:"metered"`
 	Sandboxed     SandboxTime       `json:"sandboxed,omitzero"`
 	Resolved      *ResolvedVersions `json:"resolved,omitempty"` // of the most recently resolved execution
@@ -106,7 +106,7 @@ type TodoList struct {
 	Items          []events.TodoItem `json:"items"`
 }
 
-// Usage is the usage of executions as their agents report it.
+// Usage is the number of tokens and the cost of executions, as their agents report them.
 type Usage struct {
 	InputTokens      uint64  `json:"inputTokens"`
 	OutputTokens     uint64  `json:"outputTokens"`
@@ -121,6 +121,7 @@ type SandboxTime struct {
 	CostUSD float64 `json:"costUsd,omitempty"`
 }
 
+// plus returns t with the time and the cost of one more sandbox_usage event.
 func (t SandboxTime) plus(d events.SandboxUsage) SandboxTime {
 	return SandboxTime{t.Ms + d.DurationMs, t.CostUSD + d.CostUSD}
 }
@@ -132,8 +133,8 @@ type MeasuredUsage struct {
 	Usage
 }
 
-// ResolvedVersions holds the versions to which an execution's references were resolved at its start. It has no variables,
-// and so no values of variables.
+// ResolvedVersions holds the versions to which an execution's references were resolved at its start. It contains no
+// variables, and so no values of variables.
 type ResolvedVersions struct {
 	Seq          uint32             `json:"seq"`
 	ExecutionID  string             `json:"executionId"`
@@ -203,7 +204,7 @@ func Evolve(s State, seq uint32, e events.Event) State {
 	return s
 }
 
-// applySession applies the session's own fields of an event.
+// applySession applies an event to the fields of the session itself: options, metadata and status.
 func (s *State) applySession(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
@@ -266,10 +267,12 @@ func (s State) ReportedUsage() Usage {
 	return u
 }
 
+// newUsage returns the Usage of tokens and a cost.
 func newUsage(u events.Usage, cost float64) Usage {
 	return Usage{uint64(u.InputTokens), uint64(u.OutputTokens), uint64(u.CacheReadTokens), uint64(u.CacheWriteTokens), cost}
 }
 
+// plus returns the sum of u and o.
 func (u Usage) plus(o Usage) Usage {
 	return Usage{
 		u.InputTokens + o.InputTokens, u.OutputTokens + o.OutputTokens, u.CacheReadTokens + o.CacheReadTokens,
@@ -277,11 +280,11 @@ func (u Usage) plus(o Usage) Usage {
 	}
 }
 
-// UnprojectableData is the data of an event whose content the read models could not store; they only record that it
-// exists.
+// UnprojectableData is the data of an event in the read models whose content could not be stored there. The read models
+// only record that the event exists.
 const UnprojectableData = `{"unprojectable":true}`
 
-// EventFromReadModel returns a stored event of the read models in the form that Evolve takes.
+// EventFromReadModel converts an event that the read models store to the form that Evolve takes.
 func EventFromReadModel(w events.WireEvent) events.Event {
 	if string(w.Data) == UnprojectableData {
 		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.Opaque{Name: w.Type}}

@@ -24,7 +24,7 @@ type Environment struct {
 	Spec events.EnvironmentSpec
 }
 
-// Error is returned if the variables of environments cannot be merged.
+// Error is returned for a variable or placeholder that is invalid, missing, or in conflict with another one.
 type Error struct {
 	Code   string // CodeConflict, CodeMissing or CodeReserved
 	Name   string // of the variable or the environment
@@ -40,8 +40,9 @@ const (
 	CodeReserved = "ENVIRONMENT_RESERVED"
 )
 
-// MergeVariables returns every variable once, sorted by name, with the source of its value. A later layer overrides an
-// earlier one, and decides whether the variable is a secret. The error joins one *Error for each problem.
+// MergeVariables merges the variables of an agent, of environments and of a run. It returns every variable once, sorted
+// by name, with the source of its value. A later layer overrides an earlier one, and decides whether the variable is a
+// secret. The error joins one *Error for each problem.
 func MergeVariables(agent map[string]events.Declaration, environments []Environment, run map[string]events.Variable) ([]events.Provenance, error) {
 	merged := map[string]events.Provenance{}
 	var wrong []error
@@ -148,8 +149,8 @@ func CheckPlaceholders(s string) error {
 	return errors.Join(wrong...)
 }
 
-// splitPlaceholders splits s into text and the names of ${NAME}. open reports whether a ${ was taken as text because it is not
-// closed.
+// splitPlaceholders splits s into literal text and the names of ${NAME}, and calls text or placeholder for each part.
+// open reports whether a ${ was taken as text because no brace closes it.
 func splitPlaceholders(s string, text, placeholder func(string)) (open bool) {
 	for {
 		before, rest, ok := strings.Cut(s, "$")

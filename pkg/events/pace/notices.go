@@ -6,19 +6,19 @@ type NoticeKind string
 
 // The kinds of notices, with the type of their data.
 const (
-	ReplayStarted NoticeKind = "replay_started" // Started; sent first
-	GapShortened  NoticeKind = "gap_shortened"  // Shortened; sent before the wait
+	ReplayStarted NoticeKind = "replay_started" // StartedNotice; sent first
+	GapShortened  NoticeKind = "gap_shortened"  // ShortenedNotice; sent before the wait
 	BlockWhole    NoticeKind = "block_whole"    // BlockWholeNotice; sent before the event that completes the block
-	ReplayEnded   NoticeKind = "replay_ended"   // Ended; sent after the last event
+	ReplayEnded   NoticeKind = "replay_ended"   // EndedNotice; sent after the last event
 )
 
 // Notice is a message that a replay sends besides events.
 type Notice struct {
 	Kind NoticeKind
-	Data any // Started, Shortened, BlockWholeNotice or Ended
+	Data any // StartedNotice, ShortenedNotice, BlockWholeNotice or EndedNotice
 }
 
-// StartedNotice is sent first; it holds the range of the events that are replayed.
+// StartedNotice is the first notice of a replay. It holds the range of the events that are replayed.
 type StartedNotice struct {
 	From  uint32 `json:"from"`
 	To    uint32 `json:"to"`
@@ -26,7 +26,7 @@ type StartedNotice struct {
 	Speed string `json:"speed"` // in the form of ParseSpeed
 }
 
-// ShortenedNotice announces that the replay skips a part of an idle gap.
+// ShortenedNotice announces that the replay skips a part of a gap between two events.
 type ShortenedNotice struct {
 	Seq       uint32 `json:"seq"`       // seq of the last event before the gap
 	GapMs     int64  `json:"gapMs"`     // as recorded
@@ -41,7 +41,7 @@ type BlockWholeNotice struct {
 	ShownBytes int    `json:"shownBytes"` // bytes of the block's text that were replayed as deltas
 }
 
-// EndedNotice is the notice that a replay has sent all of its events.
+// EndedNotice announces that a replay has sent all of its events.
 type EndedNotice struct {
 	Seq uint32 `json:"seq"` // seq of the last replayed event
 }

@@ -15,8 +15,8 @@ import (
 // MaxGap is the maximum wait between two events of a replay, at any speed. A longer wait is shortened to it.
 const MaxGap = 2 * time.Second
 
-// maxCatchUp is the maximum delay that a replay catches up. A replay that is later, because its client reads slowly,
-// continues from its present time.
+// maxCatchUp is the maximum delay that a replay makes up for by sending events faster. A replay with a greater delay,
+// because its client reads slowly, continues without making up for it.
 const maxCatchUp = 250 * time.Millisecond
 
 // Speed is the factor by which a replay is faster than the recording.
@@ -64,9 +64,8 @@ type Pacer struct {
 }
 
 // NextDue returns when the next event is due, and the gap before it. at is the recorded time of the event, now the
-// time of the replay. The first event is due at once. So is an event that was recorded before its predecessor, by
-// another clock or by a clock that was set back; if the difference exceeds MaxGap, the Pacer continues from the new
-// clock.
+// current time. The first event is due at once. So is an event that was recorded before its predecessor, by another
+// clock or by a clock that was set back; if the difference exceeds MaxGap, the Pacer continues from the new clock.
 func (p *Pacer) NextDue(at, now time.Time) (due time.Time, gap Gap) {
 	if p.at.IsZero() {
 		p.ContinueFrom(at, now)
@@ -89,7 +88,8 @@ func (p *Pacer) NextDue(at, now time.Time) (due time.Time, gap Gap) {
 	return p.due, gap
 }
 
-// ContinueFrom sets the recorded time that the next event is compared with to at, and its due time to now.
+// ContinueFrom makes the Pacer continue from an event with the recorded time at that is due now: NextDue measures the
+// next gap from at, and the next due time from now.
 func (p *Pacer) ContinueFrom(at, now time.Time) { p.at, p.due = at, now }
 
 // Delay delays all following events by the length of a pause.

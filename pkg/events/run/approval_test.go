@@ -53,7 +53,7 @@ func TestApprovals_FoldTheWait(t *testing.T) {
 	}
 }
 
-// Record keeps one event for each change of a request, and no more requests than may be open.
+// RecordEvents keeps one event for each change of a request, and no more requests than may be open.
 func TestRecord_DropsRepeatedApprovals(t *testing.T) {
 	s := approvalState()
 	var list []events.Event

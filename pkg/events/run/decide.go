@@ -26,9 +26,9 @@ var (
 // Command is a command on a session's runs. The set is sealed.
 type Command interface{ command() }
 
-// ClaimExecution makes an executor the holder, under the next epoch. If the execution was claimed too often without progress
-// (State.Exhausted), the holder must stop the agent and end the execution. If several such claims failed too, the
-// execution fails instead of being claimed.
+// ClaimExecution is the command that makes an executor the holder, under the next epoch. If the execution was claimed
+// too often without progress (State.HasTooManyClaims), the holder must stop the agent and end the execution. If several
+// such claims failed too, the execution fails instead of being claimed.
 type ClaimExecution struct {
 	events.CommandMeta
 	ExecutionID string
@@ -36,15 +36,16 @@ type ClaimExecution struct {
 	Executor    string
 }
 
-// RecordEvents stores what the holder observed: its own events and those of the runner's journal. With the current epoch
-// the writer is the holder. With the next epoch the writer takes over, which is allowed only if no execution runs.
+// RecordEvents is the command that stores what the holder observed: its own events and the events of the runner's
+// journal. With the current epoch the writer is the holder. With the next epoch the writer takes over, which is allowed
+// only if no execution runs.
 type RecordEvents struct {
 	Epoch  uint64
 	Events []events.Event
 }
 
-// EndExecution ends an execution with its one terminal event. Blocks that are still open are completed before it with status
-// error, with their content from Blocks where it is known.
+// EndExecution is the command that ends an execution with its one terminal event. Blocks that are still open are
+// completed before that event with status error, with their content from Blocks where it is known.
 type EndExecution struct {
 	events.CommandMeta
 	Epoch       uint64
@@ -56,8 +57,8 @@ type EndExecution struct {
 	With        []events.Event // events that are stored atomically with the end, in the same commit
 }
 
-// AbandonExecution ends, under the next epoch, an execution that no executor claimed or whose holder is lost. The session
-// service sends it.
+// AbandonExecution is the command that ends, under the next epoch, an execution that no executor claimed or whose
+// holder is lost. The session service sends it.
 type AbandonExecution struct {
 	events.CommandMeta
 	ExecutionID string
@@ -67,7 +68,7 @@ type AbandonExecution struct {
 	Blocks      map[string]events.Block // the known content of open blocks
 }
 
-// RetireRuns ends the run subject of a deleted session. The janitor sends it.
+// RetireRuns is the command that ends the run subject of a deleted session. The janitor sends it.
 type RetireRuns struct {
 	events.CommandMeta
 	Usage []events.DayUsage
@@ -78,7 +79,8 @@ type RetireRuns struct {
 	Stored uint64 // bytes that the session's events and objects take
 }
 
-// RecordErasure records that the content of a deleted session, whose runs were retired (Retire), was removed. The janitor sends it.
+// RecordErasure is the command that records that the content of a deleted session was removed. The session's runs must
+// be retired (RetireRuns). The janitor sends it.
 type RecordErasure struct {
 	events.CommandMeta
 	Messages, Objects uint32
@@ -134,7 +136,7 @@ func (d Decision) Split() ([]Decision, error) {
 }
 
 // Decide returns the events that a command causes, or an error if it is refused. A retired run subject refuses
-// every command except Erase.
+// every command except RecordErasure.
 func Decide(s State, c Command) (Decision, error) {
 	if _, erase := c.(RecordErasure); s.Retired && !erase {
 		return Decision{}, ErrRetired
@@ -172,7 +174,8 @@ func Decide(s State, c Command) (Decision, error) {
 	return Decision{}, fmt.Errorf("run: unknown command %T", c)
 }
 
-// decideAbandon adds a claim if the execution has none, so that a claim precedes the end of every execution.
+// decideAbandon decides an AbandonExecution. It adds a claim if the execution has none, so that a claim precedes the
+// end of every execution.
 func decideAbandon(s State, c AbandonExecution) (Decision, error) {
 	if s.isTurnOver(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrEnded
@@ -186,11 +189,12 @@ func decideAbandon(s State, c AbandonExecution) (Decision, error) {
 	return s.decideEnd(epoch, EndExecution{CommandMeta: c.CommandMeta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, With: m.Events()}), nil
 }
 
-// isTurnOver reports whether the execution of a dispatch has ended or was followed by a later one.
+// isTurnOver reports whether an execution has ended or was followed by a later one. turn is the number of its turn.
 func (s *State) isTurnOver(execution string, turn uint32) bool {
 	return s.IsDone(session.QueryRef{ExecutionID: execution, Turn: turn})
 }
 
+// decideClaim decides a ClaimExecution.
 func decideClaim(s State, c ClaimExecution) (Decision, error) {
 	if s.isTurnOver(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrEnded
@@ -208,7 +212,7 @@ func decideClaim(s State, c ClaimExecution) (Decision, error) {
 	return Decision{Epoch: epoch, Events: m.Events()}, nil
 }
 
-// ClaimsExhaustedFailure returns the end of an execution that too many executors claimed without progress.
+// ClaimsExhaustedFailure returns the terminal event of an execution that too many executors claimed without progress.
 func ClaimsExhaustedFailure() events.ExecutionFailed {
 	return events.ExecutionFailed{
 		Code:    "CLAIMS_EXHAUSTED",
@@ -216,8 +220,8 @@ func ClaimsExhaustedFailure() events.ExecutionFailed {
 	}
 }
 
-// decideRecord drops journal events about an execution that has ended, and about blocks and approval requests that are not
-// open. It keeps all other events unchanged.
+// decideRecord decides a RecordEvents. It drops journal events about an execution that has ended, and about blocks and
+// approval requests that are not open. It keeps all other events unchanged.
 func decideRecord(s State, c RecordEvents) (Decision, error) {
 	if c.Epoch != s.Epoch && !(c.Epoch == s.Epoch+1 && s.IsIdle()) {
 		return Decision{}, ErrFenced
@@ -283,14 +287,14 @@ func decideRecord(s State, c RecordEvents) (Decision, error) {
 	return d, nil
 }
 
-// isNewJournalEntry reports whether a line of the egress proxy's journal is not in the log yet.
+// isNewJournalEntry reports whether an entry of the egress proxy's journal is not in the log yet.
 func (s *State) isNewJournalEntry(l JournalPosition) bool {
 	return l.Journal != s.Egress.Journal || l.N > s.Egress.N
 }
 
-// decideEnd completes the open blocks, retracts the open approval requests, and appends the terminal event. The id of a completion is derived from the block
-// and not from its index: a holder that continues after some completions were stored writes the others under the
-// same ids.
+// decideEnd decides an EndExecution: it completes the open blocks, retracts the open approval requests, and appends the
+// terminal event. The id of a completion is derived from the block and not from its index: a holder that continues
+// after some completions were stored writes the others under the same ids.
 func (s State) decideEnd(epoch uint64, c EndExecution) Decision {
 	d := Decision{Epoch: epoch, Events: slices.Clone(c.Before), Whole: len(c.With) + 1}
 	after := Fold(Fold(s, s.Epoch, c.Before), s.Epoch, c.With)
@@ -319,8 +323,8 @@ func (s State) decideEnd(epoch uint64, c EndExecution) Decision {
 	return d
 }
 
-// retractAll returns the retractions of the open approval requests. Their ids are derived from the requests, like those of
-// the completed blocks in finish.
+// retractAll returns an approval_retracted event for each open approval request. The ids of the events are derived from
+// the requests, as those of the completed blocks in decideEnd are from the blocks.
 func (s State) retractAll(m events.CommandMeta, reason string) []events.Event {
 	var list []events.Event
 	for _, a := range s.Approvals {
@@ -332,7 +336,7 @@ func (s State) retractAll(m events.CommandMeta, reason string) []events.Event {
 	return list
 }
 
-// withDuration returns outcome with the duration and, if it has none, the usage filled in.
+// withDuration returns a terminal event with the duration of the execution, and with its usage if the event has none.
 func (s State) withDuration(execution string, now time.Time, outcome events.Payload) events.Payload {
 	var took uint32
 	var usage events.Usage

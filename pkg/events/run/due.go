@@ -11,19 +11,22 @@ type Work string
 
 // The kinds of work.
 const (
-	// NoWork is due.
+	// NoWork means that the session requires nothing from an executor.
 	NoWork Work = ""
-	// ExecuteTurn starts or continues the active execution.
+	// ExecuteTurn means that an executor must start or continue the active execution.
 	ExecuteTurn Work = "execute"
-	// EndUnstarted ends the active execution without starting it: a control stopped it before an executor claimed it.
+	// EndUnstarted means that an executor must end the active execution without starting it: a control stopped it
+	// before an executor claimed it.
 	EndUnstarted Work = "refuse"
-	// SyncWorkspace applies file changes to a sandbox between turns and takes a snapshot.
+	// SyncWorkspace means that an executor must apply file changes to a sandbox between turns, and take a snapshot.
 	SyncWorkspace Work = "sync"
-	// ReleaseSandbox terminates the sandbox: the session is idle, closed or deleted, or a client requested it.
+	// ReleaseSandbox means that an executor must terminate the sandbox: the session is idle, closed or deleted, or a
+	// client requested it.
 	ReleaseSandbox Work = "release"
 )
 
-// DueWork returns the work that is due, from both halves of a session's state. A job contains nothing else.
+// DueWork returns the work that a session requires from an executor, from the states of its life and its runs. A job
+// contains nothing else.
 func DueWork(l *session.State, s *State) Work {
 	active := l.Active.ExecutionID
 	if active != "" && !s.IsDone(l.Active) {
@@ -73,8 +76,8 @@ func JobID(l *session.State, s *State) string {
 	return ""
 }
 
-// sandboxJobID returns the id of a job for a sandbox between turns. The id contains the cause and the last
-// execution, so that the same cause makes the job due again after an execution that ran in between.
+// sandboxJobID returns the id of a job for a sandbox between turns. The id contains the cause and the last execution,
+// so that the same cause makes the job due again after an execution that ran in between.
 func sandboxJobID(cause string, s *State) string {
 	if s.Execution == "" {
 		return cause
@@ -82,7 +85,7 @@ func sandboxJobID(cause string, s *State) string {
 	return cause + "." + s.Execution
 }
 
-// ReleaseReason returns the reason for sandbox_terminated when Release is due.
+// ReleaseReason returns the reason for sandbox_terminated when ReleaseSandbox is due.
 func ReleaseReason(l *session.State) string {
 	switch l.Status {
 	case session.Closed:
@@ -96,7 +99,7 @@ func ReleaseReason(l *session.State) string {
 	return "idle"
 }
 
-// NeedsSync reports whether a client waits for a snapshot, or for file changes to be applied.
+// NeedsSync reports whether a client waits for a snapshot, or for file changes to be applied to the sandbox.
 func (s *State) NeedsSync(l *session.State) bool {
 	return l.Syncs > s.Synced || len(l.ChangesAfter(s.Applied)) > 0
 }

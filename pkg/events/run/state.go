@@ -10,19 +10,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
 const StateVersion = 3
 
 // MaxClaims is the number of claims without progress that an execution survives. A claim does not count if its
 // holder attached to the running agent or handed the execution over.
 const MaxClaims = 5
 
-// maxStopClaims is the number of further claims that may try to stop the agent. After them the execution ends without
-// stopping it.
+// maxStopClaims is the number of claims beyond MaxClaims whose holders may try to stop the agent. After them the
+// execution ends although the agent was not stopped.
 const maxStopClaims = 3
 
-// Phase is the phase of an execution.
+// Phase is the phase of an execution, from starting to completed, failed or cancelled.
 type Phase string
 
 // The phases of a claimed execution. Before its claim an execution is queued.
@@ -39,7 +39,7 @@ const (
 // IsTerminal reports whether a phase is final.
 func (p Phase) IsTerminal() bool { return p == Completed || p == Failed || p == Cancelled }
 
-// State is the folded state of a session's runs.
+// State is the state of a session's runs, folded from the commits of the run subject.
 type State struct {
 	V              int                `json:"v"`
 	Epoch          uint64             `json:"epoch,omitempty"`
@@ -81,7 +81,7 @@ type State struct {
 	Before         events.BudgetUsage `json:"before,omitzero"`       // usage of the session outside Metered and Reported: turns and time of all executions, sandbox time, and model requests of other executions
 }
 
-// WorkspaceLocation is the location of a workspace.
+// WorkspaceLocation states where a workspace is: its engine, and the sandbox for which it was created.
 type WorkspaceLocation struct {
 	Workspace string `json:"workspace,omitempty"` // id of the sandbox for which it was created
 	Engine    string `json:"engine,omitempty"`
@@ -95,7 +95,7 @@ func (s *State) TotalUsage() events.BudgetUsage {
 // SessionUsage returns the usage of the session so far, including the current execution.
 func (s *State) SessionUsage() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
 
-// ResolvedLocation is the location of an execution_resolved event.
+// ResolvedLocation states whether an execution has an execution_resolved event, and the stream sequence of its commit.
 type ResolvedLocation struct {
 	Known bool   `json:"known,omitempty"`
 	At    uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
@@ -108,7 +108,7 @@ type Snapshot struct {
 	Applied uint32    `json:"applied,omitempty"` // number of the last file change that it contains
 }
 
-// JournalPosition is a position in a journal.
+// JournalPosition is the number of an entry in a journal, and the id of the journal.
 type JournalPosition struct {
 	Journal string `json:"journal,omitempty"`
 	N       uint64 `json:"n,omitempty"`
@@ -149,7 +149,7 @@ type OpenBlock struct {
 	TextAfter uint64 `json:"textAfter,omitempty"`
 }
 
-// HasEnded reports whether execution is the last one and has ended.
+// HasEnded reports whether execution is the session's last one and has ended.
 func (s *State) HasEnded(execution string) bool {
 	return s.Execution == execution && s.Phase.IsTerminal()
 }
@@ -161,8 +161,8 @@ func (s *State) IsDone(r session.QueryRef) bool { return s.Turn > r.Turn || s.Ha
 // IsIdle reports whether no execution runs: none was claimed, or the last one has ended.
 func (s *State) IsIdle() bool { return s.Execution == "" || s.Phase.IsTerminal() }
 
-// HasTooManyClaims reports whether the current claim exceeds the allowed number without progress: its holder stops the
-// agent and ends the execution.
+// HasTooManyClaims reports whether the execution was claimed more than MaxClaims times without progress: the holder
+// stops the agent and ends the execution.
 func (s *State) HasTooManyClaims() bool { return !s.IsIdle() && s.Claims > MaxClaims }
 
 // WasTakenOver reports whether another holder claimed the execution before the current claim, and may have started it
@@ -172,7 +172,7 @@ func (s *State) WasTakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.A
 // CurrentAttempt returns the number of the attempt that ends if the agent or its sandbox dies now.
 func (s *State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1) }
 
-// RunView returns the part of the state that the session's life depends on.
+// RunView returns the part of the run state on which the session's life depends.
 func (s *State) RunView(l *session.State) session.RunView {
 	return session.RunView{
 		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
@@ -184,7 +184,8 @@ func (s *State) RunView(l *session.State) session.RunView {
 	}
 }
 
-// WithCommitSeq replaces references to the current commit by seq, its stream sequence.
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
 func (s State) WithCommitSeq(seq uint64) State {
 	s.Open = slices.Clone(s.Open)
 	for i := range s.Open {
@@ -204,7 +205,7 @@ func (s State) WithCommitSeq(seq uint64) State {
 	return s
 }
 
-// Fold applies a commit: its epoch, then its events.
+// Fold returns the state after a commit with the given epoch and events.
 func Fold(s State, epoch uint64, list []events.Event) State {
 	s.Epoch = max(s.Epoch, epoch)
 	for _, e := range list {
@@ -213,7 +214,7 @@ func Fold(s State, epoch uint64, list []events.Event) State {
 	return s
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = StateVersion
 	if e.N > s.Sandbox.N {
@@ -316,8 +317,8 @@ func Evolve(s State, e events.Event) State {
 	return s
 }
 
-// withoutFailedClaims applies the events of a claim that did not fail: its holder attached to the running agent, or handed
-// the execution over. One claim stays counted, so that WasTakenOver stays true.
+// withoutFailedClaims applies an event with which a claim succeeded: its holder attached to the running agent, or
+// handed the execution over. Such claims no longer count, except one, so that WasTakenOver stays true.
 func (s State) withoutFailedClaims(e events.Event) State {
 	if s.Execution != e.ExecutionID || s.Phase.IsTerminal() {
 		return s // Decide does not produce such events
@@ -331,7 +332,7 @@ func (s State) withoutFailedClaims(e events.Event) State {
 	return s
 }
 
-// withOpenApproval applies an approval request.
+// withOpenApproval returns the state after an approval_requested event.
 func (s State) withOpenApproval(e events.Event, d events.ApprovalRequested) State {
 	if s.Execution != e.ExecutionID || s.Phase.IsTerminal() {
 		return s // Decide does not produce such events
@@ -346,7 +347,7 @@ func (s State) withOpenApproval(e events.Event, d events.ApprovalRequested) Stat
 	return s
 }
 
-// withoutApproval applies the end of an approval request.
+// withoutApproval returns the state after an event that ends an approval request.
 func (s State) withoutApproval(e events.Event, id string) State {
 	i := slices.IndexFunc(s.Approvals, func(a OpenApproval) bool { return a.ID == id })
 	if i < 0 {
@@ -363,7 +364,8 @@ func (s State) withoutApproval(e events.Event, id string) State {
 	return s
 }
 
-// endApprovalWait adds the current wait for approvals, if there is one, to the earlier ones.
+// endApprovalWait returns the state in which the current wait for approvals, if there is one, has ended: its time is
+// added to WaitedMs.
 func (s State) endApprovalWait(now time.Time) State {
 	if !s.WaitingAt.IsZero() {
 		s.WaitedMs += uint64(max(0, now.Sub(s.WaitingAt).Milliseconds())) //nolint:gosec // not negative
@@ -372,7 +374,7 @@ func (s State) endApprovalWait(now time.Time) State {
 	return s
 }
 
-// evolveSandbox applies the events of the sandbox.
+// evolveSandbox returns the state after an event about the sandbox.
 func (s State) evolveSandbox(e events.Event) State {
 	switch d := e.Data.(type) {
 	case events.SandboxCreating:
@@ -419,6 +421,7 @@ func (s State) withoutSandbox(kept bool) State {
 	return s
 }
 
+// beginExecution returns the state after the first claim of an execution.
 func (s State) beginExecution(e events.Event) State {
 	s.Before = s.Before.Plus(s.TotalUsage())
 	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.OutputSize{}
@@ -431,6 +434,7 @@ func (s State) beginExecution(e events.Event) State {
 	return s
 }
 
+// endExecution returns the state after the terminal event of an execution. p is the final phase.
 func (s State) endExecution(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
 		return s // Decide does not produce such events
@@ -441,8 +445,8 @@ func (s State) endExecution(e events.Event, p Phase, u events.Usage) State {
 	return s
 }
 
-// SuspendedTime returns the time for which the execution was paused or waited for approvals, without the pause or wait that
-// goes on.
+// SuspendedTime returns the time for which the execution was paused or waited for approvals, without the current pause
+// or wait.
 func (s *State) SuspendedTime() time.Duration {
 	return time.Duration(s.PausedMs+s.WaitedMs) * time.Millisecond //nolint:gosec // sessions end long before an overflow
 }

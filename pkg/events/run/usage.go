@@ -7,16 +7,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// SandboxRate is the price of the sandboxes of a provider.
+// SandboxRate is the price of the running time of a provider's sandboxes.
 type SandboxRate struct {
 	Provider     string  // provider whose sandboxes are metered; "" for none
 	USDPerSecond float64 // 0 if the price is unknown: then only the time is recorded
 }
 
 // AddSandboxUsage returns decision d on state s with sandbox_usage events added. It inserts them before the end of an
-// execution and before the end of the sandbox, for the running time of the sandbox that the log does not contain
-// yet. AddSandboxUsage derives the recorded time from s only, and a decision is appended only to the state it was made for.
-// Therefore no time is recorded twice, and the next executor records what a dead one did not.
+// execution and before the end of the sandbox, for the running time of the sandbox that the log does not contain yet.
+// The recorded time is derived from s only, and a decision is appended only to the state that it was made for.
+// Therefore no time is recorded twice, and the next executor records the time that a lost one did not.
 func AddSandboxUsage(s State, d Decision, r SandboxRate) Decision {
 	if r.Provider == "" || !slices.ContainsFunc(d.Events, endsUsagePeriod) {
 		return d
@@ -39,7 +39,7 @@ func AddSandboxUsage(s State, d Decision, r SandboxRate) Decision {
 	return out
 }
 
-// endsUsagePeriod reports whether the sandbox's running time is recorded before an event.
+// endsUsagePeriod reports whether the running time of the sandbox must be recorded before the event e.
 func endsUsagePeriod(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:

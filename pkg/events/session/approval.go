@@ -11,18 +11,18 @@ import (
 // requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every open request.
 const rememberedDecisions = 128
 
-// maxCommentBytes is the maximum length of a comment in bytes.
+// maxCommentBytes is the maximum length in bytes of a comment on an approval request.
 const maxCommentBytes = 16 << 10
 
-// OpenApproval is an open approval request, from the run state.
+// OpenApproval is an approval request, in the run state, on which a person can still decide.
 type OpenApproval struct {
 	Kind     events.ApprovalKind
 	Class    string
 	Editable bool
 }
 
-// DecideApproval decides an approval request of the active execution. The caller has checked answers and arguments against the
-// request.
+// DecideApproval is the command that decides an approval request of the active execution. The caller has checked
+// answers and arguments against the request.
 type DecideApproval struct {
 	CommandBase
 	events.ApprovalDecided
@@ -45,7 +45,8 @@ func decideApproval(s State, c DecideApproval, m *events.EventList) ([]events.Ev
 	return m.Events(), nil
 }
 
-// checkDecision returns an error if the request does not allow the decision.
+// checkDecision returns an error if the approval request does not allow the decision, for example an answer to a
+// request that is no question.
 func checkDecision(c DecideApproval) error {
 	asks := c.Open.Kind == events.ApprovalQuestion || c.Open.Kind == events.ApprovalElicitation
 	switch c.Decision {

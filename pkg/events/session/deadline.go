@@ -52,4 +52,5 @@ func (s *State) lastActivity(r RunView) time.Time {
 	return s.TouchedAt
 }
 
+// milliseconds returns n milliseconds as a duration.
 func milliseconds(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -46,19 +46,19 @@ type Command interface {
 	meta() events.CommandMeta
 }
 
-// CommandBase holds the fields that all commands share.
+// CommandBase holds the fields that all commands of a session share.
 type CommandBase struct{ events.CommandMeta }
 
 func (b CommandBase) meta() events.CommandMeta { return b.CommandMeta }
 
-// CreateSession creates a session. The caller has validated and resolved all references.
+// CreateSession is the command that creates a session. The caller has validated and resolved all references.
 type CreateSession struct {
 	CommandBase
 	events.SessionCreated
 	Files []FileUpload
 }
 
-// FileUpload is content to put into the workspace. The object store already holds it.
+// FileUpload is a file or archive to put into the workspace. The object store already holds its content.
 type FileUpload struct {
 	Path    string
 	Object  string
@@ -68,14 +68,14 @@ type FileUpload struct {
 	Archive bool
 }
 
-// UpdateOptions replaces the options. nil metadata keeps the former metadata.
+// UpdateOptions is the command that replaces the options of a session. nil metadata keeps the former metadata.
 type UpdateOptions struct {
 	CommandBase
 	Options  events.Options // resolved
 	Metadata json.RawMessage
 }
 
-// PostQuery accepts a query.
+// PostQuery is the command that accepts a query for a session.
 type PostQuery struct {
 	CommandBase
 	ExecutionID string
@@ -89,15 +89,16 @@ type PostQuery struct {
 	ActiveEnded bool   // from the run state: the active execution, if any, has ended
 }
 
-// StartSession creates a session and accepts its first query, in one commit.
+// StartSession is the command that creates a session and accepts its first query, in one commit.
 type StartSession struct {
 	CommandBase
 	Create events.SessionCreated
-	Post   PostQuery // its Base is not used
+	Post   PostQuery // its CommandBase is not used
 }
 
-// ForkSession creates a session that continues from an event of another session. Its first sandbox receives the file
-// changes that the parent had at that event and that the snapshot of the files does not contain.
+// ForkSession is the command that creates a session that continues from an event of another session. The first sandbox
+// of the fork receives the file changes that the parent had at that event and that the snapshot of the files does not
+// contain.
 type ForkSession struct {
 	CommandBase
 	Create  events.SessionCreated
@@ -158,25 +159,25 @@ type RemoveFile struct {
 	Held uint32
 }
 
-// DeleteSession deletes the session.
+// DeleteSession is the command that deletes a session.
 type DeleteSession struct {
 	CommandBase
 	ActiveEnded bool
 }
 
-// DispatchNext dispatches the next query if the active execution has ended.
+// DispatchNext is the command that dispatches the next query if the active execution has ended.
 type DispatchNext struct {
 	CommandBase
 	ActiveEnded bool
 }
 
-// HandleDeadline handles a passed deadline. Now and the state determine which one.
+// HandleDeadline is the command that handles a passed deadline. Now and the state determine which deadline it is.
 type HandleDeadline struct {
 	CommandBase
 	Run RunView
 }
 
-// RunView is the part of the run state on which a session's deadlines depend.
+// RunView is the part of the run state on which the deadlines of a session's life depend.
 type RunView struct {
 	ActiveEnded   bool
 	ActiveClaimed bool
@@ -250,6 +251,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
+// decideCreate decides the creation of a session.
 func decideCreate(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
 	if s.Status != None {
 		return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
@@ -258,6 +260,7 @@ func decideCreate(s State, data events.SessionCreated, m *events.EventList) ([]e
 	return m.Events(), nil
 }
 
+// addFork adds the events of a ForkSession.
 func addFork(c ForkSession, m *events.EventList) {
 	m.Add("", c.Forked)
 	for i, change := range c.Changes {
@@ -273,6 +276,7 @@ func addFork(c ForkSession, m *events.EventList) {
 	}
 }
 
+// decidePost decides a PostQuery: the query is dispatched at once or queued.
 func decidePost(s State, c PostQuery, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
 		return nil, newClosedError()
@@ -307,6 +311,7 @@ func newClosedError() *Error {
 	return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 }
 
+// addCancel adds the event of a RequestCancel.
 func addCancel(s State, c RequestCancel, m *events.EventList) {
 	if s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
@@ -317,7 +322,7 @@ func addCancel(s State, c RequestCancel, m *events.EventList) {
 	}
 }
 
-// endExecutions withdraws queued executions and cancels the active one.
+// endExecutions adds the events that withdraw all queued executions and cancel the active one.
 func (s State) endExecutions(m *events.EventList, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
@@ -327,7 +332,8 @@ func (s State) endExecutions(m *events.EventList, reason string, activeEnded boo
 	}
 }
 
-// addExpiry checks the session limit first, because closing the session also ends everything else.
+// addExpiry adds the event of the deadline that has passed. It checks the session limit first, because closing the
+// session also ends everything else.
 func addExpiry(s State, c HandleDeadline, m *events.EventList) {
 	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
 		s.endExecutions(m, "session_closed", c.Run.ActiveEnded)

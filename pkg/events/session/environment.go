@@ -32,6 +32,7 @@ func decideWorkspaceCommand(s State, c Command, m *events.EventList) ([]events.E
 	return m.Events(), nil
 }
 
+// decidePause decides a RequestPause.
 func decidePause(s State, c RequestPause, m *events.EventList) ([]events.Event, error) {
 	if s.queueIndex(c.ExecutionID) >= 0 {
 		return nil, &Error{CodeNotRunning, "executionId", "the execution is queued and does not run yet; pause it when it runs, or cancel it"}
@@ -42,6 +43,7 @@ func decidePause(s State, c RequestPause, m *events.EventList) ([]events.Event, 
 	return m.Events(), nil
 }
 
+// addTerminate adds the event of a RequestTerminate.
 func addTerminate(s State, c RequestTerminate, m *events.EventList) {
 	if c.ExecutionID != "" && s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "terminated"})
@@ -62,12 +64,12 @@ func addTerminate(s State, c RequestTerminate, m *events.EventList) {
 	}
 }
 
-// isActive reports whether execution is the running one.
+// isActive reports whether execution is the one that was dispatched and has not ended.
 func (s *State) isActive(execution string, activeEnded bool) bool {
 	return execution != "" && s.Active.ExecutionID == execution && s.isRunning(activeEnded)
 }
 
-// addFilePuts adds a file_put for each file.
+// addFilePuts adds a file_put event for each file. held is the number of the last file change that a snapshot contains.
 func addFilePuts(s State, files []FileUpload, held uint32, m *events.EventList) error {
 	if s.Status == Closed {
 		return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more files; create another session"}
@@ -83,7 +85,8 @@ func addFilePuts(s State, files []FileUpload, held uint32, m *events.EventList) 
 	return nil
 }
 
-// checkChangeLimit returns an error if n more changes would exceed MaxPendingChanges.
+// checkChangeLimit returns an error if n more file changes would exceed MaxPendingChanges. held is the number of the
+// last file change that a snapshot contains.
 func (s State) checkChangeLimit(n int, held uint32) error {
 	if len(s.ChangesAfter(held))+n <= MaxPendingChanges {
 		return nil

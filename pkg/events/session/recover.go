@@ -9,7 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// RecoverExecution accepts a query that continues the last execution of the session, which has failed.
+// RecoverExecution is the command that accepts a query that continues the last execution of the session, which has
+// failed.
 type RecoverExecution struct {
 	CommandBase
 	ExecutionID string                     // of the new execution
@@ -19,7 +20,7 @@ type RecoverExecution struct {
 	Run         RunView
 }
 
-// decideRecover returns the events of a Recover.
+// decideRecover returns the events of a RecoverExecution.
 func decideRecover(s State, c RecoverExecution, m *events.EventList) ([]events.Event, error) {
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
@@ -42,7 +43,7 @@ func decideRecover(s State, c RecoverExecution, m *events.EventList) ([]events.E
 	return m.Events(), nil
 }
 
-// checkRecoverable returns an *Error unless an execution is the last of the session and has failed.
+// checkRecoverable returns an *Error unless the execution with id failed is the last of the session and has failed.
 func (s *State) checkRecoverable(failed string, r RunView) error {
 	if s.Status == Closed {
 		return newClosedError()
@@ -64,7 +65,8 @@ func (s *State) checkRecoverable(failed string, r RunView) error {
 	return nil
 }
 
-// recoveryOf returns the id of the execution that recovers another one, or "" if there is none among the queued ones and the active one.
+// recoveryOf returns the id of the queued or active execution that recovers the execution with id failed, or "" if
+// there is none.
 func (s *State) recoveryOf(failed string) string {
 	for _, r := range append(slices.Clone(s.Queue), s.Active) {
 		if r.RecoveredFrom == failed {
@@ -74,8 +76,9 @@ func (s *State) recoveryOf(failed string) string {
 	return ""
 }
 
-// recoveredVariables returns the variables of a recovery: those of the failed execution's message, overridden by those of the command. The secrets
-// that the message brought were deleted when the failed execution ended, so the command must override each of them.
+// recoveredVariables returns the variables of a recovery: the variables of the failed execution's message, overridden
+// by the variables of the command. The secrets that the message brought were deleted when the failed execution ended,
+// so the command must override each of them.
 func recoveredVariables(c RecoverExecution) (map[string]events.Variable, error) {
 	var missing []string
 	for _, name := range slices.Sorted(maps.Keys(c.Message.Environment)) {

@@ -8,11 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
 const StateVersion = 4
 
-// Status is the status of a session.
+// Status is the status of a session: open, closed or deleted.
 type Status string
 
 // The statuses. None means that the session does not exist.
@@ -23,14 +23,14 @@ const (
 	Deleted Status = "deleted"
 )
 
-// MaxQueuedExecutions is the maximum number of queued executions.
+// MaxQueuedExecutions is the maximum number of queued executions of a session.
 const MaxQueuedExecutions = 256
 
 // rememberedCommands is the number of commands that a state remembers, so that a redelivered command changes
 // nothing.
 const rememberedCommands = 64
 
-// State is the folded state of a session's life.
+// State is the state of a session's life, folded from the commits of the life subject.
 type State struct {
 	V            int            `json:"v"`
 	Status       Status         `json:"status,omitempty"`
@@ -74,7 +74,7 @@ type State struct {
 	Forgotten string `json:"forgotten,omitempty"`
 }
 
-// QueryRef refers to a query, whose text stays in the log.
+// QueryRef refers to an accepted query in the session's life. The text of the query is only in the log.
 type QueryRef struct {
 	ExecutionID string    `json:"executionId,omitempty"`
 	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 means the current commit
@@ -118,20 +118,22 @@ type Control struct {
 	Cause       string      `json:"cause,omitempty"` // id of its event
 }
 
-// PauseState states whether an execution is to be paused.
+// PauseState states whether a client requested that an execution pause.
 type PauseState struct {
 	ExecutionID string `json:"executionId,omitempty"`
 	Wanted      bool   `json:"wanted,omitempty"`
 	Cause       string `json:"cause,omitempty"` // id of the resume_requested event
 }
 
-// FileChange is a file_put or file_removed event, whose content stays in the log.
+// FileChange refers to a file_put or file_removed event in the session's life. The content of the event is only in the
+// log.
 type FileChange struct {
 	N  uint32 `json:"n"`
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
-// DecidedApproval is a decision on an approval request, whose content stays in the log.
+// DecidedApproval refers to a decision on an approval request in the session's life. The content of the decision is
+// only in the log.
 type DecidedApproval struct {
 	ApprovalID string `json:"approvalId"`
 	At         uint64 `json:"at,omitempty"`       // stream sequence of its commit; 0 means the current commit
@@ -158,10 +160,11 @@ func (s *State) CommandSeq(command string) (at uint64, ok bool) {
 	return 0, false
 }
 
-// MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless.
+// MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless,
+// because the state no longer remembers it.
 func (s *State) MayHaveDropped(command string) bool { return command <= s.Forgotten }
 
-// ControlOf returns the control on an execution, with N 0 if there is none.
+// ControlOf returns the control on an execution. N is 0 if there is none.
 func (s *State) ControlOf(execution string) Control {
 	if s.Control.ExecutionID != execution {
 		return Control{}
@@ -169,7 +172,8 @@ func (s *State) ControlOf(execution string) Control {
 	return s.Control
 }
 
-// WithCommitSeq replaces references to the current commit by seq, its stream sequence.
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
 func (s State) WithCommitSeq(seq uint64) State {
 	s.Queue = slices.Clone(s.Queue)
 	for i := range s.Queue {
@@ -193,8 +197,8 @@ func (s State) WithCommitSeq(seq uint64) State {
 	return s
 }
 
-// ResumeEventID returns the id of the event that ends a pause of the active execution: the control on the execution, or else the
-// last resume_requested.
+// ResumeEventID returns the id of the event that ends a pause of the active execution: the control on the execution, or
+// else the last resume_requested.
 func (s *State) ResumeEventID() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause
@@ -202,11 +206,12 @@ func (s *State) ResumeEventID() string {
 	return s.Pause.Cause
 }
 
-// ShouldBePaused reports whether an execution is to be paused.
+// ShouldBePaused reports whether a client requested that an execution pause, and neither resumed nor stopped it since.
 func (s *State) ShouldBePaused(execution string) bool {
 	return s.Pause.Wanted && s.Pause.ExecutionID == execution && s.ControlOf(execution).N == 0
 }
 
+// setCommitSeq sets a reference to a commit to seq if the reference is 0.
 func setCommitSeq(ref *uint64, seq uint64) {
 	if *ref == 0 {
 		*ref = seq
@@ -256,7 +261,7 @@ func latestCommand(at time.Time) string {
 	return id
 }
 
-// zeroReader is an endless reader of zeros.
+// zeroReader is an endless reader of zero bytes.
 type zeroReader struct{}
 
 func (zeroReader) Read(p []byte) (int, error) {
@@ -272,7 +277,7 @@ func withoutText(o events.Options) events.Options {
 	return o
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = StateVersion
 	switch d := e.Data.(type) {
@@ -336,6 +341,7 @@ func Evolve(s State, e events.Event) State {
 	return s
 }
 
+// withControl returns the state after a control on an execution.
 func (s State) withControl(c Control) State {
 	s.Controls = max(s.Controls, c.N)
 	if s.Active.ExecutionID == c.ExecutionID && c.ExecutionID != "" && c.Kind.strength() > s.Control.Kind.strength() {
@@ -344,13 +350,15 @@ func (s State) withControl(c Control) State {
 	return s
 }
 
+// withChange returns the state after file change n. held is the number of the last change that a snapshot contains,
+// cause the id of the event.
 func (s State) withChange(n, held uint32, cause string) State {
 	s.Changes, s.Cause = max(s.Changes, n), cause
 	s.Pending = append(slices.Clone(s.ChangesAfter(held)), FileChange{N: n})
 	return s
 }
 
-// ChangesAfter returns the pending changes with a number greater than n.
+// ChangesAfter returns the pending file changes with a number greater than n.
 func (s *State) ChangesAfter(n uint32) []FileChange {
 	i := slices.IndexFunc(s.Pending, func(c FileChange) bool { return c.N > n })
 	if i < 0 {

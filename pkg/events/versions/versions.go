@@ -10,13 +10,14 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
 const StateVersion = 1
 
 // Limits of a State, which is stored in every commit of the entry.
 const (
-	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the chain.
+	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the commits of the
+	// entry.
 	MaxVersions = 256
 	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
@@ -34,7 +35,7 @@ type State struct {
 	Commands []string          `json:"commands,omitempty"` // ids of the most recent commits, so that a redelivered command changes nothing
 }
 
-// Version is a version and the position of its content.
+// Version is a version of a catalogue entry, and the stream sequence of the commit with its content.
 type Version struct {
 	Digest  string `json:"digest"`
 	At      uint64 `json:"at,omitempty"` // stream sequence of the commit that contains the version; 0 means the current commit
@@ -52,7 +53,7 @@ const (
 	CodeTooManyTags = "TOO_MANY_TAGS"
 )
 
-// Command is a command on a catalogue entry: Apply, Tag or Remove.
+// Command is a command on a catalogue entry: ApplyVersion, MoveTag or RemoveEntry.
 type Command interface{ sealed() }
 
 // ApplyVersion is the command that adds a version to a catalogue entry. If the version exists, it moves the tags to it.
@@ -131,11 +132,12 @@ func newEvents(meta events.CommandMeta, data events.Payload) []events.Event {
 	return m.Events()
 }
 
+// newNotFoundError returns the error for a version that the entry does not have.
 func newNotFoundError(version string) error {
 	return &Error{CodeNotFound, "version", fmt.Sprintf("there is no version %.64q", version)}
 }
 
-// hasVersionAndTags reports whether applying a version with tags would change nothing.
+// hasVersionAndTags reports whether version is the latest one and has all tags, so that applying it changes nothing.
 func (s State) hasVersionAndTags(version string, tags []string) bool {
 	if s.Removed || s.Tags[events.LatestTag] != version {
 		return false
@@ -179,12 +181,14 @@ func (s State) Resolve(version string) (digest string, ok bool) {
 	return version, s.Dropped
 }
 
-// CommitSeqOf returns the stream sequence of a version's commit, or 0 if the caller has to look for it in the chain.
+// CommitSeqOf returns the stream sequence of the commit that created the version with a digest, or 0 if the caller has
+// to look for it in the chain.
 func (s State) CommitSeqOf(digest string) uint64 {
 	v, _ := s.findVersion(digest)
 	return v.At
 }
 
+// findVersion returns the version with a digest, and whether the state has it.
 func (s State) findVersion(digest string) (Version, bool) {
 	i := slices.IndexFunc(s.Versions, func(v Version) bool { return v.Digest == digest })
 	if i < 0 {
@@ -193,10 +197,11 @@ func (s State) findVersion(digest string) (Version, bool) {
 	return s.Versions[i], true
 }
 
-// HasCommand reports whether a commit is among the most recent ones.
+// HasCommand reports whether the commit of a command is among the most recent ones of the entry.
 func (s State) HasCommand(commit string) bool { return slices.Contains(s.Commands, commit) }
 
-// WithCommitSeq replaces references to the current commit by seq, its stream sequence.
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
 func (s State) WithCommitSeq(seq uint64) State {
 	s.Versions = slices.Clone(s.Versions)
 	for i := range s.Versions {
@@ -222,7 +227,7 @@ func Fold(s State, commit string, list []events.Event) State {
 	return s
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
 	s.V = StateVersion
 	switch d := e.Data.(type) {
