@@ -90,8 +90,8 @@ func storeDeadLetter(name string, cfg RouterConfig, msg *message.Message, cause 
 	}
 	// The handler's context may have ended, but the letter must still be stored, with its correlation id.
 	dead.SetContext(context.WithoutCancel(msg.Context()))
-	if err := cfg.DeadLetter.Publish(topology.Dead(origin), dead); err != nil {
-		return fmt.Errorf("move to %s: %w; reason: %w", topology.Dead(origin), err, cause)
+	if err := cfg.DeadLetter.Publish(topology.DeadSubject(origin), dead); err != nil {
+		return fmt.Errorf("move to %s: %w; reason: %w", topology.DeadSubject(origin), err, cause)
 	}
 	cfg.Logger.Warn("message moved to DEAD", "handler", name, "message_uuid", msg.UUID, "subject", origin,
 		"sequence", Sequence(msg), "delivered", DeliveryCount(msg), "reason", reason)

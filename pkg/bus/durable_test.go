@@ -16,8 +16,8 @@ func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	for _, d := range []topology.Durable{
-		topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.TimersConsumer(),
-		topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "here"),
+		topology.SessionCommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.TimersConsumer(),
+		topology.ProviderJobsConsumer("local"), topology.EngineJobsConsumer("local", "here"),
 	} {
 		filters := append([]string{}, d.Config.FilterSubjects...)
 		if d.Config.FilterSubject != "" {

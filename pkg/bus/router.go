@@ -23,7 +23,7 @@ const (
 
 // RouterConfig configures a Router. DeadLetter is required; everything else may be zero.
 type RouterConfig struct {
-	// DeadLetter stores messages that handlers give up, under topology.Dead of their subject. Use a Publisher with
+	// DeadLetter stores messages that handlers give up, under topology.DeadSubject of their subject. Use a Publisher with
 	// Deduplicate, so that a repeated message is stored once.
 	DeadLetter message.Publisher
 	// Timeout limits the handling of one delivery, including retries, through its context; 0 means 30 s, negative

@@ -59,7 +59,7 @@ func TestSettingLogKeys(t *testing.T) {
 			t.Errorf("with keys %q: ran: %v, exit code %d, output %s", keys, ran, code, said.String())
 		}
 	}
-	s, err := js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

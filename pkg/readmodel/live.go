@@ -14,7 +14,7 @@ type Live struct {
 	Events  []events.WireEvent `json:"events"` // stored events, ascending by seq, without a gap in the message
 }
 
-// Started is announced on topology.CtlProjector when a projector starts to lead a group. Commits of its predecessor
+// Started is announced on topology.ProjectorStartSubject when a projector starts to lead a group. Commits of its predecessor
 // may not have been announced on LIVE, so gateways compare their sessions of the group with the read models.
 type Started struct {
 	Group int `json:"group"`

@@ -39,7 +39,7 @@ func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 		}
 		return js
 	}
-	for _, kv := range topology.KeyValues() {
+	for _, kv := range topology.KeyValueBuckets() {
 		if kv.Config.Bucket == topology.BucketSecrets {
 			if _, err := as(topology.UserAdmin).CreateKeyValue(t.Context(), kv.Config); err != nil {
 				t.Fatal(err)

@@ -172,11 +172,11 @@ func snapshot(ctx context.Context, t *testing.T, js jetstream.JetStream, shards 
 	t.Helper()
 	out := map[string]jetstream.StreamConfig{}
 	for shard := range shards {
-		s, err := js.Stream(ctx, topology.EventsStream(shard))
+		s, err := js.Stream(ctx, topology.EventsStreamName(shard))
 		if err != nil {
 			t.Fatal(err)
 		}
-		out[topology.EventsStream(shard)] = s.CachedInfo().Config
+		out[topology.EventsStreamName(shard)] = s.CachedInfo().Config
 	}
 	return out
 }

@@ -26,7 +26,7 @@ type Config struct {
 	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
 	// installation. DELTAS always has one.
 	Replicas int
-	// DeltasAge is how long text in flight is stored, at least MinDeltasAge. 0 means the default DeltasAge.
+	// DeltasAge is how long text in flight is stored, at least MinDeltasMaxAge. 0 means the default DefaultDeltasMaxAge.
 	DeltasAge time.Duration
 	// KeyIDs are the names, role/id, of the keys that sign commits. When the first keys are added, each stream of
 	// the log records its last sequence, after which commits must be signed. The names are added to the recorded
@@ -53,8 +53,8 @@ func (c Config) validate() error {
 	if c.Replicas < 0 || c.Replicas > 5 {
 		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
 	}
-	if c.DeltasAge != 0 && c.DeltasAge < MinDeltasAge {
-		return fmt.Errorf("text-age: %s is less than %s", c.DeltasAge, MinDeltasAge)
+	if c.DeltasAge != 0 && c.DeltasAge < MinDeltasMaxAge {
+		return fmt.Errorf("text-age: %s is less than %s", c.DeltasAge, MinDeltasMaxAge)
 	}
 	if c.CommitVersion < 0 || c.CommitVersion > events.CommitVersion {
 		return fmt.Errorf("commit-version: %d must be 1 to %d", c.CommitVersion, events.CommitVersion)
@@ -88,35 +88,35 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	for _, s := range Streams(layout) {
 		s.Config.Metadata = layout.metadata()
 		if s.Config.Name == StreamDeltas {
-			s.Config.MaxAge = cmp.Or(cfg.DeltasAge, DeltasAge)
+			s.Config.MaxAge = cmp.Or(cfg.DeltasAge, DefaultDeltasMaxAge)
 		}
 		if err := ensureStream(ctx, js, s.Config, layout, cfg); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
 	}
-	if err := deleteLive(ctx, js); err != nil {
-		return fmt.Errorf("delete stream %s of an earlier build: %w", retiredLive, err)
+	if err := deleteLiveStream(ctx, js); err != nil {
+		return fmt.Errorf("delete stream %s of an earlier build: %w", retiredLiveStream, err)
 	}
 	return provisionBuckets(ctx, js, cfg.Replicas)
 }
 
-// retiredLive is the stream in which earlier builds stored for a minute what projectors announce on LiveFilter. No build
-// reads or needs it: projectors of earlier builds publish with core NATS too.
-const retiredLive = "LIVE"
+// retiredLiveStream is the stream in which earlier builds stored the messages that projectors publish on LiveFilter for
+// a minute. No build reads or needs it: projectors of earlier builds publish with core NATS too.
+const retiredLiveStream = "LIVE"
 
-// deleteLive deletes the stream LIVE of an earlier build. A stream of that name that Spool did not create is kept.
-func deleteLive(ctx context.Context, js jetstream.JetStream) error {
-	s, err := js.Stream(ctx, retiredLive)
+// deleteLiveStream deletes the stream LIVE of an earlier build. A stream of that name that Spool did not create is kept.
+func deleteLiveStream(ctx context.Context, js jetstream.JetStream) error {
+	s, err := js.Stream(ctx, retiredLiveStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if have := s.CachedInfo().Config; !isRecorded(have) || !sameSubjects(have.Subjects, []string{"live.>"}) {
+	if have := s.CachedInfo().Config; !hasLayoutMetadata(have) || !haveSameSubjects(have.Subjects, []string{"live.>"}) {
 		return nil
 	}
-	err = js.DeleteStream(ctx, retiredLive)
+	err = js.DeleteStream(ctx, retiredLiveStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil // another caller deleted it meanwhile
 	}
@@ -138,8 +138,8 @@ func installedLayout(ctx context.Context, js jetstream.JetStream) (Layout, error
 		case err != nil:
 			return layout, err
 		case i < layout.Shards:
-			err = layout.check(i, have)
-		case isRecorded(have):
+			err = layout.checkStream(i, have)
+		case hasLayoutMetadata(have):
 			err = layout.checkMetadata(have)
 		}
 		if err != nil {
@@ -162,14 +162,14 @@ func (c Config) checkLayout(have Layout) error {
 	return nil
 }
 
-// ensureStream creates the stream, or updates the settings that Spool owns.
+// ensureStream creates a stream, or updates the settings that Spool owns if the stream exists.
 func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg Config) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(cfg.Replicas, 1)
 	}
 	s, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if err := logMetadata(want, jetstream.StreamInfo{}, cfg); err != nil {
+		if err := addLogMetadata(want, jetstream.StreamInfo{}, cfg); err != nil {
 			return err
 		}
 		_, err = js.CreateStream(ctx, want)
@@ -183,9 +183,9 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		return err
 	}
 	have := s.CachedInfo().Config
-	if isRecorded(have) {
+	if hasLayoutMetadata(have) {
 		// Another caller may have installed another layout meanwhile.
-		if other, err := layoutOf(have); err != nil {
+		if other, err := parseLayout(have); err != nil {
 			return err
 		} else if err := cfg.checkLayout(other); err != nil {
 			return err
@@ -200,23 +200,23 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if cfg.Replicas == 0 {
 		want.Replicas = have.Replicas
 	}
-	if err := logMetadata(want, *s.CachedInfo(), cfg); err != nil {
+	if err := addLogMetadata(want, *s.CachedInfo(), cfg); err != nil {
 		return err
 	}
 	next := mergeSettings(have, want)
-	if sameSettings(have, next) {
+	if hasSameSettings(have, next) {
 		return nil
 	}
 	_, err = js.UpdateStream(ctx, next)
 	return err
 }
 
-// logMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
-func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
-	if !isLog(want.Name) {
+// addLogMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
+func addLogMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
+	if !isLogStream(want.Name) {
 		return nil
 	}
-	version, err := commitMetadata(have, cfg)
+	version, err := commitVersionMetadata(have, cfg)
 	if err != nil {
 		return err
 	}
@@ -225,8 +225,8 @@ func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Con
 	return nil
 }
 
-// isLog reports whether a stream is part of the log.
-func isLog(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
+// isLogStream reports whether a stream is part of the log.
+func isLogStream(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
 
 // checkImmutable returns an error for the first setting that differs and that the server cannot change.
 func checkImmutable(have, want jetstream.StreamConfig) error {
@@ -247,7 +247,8 @@ func checkImmutable(have, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// mergeSettings returns have with the settings that Spool owns, and keeps the operator's other settings, such as placement.
+// mergeSettings returns the installed configuration with the wanted values of the settings that Spool owns. It keeps
+// the operator's other settings, such as placement.
 func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
@@ -267,7 +268,7 @@ func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// serverLimit returns n in the server's form, in which -1 means no limit.
+// serverLimit returns the limit n in the form that the server reports, in which -1 means no limit.
 func serverLimit(n int64) int64 {
 	if n == 0 {
 		return -1
@@ -275,9 +276,9 @@ func serverLimit(n int64) int64 {
 	return n
 }
 
-// sameSettings reports whether two configurations agree in the settings that Spool owns and the server can change.
-func sameSettings(a, b jetstream.StreamConfig) bool {
-	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
+// hasSameSettings reports whether two configurations agree in the settings that Spool owns and the server can change.
+func hasSameSettings(a, b jetstream.StreamConfig) bool {
+	return a.Description == b.Description && haveSameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
 		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
 		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup &&
 		a.AllowMsgTTL == b.AllowMsgTTL && a.AllowMsgSchedules == b.AllowMsgSchedules && a.AllowAtomicPublish == b.AllowAtomicPublish &&
@@ -286,7 +287,7 @@ func sameSettings(a, b jetstream.StreamConfig) bool {
 
 // provisionBuckets creates or updates the key-value and object buckets.
 func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
-	for _, kv := range KeyValues() {
+	for _, kv := range KeyValueBuckets() {
 		c := kv.Config
 		keep, err := bucketReplicas(ctx, js, "KV_"+c.Bucket, replicas)
 		if err != nil {
@@ -311,7 +312,8 @@ func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int)
 	return nil
 }
 
-// bucketReplicas returns the number of replicas of a bucket: asked, or if that is 0 the present number, or 1 for a new bucket.
+// bucketReplicas returns the number of replicas of the bucket with the given stream: asked if it is not 0, else the
+// present number, or 1 for a new bucket.
 func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
 	if asked != 0 {
 		return asked, nil

@@ -183,7 +183,7 @@ func TestProvision_KeepsTheOperatorsSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	have := s.CachedInfo().Config
-	if have.MaxAge != topology.DeadAge || have.Metadata["team"] != "blue" || have.Compression != jetstream.S2Compression {
+	if have.MaxAge != topology.DeadMaxAge || have.Metadata["team"] != "blue" || have.Compression != jetstream.S2Compression {
 		t.Errorf("after provisioning: age %s, metadata %v, compression %v", have.MaxAge, have.Metadata, have.Compression)
 	}
 }
@@ -196,8 +196,8 @@ func TestDurables_CanBeCreated(t *testing.T) {
 	}
 	for range 2 {
 		for _, d := range []topology.Durable{
-			topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.ReactorConsumer(1, topology.DefaultPartitions), topology.TimersConsumer(),
-			topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "host-1"), topology.JobsOnConsumer("local", "host-2"),
+			topology.SessionCommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.ReactorConsumer(1, topology.DefaultPartitions), topology.TimersConsumer(),
+			topology.ProviderJobsConsumer("local"), topology.EngineJobsConsumer("local", "host-1"), topology.EngineJobsConsumer("local", "host-2"),
 		} {
 			c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
 			if err != nil {
@@ -218,7 +218,7 @@ func TestDead_KeepsAdvisoriesOfMaxDeliveries(t *testing.T) {
 	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
 		t.Fatal(err)
 	}
-	d := topology.CommandsConsumer()
+	d := topology.SessionCommandsConsumer()
 	d.Config.MaxDeliver = 1
 	c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
 	if err != nil {
@@ -317,7 +317,7 @@ func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
 	}
 	old := map[string]jetstream.StreamConfig{}
 	for i := range 2 {
-		s, err := js.Stream(ctx, topology.EventsStream(i))
+		s, err := js.Stream(ctx, topology.EventsStreamName(i))
 		if err != nil {
 			t.Fatal(err)
 		}

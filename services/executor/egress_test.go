@@ -112,7 +112,7 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	}
 	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.Docker })
 	first := s.post("write a program")
-	s.jobAt(topology.JobAny(executor.Docker))
+	s.jobAt(topology.ProviderJobSubject(executor.Docker))
 	if l := s.untilEnded(first); l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}

@@ -202,9 +202,9 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
-	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
+	control, err := e.deps.NATS.Subscribe(topology.ExecutorCtlSubject(e.id), e.handleControl)
 	if err != nil {
-		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
+		return fmt.Errorf("executor: subscribe to %s: %w", topology.ExecutorCtlSubject(e.id), err)
 	}
 	files, err := e.serveFiles()
 	if err != nil {
@@ -343,7 +343,7 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// handleControl handles a message on the executor's subject topology.Ctl: a hint that a session has a new event or, if
+// handleControl handles a message on the executor's subject topology.ExecutorCtlSubject: a hint that a session has a new event or, if
 // the message has a reply subject, the question what this executor does for a session.
 func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)

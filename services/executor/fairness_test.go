@@ -73,7 +73,7 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 	other.post("other")
 	// The consumer delivers every job before the other tenant's.
 	b.untilWithin(within+jobs*200*time.Millisecond, "the other tenant's job was delivered", func() bool {
-		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.JobsAny("local"))
+		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.ProviderJobsDurable("local"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestFairness_ASlotGoesToTheTenantThatRunsLeast(t *testing.T) {
 		s.post("go")
 	}
 	b.until("every job was delivered", func() bool {
-		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.JobsAny("local"))
+		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.ProviderJobsDurable("local"))
 		if err != nil {
 			t.Fatal(err)
 		}

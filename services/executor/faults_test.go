@@ -181,7 +181,7 @@ func TestJobs_SurviveAStaleAcknowledgement(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	// The suspended process: it receives the job, and neither handles it nor sends heartbeats.
-	durable := topology.JobsAnyConsumer(b.sandbox)
+	durable := topology.ProviderJobsConsumer(b.sandbox)
 	durable.Config.MaxWaiting = 8192 // as pkg/bus creates it
 	consumer, err := b.js.CreateOrUpdateConsumer(t.Context(), durable.Stream, durable.Config)
 	if err != nil {
@@ -194,7 +194,7 @@ func TestJobs_SurviveAStaleAcknowledgement(t *testing.T) {
 	b.run()
 	allow <- struct{}{}
 	s.untilBlocks(1)
-	s.jobAt(topology.JobAny(b.sandbox))
+	s.jobAt(topology.ProviderJobSubject(b.sandbox))
 	b.until("the delivery of the second job", func() bool {
 		info, err := consumer.Info(t.Context())
 		return err == nil && info.NumPending == 0

@@ -123,7 +123,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 
 func openLog(t *testing.T, js jetstream.JetStream) eventlog.Log {
 	t.Helper()
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: natstest.Logger(t)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: natstest.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -376,8 +376,8 @@ func (c *runningExecutor) runs(s *talk) bool {
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
-	var answer topology.CtlAnswer
-	msg, err := s.b.nc.Request(topology.Ctl(c.ID()), ref, time.Second)
+	var answer topology.CtlResponse
+	msg, err := s.b.nc.Request(topology.ExecutorCtlSubject(c.ID()), ref, time.Second)
 	return err != nil || json.Unmarshal(msg.Data, &answer) != nil || answer.Running != ""
 }
 
@@ -484,9 +484,9 @@ func (s *talk) remove() {
 // job publishes the job that the reactor would publish, to the engine of the session's sandbox.
 func (s *talk) job() {
 	s.b.t.Helper()
-	subject := topology.JobAny(s.b.sandbox)
+	subject := topology.ProviderJobSubject(s.b.sandbox)
 	if sb := s.load().Run.Sandbox; sb.ID != "" {
-		subject = topology.JobOn(s.b.sandbox, sb.Engine)
+		subject = topology.EngineJobSubject(s.b.sandbox, sb.Engine)
 	}
 	s.jobAt(subject)
 }

@@ -31,7 +31,7 @@ type jobs struct {
 func newJobs(e *Executor) (*jobs, error) {
 	j := &jobs{e: e}
 	var err error
-	j.router, err = j.newRouter(topology.JobsAnyConsumer(e.cfg.Sandbox), topology.JobsOnConsumer(e.cfg.Sandbox, e.cfg.Engine))
+	j.router, err = j.newRouter(topology.ProviderJobsConsumer(e.cfg.Sandbox), topology.EngineJobsConsumer(e.cfg.Sandbox, e.cfg.Engine))
 	return j, err
 }
 
@@ -128,7 +128,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", topology.StreamJobs, err)
 	}
-	prefix := topology.JobOn(j.e.cfg.Sandbox, "")
+	prefix := topology.EngineJobSubject(j.e.cfg.Sandbox, "")
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+"*"))
 	if err != nil {
 		return nil, fmt.Errorf("look into %s: %w", topology.StreamJobs, err)
@@ -146,7 +146,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 // take starts to receive the jobs of another engine, until the returned function is called.
 func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
-	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
+	router, err := j.newRouter(topology.EngineJobsConsumer(j.e.cfg.Sandbox, engine))
 	if err != nil {
 		j.e.deps.Logger.Error("jobs of an engine that is gone cannot be taken", "engine", engine, "error", err)
 		return stop

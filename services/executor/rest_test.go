@@ -38,7 +38,7 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
 	})
-	asked, err := b.nc.SubscribeSync(topology.Ctl(slow.ID()))
+	asked, err := b.nc.SubscribeSync(topology.ExecutorCtlSubject(slow.ID()))
 	if err != nil {
 		t.Fatal(err)
 	}

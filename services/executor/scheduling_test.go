@@ -92,7 +92,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 		"stopped in a turn":            {"", here, func(c *runningExecutor) { _ = c.stop() }},
 		"killed, its own job came anew": {here, here, func(c *runningExecutor) {
 			c.wire.freeze()
-			time.Sleep(topology.JobWait + time.Second)
+			time.Sleep(topology.JobAckWait + time.Second)
 			c.wire.thaw()
 			time.Sleep(time.Second)
 			c.wire.kill()

@@ -216,7 +216,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		emitEvent(true)
-		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).GroupOfID(id)})))
+		must(t, w.projector.Publish(topology.ProjectorStartSubject, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).GroupOfID(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {

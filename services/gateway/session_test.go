@@ -31,13 +31,13 @@ type sessions struct {
 // serveCommands runs a session service until the test ends.
 func (w *world) serveCommands() *sessions {
 	w.t.Helper()
-	return w.serve(topology.CommandsConsumer())
+	return w.serve(topology.SessionCommandsConsumer())
 }
 
 // serveSkills runs the same service as the skills service.
 func (w *world) serveSkills() *sessions {
 	w.t.Helper()
-	return w.serve(topology.SkillsConsumer())
+	return w.serve(topology.SkillsCommandsConsumer())
 }
 
 func (w *world) serve(d topology.Durable) *sessions {

@@ -32,7 +32,7 @@ func (a *announcer) started() error {
 	if err != nil {
 		return err
 	}
-	return a.nc.Publish(topology.CtlProjector, data)
+	return a.nc.Publish(topology.ProjectorStartSubject, data)
 }
 
 // send announces the changes of a batch, one session after the other. After a failure, the next call first publishes

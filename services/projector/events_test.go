@@ -101,7 +101,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	}
 	spent := events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Spent: spent, Logged: took}}})
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

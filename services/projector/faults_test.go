@@ -179,7 +179,7 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	w.migrate()
 	var mu sync.Mutex
 	starts := map[string]int{}
-	count, err := w.nc.Subscribe(topology.CtlProjector, func(m *nats.Msg) {
+	count, err := w.nc.Subscribe(topology.ProjectorStartSubject, func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		starts[string(m.Data)]++
@@ -436,7 +436,7 @@ func TestRun_AcceptsAPurgedCheckpoint(t *testing.T) {
 	s.append(&s.life, "", events.SessionDeleted{})
 	w.awaitProjected(s, kept)
 	stop()
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ type group struct {
 
 func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 	return &group{
-		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
+		p: p, n: n, shard: topology.ShardOfGroup(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
 		records: newQueue[item](p.cfg.BufferBytes),
 	}
 }

@@ -14,7 +14,7 @@ func (w *world) filterCounts(shards int) map[string][]int {
 	w.t.Helper()
 	out := map[string][]int{}
 	for shard := range shards {
-		name := topology.EventsStream(shard)
+		name := topology.EventsStreamName(shard)
 		stream, err := w.js.Stream(w.t.Context(), name)
 		if err != nil {
 			w.t.Fatal(err)

@@ -119,9 +119,9 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 
 // streamTip returns the sequence of the last message in a shard's stream.
 func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
-	s, err := js.Stream(ctx, topology.EventsStream(shard))
+	s, err := js.Stream(ctx, topology.EventsStreamName(shard))
 	if err != nil {
-		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStream(shard), err)
+		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStreamName(shard), err)
 	}
 	return s.CachedInfo().State.LastSeq, nil
 }

@@ -94,7 +94,7 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Logged: logged}}, Stored: shares[""].Stored})
 	w.awaitProjected(gone)
 	w.awaitStoredBytes("default", before)
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

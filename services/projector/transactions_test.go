@@ -40,7 +40,7 @@ func (w *world) countStarts() (starts func(group int) int) {
 	w.t.Helper()
 	var mu sync.Mutex
 	counts := map[string]int{}
-	sub, err := w.nc.Subscribe(topology.CtlProjector, func(m *nats.Msg) {
+	sub, err := w.nc.Subscribe(topology.ProjectorStartSubject, func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		counts[string(m.Data)]++

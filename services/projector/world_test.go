@@ -76,7 +76,7 @@ func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *
 	if err := topology.Provision(t.Context(), js, installation(layout)); err != nil {
 		t.Fatal(err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func (s *stack) startCopyOnHost(off time.Duration) {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	clock := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamCommands, Host: func() time.Time { return time.Now().Add(off) }})
 	svc, err := service.New(service.Config{}, service.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: clock, Copy: "off by " + off.String()})
@@ -54,7 +54,7 @@ func TestHostClock_DoesNotMatter(t *testing.T) {
 			fired, err := s.js.Stream(t.Context(), topology.StreamTimers)
 			must(t, err)
 			eventually(t, "the timer to be handled", func() bool {
-				c, err := fired.Consumer(t.Context(), topology.TimersDue)
+				c, err := fired.Consumer(t.Context(), topology.TimersDurable)
 				must(t, err)
 				return c.CachedInfo().NumPending+uint64(c.CachedInfo().NumAckPending) == 0
 			})
@@ -101,7 +101,7 @@ func TestArmTimer_LooksUpTheStreamOnce(t *testing.T) {
 		stream, err := s.js.Stream(t.Context(), topology.StreamTimers)
 		must(t, err)
 		eventually(t, "the timer", func() bool {
-			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerSchedule(sid))
+			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerScheduleSubject(sid))
 			return err == nil
 		})
 	}

@@ -34,7 +34,7 @@ func (d *deadLetters) letter(ctx context.Context, tenant string, sequence uint64
 		return nil, fmt.Errorf("read dead letter %d: %w", sequence, err)
 	}
 	letter := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
-	if !strings.HasPrefix(msg.Subject, topology.Dead("")) || letter.Tenant != "" && letter.Tenant != tenant {
+	if !strings.HasPrefix(msg.Subject, topology.DeadSubject("")) || letter.Tenant != "" && letter.Tenant != tenant {
 		return nil, nil
 	}
 	return &letter, nil
@@ -46,7 +46,7 @@ func (d *deadLetters) Retry(ctx context.Context, tenant string, sequence uint64,
 	if letter == nil || err != nil {
 		return err
 	}
-	if !letter.Retryable() {
+	if !letter.IsRetryable() {
 		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter is of no session, or is a command, whose sender was told to send it again; drop it"}
 	}
 	err = d.react.Again(ctx, letter.Tenant, letter.Session, cause)

@@ -28,7 +28,7 @@ func (s *stack) giveUpJobs(reason string) (stop func()) {
 	must(s.t, err)
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: dead, Logger: slog.New(slog.DiscardHandler)})
 	must(s.t, err)
-	cfg, topic, err := bus.ConfigForDurable(s.js, topology.JobsAnyConsumer("local"))
+	cfg, topic, err := bus.ConfigForDurable(s.js, topology.ProviderJobsConsumer("local"))
 	must(s.t, err)
 	sub, err := bus.NewSubscriber(cfg)
 	must(s.t, err)
@@ -113,7 +113,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
-	letter := nats.NewMsg(topology.Dead(msg.Subject()))
+	letter := nats.NewMsg(topology.DeadSubject(msg.Subject()))
 	letter.Data = msg.Data()
 	letter.Header.Set(topology.HeaderDeadSubject, msg.Subject())
 	letter.Header.Set(topology.HeaderDeadReason, "it could not be done")
@@ -131,7 +131,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	s.await(sid, "synced", func(l *eventlog.SessionState) bool { return l.Run.Synced == 1 })
 
 	of := topology.CommandSubject(topology.ServiceSession, "default", sid)
-	_, err = s.js.Publish(t.Context(), topology.Dead(of), []byte("{"))
+	_, err = s.js.Publish(t.Context(), topology.DeadSubject(of), []byte("{"))
 	must(t, err)
 	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
 		t.Errorf("retry of a command: %+v", a)

@@ -44,7 +44,7 @@ func (s *stack) chain() *heads.Chain {
 // endOfLog returns the last sequence of the log.
 func (s *stack) endOfLog() uint64 {
 	s.t.Helper()
-	stream, err := s.js.Stream(s.t.Context(), topology.EventsStream(0))
+	stream, err := s.js.Stream(s.t.Context(), topology.EventsStreamName(0))
 	must(s.t, err)
 	return stream.CachedInfo().State.LastSeq
 }
@@ -85,7 +85,7 @@ type stored struct {
 func (s *stack) forge(edit func(list []stored)) {
 	s.t.Helper()
 	ctx := s.t.Context()
-	name := topology.EventsStream(0)
+	name := topology.EventsStreamName(0)
 	stream, err := s.js.Stream(ctx, name)
 	must(s.t, err)
 	info := stream.CachedInfo()

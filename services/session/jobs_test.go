@@ -24,7 +24,7 @@ type worker struct {
 
 func (s *stack) worker() *worker {
 	s.t.Helper()
-	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.ProviderJobsConsumer("local").Config)
 	must(s.t, err)
 	return &worker{s, c}
 }

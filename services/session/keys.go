@@ -22,7 +22,7 @@ type keyChains struct {
 func newKeyChains(js jetstream.JetStream, l eventlog.Log) keyChains {
 	out := keyChains{partitions: l.Partitioning()}
 	for i := range l.Shards() {
-		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStream(i)))
+		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStreamName(i)))
 	}
 	return out
 }

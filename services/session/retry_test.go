@@ -30,7 +30,7 @@ func idFromClock(t *testing.T, kind events.IDKind, ahead time.Duration) string {
 func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	stream, err := s.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := s.js.Stream(t.Context(), topology.EventsStreamName(0))
 	must(t, err)
 	cfg := stream.CachedInfo().Config
 	cfg.Duplicates = window

@@ -49,7 +49,7 @@ func newStackOn(t *testing.T, srv *natsserver.Server) *stack {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	return &stack{t, srv, nc, js, log, eventlog.Sessions{Log: log}}
 }
@@ -91,7 +91,7 @@ func (s *stack) startCopyWith(name string, cfg session.Config, between func(even
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: between(log), Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)
@@ -185,7 +185,7 @@ func (s *stack) post(sid string) string {
 
 // executors runs n workers that take jobs, claim executions and complete them, until the test ends.
 func (s *stack) executors(n int) {
-	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.ProviderJobsConsumer("local").Config)
 	must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -534,7 +534,7 @@ func (s *stack) lease(executor string) {
 func (s *stack) fireTimer(sid string) {
 	body, err := topology.SessionRef{Tenant: "default", Session: sid}.Encode()
 	must(s.t, err)
-	_, err = s.js.Publish(s.t.Context(), topology.TimerDue(sid), body)
+	_, err = s.js.Publish(s.t.Context(), topology.TimerDueSubject(sid), body)
 	must(s.t, err)
 }
 

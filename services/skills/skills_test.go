@@ -108,7 +108,7 @@ func (b *fixture) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 	must(b.t, err)
 	deps.NATS = nc
 	if deps.Log == nil {
-		deps.Log, err = jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+		deps.Log, err = jslog.New(jslog.Config{JetStream: js, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 		must(b.t, err)
 	}
 	if deps.Logger == nil {

@@ -86,7 +86,7 @@ func createMarkedSession(t *testing.T, c *harness.Cluster, marker string) string
 
 // contents are the streams whose files hold the content of sessions that the janitor erases. DELTAS also has content,
 // which ends by age.
-var contents = []string{topology.EventsStream(0), "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
+var contents = []string{topology.EventsStreamName(0), "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
 
 // streamsWith returns the streams whose files contain a text.
 func streamsWith(t *testing.T, store, text string) map[string]bool {

@@ -293,7 +293,7 @@ type Base struct {
 	cfg        Config
 	lock       *lock
 	logKeys    string // the keys of all roles
-	signing    topology.Signing
+	signing    topology.SigningSettings
 	partitions events.Partitioning
 	nats       *natsserver.Server
 	postgres   *pgserver.Server // nil if the user's own Postgres is used
@@ -380,7 +380,7 @@ func (b *Base) startNATS(ctx context.Context) error {
 // provision creates the streams and sets up the signing of the log.
 func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	layout, err := topology.ReadLayout(ctx, js) // of the log's only stream, which is created first
-	var signing topology.Signing
+	var signing topology.SigningSettings
 	var create topology.Config
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled):

@@ -27,7 +27,7 @@ const (
 
 // CheckSigning returns the signing settings that the installation recorded. It returns an error if keys do not match
 // the settings: other processes would not accept commits that are signed with an unknown key.
-func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
+func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.SigningSettings, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
 	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
 		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, but this build supports only versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)

@@ -84,7 +84,7 @@ func TestBatches_HoldInEveryInterleaving(t *testing.T) {
 		}
 		log, err := jslog.New(jslog.Config{
 			JetStream: js, AckTimeout: 50 * time.Millisecond, Keys: modelKeys,
-			Signing: topology.Signing{After: []uint64{0}, Keys: modelKeys.KeyIDs(), CommitVersion: events.CommitVersion},
+			Signing: topology.SigningSettings{After: []uint64{0}, Keys: modelKeys.KeyIDs(), CommitVersion: events.CommitVersion},
 		})
 		if err != nil {
 			rt.Fatal(err)

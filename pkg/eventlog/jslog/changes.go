@@ -61,7 +61,7 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 			if err == nil {
 				return l.groupByChain(c), nil
 			}
-			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStream(after.Shard), "error", err)
+			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStreamName(after.Shard), "error", err)
 		}
 	}
 	return l.scanHeaders(ctx, after, now, maxSubjects)
@@ -104,7 +104,7 @@ func (l *Log) scanHeaders(ctx context.Context, after eventlog.Position, upTo *su
 func (l *Log) countMessages(ctx context.Context, after eventlog.Position) *subjectCounts {
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
 	defer cancel()
-	stream, err := l.js.Stream(ctx, topology.EventsStream(after.Shard))
+	stream, err := l.js.Stream(ctx, topology.EventsStreamName(after.Shard))
 	if err != nil || !isCountingCheaper(stream.CachedInfo().State, after.Seq) {
 		return nil
 	}

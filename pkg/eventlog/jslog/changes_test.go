@@ -221,7 +221,7 @@ func TestChanged_EqualsTheHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := js.Stream(t.Context(), topology.EventsStream(0))
+	st, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -266,7 +266,7 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 // isSent reports whether the server sends a message to one of the stream's consumers within two seconds.
 func (c proxiedLog) isSent(ctx context.Context, t *testing.T, seq uint64) bool {
 	t.Helper()
-	stream, err := c.js.Stream(ctx, topology.EventsStream(0))
+	stream, err := c.js.Stream(ctx, topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func (l *Log) checkForeign(ctx context.Context, rec eventlog.Record, m message, 
 	if from := m.header.Get(jetstream.StreamHeader); from != "" {
 		return foreign(fmt.Sprintf("the server copied it from stream %.64q", from))
 	}
-	if l.keys.IsZero() || !l.signing.Required(p.Shard, p.Seq) {
+	if l.keys.IsZero() || !l.signing.MustBeSigned(p.Shard, p.Seq) {
 		return decoded
 	}
 	if decoded != nil {

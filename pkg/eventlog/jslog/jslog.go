@@ -38,7 +38,7 @@ type Config struct {
 	Keys eventlog.Keys
 	// Signing are the settings that Provision recorded (topology.ReadSigning). Append writes commits of its CommitVersion,
 	// or of a newer version if the subject has one already.
-	Signing topology.Signing
+	Signing topology.SigningSettings
 	// Logger receives retries and their reasons; nil discards them.
 	Logger *slog.Logger
 }
@@ -58,7 +58,7 @@ type Log struct {
 	logger     *slog.Logger
 	payloads   *payloadBucket
 	keys       eventlog.Keys
-	signing    topology.Signing
+	signing    topology.SigningSettings
 	counts     []atomic.Pointer[subjectCounts] // by shard: the last count of Changed, nil for none
 	batchers   []*batcher                      // by shard
 	batchAll   bool                            // in tests: commits of all aspects share batches
@@ -124,7 +124,7 @@ func (l *Log) natsSubject(s events.Subject) string { return l.partitions.Subject
 
 // streamName returns the name of the stream that stores the commits of a subject.
 func (l *Log) streamName(s events.Subject) string {
-	return topology.EventsStream(topology.ShardOf(s.Partition(), l.shards))
+	return topology.EventsStreamName(topology.ShardOf(s.Partition(), l.shards))
 }
 
 // message is a message of the log in the form of a response of the server.
@@ -189,7 +189,7 @@ func (l *Log) decodeHead(ctx context.Context, s events.Subject, m message) (even
 // NextHead returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
 // leader. Seq is 0 if there is none. A NATS user that calls only NextHead needs only the permission for STREAM.MSG.GET.
 func (l *Log) NextHead(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
-	m, err := l.getFromLeader(ctx, topology.EventsStream(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
+	m, err := l.getFromLeader(ctx, topology.EventsStreamName(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{}, nil
 	}
@@ -208,7 +208,7 @@ func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Recor
 	if p.Shard < 0 || p.Shard >= l.shards || p.Seq == 0 {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
 	}
-	stream := topology.EventsStream(p.Shard)
+	stream := topology.EventsStreamName(p.Shard)
 	req, err := json.Marshal(getRequest{Seq: p.Seq})
 	if err != nil {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, err)

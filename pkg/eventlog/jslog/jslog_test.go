@@ -91,7 +91,7 @@ func TestLog_PartitionsChangeSubjectsOnly(t *testing.T) {
 		s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "partitions"))
 		head := eventlogtest.AppendCommits(t, l, s, "same", 3)[2]
 		stored = append(stored, head.Hash)
-		stream, err := js.Stream(t.Context(), topology.EventsStream(0))
+		stream, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -192,7 +192,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 // inBatches returns how many of the first n messages of the log were stored in a batch.
 func inBatches(ctx context.Context, t *testing.T, js jetstream.JetStream, n int) (found int) {
 	t.Helper()
-	c, err := js.OrderedConsumer(ctx, topology.EventsStream(0), jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	c, err := js.OrderedConsumer(ctx, topology.EventsStreamName(0), jetstream.OrderedConsumerConfig{HeadersOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestBatches_FallBackOnStreamsThatDoNotAllowThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := js.Stream(ctx, topology.EventsStream(0))
+	s, err := js.Stream(ctx, topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (l *Log) readLastMessages(ctx context.Context, after eventlog.Position, rea
 	req := lastMessagesRequest{Subjects: subjects, Seq: after.Seq + 1, MaxBytes: lastResponseBytes}
 	for b := l.readBackoff(); ; {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
-		list, has, more, err := l.requestLastMessages(try, topology.EventsStream(after.Shard), req, reached)
+		list, has, more, err := l.requestLastMessages(try, topology.EventsStreamName(after.Shard), req, reached)
 		cancel()
 		switch {
 		case err == nil:

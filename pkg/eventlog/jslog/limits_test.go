@@ -42,7 +42,7 @@ func stream(t *testing.T) (*jslog.Log, jetstream.JetStream, jetstream.Stream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,7 @@ func (l *Log) newReader(after eventlog.Position, f eventlog.Filter) (*streamRead
 		return nil, err
 	}
 	return &streamReader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filterSubjects(f), aspects: matchedAspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
+		log: l, shard: after.Shard, stream: topology.EventsStreamName(after.Shard), filters: l.filterSubjects(f), aspects: matchedAspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
 	}, nil
 }
 

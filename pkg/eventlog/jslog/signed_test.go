@@ -79,7 +79,7 @@ func (i *installation) withKeys(t *testing.T, keys eventlog.Keys) *jslog.Log {
 // storedMessage returns a message of the log as the server stores it.
 func (i *installation) storedMessage(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
-	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := i.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	replayed := signed(signature)
-	replayed.Set(jetstream.StreamHeader, topology.EventsStream(0))
+	replayed.Set(jetstream.StreamHeader, topology.EventsStreamName(0))
 	attacks := []struct {
 		name   string
 		header nats.Header

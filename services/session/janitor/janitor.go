@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 		return nil, fmt.Errorf("janitor: %w", err)
 	}
 	if deps.Clock == nil {
-		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Logger: deps.Logger})
+		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStreamName(0), Logger: deps.Logger})
 	}
 	if deps.Now == nil {
 		deps.Now = deps.Clock.Now
@@ -195,7 +195,7 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: Report{Items: []Item{}},
 	}
 	for shard := range j.deps.Log.Shards() {
-		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
+		e, err := openEraser(ctx, j.js, topology.EventsStreamName(shard))
 		if err != nil {
 			return nil, err
 		}

@@ -93,7 +93,7 @@ func (b *fixture) install(cfg topology.Config) {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), b.js, cfg))
 	must(t, readmodel.Migrate(t.Context(), b.url))
-	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 
@@ -128,7 +128,7 @@ func (b *fixture) janitorWithMetrics(url string, cfg janitor.Config) (*janitor.J
 	nc := b.conn(topology.UserJanitor)
 	js, err := jetstream.New(nc)
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
 	cfg.DatabaseURL = url
 	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now }, Metrics: registry})
@@ -683,9 +683,9 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
 	must(t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
+	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStreamName(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
 	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour}, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: ahead})
 	must(t, err)
 	report, err := j.Pass(t.Context(), false)

@@ -106,9 +106,9 @@ func (b *fixture) countUsage() {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(topology.UserSession))
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
 	ctx, stop := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
@@ -133,7 +133,7 @@ func (b *fixture) countUsage() {
 
 func (b *fixture) setCaughtUp(url string) {
 	b.t.Helper()
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
 	b.exec(url, "UPDATE checkpoints SET position = $1, caught_up = true", s.CachedInfo().State.LastSeq)
 }
@@ -214,7 +214,7 @@ func inStreams(t *testing.T, dir, text string) bool {
 // commits returns the number of commits of a session's runs.
 func (b *fixture) commits(id string) uint64 {
 	b.t.Helper()
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
 	subject := b.log.Partitioning().Subject(events.RunSubject(tenant, id))
 	info, err := s.Info(b.t.Context(), jetstream.WithSubjectFilter(subject))
@@ -426,7 +426,7 @@ func TestPass_TwoAtOnce(t *testing.T) {
 func TestCommands_LeaveTheFilesOnceAcknowledged(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	d := topology.CommandsConsumer()
+	d := topology.SessionCommandsConsumer()
 	c, err := b.js.CreateConsumer(t.Context(), d.Stream, d.Config)
 	must(t, err)
 	if age := streamConfig(t, b, d.Stream).MaxAge; age != 24*time.Hour {

@@ -120,7 +120,7 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.SessionState, at uint
 		return "the projector has not passed it", nil
 	}
 	shard := p.sessions.Position(l.ID, at).Shard
-	c, err := p.js.Consumer(ctx, topology.EventsStream(shard), topology.ReactorDurable(shard))
+	c, err := p.js.Consumer(ctx, topology.EventsStreamName(shard), topology.ReactorDurable(shard))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return "the session service has not passed it", nil
 	}

@@ -124,7 +124,7 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 type testbed struct {
 	owner, executor jetstream.JetStream
 	keys            eventlog.Keys
-	signing         topology.Signing
+	signing         topology.SigningSettings
 }
 
 // newTestbed starts a NATS server and installs a log on it. It connects once in the account that owns the log's stream,

@@ -92,8 +92,8 @@ type textAgeFlag struct {
 }
 
 func (f textAgeFlag) checkTextAge() error {
-	if f.TextAge < topology.MinDeltasAge {
-		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasAge)
+	if f.TextAge < topology.MinDeltasMaxAge {
+		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasMaxAge)
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (layout
 	}
 	// Provision rejects numbers that differ from the installed ones.
 	cfg := topology.Config{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
-	if installed, err := topology.Installed(ctx, js); err != nil {
+	if installed, err := topology.IsInstalled(ctx, js); err != nil {
 		return layout, err
 	} else if !installed {
 		cfg.Partitions = cmp.Or(c.Partitions, topology.DefaultPartitions)

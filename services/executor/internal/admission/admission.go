@@ -27,7 +27,7 @@ import (
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
 	// answer.
-	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error)
 	// Running returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.
 	Running(ctx context.Context, tenant string) (int, error)

@@ -26,13 +26,13 @@ import (
 
 // leases answers for other executors.
 type leases struct {
-	answer  topology.CtlAnswer
+	answer  topology.CtlResponse
 	err     error
 	running int
 	renewed int
 }
 
-func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlAnswer, error) {
+func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlResponse, error) {
 	return l.answer, l.err
 }
 
@@ -107,11 +107,11 @@ func TestCheck(t *testing.T) {
 		want   bool
 	}{
 		"queued":                    {change: func(l *eventlog.SessionState) { *l = *queued("acme") }, want: true},
-		"its executor runs it":      {leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}},
-		"its executor runs another": {leases: leases{answer: topology.CtlAnswer{Running: "exe_2"}}, want: true},
+		"its executor runs it":      {leases: leases{answer: topology.CtlResponse{Running: "exe_1"}}},
+		"its executor runs another": {leases: leases{answer: topology.CtlResponse{Running: "exe_2"}}, want: true},
 		"its executor is gone":      {leases: leases{err: lease.ErrNoLease}, want: true},
 		"its executor is silent":    {leases: leases{err: lease.ErrSilent}},
-		"claimed here":              {change: func(l *eventlog.SessionState) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}, want: true},
+		"claimed here":              {change: func(l *eventlog.SessionState) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlResponse{Running: "exe_1"}}, want: true},
 		"engine unavailable":        {engine: away},
 		"sandbox gone":              {engine: sandbox.ErrNotFound, want: true},
 		"next attempt waits":        {change: func(l *eventlog.SessionState) { l.Run.NotBefore = time.Now().Add(time.Hour) }},

@@ -123,17 +123,17 @@ func (s *Set) Wake(id string) {
 
 // Answer returns what this executor does for a session, and wakes the handler if it works on the sandbox of a session in which nothing runs:
 // the executor that asks wants to do something instead.
-func (s *Set) Answer(id string) topology.CtlAnswer {
+func (s *Set) Answer(id string) topology.CtlResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, ok := s.sessions[id]
 	if !ok {
-		return topology.CtlAnswer{}
+		return topology.CtlResponse{}
 	}
 	if b.syncing {
 		b.signal()
 	}
-	return topology.CtlAnswer{Running: b.execution, Syncing: b.syncing}
+	return topology.CtlResponse{Running: b.execution, Syncing: b.syncing}
 }
 
 // SetSyncing sets whether the handler of a session works on the sandbox while nothing runs in it.

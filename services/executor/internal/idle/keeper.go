@@ -40,7 +40,7 @@ const maxTries = 64
 // Leases returns what other executors do, from their leases and from their answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
-	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error)
 	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
 }

@@ -20,12 +20,12 @@ import (
 
 // leases answers for other executors and engines.
 type leases struct {
-	answer topology.CtlAnswer
+	answer topology.CtlResponse
 	err    error
 	gone   time.Duration
 }
 
-func (l leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlAnswer, error) {
+func (l leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlResponse, error) {
 	return l.answer, l.err
 }
 
@@ -81,8 +81,8 @@ func TestCheckUnused(t *testing.T) {
 		used    bool
 	}{
 		"no executor":                  {},
-		"this executor":                {syncing: "xtr_me", leases: leases{answer: topology.CtlAnswer{Syncing: true}}},
-		"another that works on it":     {syncing: "xtr_other", leases: leases{answer: topology.CtlAnswer{Syncing: true}}, used: true},
+		"this executor":                {syncing: "xtr_me", leases: leases{answer: topology.CtlResponse{Syncing: true}}},
+		"another that works on it":     {syncing: "xtr_other", leases: leases{answer: topology.CtlResponse{Syncing: true}}, used: true},
 		"another that has ended":       {syncing: "xtr_other"},
 		"another that is gone":         {syncing: "xtr_other", leases: leases{err: lease.ErrNoLease}},
 		"another that does not answer": {syncing: "xtr_other", leases: leases{err: lease.ErrSilent}, used: true},

@@ -187,7 +187,7 @@ func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result erro
 	if !errors.As(result, &away) {
 		return result
 	}
-	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
+	to := topology.EngineJobSubject(away.Sandbox.Provider, away.Sandbox.Engine)
 	if bus.Subject(msg) == to {
 		return result // its executors come back, or the engine is soon considered gone
 	}

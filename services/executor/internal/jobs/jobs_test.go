@@ -149,7 +149,7 @@ func TestMoveJob(t *testing.T) {
 		t.Errorf("published %v", p.published)
 	}
 	for _, topic := range p.published {
-		if topic != topology.JobOn("docker", "there") {
+		if topic != topology.EngineJobSubject("docker", "there") {
 			t.Errorf("published to %s", topic)
 		}
 	}

@@ -217,7 +217,7 @@ func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 
 // Answer returns what this executor does for a session, for another executor that has work for that session. If this
 // executor works on an idle sandbox, Answer makes that work check whether it has to stop.
-func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
+func (w *Worker) Answer(id string) topology.CtlResponse { return w.handling.Answer(id) }
 
 // WatchControls finds controls of running executions in the log until ctx ends, because hints about controls may be
 // lost.

@@ -136,7 +136,7 @@ func NewHub(cfg Config) *Hub {
 // with it. It calls started when Join can be used.
 func (h *Hub) Run(ctx context.Context, started func()) error {
 	projectors := make(chan *nats.Msg, h.cfg.Partitions.GroupCount())
-	sub, err := h.cfg.NATS.ChanSubscribe(topology.CtlProjector, projectors)
+	sub, err := h.cfg.NATS.ChanSubscribe(topology.ProjectorStartSubject, projectors)
 	if err != nil {
 		return err
 	}

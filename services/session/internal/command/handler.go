@@ -378,7 +378,7 @@ func (h *Handler) hint(l *eventlog.SessionState, list []events.Event) {
 			events.ApprovalDecided, events.SyncRequested, events.FilePut, events.FileRemoved:
 			body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 			if err == nil {
-				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)
+				err = h.cfg.NATS.Publish(topology.ExecutorCtlSubject(l.Run.Holder), body)
 			}
 			if err != nil {
 				h.cfg.Logger.Warn("a hint was not sent; the executor's next look finds the control", "session", l.ID, "error", err)

@@ -334,9 +334,9 @@ func (r *Reactor) publish(ctx context.Context, l *eventlog.SessionState) error {
 
 // putJob stores a job for a session in JOBS.
 func (r *Reactor) putJob(ctx context.Context, l *eventlog.SessionState, id string) error {
-	subject := topology.JobAny(l.Life.Provider)
+	subject := topology.ProviderJobSubject(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
-		subject = topology.JobOn(box.Provider, box.Engine)
+		subject = topology.EngineJobSubject(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
@@ -402,7 +402,7 @@ func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerSchedule(id))
+	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerScheduleSubject(id))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return time.Time{}, nil
 	}

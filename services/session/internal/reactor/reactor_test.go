@@ -85,8 +85,8 @@ func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
 		gone time.Duration
 		want string
 	}{
-		"just before the limit": {limit - 1, topology.JobOn("docker", "e")},
-		"at the limit":          {limit, topology.JobAny("docker")},
+		"just before the limit": {limit - 1, topology.EngineJobSubject("docker", "e")},
+		"at the limit":          {limit, topology.ProviderJobSubject("docker")},
 	} {
 		var jobs subjects
 		r := New(Config{Publisher: &jobs, Leases: goneFor(c.gone), EngineGone: limit, Published: func() {}})

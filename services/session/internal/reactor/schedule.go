@@ -18,9 +18,9 @@ func (r *Reactor) schedule(ctx context.Context, l *eventlog.SessionState, at tim
 	if err != nil {
 		return err
 	}
-	msg := &nats.Msg{Subject: topology.TimerSchedule(l.ID), Data: body, Header: nats.Header{
+	msg := &nats.Msg{Subject: topology.TimerScheduleSubject(l.ID), Data: body, Header: nats.Header{
 		"Nats-Schedule":        {"@at " + at.UTC().Format(time.RFC3339Nano)},
-		"Nats-Schedule-Target": {topology.TimerDue(l.ID)},
+		"Nats-Schedule-Target": {topology.TimerDueSubject(l.ID)},
 		headerArmedAt:          {strconv.FormatInt(at.UnixMilli(), 10)},
 	}}
 	if _, err := r.cfg.JetStream.PublishMsg(ctx, msg); err != nil {

@@ -285,7 +285,7 @@ func (l *leaderFold) read(ctx context.Context, after eventlog.Position, fresh bo
 	pass := func(list iter.Seq2[eventlog.Record, error]) error {
 		for rec, err := range list {
 			if err != nil {
-				return fmt.Errorf("read %s: %w", topology.EventsStream(after.Shard), err)
+				return fmt.Errorf("read %s: %w", topology.EventsStreamName(after.Shard), err)
 			}
 			after = rec.Position
 			if !push(item{rec: rec}) {

@@ -62,7 +62,7 @@ func newWorld(t *testing.T) *world {
 	w.js, err = jetstream.New(natstest.Conn(t, w.srv))
 	must(t, err)
 	must(t, topology.Provision(t.Context(), w.js, topology.Config{Shards: shards}))
-	w.log, err = jslog.New(jslog.Config{JetStream: w.js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	w.log, err = jslog.New(jslog.Config{JetStream: w.js, Shards: shards, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	w.kv, err = w.js.KeyValue(t.Context(), topology.BucketBudgets)
 	must(t, err)
@@ -145,7 +145,7 @@ func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) cop
 	nc := natstest.Conn(w.t, w.srv)
 	js, err := jetstream.New(nc)
 	must(w.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(w.t, err)
 	if between != nil {
 		js = between(js)
@@ -199,7 +199,7 @@ func (w *world) until(what string, check func() bool) {
 func (w *world) awaitCounted() {
 	w.t.Helper()
 	for shard := range shards {
-		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
+		s, err := w.js.Stream(w.t.Context(), topology.EventsStreamName(shard))
 		must(w.t, err)
 		w.until(fmt.Sprintf("shard %d is counted", shard), func() bool {
 			ok, err := usage.Passed(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
@@ -512,7 +512,7 @@ func TestFolder_CountsErasedSessions(t *testing.T) {
 	r.stop()
 
 	retired := w.append(run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: took, Logged: before.Used.Logged}}})
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(life.Partition()%shards))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(life.Partition()%shards))
 	must(t, err)
 	for rec, err := range w.log.Read(t.Context(), eventlog.Position{Shard: life.Partition() % shards}, eventlog.Filter{Subject: events.Subject{Tenant: "a", ID: id}}) {
 		must(t, err)
