@@ -89,7 +89,7 @@ func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
 			s.addAfterDeletion(day, e, add)
 			continue
 		}
-		size := events.OutputOf(e)
+		size := events.OutputSizeOf(e)
 		add(day, Usage{Events: toInt64(size.Events), EventBytes: toInt64(size.Bytes)})
 		if _, deletes := e.Data.(events.SessionDeleted); deletes {
 			s.deleted, s.executions = true, nil

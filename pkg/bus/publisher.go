@@ -106,7 +106,7 @@ func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	}
 	ack, err := p.cfg.JetStream.PublishMsg(ctx, out)
 	if err != nil {
-		return publishCause(err)
+		return toPublishError(err)
 	}
 	if ack.Duplicate {
 		p.cfg.Logger.Debug("the stream already has this message id", "subject", topic, "stream", ack.Stream, "sequence", ack.Sequence, "message_uuid", msg.UUID)

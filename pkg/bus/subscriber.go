@@ -27,7 +27,7 @@ const (
 	consumerRequestTimeout = 5 * time.Second
 	consumerRetryPause     = 200 * time.Millisecond
 	// maxWaitingPulls is the maximum number of waiting pull requests of a consumer, over all subscribers. Each
-	// subscriber has up to maxPulls. Earlier builds had one request for each free slot, and the limit of an existing
+	// subscriber has up to maxPullers. Earlier builds had one request for each free slot, and the limit of an existing
 	// consumer cannot be changed.
 	maxWaitingPulls = 8192
 )

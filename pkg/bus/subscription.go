@@ -19,8 +19,8 @@ const (
 	// maxServerDelay is the maximum delay of heartbeats and responses of the server.
 	maxServerDelay    = 2 * time.Second
 	minReopenInterval = time.Second
-	// maxPulls is the largest number of pulls of a subscription. The server looks at all of them for each message.
-	maxPulls = 16
+	// maxPullers is the maximum number of pullers of a subscription. The server looks at all of them for each message.
+	maxPullers = 16
 	// drainTimeout is the time that the subscription waits for messages in transit after its end.
 	drainTimeout = time.Second
 )
@@ -63,7 +63,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 
 // start starts the slot groups, and the goroutine that ends them; see supervise.
 func (u *subscription) start(ctx context.Context) {
-	pulls := min(maxPulls, u.s.cfg.Concurrency)
+	pulls := min(maxPullers, u.s.cfg.Concurrency)
 	for i := range pulls {
 		g := &slotGroup{u: u, size: (u.s.cfg.Concurrency + i) / pulls, freed: make(chan struct{}, 1)}
 		g.free.Store(int64(g.size))

@@ -24,7 +24,7 @@ func newStream(t *testing.T) (*nats.Conn, jetstream.JetStream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{Partitions: 8}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: 8}); err != nil {
 		t.Fatal(err)
 	}
 	return nc, js

@@ -48,8 +48,8 @@ func (s StartPosition) Earlier(o StartPosition) StartPosition {
 	return s
 }
 
-// StartOf returns the position at which a read of a block's text begins.
-func StartOf(b events.BlockStart) StartPosition {
+// BlockStartPosition returns the position at which a read of a block's text begins.
+func BlockStartPosition(b events.BlockStart) StartPosition {
 	return StartPosition{After: b.TextAfter, Time: b.Block.Time}
 }
 

@@ -82,7 +82,7 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 		if err != nil {
 			return nil, nil, err
 		}
-		out[i].Data = events.Opaque{Name: e.Type(), Raw: ref}
+		out[i].Data = events.OpaquePayload{Name: e.Type(), Raw: ref}
 		large[digest] = data
 	}
 	return out, large, nil
@@ -147,7 +147,7 @@ func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.
 // fetchPayload returns the data to which a payload refers, after it has verified the digest, and the size of the data.
 // It returns a payload that is no reference unchanged.
 func fetchPayload(ctx context.Context, owner events.Subject, p events.Payload, store PayloadStore) (_ events.Payload, large int64, err error) {
-	o, ok := p.(events.Opaque)
+	o, ok := p.(events.OpaquePayload)
 	if !ok || !events.IsPayloadRef(o.Raw) {
 		return p, 0, nil
 	}

@@ -176,25 +176,25 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 		"a commit of version 1 after one of version 2": {4, func(c *events.Commit) {
 			life, _, _ := session("s")
 			c.V = 1
-			*c = c.Rechain(life, c.Events)
+			*c = c.WithStoredEvents(life, c.Events)
 		}, "has version 1, after a commit of version 2", 4},
 		"the epoch": {3, func(c *events.Commit) { c.Epoch = 9 }, "contents hash to", 3},
 		"the id":    {4, func(c *events.Commit) { c.ID = eventlogtest.ID(events.KindCommit, "else") }, "contents hash to", 4},
 		"a commit, hash and all": {2, func(c *events.Commit) {
 			life, _, _ := session("s")
-			*c = c.Rechain(life, []byte(strings.Replace(string(c.Events), "one", "won", 1)))
+			*c = c.WithStoredEvents(life, []byte(strings.Replace(string(c.Events), "one", "won", 1)))
 		}, "the commit before it has the hash", 4},
 		"the first link": {1, func(c *events.Commit) {
 			life, _, _ := session("s")
 			c.Prev = strings.Repeat("0", 64)
-			*c = c.Rechain(life, c.Events)
+			*c = c.WithStoredEvents(life, c.Events)
 		}, "missing before it", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSessionWriter(t, 1)
 			s.writeWholeSession("s")
-			if err := s.log.Tamper(eventlog.Position{Seq: try.seq}, try.change); err != nil {
+			if err := s.log.TamperCommit(eventlog.Position{Seq: try.seq}, try.change); err != nil {
 				t.Fatal(err)
 			}
 			p := s.verify(eventlog.VerifyScope{}).Problem
@@ -206,7 +206,7 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 	// The state is not hashed. It is a cache that can be folded again.
 	s := newSessionWriter(t, 1)
 	s.writeWholeSession("s")
-	if err := s.log.Tamper(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
+	if err := s.log.TamperCommit(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
 		t.Fatal(err)
 	}
 	if p := s.verify(eventlog.VerifyScope{}).Problem; p != nil {

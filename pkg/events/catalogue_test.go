@@ -344,7 +344,7 @@ func TestDecode_KeepsUnknownEvents(t *testing.T) {
 		if err := json.Unmarshal([]byte(stored), &e); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		o, ok := e.Data.(events.Opaque)
+		o, ok := e.Data.(events.OpaquePayload)
 		if !ok || o.EventType() != events.Type(name) || string(o.Raw) != data {
 			t.Errorf("%s is read as %#v", name, e.Data)
 		}

@@ -135,9 +135,9 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 // asVersion1 returns the actor with only the fields that commits of version 1 have.
 func (a Actor) asVersion1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
 
-// Rechain returns the commit with other stored event bytes, in which references replace large data, and with the hash
-// that covers these bytes.
-func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
+// WithStoredEvents returns the commit with other stored event bytes, in which references replace large data, and with
+// the hash that covers these bytes.
+func (c Commit) WithStoredEvents(s Subject, events json.RawMessage) Commit {
 	c.Events = events
 	c.Hash = c.ComputeHash(s)
 	return c

@@ -188,7 +188,7 @@ func TestSeal_RefusesInvalidDrafts(t *testing.T) {
 		"a long user":               func(d *events.Draft) { d.Actor.User = strings.Repeat("u", events.MaxUserBytes+1) },
 		"bad state":                 func(d *events.Draft) { d.State = func() {} },
 		"bad json": func(d *events.Draft) {
-			d.Events = []events.Event{{Data: events.Opaque{Name: "x", Raw: json.RawMessage(`{`)}}}
+			d.Events = []events.Event{{Data: events.OpaquePayload{Name: "x", Raw: json.RawMessage(`{`)}}}
 		},
 	} {
 		d := ok
@@ -307,7 +307,7 @@ func TestPayloadRef_RecognizesReferences(t *testing.T) {
 		}
 	}
 	// A reference in place of the data of a known type is not decoded until the data is fetched.
-	if o, ok := events.DecodePayload("message_accepted", b).(events.Opaque); !ok || !bytes.Equal(o.Raw, b) {
+	if o, ok := events.DecodePayload("message_accepted", b).(events.OpaquePayload); !ok || !bytes.Equal(o.Raw, b) {
 		t.Error("a reference was decoded as data")
 	}
 }

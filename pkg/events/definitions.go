@@ -142,9 +142,9 @@ type Loops struct {
 
 // Defaults of Loops.
 const (
-	DefaultLoopWarn   = 3
-	DefaultLoopStop   = 5
-	DefaultLoopWindow = 10
+	DefaultLoopWarnCalls   = 3
+	DefaultLoopStopCalls   = 5
+	DefaultLoopWindowCalls = 10
 )
 
 // WithDefaults returns l with the defaults for fields that are not set. Numbers that have no effect with the action are 0.
@@ -154,18 +154,18 @@ func (l Loops) WithDefaults() Loops {
 	case LoopActionNone:
 		return Loops{Action: LoopActionNone}
 	case LoopActionWarn:
-		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarn), 0
+		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarnCalls), 0
 	default:
 		switch {
 		case l.Warn == 0 && l.Stop == 0:
-			l.Warn, l.Stop = DefaultLoopWarn, DefaultLoopStop
+			l.Warn, l.Stop = DefaultLoopWarnCalls, DefaultLoopStopCalls
 		case l.Warn == 0:
-			l.Warn = min(DefaultLoopWarn, l.Stop)
+			l.Warn = min(DefaultLoopWarnCalls, l.Stop)
 		case l.Stop == 0:
-			l.Stop = max(DefaultLoopStop, l.Warn)
+			l.Stop = max(DefaultLoopStopCalls, l.Warn)
 		}
 	}
-	l.Window = cmp.Or(l.Window, max(DefaultLoopWindow, l.Warn, l.Stop))
+	l.Window = cmp.Or(l.Window, max(DefaultLoopWindowCalls, l.Warn, l.Stop))
 	return l
 }
 

@@ -100,7 +100,7 @@ func (e Event) appendEncoded(b []byte) (out []byte, from int, err error) {
 		return nil, 0, fmt.Errorf("encode time of %s: %w", e.Data.EventType(), err)
 	}
 	if b == nil {
-		b = make([]byte, 0, len(data)+encodedOverhead)
+		b = make([]byte, 0, len(data)+encodedOverheadBytes)
 	}
 	b = compact.AppendString(append(b, `{"id":`...), e.ID)
 	b = compact.AppendString(append(b, `,"type":`...), string(e.Data.EventType()))
@@ -120,8 +120,8 @@ func (e Event) appendEncoded(b []byte) (out []byte, from int, err error) {
 	return append(append(b, data...), '}'), from, nil
 }
 
-// encodedOverhead is about the size in bytes of the stored form of an event without its data.
-const encodedOverhead = 224
+// encodedOverheadBytes is about the size in bytes of the stored form of an event without its data.
+const encodedOverheadBytes = 224
 
 // marshalEvents returns the JSON list of events that a commit stores and hashes.
 func marshalEvents(list []Event) (json.RawMessage, error) {

@@ -25,7 +25,7 @@ const (
 const MainConversation = "main"
 
 // Payload is the data of one event type. The interface is sealed: the types that implement it are those that EventTypes
-// lists, and Opaque for types that a newer version wrote.
+// lists, and OpaquePayload for types that a newer version wrote.
 type Payload interface {
 	// EventType returns the payload's wire name.
 	EventType() Type
@@ -48,18 +48,18 @@ type Event struct {
 // Type returns the type of the event's data.
 func (e Event) Type() Type { return e.Data.EventType() }
 
-// Opaque holds the data of an event whose type this version does not know, byte for byte.
-type Opaque struct {
+// OpaquePayload holds the data of an event whose type this version does not know, byte for byte.
+type OpaquePayload struct {
 	Name Type
 	Raw  json.RawMessage
 }
 
 // EventType returns the unknown type name.
-func (o Opaque) EventType() Type { return o.Name }
-func (Opaque) sealed()           {}
+func (o OpaquePayload) EventType() Type { return o.Name }
+func (OpaquePayload) sealed()           {}
 
 // MarshalJSON returns the bytes that were read.
-func (o Opaque) MarshalJSON() ([]byte, error) {
+func (o OpaquePayload) MarshalJSON() ([]byte, error) {
 	if len(o.Raw) == 0 {
 		return []byte("{}"), nil
 	}
@@ -83,8 +83,8 @@ func (s storedEvent) toEvent() Event {
 	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
 }
 
-// UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes
-// Opaque, so that one event cannot block a reader of the log.
+// UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes an
+// OpaquePayload, so that one event cannot block a reader of the log.
 func (e *Event) UnmarshalJSON(b []byte) error {
 	var s storedEvent
 	if err := json.Unmarshal(b, &s); err != nil {
@@ -94,8 +94,8 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// DecodePayload decodes the data of a type. It returns Opaque for an unknown type, for data that does not decode,
-// and for a reference to the object store.
+// DecodePayload decodes the data of an event type. It returns an OpaquePayload for an unknown type, for data that does
+// not decode, and for a reference to the object store.
 func DecodePayload(t Type, data json.RawMessage) Payload {
 	if p, ok := decodeCompactPayload(t, data); ok {
 		return p
@@ -105,7 +105,7 @@ func DecodePayload(t Type, data json.RawMessage) Payload {
 			return p
 		}
 	}
-	return Opaque{Name: t, Raw: append(json.RawMessage(nil), data...)}
+	return OpaquePayload{Name: t, Raw: append(json.RawMessage(nil), data...)}
 }
 
 // WireEvent is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.

@@ -13,8 +13,8 @@ import (
 // is that of a log without a recorded number: 64 partitions in 8 groups.
 type Partitioning uint8
 
-// unrecordedGroups is the number of groups of a log without a recorded number of partitions.
-const unrecordedGroups = 8
+// unrecordedGroupCount is the number of groups of a log without a recorded number of partitions.
+const unrecordedGroupCount = 8
 
 // CheckPartitions returns an error if n cannot be the number of partitions of a log.
 func CheckPartitions(n int) error {
@@ -35,7 +35,7 @@ func (p Partitioning) PartitionCount() int {
 // GroupCount returns the number of the projector's groups. They are numbered from 0.
 func (p Partitioning) GroupCount() int {
 	if p == 0 {
-		return unrecordedGroups
+		return unrecordedGroupCount
 	}
 	return int(p)
 }

@@ -24,9 +24,9 @@ func (o OutputSize) Exceeds(limit OutputSize) bool {
 	return limit.Events > 0 && o.Events > limit.Events || limit.Bytes > 0 && o.Bytes > limit.Bytes
 }
 
-// OutputOf returns the amount of output that an event counts as: one event, and the bytes of its text and data plus
+// OutputSizeOf returns the amount of output that an event counts as: one event, and the bytes of its text and data plus
 // eventOverheadBytes. A stored event that is read again counts the same.
-func OutputOf(e Event) OutputSize {
+func OutputSizeOf(e Event) OutputSize {
 	return OutputSize{1, uint64(eventOverheadBytes + payloadSize(e.Data))}
 } //nolint:gosec // lengths
 
@@ -43,7 +43,7 @@ func payloadSize(p Payload) int {
 		return len(d.Message)
 	case Error:
 		return len(d.Message)
-	case Opaque:
+	case OpaquePayload:
 		return jsonSize(d.Raw)
 	}
 	return 0

@@ -39,9 +39,9 @@ type AccountImport struct {
 	To      string // the subject in the service's account
 }
 
-// Imports returns the subjects that the account of a service may send to in other accounts: the user's publish
-// permissions. What a service publishes to its own replicas stays in its account.
-func (u User) Imports() []AccountImport {
+// ServiceImports returns the subjects that the account of a service may send to in other accounts: the user's publish
+// permissions. The messages that a service publishes to its own replicas stay in its account.
+func (u User) ServiceImports() []AccountImport {
 	list := []AccountImport{{AccountLog, jetStreamAPIPrefix + "INFO", jetStreamAPIPrefix + "INFO"}} // without it NATS itself answers the JetStream API with an error
 	for _, subject := range u.Publish {
 		i := AccountImport{subscriberAccount(subject), subject, subject}
@@ -74,7 +74,8 @@ func subscriberAccount(subject string) string {
 
 // streamImports returns the subjects of other accounts to which the account of a service listens; To is empty. Push
 // consumers deliver to inboxes in AccountLog. Announcements come from the account of the projector, and text in flight
-// from that of the executor, because NATS does not export as a stream what reached AccountLog through a service import.
+// from that of the executor, because NATS does not export a message as a stream if the message reached AccountLog
+// through a service import.
 func (u User) streamImports() []AccountImport {
 	list := []AccountImport{{Account: AccountLog, Subject: inboxFilter(u.Name)}}
 	for _, s := range u.Subscribe {
@@ -88,9 +89,9 @@ func (u User) streamImports() []AccountImport {
 	return list
 }
 
-// logExports are the service exports of AccountLog. They must not overlap. The response threshold of streamed
+// logServiceExports are the service exports of AccountLog. They must not overlap. The response threshold of streamed
 // responses exceeds the longest wait of a pull request without a message, which is 30 s.
-const logExports = `      { service: "ev.>" }
+const logServiceExports = `      { service: "ev.>" }
       { service: "dl.>" }
       { service: "cmd.>" }
       { service: "job.>" }
@@ -123,7 +124,7 @@ func WriteAccounts(w io.Writer, maxFile string, password func(user string) strin
 			writeUser(&b, u, password)
 		}
 	}
-	b.WriteString("    ]\n    exports: [\n" + logExports)
+	b.WriteString("    ]\n    exports: [\n" + logServiceExports)
 	for _, u := range users {
 		if account := AccountOf(u.Name); account != AccountLog {
 			fmt.Fprintf(&b, "      { service: %q, accounts: [%s] }\n", GatePrefix+u.Name+".>", account)
@@ -152,7 +153,7 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 	}
 	writeStreamExports(b, account, users)
 	b.WriteString("    ]\n    imports: [\n")
-	for _, i := range u.Imports() {
+	for _, i := range u.ServiceImports() {
 		fmt.Fprintf(b, "      { service: { account: %s, subject: %q }", i.Account, i.Subject)
 		if i.To != i.Subject {
 			fmt.Fprintf(b, ", to: %q", i.To)
@@ -183,7 +184,7 @@ func writeStreamExports(b *strings.Builder, account string, users []User) {
 func serviceExports(account string, users []User) []string {
 	var list []string
 	for _, u := range users {
-		for _, i := range u.Imports() {
+		for _, i := range u.ServiceImports() {
 			if AccountOf(u.Name) != AccountLog && i.Account == account && !slices.Contains(list, i.Subject) {
 				list = append(list, i.Subject)
 			}

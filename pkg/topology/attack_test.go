@@ -137,7 +137,7 @@ type victim struct {
 
 func (v *victim) fill(ctx context.Context) {
 	v.t.Helper()
-	if err := topology.Provision(ctx, v.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, v.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		v.t.Fatal(err)
 	}
 	if _, err := v.js.Publish(ctx, events.LifeSubject("default", session).String(), []byte("kept")); err != nil {

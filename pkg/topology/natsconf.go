@@ -14,8 +14,8 @@ func PasswordVariable(user string) string { return "SPOOL_NATS_PASSWORD_" + stri
 // The environment variables with the paths of the PEM files of the server's certificate and private key in
 // deploy/nats.conf.
 const (
-	CertificateVariable = "SPOOL_NATS_TLS_CERT"
-	KeyVariable         = "SPOOL_NATS_TLS_KEY"
+	TLSCertificateVariable = "SPOOL_NATS_TLS_CERT"
+	TLSKeyVariable         = "SPOOL_NATS_TLS_KEY"
 )
 
 // StoreLimitVariable is the environment variable with the disk limit of the streams in deploy/nats.conf, for example
@@ -56,7 +56,7 @@ jetstream {
 // WriteNATSConf writes deploy/nats.conf: the configuration of a separate NATS server, with the accounts of
 // WriteAccounts.
 func WriteNATSConf(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, natsConfHead, CertificateVariable, KeyVariable, StoreLimitVariable); err != nil {
+	if _, err := fmt.Fprintf(w, natsConfHead, TLSCertificateVariable, TLSKeyVariable, StoreLimitVariable); err != nil {
 		return err
 	}
 	return WriteAccounts(w, "$"+StoreLimitVariable, func(user string) string { return "$" + PasswordVariable(user) })

@@ -82,8 +82,8 @@ func setCertificate(t *testing.T) (caFile string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(topology.CertificateVariable, filepath.Join(dir, certificate.CertificateFile))
-	t.Setenv(topology.KeyVariable, filepath.Join(dir, certificate.KeyFile))
+	t.Setenv(topology.TLSCertificateVariable, filepath.Join(dir, certificate.CertificateFile))
+	t.Setenv(topology.TLSKeyVariable, filepath.Join(dir, certificate.KeyFile))
 	return caFile
 }
 

@@ -14,8 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Config is the number of shards, partitions and replicas of an installation's streams.
-type Config struct {
+// ProvisionConfig holds the number of shards, partitions and replicas of an installation's streams, and further
+// settings of Provision.
+type ProvisionConfig struct {
 	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means the installed number, or 1 for a new
 	// installation. It cannot be changed later.
 	Shards int
@@ -41,7 +42,7 @@ type Config struct {
 	CommitVersion int
 }
 
-func (c Config) validate() error {
+func (c ProvisionConfig) validate() error {
 	if c.Shards != 0 && (c.Shards < 0 || c.Shards > MaxShards || MaxShards%c.Shards != 0) {
 		return fmt.Errorf("shards: %d must be 1, 2, 4 or 8", c.Shards)
 	}
@@ -69,7 +70,7 @@ var ErrNotInstalled = errors.New("the streams of Spool are not installed on this
 // builds. It is idempotent, and several callers
 // may run it concurrently. It returns an error that names the setting if the number of shards or an immutable
 // setting differs from the installation.
-func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
+func Provision(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func installedLayout(ctx context.Context, js jetstream.JetStream) (Layout, error
 }
 
 // checkLayout returns an error that names the setting if the installed layout is not the requested one.
-func (c Config) checkLayout(have Layout) error {
+func (c ProvisionConfig) checkLayout(have Layout) error {
 	switch {
 	case c.Shards != 0 && c.Shards != have.Shards:
 		return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Shards, c.Shards, have.Shards)
@@ -163,7 +164,7 @@ func (c Config) checkLayout(have Layout) error {
 }
 
 // ensureStream creates a stream, or updates the settings that Spool owns if the stream exists.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg Config) error {
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg ProvisionConfig) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(cfg.Replicas, 1)
 	}
@@ -212,7 +213,7 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 }
 
 // addLogMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
-func addLogMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
+func addLogMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg ProvisionConfig) error {
 	if !isLogStream(want.Name) {
 		return nil
 	}
@@ -253,8 +254,8 @@ func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
 	next.Discard, next.MaxAge = want.Discard, want.MaxAge
-	next.MaxMsgs, next.MaxBytes = serverLimit(want.MaxMsgs), serverLimit(want.MaxBytes)
-	next.MaxMsgsPerSubject = serverLimit(want.MaxMsgsPerSubject)
+	next.MaxMsgs, next.MaxBytes = toServerLimit(want.MaxMsgs), toServerLimit(want.MaxBytes)
+	next.MaxMsgsPerSubject = toServerLimit(want.MaxMsgsPerSubject)
 	next.AllowDirect = want.AllowDirect
 	next.AllowRollup = want.AllowRollup || have.AllowRollup
 	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
@@ -268,8 +269,8 @@ func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// serverLimit returns the limit n in the form that the server reports, in which -1 means no limit.
-func serverLimit(n int64) int64 {
+// toServerLimit converts a limit to the form that the server reports, in which -1 means no limit.
+func toServerLimit(n int64) int64 {
 	if n == 0 {
 		return -1
 	}

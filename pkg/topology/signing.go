@@ -46,7 +46,7 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 			return SigningSettings{}, fmt.Errorf("look for %s: %w", EventsStreamName(shard), err)
 		}
 		metadata := stream.CachedInfo().Config.Metadata
-		version, err := commitVersion(metadata)
+		version, err := parseCommitVersion(metadata)
 		if err != nil {
 			return SigningSettings{}, fmt.Errorf("stream %s: %w", EventsStreamName(shard), err)
 		}
@@ -74,8 +74,8 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 	return s, nil
 }
 
-// commitVersion returns the commit version that a stream of the log records, or 1 if it records none.
-func commitVersion(metadata map[string]string) (int, error) {
+// parseCommitVersion returns the commit version that a stream of the log records, or 1 if it records none.
+func parseCommitVersion(metadata map[string]string) (int, error) {
 	text, recorded := metadata[commitVersionMetadataKey]
 	if !recorded {
 		return 1, nil
@@ -89,8 +89,8 @@ func commitVersion(metadata map[string]string) (int, error) {
 
 // commitVersionMetadata returns the metadata for the commit version of a stream of the log. The version never decreases,
 // because the log may already have commits of the newer version.
-func commitVersionMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, error) {
-	installed, err := commitVersion(have.Config.Metadata)
+func commitVersionMetadata(have jetstream.StreamInfo, cfg ProvisionConfig) (map[string]string, error) {
+	installed, err := parseCommitVersion(have.Config.Metadata)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func commitVersionMetadata(have jetstream.StreamInfo, cfg Config) (map[string]st
 
 // signingMetadata returns the metadata for the signing keys of a stream of the log: the given keys, added to the
 // recorded ones.
-func signingMetadata(have jetstream.StreamInfo, cfg Config) map[string]string {
+func signingMetadata(have jetstream.StreamInfo, cfg ProvisionConfig) map[string]string {
 	if len(cfg.KeyIDs) == 0 {
 		return nil
 	}

@@ -35,7 +35,7 @@ func Users() []User {
 func gatewayUser() User {
 	return User{
 		Name: UserGateway, Doc: "serves clients: writes commands, reads LIVE and Postgres, and reads from the log what Postgres does not have yet",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{accountInfoPermission, "cmd.*.*.*.*", FilesRequestSubject("*", "*"), FilesAckSubject("*")},
 			keyValuePermissions(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			infoPermission(StreamCommands), writeObjectsPermissions(BucketWorkspaces),
@@ -57,7 +57,7 @@ func gatewayUser() User {
 func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{accountInfoPermission, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Responses to commands go to the gateway that sent them.
 			[]string{inboxFilter(UserGateway)},
@@ -83,7 +83,7 @@ func sessionUser() User {
 func executorUser() User {
 	return User{
 		Name: UserExecutor, Doc: "runs agents; writes run and deltas",
-		Publish: concat(
+		Publish: concatLists(
 			// A job that reaches an executor of the wrong engine is moved to the right engine.
 			[]string{accountInfoPermission, RunFilter, FrameFilter, "job.*.on.*", "dead.>", "ctl.*"},
 			// An executor asks another one on ctl whether it still holds a run.
@@ -102,7 +102,7 @@ func executorUser() User {
 func projectorUser() User {
 	return User{
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{LiveFilter, "dead.>", ProjectorStartSubject},
 			readLogPermissions(), readPayloadsPermissions(), infoPermission(StreamDead),
 		),
@@ -113,7 +113,7 @@ func projectorUser() User {
 func skillsUser() User {
 	return User{
 		Name: UserSkills, Doc: "validates and stores skills; writes skill",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{SkillFilter, "dead.>"},
 			// Responses to commands go to the gateway that sent them.
 			[]string{inboxFilter(UserGateway)},
@@ -134,7 +134,7 @@ func janitorUser() User {
 	}
 	return User{
 		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{RunFilter}, readLogPermissions(), log,
 			readPayloadsPermissions(), erase("OBJ_"+BucketPayloads),
 			readObjectsPermissions(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
@@ -168,7 +168,7 @@ func gateUser() User {
 // inboxFilter returns the filter that matches all inboxes of a user.
 func inboxFilter(user string) string { return InboxPrefix(user) + ".>" }
 
-func concat(lists ...[]string) []string {
+func concatLists(lists ...[]string) []string {
 	var out []string
 	for _, l := range lists {
 		out = append(out, l...)

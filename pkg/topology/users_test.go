@@ -49,7 +49,7 @@ func runServer(t *testing.T, opts *server.Options) *server.Server {
 		t.Fatal("the server is not ready")
 	}
 	_, js := connectAs(t, ns, topology.UserAdmin)
-	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	gate, _ := connectAs(t, ns, topology.UserGate)

@@ -406,7 +406,7 @@ func TestClaimsExhausted_EndsTheExecution(t *testing.T) {
 	b := newBench(t, answers)
 	s := b.session()
 	execution := s.post("go")
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()
@@ -490,7 +490,7 @@ func TestRun_WaitsForItsBucket(t *testing.T) {
 	}
 	installed := make(chan error, 1)
 	b.logger = slog.New(slog.NewTextHandler(&lineTrigger{text: topology.BucketLeases, call: func() {
-		installed <- topology.Provision(b.ctx, b.js, topology.Config{Shards: 1})
+		installed <- topology.Provision(b.ctx, b.js, topology.ProvisionConfig{Shards: 1})
 	}}, nil))
 	b.run()
 	if err := <-installed; err != nil {

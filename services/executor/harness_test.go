@@ -95,7 +95,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	if b.js, err = jetstream.New(b.nc); err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, b.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, b.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	b.log = openLog(t, b.js)

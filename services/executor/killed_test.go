@@ -103,7 +103,7 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	// The file is the last event that the runner reports while the tool runs. If an executor read it later, that would
 	// count as progress.
 	b.until("the log has the tool's call and its file", func() bool { return strings.Contains(types(s.events()), "file_created") })
-	for range run.MaxClaims + 3 {
+	for range run.MaxClaimsWithoutProgress + 3 {
 		epoch := s.load().Run.Epoch
 		current.kill()
 		current = b.process()
@@ -125,7 +125,7 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	if done, ok := s.last(execution).(events.ExecutionCompleted); !ok || !strings.Contains(done.Result, "waited") || len(starts(s.events())) != 1 {
 		t.Errorf("the end is %+v after %s", s.last(execution), types(s.events()))
 	}
-	if n := len(of[events.ExecutionAttached](s)); !exists(filepath.Join(dir, "effect")) || n < run.MaxClaims {
+	if n := len(of[events.ExecutionAttached](s)); !exists(filepath.Join(dir, "effect")) || n < run.MaxClaimsWithoutProgress {
 		t.Errorf("the tool's effect is there: %t; %d of %d claims attached", exists(filepath.Join(dir, "effect")), n, l.Run.Epoch)
 	}
 	s.remove()

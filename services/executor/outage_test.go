@@ -111,7 +111,7 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	s.untilBlocks(1)
 	o.begin()
 	allow <- struct{}{} // while nobody follows
-	o.awaitAttempts(s, execution, 3*run.MaxClaims)
+	o.awaitAttempts(s, execution, 3*run.MaxClaimsWithoutProgress)
 	o.away.Store(false)
 	allow <- struct{}{}
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 || b.provider.made != 1 {

@@ -71,7 +71,7 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 	b := newLocalBench(t, silent)
 	current := b.run()
 	s, execution, _, dir := silentTool(b, current)
-	for range run.MaxClaims + 2 {
+	for range run.MaxClaimsWithoutProgress + 2 {
 		next := b.run()
 		epoch := s.load().Run.Epoch
 		if err := current.stop(); err != nil {
@@ -94,7 +94,7 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 	if done, ok := s.last(execution).(events.ExecutionCompleted); !ok || !strings.Contains(done.Result, "waited") || len(starts(s.events())) != 1 {
 		t.Errorf("the end is %+v after %s", s.last(execution), types(s.events()))
 	}
-	if l.Run.Epoch < run.MaxClaims+3 {
+	if l.Run.Epoch < run.MaxClaimsWithoutProgress+3 {
 		t.Errorf("the execution was claimed %d times", l.Run.Epoch)
 	}
 	s.removeAll(current)
@@ -108,7 +108,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 	first := b.run()
 	s, execution, pid, dir := silentTool(b, first)
 	first.wire.kill()
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	if !lives(pid) {
@@ -150,7 +150,7 @@ func (s *talk) lose(execution string) {
 	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.SessionState) run.Command {
 		return run.AbandonExecution{
 			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
-			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
+			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.WithStopFailure(errors.New("no executor holds the execution")),
 		}
 	})
 }
@@ -227,7 +227,7 @@ func TestClaimsExhausted_SaysThatTheAgentCouldNotBeStopped(t *testing.T) {
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	first.wire.kill()
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	away.Store(true)
@@ -286,7 +286,7 @@ func TestClaimsExhausted_EndsTheSandboxOfARunnerThatDoesNotObey(t *testing.T) {
 	b := newBench(t, steps(2, allow))
 	s, execution := abandoned(b, allow)
 	id := s.load().Run.Sandbox.ID
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()

@@ -145,7 +145,7 @@ func TestStream_BytesAreTheStoredOnes(t *testing.T) {
 	id := w.session("default")
 	s, c := g.sse(id, 1), g.ws(id, 1)
 	defer s.close()
-	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: "main", Data: events.Opaque{
+	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: "main", Data: events.OpaquePayload{
 		Name: "from_a_newer_version", Raw: json.RawMessage(`{"n":1152921504606846976,"f":1.50,"t":"<&>\u0000 é","a":{"b":[[]]},"a":1}`)}})
 	var stored string
 	must(t, w.pool.QueryRow(t.Context(), "SELECT event FROM events WHERE session = $1 AND seq = 2", id).Scan(&stored))

@@ -328,7 +328,7 @@ func TestCompare_FindsTheFirstDifference(t *testing.T) {
 	}
 	// A fork is compared with the part of its parent after the fork.
 	fork := w.session("default")
-	w.emit("default", fork, events.Event{Data: events.Opaque{Name: "session_forked", Raw: json.RawMessage(fmt.Sprintf(`{"parent":%q,"asked":7,"effective":7}`, c))}})
+	w.emit("default", fork, events.Event{Data: events.OpaquePayload{Name: "session_forked", Raw: json.RawMessage(fmt.Sprintf(`{"parent":%q,"asked":7,"effective":7}`, c))}})
 	w.turn("default", fork, "one", "another")
 	for _, pair := range [][2]string{{c, fork}, {fork, c}} {
 		if got := g.get("/api/sessions/"+pair[0]+"/compare?with="+pair[1]).want(t, 200); got.field("equal") != true || got.field("fork") != true || got.number("equalEvents") != 4 {

@@ -93,7 +93,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
 	db := readmodeltest.Database(t)
 	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, executor: nc, js: js, frames: map[int]uint64{}, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))

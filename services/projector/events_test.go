@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// outputInLog returns what the sessions of a tenant have appended to the log, including deletions, as events.OutputOf
+// outputInLog returns what the sessions of a tenant have appended to the log, including deletions, as events.OutputSizeOf
 // counts it.
 func (w *world) outputInLog(tenant string) (sum events.OutputSize) {
 	w.t.Helper()
@@ -25,7 +25,7 @@ func (w *world) outputInLog(tenant string) (sum events.OutputSize) {
 			continue
 		}
 		for _, e := range rec.Events {
-			sum = sum.Plus(events.OutputOf(e))
+			sum = sum.Plus(events.OutputSizeOf(e))
 		}
 	}
 	return sum

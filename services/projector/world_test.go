@@ -85,11 +85,11 @@ func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *
 }
 
 // installation returns the settings that install a layout.
-func installation(l topology.Layout) topology.Config {
+func installation(l topology.Layout) topology.ProvisionConfig {
 	if l.Partitions == 0 {
-		return topology.Config{Shards: l.Shards}
+		return topology.ProvisionConfig{Shards: l.Shards}
 	}
-	return topology.Config{Shards: l.Shards, Partitions: l.Partitions.PartitionCount()}
+	return topology.ProvisionConfig{Shards: l.Shards, Partitions: l.Partitions.PartitionCount()}
 }
 
 // migrate creates the tables without a projector.

@@ -128,7 +128,7 @@ func rechain(t *testing.T, list []stored, from int) {
 		must(t, err)
 		if i >= from {
 			c.Prev = prev
-			c = c.Rechain(subject, c.Events)
+			c = c.WithStoredEvents(subject, c.Events)
 			list[i].data, err = json.Marshal(c)
 			must(t, err)
 		}

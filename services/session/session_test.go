@@ -48,7 +48,7 @@ func newStackOn(t *testing.T, srv *natsserver.Server) *stack {
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
 	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	return &stack{t, srv, nc, js, log, eventlog.Sessions{Log: log}}

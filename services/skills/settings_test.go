@@ -211,7 +211,7 @@ func TestRun_WaitsForTheBucket(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	must(t, topology.Provision(t.Context(), b.admin, topology.ProvisionConfig{}))
 	select {
 	case <-svc.Ready():
 	case <-time.After(20 * time.Second):

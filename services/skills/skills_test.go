@@ -66,7 +66,7 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	b := &fixture{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
 	b.admin, b.gateway = b.connectAs(topology.UserAdmin), b.connectAs(topology.UserGateway)
-	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	must(t, topology.Provision(t.Context(), b.admin, topology.ProvisionConfig{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})
 	must(t, err)
 	b.entries = eventlog.Catalogue{Log: log}

@@ -100,7 +100,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	for _, r := range [][2]string{
 		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 127.0.0.1:8222", "http: " + c.natsHTTP},
 		// All processes of the run use loopback, so the server needs no TLS.
-		{"\ntls {\n  cert_file: $" + topology.CertificateVariable + "\n  key_file: $" + topology.KeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
+		{"\ntls {\n  cert_file: $" + topology.TLSCertificateVariable + "\n  key_file: $" + topology.TLSKeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
 		{"store_dir: /data", "store_dir: " + strconv.Quote(filepath.Join(c.dir, "nats"))},
 	} {
 		if strings.Count(text, r[0]) != 1 {
@@ -313,7 +313,7 @@ func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	signing, err := jslog.CheckSigning(ctx, js, layout.Shards, keys, jslog.Verifier)
+	signing, err := jslog.CheckSigning(ctx, js, layout.Shards, keys, jslog.RoleVerifier)
 	if err != nil {
 		return nc, nil, err
 	}

@@ -381,7 +381,7 @@ func (b *Base) startNATS(ctx context.Context) error {
 func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	layout, err := topology.ReadLayout(ctx, js) // of the log's only stream, which is created first
 	var signing topology.SigningSettings
-	var create topology.Config
+	var create topology.ProvisionConfig
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled):
 		create.Partitions = topology.DefaultPartitions
@@ -409,7 +409,7 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 		return err
 	}
 	b.partitions = layout.Partitions
-	b.signing, err = jslog.CheckSigning(ctx, js, 1, keys, jslog.Verifier)
+	b.signing, err = jslog.CheckSigning(ctx, js, 1, keys, jslog.RoleVerifier)
 	return err
 }
 

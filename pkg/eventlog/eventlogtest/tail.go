@@ -217,12 +217,12 @@ func testUnknownTypes(t *testing.T, l eventlog.Log) {
 	s := SessionSubject(0, l.Shards(), "unknown")
 	raw := json.RawMessage(`{"z":1,"a":[1.50,"<é>"],"nested":{"b":null}}`)
 	d := Draft("unknown", "")
-	d.Events[0].Data = events.Opaque{Name: "from_the_future", Raw: raw}
+	d.Events[0].Data = events.OpaquePayload{Name: "from_the_future", Raw: raw}
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, d); err != nil {
 		t.Fatal(err)
 	}
 	list := readAll(t, l, eventlog.Position{}, eventlog.Filter{})
-	o, ok := list[0].Events[0].Data.(events.Opaque)
+	o, ok := list[0].Events[0].Data.(events.OpaquePayload)
 	if !ok || o.Name != "from_the_future" || !bytes.Equal(o.Raw, raw) {
 		t.Errorf("the unknown event is %#v", list[0].Events[0].Data)
 	}

@@ -82,7 +82,7 @@ func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
 
 // addVerified adds the heads and the covered range of an entry whose signature was verified. hash is the hash of the
 // entry's bytes.
-func (c *Chain) addVerified(e Entry, hash string) {
+func (c *Chain) addVerified(e ChainEntry, hash string) {
 	c.n, c.hash, c.last = e.N, hash, e.Time
 	for _, h := range e.Heads {
 		c.heads[h.Seq] = signedHead{h, e.N, e.Time}

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Version is the version of the format of an Entry.
-const Version = 1
+// EntryVersion is the version of the format of a ChainEntry.
+const EntryVersion = 1
 
 // MaxHeads is the maximum number of heads in one entry, so that the entry fits into one NATS message.
 const MaxHeads = 3000
@@ -27,15 +27,15 @@ const MaxHeads = 3000
 // for data of another kind.
 const signatureDomain = "spool signed head\x00"
 
-// Head is the last commit of a subject, as an Entry lists it.
+// Head is the last commit of a subject, as a ChainEntry lists it.
 type Head struct {
 	Subject string `json:"subject"`
 	Seq     uint64 `json:"seq"` // stream sequence in the shard
 	Hash    string `json:"hash"`
 }
 
-// Entry is one link of a shard's chain of signed heads.
-type Entry struct {
+// ChainEntry is one link of a shard's chain of signed heads.
+type ChainEntry struct {
 	V     int       `json:"v"`
 	Shard int       `json:"shard"`
 	N     uint64    `json:"n"`    // 1, 2, 3, …
@@ -105,8 +105,8 @@ func (k PublicKey) ID() string {
 }
 
 // Sign encodes and signs an entry. stored is the message for the stream HEADS. hash is the Prev of the next entry.
-func (e Entry) Sign(k PrivateKey) (stored []byte, hash string, err error) {
-	e.V = Version
+func (e ChainEntry) Sign(k PrivateKey) (stored []byte, hash string, err error) {
+	e.V = EntryVersion
 	raw, err := encodeJSON(e)
 	if err != nil {
 		return nil, "", err
@@ -153,21 +153,21 @@ func (e *UnknownKeyError) Error() string {
 
 // OpenEntry decodes a stored entry and verifies its signature with keys. Without keys it does not verify: the writer of
 // the chain reads its own entries that way.
-func OpenEntry(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
+func OpenEntry(stored []byte, keys ...PublicKey) (e ChainEntry, hash string, err error) {
 	var m signedEntry
 	if err := json.Unmarshal(stored, &m); err != nil {
-		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+		return ChainEntry{}, "", fmt.Errorf("decode signed heads: %w", err)
 	}
 	if len(keys) > 0 {
 		if err := m.verify(keys); err != nil {
-			return Entry{}, "", err
+			return ChainEntry{}, "", err
 		}
 	}
 	if err := json.Unmarshal(m.Entry, &e); err != nil {
-		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+		return ChainEntry{}, "", fmt.Errorf("decode signed heads: %w", err)
 	}
-	if e.V != Version {
-		return Entry{}, "", fmt.Errorf("signed heads have version %d, newest known version is %d", e.V, Version)
+	if e.V != EntryVersion {
+		return ChainEntry{}, "", fmt.Errorf("signed heads have version %d, newest known version is %d", e.V, EntryVersion)
 	}
 	return e, entryHash(m.Entry), nil
 }

@@ -20,7 +20,7 @@ func privateKey(t *testing.T, digit string) heads.PrivateKey {
 }
 
 // seal returns the stored form of an entry, and the hash that the next entry covers.
-func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
+func seal(t *testing.T, e heads.ChainEntry, k heads.PrivateKey) ([]byte, string) {
 	t.Helper()
 	stored, hash, err := e.Sign(k)
 	if err != nil {
@@ -33,7 +33,7 @@ func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
 // earlier builds must stay verifiable.
 func TestSeal_FixedVector(t *testing.T) {
 	t.Parallel()
-	e := heads.Entry{
+	e := heads.ChainEntry{
 		Shard: 1, N: 7, Prev: "ab", Time: time.Date(2026, 1, 31, 12, 0, 0, 5, time.UTC), Through: 9,
 		Heads: []heads.Head{{Subject: "ev.00.a<b.ses_1.life", Seq: 9, Hash: "cd"}},
 	}
@@ -49,7 +49,7 @@ func TestSeal_FixedVector(t *testing.T) {
 func TestOpenEntry_ReturnsTheSignedEntry(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	want := heads.Entry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
+	want := heads.ChainEntry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
 	stored, sealed := seal(t, want, k)
 	got, hash, err := heads.OpenEntry(stored, privateKey(t, "2").Public(), k.Public())
 	if err != nil || hash != sealed || got.N != 7 || got.Through != 9 || len(got.Heads) != 1 || got.Heads[0] != want.Heads[0] {
@@ -61,7 +61,7 @@ func TestOpenEntry_ReturnsTheSignedEntry(t *testing.T) {
 func TestOpenEntry_EveryByteIsCovered(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, hash := seal(t, heads.Entry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}, k)
+	stored, hash := seal(t, heads.ChainEntry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}, k)
 	for i := range stored {
 		changed := bytes.Clone(stored)
 		changed[i] ^= 1
@@ -75,7 +75,7 @@ func TestOpenEntry_EveryByteIsCovered(t *testing.T) {
 func TestOpenEntry_NamesAnUnknownKey(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, _ := seal(t, heads.Entry{N: 1}, k)
+	stored, _ := seal(t, heads.ChainEntry{N: 1}, k)
 	var unknown *heads.UnknownKeyError
 	if _, _, err := heads.OpenEntry(stored, privateKey(t, "2").Public()); !errors.As(err, &unknown) || unknown.KeyID != k.Public().ID() {
 		t.Errorf("Open returned %v", err)
@@ -108,11 +108,11 @@ func TestChain_Faults(t *testing.T) {
 	prev := ""
 	for n := uint64(1); n <= 4; n++ {
 		var stored []byte
-		stored, prev = seal(t, heads.Entry{N: n, Prev: prev, Through: n * 10, Heads: []heads.Head{{Subject: "s", Seq: n * 10, Hash: "h"}}}, k)
+		stored, prev = seal(t, heads.ChainEntry{N: n, Prev: prev, Through: n * 10, Heads: []heads.Head{{Subject: "s", Seq: n * 10, Hash: "h"}}}, k)
 		list = append(list, stored)
 	}
-	other, _ := seal(t, heads.Entry{Shard: 3, N: 5, Prev: prev, Through: 50}, k)
-	back, _ := seal(t, heads.Entry{N: 5, Prev: prev, Through: 5}, k)
+	other, _ := seal(t, heads.ChainEntry{Shard: 3, N: 5, Prev: prev, Through: 50}, k)
+	back, _ := seal(t, heads.ChainEntry{N: 5, Prev: prev, Through: 5}, k)
 	for _, c := range []struct {
 		name    string
 		entries [][]byte
@@ -151,7 +151,7 @@ func TestChain_Faults(t *testing.T) {
 func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, _ := seal(t, heads.Entry{N: 1, Through: 10, Heads: []heads.Head{{Subject: "a", Seq: 4, Hash: "h4"}, {Subject: "b", Seq: 9, Hash: "h9"}}}, k)
+	stored, _ := seal(t, heads.ChainEntry{N: 1, Through: 10, Heads: []heads.Head{{Subject: "a", Seq: 4, Hash: "h4"}, {Subject: "b", Seq: 9, Hash: "h9"}}}, k)
 	chain := heads.NewChain(0)
 	if err := chain.Add(1, stored, k.Public()); err != nil {
 		t.Fatal(err)

@@ -17,19 +17,19 @@ import (
 type Role int
 
 const (
-	// Verifier is the role of a process that reads the log and checks the commits of all roles.
-	Verifier Role = iota
-	// Writer is the role of a process that also appends commits.
-	Writer
-	// Contributor is the role of a process that appends commits, and has only the key of its own role.
-	Contributor
+	// RoleVerifier is the role of a process that reads the log and checks the commits of all roles.
+	RoleVerifier Role = iota
+	// RoleWriter is the role of a process that also appends commits.
+	RoleWriter
+	// RoleContributor is the role of a process that appends commits, and has only the key of its own role.
+	RoleContributor
 )
 
 // CheckSigning returns the signing settings that the installation recorded. It returns an error if keys do not match
 // the settings: other processes would not accept commits that are signed with an unknown key.
 func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.SigningSettings, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
-	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
+	if err == nil && use != RoleVerifier && s.CommitVersion > events.CommitVersion {
 		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, but this build supports only versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)
 	}
 	if err != nil || len(s.Keys) == 0 {
@@ -39,11 +39,11 @@ func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys 
 	switch {
 	case keys.IsZero():
 		return s, errors.New("log-keys: the commits of this log are signed: set the keys of the installation")
-	case use != Verifier && own == "":
+	case use != RoleVerifier && own == "":
 		return s, errors.New("log-keys: the commits of this log are signed, but the keys do not contain the key of this service")
-	case use != Verifier && !slices.Contains(s.Keys, own):
+	case use != RoleVerifier && !slices.Contains(s.Keys, own):
 		return s, fmt.Errorf("log-keys: the installation does not know the key %s: run `spool provision` with this key, or set the key that is in use", own)
-	case use != Contributor && keys.MissingRole() != "":
+	case use != RoleContributor && keys.MissingRole() != "":
 		return s, fmt.Errorf("log-keys: the commits of this log are signed, but the keys contain no key of %s", keys.MissingRole())
 	}
 	return s, nil

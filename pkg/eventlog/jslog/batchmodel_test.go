@@ -256,7 +256,7 @@ func (m *streamModel) overtake(msg *nats.Msg) {
 	if c.ID = events.DeriveID(events.KindCommit, "faster", c.ID); m.ids[c.ID] > 0 || m.check([]*nats.Msg{msg}, false) != 0 {
 		return
 	}
-	c = c.Rechain(s, c.Events)
+	c = c.WithStoredEvents(s, c.Events)
 	data, err := c.Encode()
 	if err != nil {
 		m.fail("%v", err)

@@ -455,9 +455,9 @@ func TestChanged_WhileWritersAppend(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		connect func(t *testing.T) *nats.Conn
-		config  topology.Config
+		config  topology.ProvisionConfig
 	}{
-		"one server": {func(t *testing.T) *nats.Conn { return natstest.Conn(t, natstest.Run(t)) }, topology.Config{}},
+		"one server": {func(t *testing.T) *nats.Conn { return natstest.Conn(t, natstest.Run(t)) }, topology.ProvisionConfig{}},
 		"three replicas": {func(t *testing.T) *nats.Conn {
 			nc, err := nats.Connect(natstest.RunCluster(t).URL)
 			if err != nil {
@@ -465,7 +465,7 @@ func TestChanged_WhileWritersAppend(t *testing.T) {
 			}
 			t.Cleanup(nc.Close)
 			return nc
-		}, topology.Config{Replicas: 3}},
+		}, topology.ProvisionConfig{Replicas: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -28,7 +28,7 @@ func openLayout(t *testing.T, nc *nats.Conn, layout topology.Layout) *jslog.Log 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := topology.Config{Shards: layout.Shards}
+	cfg := topology.ProvisionConfig{Shards: layout.Shards}
 	if layout.Partitions != 0 {
 		cfg.Partitions = layout.Partitions.PartitionCount()
 	}

@@ -116,7 +116,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	log := openConfig(t, jslog.Config{JetStream: js, Logger: slog.New(slog.DiscardHandler)})

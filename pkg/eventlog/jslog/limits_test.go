@@ -193,7 +193,7 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw := list[0].Data.(events.Opaque).Raw
+	raw := list[0].Data.(events.OpaquePayload).Raw
 	infos, err := bucket.List(ctx)
 	if err != nil || len(infos) != 1 {
 		t.Fatalf("the bucket has %v, %v", infos, err)

@@ -47,7 +47,7 @@ func newInstallation(t *testing.T) *installation {
 func (i *installation) provision(t *testing.T, keys string) {
 	t.Helper()
 	i.keys = keys
-	if err := topology.Provision(t.Context(), i.js, topology.Config{KeyIDs: parse(t, keys, "").KeyIDs()}); err != nil {
+	if err := topology.Provision(t.Context(), i.js, topology.ProvisionConfig{KeyIDs: parse(t, keys, "").KeyIDs()}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -298,11 +298,11 @@ func TestSigned_Rotation(t *testing.T) {
 		"another key": strings.Replace(old, "session:", "session:"+secret("unheard")+"+", 1), "none": "", "no key of its own": "executor:" + secret("executor"),
 		"not all": "session:" + secret("session"),
 	} {
-		if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, keys, "session"), jslog.Writer); err == nil || !strings.HasPrefix(err.Error(), "log-keys: ") {
+		if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, keys, "session"), jslog.RoleWriter); err == nil || !strings.HasPrefix(err.Error(), "log-keys: ") {
 			t.Errorf("%s: %v, want a refusal that names log-keys", name, err)
 		}
 	}
-	if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, "skills:"+secret("skills"), "skills"), jslog.Contributor); err != nil {
+	if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, "skills:"+secret("skills"), "skills"), jslog.RoleContributor); err != nil {
 		t.Errorf("a contributor with its own key: %v", err)
 	}
 }
@@ -324,7 +324,7 @@ func TestSigned_KeysLost(t *testing.T) {
 	if _, err := i.asRole(t, "session").Last(ctx, life, eventlog.LeaderOnly); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("without the old keys: %v", err)
 	}
-	if err := topology.Provision(ctx, i.js, topology.Config{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
+	if err := topology.Provision(ctx, i.js, topology.ProvisionConfig{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
 		t.Fatal(err)
 	}
 	session := i.asRole(t, "session")

@@ -30,10 +30,10 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	}
 	started := func(version int) *jslog.Log {
 		t.Helper()
-		if err := topology.Provision(ctx, js, topology.Config{CommitVersion: version}); err != nil {
+		if err := topology.Provision(ctx, js, topology.ProvisionConfig{CommitVersion: version}); err != nil {
 			t.Fatal(err)
 		}
-		signing, err := jslog.CheckSigning(ctx, js, 1, eventlog.Keys{}, jslog.Writer)
+		signing, err := jslog.CheckSigning(ctx, js, 1, eventlog.Keys{}, jslog.RoleWriter)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.V = 3
-	c = c.Rechain(other, c.Events)
+	c = c.WithStoredEvents(other, c.Events)
 	msg, err := c.Encode()
 	if err != nil {
 		t.Fatal(err)

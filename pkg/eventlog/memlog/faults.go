@@ -40,9 +40,9 @@ func (l *Log) currentFaults() Faults {
 	return l.faults
 }
 
-// Tamper modifies the stored commit at a position, as an attacker with access to the disk could. It returns
+// TamperCommit modifies the stored commit at a position, as an attacker with access to the disk could. It returns
 // eventlog.ErrNotFound if there is no commit at p.
-func (l *Log) Tamper(p eventlog.Position, change func(*events.Commit)) error {
+func (l *Log) TamperCommit(p eventlog.Position, change func(*events.Commit)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.Shard < 0 || p.Shard >= len(l.shards) || p.Seq == 0 || p.Seq > uint64(len(l.shards[p.Shard].stored)) {

@@ -258,15 +258,15 @@ func escapeLength(b []byte) int {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return 2
 	case 'u':
-		if hex4(b) >= 0 {
+		if parseUnicodeEscape(b) >= 0 {
 			return 6
 		}
 	}
 	return 0
 }
 
-// hex4 returns the value of the escape \uXXXX at the beginning of b, or -1 if there is none.
-func hex4(b []byte) rune {
+// parseUnicodeEscape returns the value of the escape \uXXXX at the beginning of b, or -1 if b does not begin with one.
+func parseUnicodeEscape(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return -1
 	}
@@ -303,10 +303,10 @@ func unquote(raw []byte) string {
 	for len(raw) > 0 {
 		switch c := raw[0]; {
 		case c == '\\' && raw[1] == 'u':
-			r := hex4(raw)
+			r := parseUnicodeEscape(raw)
 			raw = raw[6:]
 			if utf16.IsSurrogate(r) {
-				if r = utf16.DecodeRune(r, hex4(raw)); r != unicode.ReplacementChar {
+				if r = utf16.DecodeRune(r, parseUnicodeEscape(raw)); r != unicode.ReplacementChar {
 					raw = raw[6:]
 				}
 			}

@@ -142,8 +142,8 @@ func (w *Finder) Add(seq uint32, e events.Event) {
 	case events.SessionCreated:
 		w.created = d
 	case events.SessionForked:
-		w.files = snapshot{id: d.Snapshot, session: d.Files()}
-		w.inherited = conversation{snapshot{id: d.Records, session: d.State()}, d.AgentSessionID, d.Anchor}
+		w.files = snapshot{id: d.Snapshot, session: d.FilesOwner()}
+		w.inherited = conversation{snapshot{id: d.Records, session: d.RecordsOwner()}, d.AgentSessionID, d.Anchor}
 		if w.best != nil { // session_created is in the same commit as this event
 			w.best.files, w.best.conversation = w.files, w.inherited
 		}

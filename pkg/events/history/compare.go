@@ -92,7 +92,7 @@ func (r *EventNormalizer) normalizeValue(v any) {
 				delete(x, name)
 			case name == "input": // the agent's own text
 			case isID && text && id != "" && id != events.MainConversation:
-				x[name] = r.idName(kind, id)
+				x[name] = r.idReplacement(kind, id)
 			default:
 				r.normalizeValue(x[name])
 			}
@@ -100,8 +100,8 @@ func (r *EventNormalizer) normalizeValue(v any) {
 	}
 }
 
-// idName returns the replacement of an id: its kind and its number among the ids of that kind.
-func (r *EventNormalizer) idName(kind, id string) string {
+// idReplacement returns the text that replaces an id: its kind and its number among the ids of that kind.
+func (r *EventNormalizer) idReplacement(kind, id string) string {
 	name, ok := r.names[kind+" "+id]
 	if !ok {
 		r.counts[kind]++

@@ -287,7 +287,7 @@ const UnprojectableData = `{"unprojectable":true}`
 // EventFromReadModel converts an event that the read models store to the form that Evolve takes.
 func EventFromReadModel(w events.WireEvent) events.Event {
 	if string(w.Data) == UnprojectableData {
-		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.Opaque{Name: w.Type}}
+		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.OpaquePayload{Name: w.Type}}
 	}
 	return w.Event()
 }

@@ -43,7 +43,7 @@ func anEvent(t *rapid.T) events.Event {
 			events.SandboxReplaced{SandboxID: sandbox}, events.SandboxTerminated{SandboxID: sandbox}, events.SandboxFailed{SandboxID: sandbox},
 			events.WorkspaceSynced{Snapshot: "s", Files: 1, Bytes: 2}, events.WorkspaceSynced{}, events.FileModified{Path: "p"}, events.FilePut{Path: "p"},
 			events.ExecutionResolved{Agent: events.Reference{Slug: "a"}, Variables: []events.Provenance{{Name: "TOKEN", Value: "value"}}},
-			events.Opaque{Name: "from_the_future", Raw: json.RawMessage(`{}`)}, events.Log{Message: "line"},
+			events.OpaquePayload{Name: "from_the_future", Raw: json.RawMessage(`{}`)}, events.Log{Message: "line"},
 		}).Draw(t, "data"),
 	}
 }
@@ -116,7 +116,7 @@ func TestEvolve_UnknownTypesChangeOnlyThePosition(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := history.Fold(history.State{}, rapid.SliceOfN(rapid.Custom(anEvent), 1, 30).Draw(t, "events")...)
-		next := history.Evolve(s, s.Seq+1, events.Event{Time: s.Time.Add(time.Hour), Data: events.Opaque{Name: "approval_requested", Raw: json.RawMessage(`{"blockId":"blk_1"}`)}})
+		next := history.Evolve(s, s.Seq+1, events.Event{Time: s.Time.Add(time.Hour), Data: events.OpaquePayload{Name: "approval_requested", Raw: json.RawMessage(`{"blockId":"blk_1"}`)}})
 		s.Seq, s.Time = s.Seq+1, s.Time.Add(time.Hour)
 		if encode(t, next) != encode(t, s) {
 			t.Errorf("got\n%s\nwant\n%s", encode(t, next), encode(t, s))

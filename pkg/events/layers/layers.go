@@ -24,16 +24,16 @@ type Environment struct {
 	Spec events.EnvironmentSpec
 }
 
-// Error is returned for a variable or placeholder that is invalid, missing, or in conflict with another one.
-type Error struct {
+// VariableError is returned for a variable or placeholder that is invalid, missing, or in conflict with another one.
+type VariableError struct {
 	Code   string // CodeConflict, CodeMissing or CodeReserved
 	Name   string // of the variable or the environment
 	Detail string
 }
 
-func (e *Error) Error() string { return e.Detail }
+func (e *VariableError) Error() string { return e.Detail }
 
-// The codes of Error.
+// The codes of VariableError.
 const (
 	CodeConflict = "ENVIRONMENT_CONFLICT"
 	CodeMissing  = "ENVIRONMENT_MISSING"
@@ -61,7 +61,7 @@ func MergeVariables(agent map[string]events.Declaration, environments []Environm
 	seen := map[events.Reference]string{}
 	for _, e := range environments {
 		if before, ok := seen[e.Ref.WithoutVersion()]; ok && before != e.Ref.Version {
-			wrong = append(wrong, &Error{CodeConflict, e.Ref.WithoutVersion().String(), fmt.Sprintf("environment %s is referred to in two versions, %s and %s", e.Ref.WithoutVersion(), before, e.Ref.Version)})
+			wrong = append(wrong, &VariableError{CodeConflict, e.Ref.WithoutVersion().String(), fmt.Sprintf("environment %s is referred to in two versions, %s and %s", e.Ref.WithoutVersion(), before, e.Ref.Version)})
 		}
 		seen[e.Ref.WithoutVersion()] = e.Ref.Version
 		for _, name := range slices.Sorted(maps.Keys(e.Spec.Variables)) {
@@ -73,7 +73,7 @@ func MergeVariables(agent map[string]events.Declaration, environments []Environm
 	}
 	for _, name := range slices.Sorted(maps.Keys(agent)) {
 		if _, ok := merged[name]; !ok && agent[name].Required {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment sets it", name)})
+			wrong = append(wrong, &VariableError{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment sets it", name)})
 		}
 	}
 	out := make([]events.Provenance, 0, len(merged))
@@ -101,10 +101,10 @@ func CheckVariableName(name string) error {
 		ok = c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 	}
 	if !ok {
-		return &Error{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not starting with a digit", name, maxVariableNameLength)}
+		return &VariableError{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not starting with a digit", name, maxVariableNameLength)}
 	}
 	if slices.Contains(reservedVariables, name) || strings.HasPrefix(name, "SPOOL_") {
-		return &Error{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
+		return &VariableError{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func ExpandPlaceholders(s string, value func(name string) (string, bool)) (strin
 	splitPlaceholders(s, func(text string) { b.WriteString(text) }, func(name string) {
 		v, found := value(name)
 		if !found {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment sets it", name)})
+			wrong = append(wrong, &VariableError{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment sets it", name)})
 		}
 		b.WriteString(v)
 	})

@@ -24,7 +24,7 @@ func codes(err error) string {
 			}
 			return
 		}
-		var e *layers.Error
+		var e *layers.VariableError
 		if errors.As(err, &e) {
 			out = append(out, e.Code+" "+e.Name)
 		} else if err != nil {
@@ -96,7 +96,7 @@ func TestCheckName_RefusesInvalidNames(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"", "1", "A B", "A=B", "A\x00", "É", "A-B", strings.Repeat("A", 129), "PATH", "HOME", "LD_PRELOAD", "https_proxy", "ANTHROPIC_API_KEY", "SPOOL_", "SPOOL_KEY"} {
-		var wrong *layers.Error
+		var wrong *layers.VariableError
 		if err := layers.CheckVariableName(bad); !errors.As(err, &wrong) || wrong.Name != bad {
 			t.Errorf("%q: %v", bad, err)
 		}

@@ -25,17 +25,17 @@ type Speed float64
 // MaxSpeed is the speed of a replay that never waits between events.
 const MaxSpeed Speed = math.MaxFloat64
 
-// ErrSpeed is returned by ParseSpeed for an invalid speed.
-var ErrSpeed = errors.New("must be a positive number, or max")
+// ErrInvalidSpeed is returned by ParseSpeed for an invalid speed.
+var ErrInvalidSpeed = errors.New("must be a positive number, or max")
 
-// ParseSpeed parses a positive number or "max". Its error wraps ErrSpeed.
+// ParseSpeed parses a positive number or "max". Its error wraps ErrInvalidSpeed.
 func ParseSpeed(s string) (Speed, error) {
 	if s == "max" {
 		return MaxSpeed, nil
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(f > 0) || math.IsInf(f, 0) { //nolint:staticcheck // NaN is not positive either
-		return 0, fmt.Errorf("%w, not %s", ErrSpeed, truncate.Quote(s, 40))
+		return 0, fmt.Errorf("%w, not %s", ErrInvalidSpeed, truncate.Quote(s, 40))
 	}
 	return Speed(f), nil
 }

@@ -16,9 +16,9 @@ var (
 	ErrFenced = errors.New("another holder has raised the epoch")
 	// ErrRetired is returned for a command on a deleted session whose run subject was retired.
 	ErrRetired = errors.New("the session was deleted and its runs are retired")
-	// ErrBusy is returned if a session cannot be retired or erased: an execution runs, a sandbox exists, or the
+	// ErrSessionBusy is returned if a session cannot be retired or erased: an execution runs, a sandbox exists, or the
 	// session is not retired yet.
-	ErrBusy = errors.New("the session is still in use")
+	ErrSessionBusy = errors.New("the session is still in use")
 	// ErrEnded is returned for a command on an execution that has ended.
 	ErrEnded = errors.New("the execution has ended")
 )
@@ -158,14 +158,14 @@ func Decide(s State, c Command) (Decision, error) {
 		return decideAbandon(s, c)
 	case RetireRuns:
 		if !s.IsIdle() || s.Sandbox.ID != "" {
-			return Decision{}, ErrBusy
+			return Decision{}, ErrSessionBusy
 		}
 		m := events.NewEventList(c.CommandMeta)
 		m.Add("", events.RunRetired{Usage: c.Usage, Life: c.Life, Runs: c.Runs, Audit: c.Audit, Stored: c.Stored})
 		return Decision{Epoch: s.Epoch + 1, Events: m.Events()}, nil
 	case RecordErasure:
 		if !s.Retired {
-			return Decision{}, ErrBusy
+			return Decision{}, ErrSessionBusy
 		}
 		m := events.NewEventList(c.CommandMeta)
 		m.Add("", events.ContentRemoved{Messages: c.Messages, Objects: c.Objects})
@@ -200,10 +200,10 @@ func decideClaim(s State, c ClaimExecution) (Decision, error) {
 		return Decision{}, ErrEnded
 	}
 	epoch := s.Epoch + 1
-	if s.Execution == c.ExecutionID && s.Claims >= MaxClaims+maxStopClaims {
+	if s.Execution == c.ExecutionID && s.Claims >= MaxClaimsWithoutProgress+maxStopClaims {
 		outcome := ClaimsExhaustedFailure()
 		if s.Sandbox.Journal != "" {
-			outcome = outcome.NotStopped(errors.New("the executors that tried to stop it died"))
+			outcome = outcome.WithStopFailure(errors.New("the executors that tried to stop it died"))
 		}
 		return s.decideEnd(epoch, EndExecution{CommandMeta: c.CommandMeta, ExecutionID: c.ExecutionID, Outcome: outcome}), nil
 	}
@@ -216,7 +216,7 @@ func decideClaim(s State, c ClaimExecution) (Decision, error) {
 func ClaimsExhaustedFailure() events.ExecutionFailed {
 	return events.ExecutionFailed{
 		Code:    "CLAIMS_EXHAUSTED",
-		Message: fmt.Sprintf("%d executors in a row took the execution and made no progress", MaxClaims),
+		Message: fmt.Sprintf("%d executors in a row took the execution and made no progress", MaxClaimsWithoutProgress),
 	}
 }
 
@@ -312,7 +312,7 @@ func (s State) decideEnd(epoch uint64, c EndExecution) Decision {
 		}
 	}
 	if s.Execution == c.ExecutionID {
-		d.Events = append(d.Events, s.retractAll(c.CommandMeta, "execution_ended")...)
+		d.Events = append(d.Events, s.retractApprovals(c.CommandMeta, "execution_ended")...)
 	}
 	d.Events = append(d.Events, c.With...)
 	m := events.NewEventList(c.CommandMeta)
@@ -323,9 +323,9 @@ func (s State) decideEnd(epoch uint64, c EndExecution) Decision {
 	return d
 }
 
-// retractAll returns an approval_retracted event for each open approval request. The ids of the events are derived from
+// retractApprovals returns an approval_retracted event for each open approval request. The ids of the events are derived from
 // the requests, as those of the completed blocks in decideEnd are from the blocks.
-func (s State) retractAll(m events.CommandMeta, reason string) []events.Event {
+func (s State) retractApprovals(m events.CommandMeta, reason string) []events.Event {
 	var list []events.Event
 	for _, a := range s.Approvals {
 		list = append(list, events.Event{

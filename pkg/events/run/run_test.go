@@ -172,7 +172,7 @@ func TestClaims_CountThoseWithoutProgress(t *testing.T) {
 // sandbox, until another execution starts in it or it is gone.
 func TestUnstopped_MarksTheSandboxUntilItIsReplaced(t *testing.T) {
 	t.Parallel()
-	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("nobody was there")))
+	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.WithStopFailure(errors.New("nobody was there")))
 	if d := lost.Data.(events.ExecutionFailed); !d.Unstopped || !strings.Contains(d.Message, "nobody was there") {
 		t.Errorf("%+v", d)
 	}

@@ -14,11 +14,11 @@ import (
 // the subject is folded from its first commit.
 const StateVersion = 3
 
-// MaxClaims is the number of claims without progress that an execution survives. A claim does not count if its
+// MaxClaimsWithoutProgress is the number of claims without progress that an execution survives. A claim does not count if its
 // holder attached to the running agent or handed the execution over.
-const MaxClaims = 5
+const MaxClaimsWithoutProgress = 5
 
-// maxStopClaims is the number of claims beyond MaxClaims whose holders may try to stop the agent. After them the
+// maxStopClaims is the number of claims beyond MaxClaimsWithoutProgress whose holders may try to stop the agent. After them the
 // execution ends although the agent was not stopped.
 const maxStopClaims = 3
 
@@ -161,9 +161,9 @@ func (s *State) IsDone(r session.QueryRef) bool { return s.Turn > r.Turn || s.Ha
 // IsIdle reports whether no execution runs: none was claimed, or the last one has ended.
 func (s *State) IsIdle() bool { return s.Execution == "" || s.Phase.IsTerminal() }
 
-// HasTooManyClaims reports whether the execution was claimed more than MaxClaims times without progress: the holder
+// HasTooManyClaims reports whether the execution was claimed more than MaxClaimsWithoutProgress times without progress: the holder
 // stops the agent and ends the execution.
-func (s *State) HasTooManyClaims() bool { return !s.IsIdle() && s.Claims > MaxClaims }
+func (s *State) HasTooManyClaims() bool { return !s.IsIdle() && s.Claims > MaxClaimsWithoutProgress }
 
 // WasTakenOver reports whether another holder claimed the execution before the current claim, and may have started it
 // in the runner.
@@ -221,7 +221,7 @@ func Evolve(s State, e events.Event) State {
 		s.Sandbox.N, s.Claims = e.N, 0
 	}
 	if e.N > 0 {
-		s.Output = s.Output.Plus(events.OutputOf(e))
+		s.Output = s.Output.Plus(events.OutputSizeOf(e))
 	}
 	switch d := e.Data.(type) {
 	case events.ExecutionClaimed:

@@ -7,9 +7,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// rememberedDecisions is the number of decisions that a state remembers. It is greater than the number of approval
-// requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every open request.
-const rememberedDecisions = 128
+// maxRememberedDecisions is the maximum number of decisions that a State remembers. It is greater than the number of
+// approval requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every
+// open request.
+const maxRememberedDecisions = 128
 
 // maxCommentBytes is the maximum length in bytes of a comment on an approval request.
 const maxCommentBytes = 16 << 10

@@ -74,11 +74,11 @@ func TestDecideApproval(t *testing.T) {
 // A state remembers the decisions on all requests that may be open, and forgets them with the next execution.
 func TestDecided_IsBounded(t *testing.T) {
 	s := State{Status: Open, Active: QueryRef{ExecutionID: "exe"}, Queue: []QueryRef{{ExecutionID: "next"}}}
-	for range 10 * rememberedDecisions {
+	for range 10 * maxRememberedDecisions {
 		s = Evolve(s, events.Event{ExecutionID: "exe", Data: events.ApprovalDecided{ApprovalID: "x"}})
 	}
 	s = Evolve(s, events.Event{ExecutionID: "exe", Data: events.ApprovalDecided{ApprovalID: "last"}})
-	if n := len(s.Decided); n != rememberedDecisions || n <= events.MaxOpenApprovals || s.Decided[n-1].ApprovalID != "last" {
+	if n := len(s.Decided); n != maxRememberedDecisions || n <= events.MaxOpenApprovals || s.Decided[n-1].ApprovalID != "last" {
 		t.Errorf("%d decisions, the last %+v", n, s.Decided[n-1])
 	}
 	if s = s.WithCommitSeq(7); s.Decided[0].At != 7 {

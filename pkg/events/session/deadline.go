@@ -2,9 +2,9 @@ package session
 
 import "time"
 
-// TurnGrace is the time after the turn limit in which the executor may end the turn itself. After it the session
+// TurnGracePeriod is the time after the turn limit in which the executor may end the turn itself. After it the session
 // service checks whether the executor is alive.
-const TurnGrace = 30 * time.Second
+const TurnGracePeriod = 30 * time.Second
 
 // NextDeadline returns the session's earliest deadline, and false if there is none.
 func (s *State) NextDeadline(r RunView) (time.Time, bool) {
@@ -41,7 +41,7 @@ func (s *State) TurnDeadline(r RunView) (time.Time, bool) {
 	if r.Waiting || s.ShouldBePaused(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
 		return time.Time{}, false // the turn limit does not run during a pause
 	}
-	return s.Active.At.Add(milliseconds(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true
+	return s.Active.At.Add(milliseconds(s.Options.TurnLimitMs) + r.PausedFor + TurnGracePeriod), true
 }
 
 // lastActivity returns the time of the last message or the end of the last execution, whichever is later.

@@ -19,10 +19,10 @@ func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
 // The error codes of refused commands.
 const (
-	CodeNotFound = "SESSION_NOT_FOUND"
-	CodeExists   = "SESSION_EXISTS"
-	CodeClosed   = "SESSION_CLOSED"
-	CodeFull     = "QUEUE_FULL"
+	CodeNotFound  = "SESSION_NOT_FOUND"
+	CodeExists    = "SESSION_EXISTS"
+	CodeClosed    = "SESSION_CLOSED"
+	CodeQueueFull = "QUEUE_FULL"
 
 	CodeNotRunning   = "EXECUTION_NOT_RUNNING"
 	CodeTooManyFiles = "TOO_MANY_FILES"
@@ -282,7 +282,7 @@ func decidePost(s State, c PostQuery, m *events.EventList) ([]events.Event, erro
 		return nil, newClosedError()
 	}
 	if len(s.Queue) >= MaxQueuedExecutions {
-		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueuedExecutions)}
+		return nil, &Error{CodeQueueFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueuedExecutions)}
 	}
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil

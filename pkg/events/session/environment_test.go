@@ -103,7 +103,7 @@ func TestDeadline_PausedExecutionHasNone(t *testing.T) {
 	t.Parallel()
 	s := session.State{Status: session.Open, Active: session.QueryRef{ExecutionID: "A"}, Options: events.Options{TurnLimitMs: 1000}}
 	at, ok := s.TurnDeadline(session.RunView{ActiveClaimed: true, PausedFor: time.Minute})
-	if !ok || at != s.Active.At.Add(time.Second+time.Minute+session.TurnGrace) {
+	if !ok || at != s.Active.At.Add(time.Second+time.Minute+session.TurnGracePeriod) {
 		t.Fatalf("%s %v", at, ok)
 	}
 	s.Pause = session.PauseState{ExecutionID: "A", Wanted: true}

@@ -149,8 +149,8 @@ func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 	}
 	_, err := session.Decide(s, session.PostQuery{CommandBase: meta(0), ExecutionID: "Z"})
 	var refused *session.Error
-	if !errors.As(err, &refused) || refused.Code != session.CodeFull {
-		t.Fatalf("error %v, want %s", err, session.CodeFull)
+	if !errors.As(err, &refused) || refused.Code != session.CodeQueueFull {
+		t.Fatalf("error %v, want %s", err, session.CodeQueueFull)
 	}
 }
 
@@ -233,11 +233,11 @@ func TestDeadline_IsTheEarliest(t *testing.T) {
 		want time.Time
 	}{
 		{"new: the session limit", given(created), session.RunView{}, at(time.Hour)},
-		{"running: the turn limit and grace", given(created, posted("A")), session.RunView{HasSandbox: true}, at(1 + 10*time.Minute + session.TurnGrace)},
+		{"running: the turn limit and grace", given(created, posted("A")), session.RunView{HasSandbox: true}, at(1 + 10*time.Minute + session.TurnGracePeriod)},
 		{"rested: idle", given(created, posted("A")), rested, at(61 * time.Second)},
 		{"idle already", given(created, posted("A"), commit(fact("", at(9), events.SessionIdle{}))), rested, at(time.Hour)},
 		{"closed at rest: none", given(created, closed), session.RunView{ActiveEnded: true}, time.Time{}},
-		{"closed while it runs: the turn limit", given(created, posted("A"), closed), session.RunView{}, at(1 + 10*time.Minute + session.TurnGrace)},
+		{"closed while it runs: the turn limit", given(created, posted("A"), closed), session.RunView{}, at(1 + 10*time.Minute + session.TurnGracePeriod)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

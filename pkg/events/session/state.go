@@ -26,9 +26,9 @@ const (
 // MaxQueuedExecutions is the maximum number of queued executions of a session.
 const MaxQueuedExecutions = 256
 
-// rememberedCommands is the number of commands that a state remembers, so that a redelivered command changes
+// maxRememberedCommands is the maximum number of commands that a State remembers, so that a redelivered command changes
 // nothing.
-const rememberedCommands = 64
+const maxRememberedCommands = 64
 
 // State is the state of a session's life, folded from the commits of the life subject.
 type State struct {
@@ -238,10 +238,10 @@ func Fold(s State, id string, list []events.Event) State {
 		return s
 	}
 	if events.CheckID("", events.KindCommand, id) != nil {
-		s.Forgotten = max(s.Forgotten, latestCommand(list[0].Time.Add(maxClockDifference)))
+		s.Forgotten = max(s.Forgotten, commandIDAfter(list[0].Time.Add(maxClockDifference)))
 	}
 	s.Commands = append(slices.Clone(s.Commands), CompletedCommand{ID: id})
-	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+	if extra := len(s.Commands) - maxRememberedCommands; extra > 0 {
 		for _, d := range s.Commands[:extra] {
 			if events.CheckID("", events.KindCommand, d.ID) == nil {
 				s.Forgotten = max(s.Forgotten, d.ID)
@@ -252,8 +252,8 @@ func Fold(s State, id string, list []events.Event) State {
 	return s
 }
 
-// latestCommand returns an id that is greater than the id of every command created before at.
-func latestCommand(at time.Time) string {
+// commandIDAfter returns an id that is greater than the id of every command that was created before at.
+func commandIDAfter(at time.Time) string {
 	id, err := events.NewID(events.KindCommand, at, zeroReader{})
 	if err != nil {
 		return "" // zeros never fails
@@ -269,10 +269,10 @@ func (zeroReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// withoutText returns a deleted session's options without text that a client wrote, because the state stored with
-// session_deleted is kept forever. HostPath stays: while a turn is being ended, the executor must not take the
-// folder for an empty workspace of the session.
-func withoutText(o events.Options) events.Options {
+// withoutClientText returns the options of a deleted session without the text that a client wrote, because the state
+// stored with session_deleted is kept forever. HostPath stays: while a turn is being ended, the executor must not take
+// the folder for an empty workspace of the session.
+func withoutClientText(o events.Options) events.Options {
 	o.Image, o.Command, o.ModelSettings, o.Egress = "", nil, events.ModelSettings{}, nil
 	return o
 }
@@ -295,7 +295,7 @@ func Evolve(s State, e events.Event) State {
 		s.Status, s.Release = Closed, e.ID
 	case events.SessionDeleted:
 		s.Status, s.Release = Deleted, e.ID
-		s.Options = withoutText(s.Options)
+		s.Options = withoutClientText(s.Options)
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
 		s.Queue = append(slices.Clone(s.Queue), QueryRef{ExecutionID: e.ExecutionID, At: e.Time, RecoveredFrom: d.RecoveredFrom})
@@ -328,7 +328,7 @@ func Evolve(s State, e events.Event) State {
 		s.Pause = PauseState{ExecutionID: e.ExecutionID, Cause: e.ID}
 	case events.ApprovalDecided:
 		s.Decided = append(slices.Clone(s.Decided), DecidedApproval{ApprovalID: d.ApprovalID, Decision: d.Decision})
-		if extra := len(s.Decided) - rememberedDecisions; extra > 0 {
+		if extra := len(s.Decided) - maxRememberedDecisions; extra > 0 {
 			s.Decided = s.Decided[extra:]
 		}
 	case events.SyncRequested:

@@ -22,7 +22,8 @@ const (
 	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
 
-	rememberedCommands = 16
+	// maxRememberedCommands is the maximum number of commands of an entry that a State remembers.
+	maxRememberedCommands = 16
 )
 
 // State is the state of a catalogue entry: its versions and tags, folded from the entry's commits.
@@ -213,7 +214,7 @@ func (s State) WithCommitSeq(seq uint64) State {
 }
 
 // MayHaveDropped reports whether a command that HasCommand does not find may have been carried out nevertheless.
-func (s State) MayHaveDropped() bool { return len(s.Commands) >= rememberedCommands }
+func (s State) MayHaveDropped() bool { return len(s.Commands) >= maxRememberedCommands }
 
 // Fold applies a commit's events and remembers the commit.
 func Fold(s State, commit string, list []events.Event) State {
@@ -221,7 +222,7 @@ func Fold(s State, commit string, list []events.Event) State {
 		s = Evolve(s, e)
 	}
 	s.Commands = append(slices.Clone(s.Commands), commit)
-	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+	if extra := len(s.Commands) - maxRememberedCommands; extra > 0 {
 		s.Commands = s.Commands[extra:]
 	}
 	return s

@@ -252,7 +252,7 @@ func TestEvolve_AcceptsAnyEvents(t *testing.T) {
 		t.Errorf("%d versions, latest %s", len(s.Versions), s.Tags["latest"])
 	}
 	for _, data := range []events.Payload{
-		nil, events.SessionIdle{}, events.Opaque{}, events.SkillTagged{Ref: events.Reference{Version: "?"}, Tag: "?"}, events.AgentRemoved{Ref: events.Reference{Version: "?"}},
+		nil, events.SessionIdle{}, events.OpaquePayload{}, events.SkillTagged{Ref: events.Reference{Version: "?"}, Tag: "?"}, events.AgentRemoved{Ref: events.Reference{Version: "?"}},
 		events.InstanceRemoved{}, events.EnvironmentRemoved{}, events.InstanceApplied{}, events.EnvironmentApplied{},
 	} {
 		s = versions.Evolve(s, events.Event{Data: data})

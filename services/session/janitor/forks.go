@@ -145,10 +145,10 @@ func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool
 	}
 	names := map[string]bool{}
 	for _, f := range list {
-		if f.Tenant == k.Tenant && f.Files() == k.ID {
+		if f.Tenant == k.Tenant && f.FilesOwner() == k.ID {
 			names[f.Snapshot] = true
 		}
-		if f.Tenant == k.Tenant && f.State() == k.ID {
+		if f.Tenant == k.Tenant && f.RecordsOwner() == k.ID {
 			names[f.Records] = true
 		}
 	}

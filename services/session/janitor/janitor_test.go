@@ -78,12 +78,12 @@ func newFixtureAt(t *testing.T, cfg natsserver.Config) *fixture {
 	if cfg.Accounts {
 		b.connect = srv.ConnectAs
 	}
-	b.install(topology.Config{Partitions: topology.DefaultPartitions})
+	b.install(topology.ProvisionConfig{Partitions: topology.DefaultPartitions})
 	return b
 }
 
 // install creates the streams, the read models, and the log with the rights of admin.
-func (b *fixture) install(cfg topology.Config) {
+func (b *fixture) install(cfg topology.ProvisionConfig) {
 	b.t.Helper()
 	t := b.t
 	cfg.Partitions = topology.DefaultPartitions
@@ -678,7 +678,7 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	nc := natstest.Conn(t, natstest.Run(t))
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
 	url := pgtest.URL(t)
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))

@@ -465,7 +465,7 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.RunCluster(t)
 	b := &fixture{t: t, dirs: cluster.Dirs, connect: func(_ string, opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(cluster.URL, opts...) }}
-	b.install(topology.Config{Replicas: 3})
+	b.install(topology.ProvisionConfig{Replicas: 3})
 	id, other := newID(events.KindSession), b.session(newID(events.KindSession))
 	b.appendLog(other, "sanderling-kept")
 	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")

@@ -346,7 +346,7 @@ func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.SessionState) (h
 			if e.Type() == (events.MessageAccepted{}).EventType() {
 				h.executions = append(h.executions, e.ExecutionID)
 			}
-			if o, ok := e.Data.(events.Opaque); ok && events.IsPayloadRef(o.Raw) {
+			if o, ok := e.Data.(events.OpaquePayload); ok && events.IsPayloadRef(o.Raw) {
 				var ref events.PayloadRef
 				if err := json.Unmarshal(o.Raw, &ref); err != nil {
 					return h, fmt.Errorf("read %s: %w", rec.Position, err)

@@ -148,7 +148,7 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	if t.keys, err = signingKeys(); err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, t.owner, topology.Config{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, t.owner, topology.ProvisionConfig{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
 		return nil, err
 	}
 	t.signing, err = topology.ReadSigning(ctx, t.owner, 1)

@@ -91,7 +91,7 @@ type testbed struct {
 	shard   int
 	key     heads.PrivateKey
 	writers []*sessionWriter
-	last    heads.Entry
+	last    heads.ChainEntry
 	hash    string
 	seq     uint64
 }
@@ -122,7 +122,7 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	if t.js, err = jetstream.New(nc); err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, t.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, t.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		return nil, err
 	}
 	if t.log, err = jslog.New(jslog.Config{JetStream: t.js}); err != nil {
@@ -179,7 +179,7 @@ func (t *testbed) signHeads(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e := heads.Entry{Shard: t.shard, N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
+	e := heads.ChainEntry{Shard: t.shard, N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
 	for subject, seq := range changes.Last {
 		hash, ok := changes.Hash[subject]
 		if !ok {

@@ -111,7 +111,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 		return pair, err
 	}
 	const shards = len(pair)
-	if err := topology.Provision(ctx, js[topology.UserAdmin], topology.Config{Shards: shards, KeyIDs: keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, js[topology.UserAdmin], topology.ProvisionConfig{Shards: shards, KeyIDs: keys.KeyIDs()}); err != nil {
 		return pair, err
 	}
 	signing, err := topology.ReadSigning(ctx, js[topology.UserAdmin], shards)

@@ -67,7 +67,7 @@ func (c *Cluster) startRestartableServers() {
 	must(c.T, err)
 	js, err := jetstream.New(nc)
 	must(c.T, err)
-	must(c.T, topology.Provision(c.T.Context(), js, topology.Config{}))
+	must(c.T, topology.Provision(c.T.Context(), js, topology.ProvisionConfig{}))
 	c.Base.Log = log
 }
 

@@ -87,7 +87,7 @@ func (i installation) dial(ctx context.Context, url, database, logKeys string, s
 		nc.Close()
 		return Installation{}, fmt.Errorf("nats-url: %w", err)
 	}
-	signing, err := jslog.CheckSigning(try, js, layout.Shards, keys, jslog.Writer)
+	signing, err := jslog.CheckSigning(try, js, layout.Shards, keys, jslog.RoleWriter)
 	if err != nil {
 		nc.Close()
 		return Installation{}, err

@@ -143,7 +143,7 @@ func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (layout
 		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.MissingRole())
 	}
 	// Provision rejects numbers that differ from the installed ones.
-	cfg := topology.Config{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
+	cfg := topology.ProvisionConfig{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
 	if installed, err := topology.IsInstalled(ctx, js); err != nil {
 		return layout, err
 	} else if !installed {

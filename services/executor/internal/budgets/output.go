@@ -64,7 +64,7 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 	if e.N == 0 { // of the executor, not of the journal
 		return true, ""
 	}
-	written := m.written.Plus(events.OutputOf(e))
+	written := m.written.Plus(events.OutputSizeOf(e))
 	if !m.cut {
 		message = m.limitMessage(written)
 		if message == "" && onReserve() {
@@ -114,7 +114,7 @@ func (m *OutputMeter) limitMessage(o events.OutputSize) string {
 // exceedsReserve counts an event that uses the reserve of the store. It returns a message if such events exceed their
 // limit, else "".
 func (m *OutputMeter) exceedsReserve(e events.Event) string {
-	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= reserveBytes {
+	if m.stopped = m.stopped.Plus(events.OutputSizeOf(e)); m.stopped.Bytes <= reserveBytes {
 		return ""
 	}
 	return "the output of the execution is cut here: it is being stopped, and the store of NATS is full but for its reserve"

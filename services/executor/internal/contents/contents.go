@@ -188,15 +188,15 @@ func Sources(l *eventlog.SessionState) []Source {
 		return []Source{{session: l.ID, snapshot: own}}
 	case f == nil:
 		return nil
-	case f.Snapshot != "" && f.Snapshot == f.Records && f.Files() == f.State():
-		return []Source{{session: f.Files(), snapshot: f.Snapshot}}
+	case f.Snapshot != "" && f.Snapshot == f.Records && f.FilesOwner() == f.RecordsOwner():
+		return []Source{{session: f.FilesOwner(), snapshot: f.Snapshot}}
 	}
 	var list []Source
 	if f.Snapshot != "" {
-		list = append(list, Source{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, Source{f.FilesOwner(), f.Snapshot, []workspace.Tree{workspace.Files}})
 	}
 	if f.Records != "" {
-		list = append(list, Source{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, Source{f.RecordsOwner(), f.Records, []workspace.Tree{workspace.Records}})
 	}
 	return list
 }

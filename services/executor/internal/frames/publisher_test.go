@@ -35,7 +35,7 @@ func newWorld(t *testing.T, interval time.Duration) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	publisher := frames.New(frames.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: interval, Logger: slog.New(slog.DiscardHandler)})

@@ -207,7 +207,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 
 // variableError converts an error of package layers to an *Error. It returns any other error unchanged.
 func variableError(err error) error {
-	var conflict *layers.Error
+	var conflict *layers.VariableError
 	if errors.As(err, &conflict) {
 		return &Error{conflict.Code, err}
 	}

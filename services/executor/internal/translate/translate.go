@@ -147,7 +147,7 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 		return t.file(l, at, p.Path, data, now)
 	case events.FileDeleted:
 		return t.file(l, at, p.Path, data, now)
-	case events.Opaque:
+	case events.OpaquePayload:
 		return t.bad(l, now)
 	}
 	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)

@@ -71,13 +71,13 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	}
 	t.Log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
 	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
-		return t.fail(ctx, failed.NotStopped(err))
+		return t.fail(ctx, failed.WithStopFailure(err))
 	}
 	if err := t.Refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
-		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
+		return t.fail(ctx, failed.WithStopFailure(errors.Join(err, terr)))
 	}
 	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }

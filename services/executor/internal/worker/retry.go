@@ -101,7 +101,7 @@ func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 			t.Log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
-			end.Outcome = failed.NotStopped(err)
+			end.Outcome = failed.WithStopFailure(err)
 		}
 	}
 	end.With = t.NewEvents(events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here})

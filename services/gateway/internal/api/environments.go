@@ -213,7 +213,7 @@ func requestReferences(r referencesRequest) (agent, instance events.Reference, l
 
 // mergeError combines all conflicts of variables into one problem with the code of the first.
 func mergeError(err error) error {
-	var first *layers.Error
+	var first *layers.VariableError
 	if !errors.As(err, &first) {
 		return problem.From(err)
 	}

@@ -231,7 +231,7 @@ func (f *feed) track(e events.Event) {
 	case events.BlockStart:
 		open := slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
 		if !open && (d.Block.Status == "" || d.Block.Status == events.StatusPending) {
-			f.openBlock(&openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID, from: deltas.StartOf(d)})
+			f.openBlock(&openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID, from: deltas.BlockStartPosition(d)})
 		}
 	case events.BlockComplete:
 		f.closeBlock(d.Block.ID)

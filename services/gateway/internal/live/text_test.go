@@ -62,7 +62,7 @@ func newWriter(t *testing.T, seed uint64) *writer {
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), w.js, topology.Config{Partitions: topology.DefaultPartitions}); err != nil {
+	if err := topology.Provision(t.Context(), w.js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}); err != nil {
 		t.Fatal(err)
 	}
 	w.store(events.Log{Message: "the first event"})

@@ -188,7 +188,7 @@ func TestApply(t *testing.T) {
 		},
 		"cancelled":                     {running(events.ExecutionCancelled{Reason: "interrupted", DurationMs: 9}), `{"phase":"cancelled","final":true,"durationMs":9,"reason":"interrupted"}`},
 		"withdrawn":                     {of(accepted, events.ExecutionWithdrawn{Reason: "cancelled"}), `{"phase":"cancelled","final":true,"reason":"cancelled"}`},
-		"an end that cannot be decoded": {running(events.Opaque{Name: events.ExecutionCompleted{}.EventType()}), `{"phase":"failed","final":true}`},
+		"an end that cannot be decoded": {running(events.OpaquePayload{Name: events.ExecutionCompleted{}.EventType()}), `{"phase":"failed","final":true}`},
 		"an end with open calls and running sub-agents": {
 			of(start(events.Block{ID: "blk_c", Kind: events.KindToolUse, ToolUseID: "call"}), events.SubagentSpawned{Conversation: "sub"}, events.ExecutionCancelled{}),
 			`{"toolCallCounts":{"pending":0,"complete":0,"error":1},"subagentCounts":{"running":0,"completed":0,"failed":1},

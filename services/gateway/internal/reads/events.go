@@ -158,7 +158,7 @@ func newOpenText(block, execution, conversation, start string) (OpenText, error)
 	}
 	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.StartPosition{Time: w.Time}}
 	if d, ok := w.Event().Data.(events.BlockStart); ok {
-		o.From = deltas.StartOf(d)
+		o.From = deltas.BlockStartPosition(d)
 	}
 	return o, nil
 }

@@ -406,7 +406,7 @@ func (s *Store) workspace(ctx context.Context, p SessionState) (*Snapshot, error
 
 // inheritedSnapshot returns the snapshot of an ancestor that a fork began with.
 func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
-	out := &Snapshot{Session: f.Files()}
+	out := &Snapshot{Session: f.FilesOwner()}
 	err := s.awaitAncestors(ctx, func() error {
 		text, err := s.queries.SnapshotEvent(ctx, queries.SnapshotEventParams{
 			Tenant: tenant, Session: out.Session, Seq: int64(f.SnapshotSeq), Snapshot: f.Snapshot,

@@ -179,7 +179,7 @@ func (r *Replay) takeStep() (live.Frame, error) {
 	}
 	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
 		hasText(b.Block.Kind) {
-		r.openBlock(b.Block.ID, deltas.StartOf(b))
+		r.openBlock(b.Block.ID, deltas.BlockStartPosition(b))
 	}
 	r.advanceClock(s.event)
 	r.sent, r.position = s.event.Seq, s.event.Position

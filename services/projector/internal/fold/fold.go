@@ -220,7 +220,7 @@ func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e
 func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
 	name := e.Type()
 	if f.bare {
-		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.UnprojectableData)}
+		e.Data = events.OpaquePayload{Name: name, Raw: json.RawMessage(history.UnprojectableData)}
 	}
 	var err error
 	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {

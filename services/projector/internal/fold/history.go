@@ -64,7 +64,7 @@ func (f *folding) evolveState(a *aggregate, s *Session, e events.Event) error {
 		return nil
 	}
 	if f.bare {
-		e.Data = events.Opaque{Name: e.Type()}
+		e.Data = events.OpaquePayload{Name: e.Type()}
 	}
 	*a.history = history.Evolve(*a.history, uint32(s.Tip), e)
 	if s.Tip%f.model.stateInterval != 0 {

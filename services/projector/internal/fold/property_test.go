@@ -64,7 +64,7 @@ func anEvent(t *rapid.T) events.Event {
 		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12, Stored: 20}, events.WorkspaceTrimmed{Objects: 1, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: 200, Usage: events.Usage{InputTokens: 5, OutputTokens: 2}, CostUSD: 0.25, Prices: "1", FirstByteMs: 3, DurationMs: 4},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: uint32(rapid.SampledFrom([]int{0, 429}).Draw(t, "status of a call")), DurationMs: 4},
-		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
+		events.OpaquePayload{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
 	}).Draw(t, "data")
 	e := events.Event{ID: "evt", Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 123456789, time.UTC), Source: events.FromRunner, Data: data}
 	switch data.(type) {
@@ -85,7 +85,7 @@ func anEntryEvent(t *rapid.T) events.Event {
 		events.InstanceApplied{Ref: ref, Tags: tags, Spec: events.InstanceSpec{Agent: events.Reference{Slug: "a"}}}, events.InstanceRemoved{Ref: ref},
 		events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: events.EnvironmentSpec{Description: "\xff"}}, events.EnvironmentRemoved{},
 		events.SkillPushed{Ref: ref, Tags: tags, Document: "#\x00", Bytes: 1 << 40}, events.SkillTagged{Ref: ref, Tag: "stable"}, events.SkillRemoved{Ref: ref},
-		events.Opaque{Name: "agent_applied", Raw: json.RawMessage(`{"$sha256":"gone"}`)}, events.Log{},
+		events.OpaquePayload{Name: "agent_applied", Raw: json.RawMessage(`{"$sha256":"gone"}`)}, events.Log{},
 	}).Draw(t, "entry event")}
 }
 
@@ -266,7 +266,7 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 		events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 2}, events.ExecutionStarted{Attempt: 2}, call, call, events.SandboxUsage{SandboxID: "sbx", CostUSD: 0.125},
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{},
 		events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5, Usage: usage}, events.ExecutionCompleted{DurationMs: 7}, events.ExecutionFailed{DurationMs: 8, Usage: usage},
-		events.ExecutionCancelled{DurationMs: 9, Usage: usage}, events.ExecutionWithdrawn{}, events.Opaque{Name: "execution_failed", Raw: json.RawMessage("{}")}, events.Log{Message: "line"},
+		events.ExecutionCancelled{DurationMs: 9, Usage: usage}, events.ExecutionWithdrawn{}, events.OpaquePayload{Name: "execution_failed", Raw: json.RawMessage("{}")}, events.Log{Message: "line"},
 	}
 	event := rapid.Custom(func(t *rapid.T) events.Event {
 		at := time.Date(2026, 1, rapid.IntRange(1, 2).Draw(t, "day"), 3, 4, 5, 0, time.UTC)

@@ -44,7 +44,7 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 // has this data. For a removal it returns notFound if no event is in force.
 func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
-	err := eventlog.Decide(func() error {
+	err := eventlog.RetryOnConflict(func() error {
 		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err

@@ -131,7 +131,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.CommandMeta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
-	err := eventlog.Decide(func() error {
+	err := eventlog.RetryOnConflict(func() error {
 		e, err := entries.Load(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err

@@ -212,9 +212,9 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 
 // checkSnapshots refuses a fork if its snapshots are no longer in the object store, or cannot be read.
 func (h *Handler) checkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
-	needed := [][2]string{{f.Files(), f.Snapshot}}
-	if f.Records != f.Snapshot || f.State() != f.Files() {
-		needed = append(needed, [2]string{f.State(), f.Records})
+	needed := [][2]string{{f.FilesOwner(), f.Snapshot}}
+	if f.Records != f.Snapshot || f.RecordsOwner() != f.FilesOwner() {
+		needed = append(needed, [2]string{f.RecordsOwner(), f.Records})
 	}
 	for _, s := range needed {
 		if s[1] == "" {

@@ -272,7 +272,7 @@ func controlBuilder(c command.Command) (builder, error) {
 func (h *Handler) session(ctx context.Context, c command.Command, build builder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
 	freshness := eventlog.AnyReplica
-	err := eventlog.Decide(func() error {
+	err := eventlog.RetryOnConflict(func() error {
 		confirmed, err := h.decide(ctx, c, build, freshness, &answer)
 		if !confirmed && freshness == eventlog.AnyReplica {
 			_, err = h.decide(ctx, c, build, eventlog.LeaderOnly, &answer)

@@ -154,7 +154,7 @@ func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.K
 	lock.Lock()
 	defer lock.Unlock()
 	var key storedKey
-	err := eventlog.Decide(func() (err error) {
+	err := eventlog.RetryOnConflict(func() (err error) {
 		if key, err = h.loadKey(ctx, keySubject(c.Tenant, data.KeyID)); err != nil || key.head.Seq != 0 {
 			return err
 		}
@@ -348,7 +348,7 @@ func keyCreatedIn(list []events.Event, actor events.Actor, key *storedKey) *even
 func (h *Handler) endKey(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
 	subject := key.head.Subject
 	first := true
-	err := eventlog.Decide(func() (err error) {
+	err := eventlog.RetryOnConflict(func() (err error) {
 		if !first {
 			if *key, err = h.loadKey(ctx, subject); err != nil {
 				return err

@@ -27,7 +27,7 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 	}
 	id := msg.Metadata.Get(topology.HeaderDeadMessageID)
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
-	return bus.Transient(eventlog.Decide(func() error {
+	return bus.Transient(eventlog.RetryOnConflict(func() error {
 		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
 		if err != nil || l.DueWork() != run.ExecuteTurn || !isJobOf(l, id) {
 			return err

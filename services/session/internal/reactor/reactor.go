@@ -304,7 +304,7 @@ func (r *Reactor) isOverdue(l *eventlog.SessionState, now time.Time) bool {
 // an execution that an executor held states that its agent was not stopped.
 func (r *Reactor) abandon(ctx context.Context, l *eventlog.SessionState, outcome events.Payload, now time.Time) error {
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
-		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
+		outcome = failed.WithStopFailure(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
 	}
 	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, l.ID, l.Run.Open)
 	if err != nil {
@@ -359,7 +359,7 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.SessionState) (moved
 	now := r.cfg.Now()
 	if !at.After(now) {
 		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
-		at = now.Add(session.TurnGrace)
+		at = now.Add(session.TurnGracePeriod)
 	}
 	armed, err := r.timerTime(ctx, l.ID)
 	if err != nil {

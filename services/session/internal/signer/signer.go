@@ -66,7 +66,7 @@ type sessionKey struct{ tenant, id string }
 // chainEnd is the last entry in the chain of a shard's signed heads.
 type chainEnd struct {
 	seq   uint64 // sequence in the stream of heads, 0 for none
-	entry heads.Entry
+	entry heads.ChainEntry
 	hash  string
 	at    time.Time // time of the last entry that covers all changes
 }
@@ -307,7 +307,7 @@ func cutError(shard int, seen chainEnd) error {
 
 // storeEntry appends an entry. It returns false if another copy appended first.
 func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
-	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
+	e := heads.ChainEntry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Sign(s.cfg.Key)
 	if err != nil {
 		return false, err

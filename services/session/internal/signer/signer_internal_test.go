@@ -33,7 +33,7 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 	ctx := t.Context()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	must(t, err)
-	must(t, topology.Provision(ctx, js, topology.Config{}))
+	must(t, topology.Provision(ctx, js, topology.ProvisionConfig{}))
 	key, err := heads.ParsePrivateKey(strings.Repeat("5a", 32))
 	must(t, err)
 	now := time.Unix(1_750_000_000, 0)

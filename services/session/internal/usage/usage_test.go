@@ -61,7 +61,7 @@ func newWorld(t *testing.T) *world {
 	var err error
 	w.js, err = jetstream.New(natstest.Conn(t, w.srv))
 	must(t, err)
-	must(t, topology.Provision(t.Context(), w.js, topology.Config{Shards: shards}))
+	must(t, topology.Provision(t.Context(), w.js, topology.ProvisionConfig{Shards: shards}))
 	w.log, err = jslog.New(jslog.Config{JetStream: w.js, Shards: shards, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	w.kv, err = w.js.KeyValue(t.Context(), topology.BucketBudgets)

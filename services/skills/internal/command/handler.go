@@ -182,7 +182,7 @@ type decider func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.
 // change carries out a command on an entry. It returns the entry before and after the command.
 func (h *Handler) change(ctx context.Context, c command.Command, ref events.Reference, decide decider) (before, after eventlog.CatalogueEntry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
-	err = eventlog.Decide(func() error {
+	err = eventlog.RetryOnConflict(func() error {
 		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.LeaderOnly)
 		before, after = e, e
 		if err != nil {
