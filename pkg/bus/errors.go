@@ -103,7 +103,7 @@ const (
 	storeFailedTooLarge                     = "message too large"
 )
 
-// toPublishError converts an error of nats.go for a publish into an error of this package.
+// toPublishError converts an error of nats.go for a publish to an error of this package.
 func toPublishError(err error) error {
 	var api *jetstream.APIError
 	switch {

@@ -114,9 +114,9 @@ func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	return nil
 }
 
-// waitConnected blocks while there is no connection. Without this wait, nats.go would buffer the message, the wait for
-// the acknowledgement would time out, and the message would be stored later: the caller could not know whether to send
-// it again.
+// waitConnected blocks while the connection to NATS is broken. Without this wait, nats.go would buffer the message, the
+// wait for the acknowledgement would time out, and the message would be stored later: the caller could not know whether
+// to send it again.
 func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	if nc.IsConnected() {
 		return nil
@@ -138,8 +138,8 @@ func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	}
 }
 
-// marshal converts a message to one for NATS: its metadata become headers, except those of a delivery. It returns ErrInvalidMessage for
-// a subject or header that cannot be sent.
+// marshal converts a message of watermill to one of NATS: its metadata become headers, except the keys that describe a
+// delivery. It returns ErrInvalidMessage for a subject or header that cannot be sent.
 func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, error) {
 	if err := CheckSubject(topic); err != nil {
 		return nil, err

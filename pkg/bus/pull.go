@@ -168,9 +168,9 @@ func (p *puller) checkResponse(m *nats.Msg) (isMessage bool, err error) {
 	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close closes the inbox. It calls back with each message of the stream that still arrives, so that the caller can
+// close closes the inbox. It calls returnMessage with each message of the stream that still arrives, so that the caller can
 // return the message to the stream.
-func (p *puller) close(back func(*nats.Msg)) {
+func (p *puller) close(returnMessage func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {
 		timer := time.NewTimer(drainTimeout)
@@ -184,7 +184,7 @@ func (p *puller) close(back func(*nats.Msg)) {
 		select {
 		case m := <-p.answers:
 			if isMessage, err := p.checkResponse(m); isMessage && err == nil {
-				back(m)
+				returnMessage(m)
 			}
 		default:
 			return

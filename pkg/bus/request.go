@@ -94,7 +94,8 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	return answer, nil
 }
 
-// commandDeadline returns the earlier one of the command's deadline and that of ctx, or 10 s from now if there is neither.
+// commandDeadline returns the deadline of the command or that of ctx, whichever is earlier, or defaultCommandTimeout
+// from now if there is neither.
 func commandDeadline(ctx context.Context, cmd Command) time.Time {
 	deadline := cmd.Deadline
 	if until, ok := ctx.Deadline(); ok && (deadline.IsZero() || until.Before(deadline)) {

@@ -191,7 +191,7 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
-// nilIfEnded returns err as the result of Run, or nil if ctx has ended: the end of ctx is not a failure.
+// nilIfEnded returns nil if ctx has ended, because the end of ctx is not a failure of Run, and err otherwise.
 func nilIfEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

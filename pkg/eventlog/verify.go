@@ -143,7 +143,7 @@ type Verifier struct {
 	afterGap Record            // the first commit after a gap
 }
 
-// sessionKey identifies a session or catalogue entry in a Verifier.
+// sessionKey is the tenant and the id of a session or catalogue entry.
 type sessionKey struct{ tenant, id string }
 
 // sessionCheck is the state of the check for one session or catalogue entry.

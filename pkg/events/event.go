@@ -152,7 +152,7 @@ type Delta struct {
 	Time           time.Time `json:"time"`
 }
 
-// Encode returns the delta as a message of DELTAS: what encoding/json returns, without HTML escapes.
+// Encode returns the JSON of the delta, as encoding/json writes it without HTML escapes.
 func (d Delta) Encode() ([]byte, error) {
 	b, err := d.AppendJSON(make([]byte, 0, len(d.Text)+len(d.Text)/8+256))
 	if err != nil {
@@ -161,7 +161,7 @@ func (d Delta) Encode() ([]byte, error) {
 	return b, nil
 }
 
-// DecodeDelta decodes a message of DELTAS. The result is that of encoding/json.
+// DecodeDelta decodes the JSON of a delta, with the same result as encoding/json.
 func DecodeDelta(b []byte) (Delta, error) {
 	if d, ok := decodeCompactDelta(b); ok {
 		return d, nil

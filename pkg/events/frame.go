@@ -83,7 +83,7 @@ func FrameDeltas(frame []byte) iter.Seq2[FrameDelta, error] {
 			}
 			n, err := strconv.Atoi(string(line[i+1:]))
 			if err != nil || n < 0 || n >= len(after) || after[n] != '\n' {
-				yield(FrameDelta{}, fmt.Errorf("%w: a delta has another length than the frame says", errNotFrame))
+				yield(FrameDelta{}, fmt.Errorf("%w: a delta has another length than the frame states", errNotFrame))
 				return
 			}
 			if !yield(FrameDelta{Session: line[:i], JSON: after[:n:n]}, nil) {

@@ -7,10 +7,10 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Partitioning defines how a log distributes ids over partitions, and partitions over the projector's groups. Its
-// value is the number of partitions that the metadata of the log's streams records: a power of two up to
-// MaxPartitions. Each partition is a group, so that a group's consumer has one filter subject. The zero Partitioning
-// is that of a log without a recorded number: 64 partitions in 8 groups.
+// Partitioning defines how a log distributes ids over partitions, and partitions over the projector's groups. Its value
+// is the number of partitions that the metadata of the log's streams records: a power of two up to MaxPartitions. Each
+// partition is a group, so that a group's consumer has one filter subject. The value 0 means a log without a recorded
+// number, which has 64 partitions in 8 groups.
 type Partitioning uint8
 
 // unrecordedGroupCount is the number of groups of a log without a recorded number of partitions.

@@ -313,11 +313,11 @@ func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int)
 	return nil
 }
 
-// bucketReplicas returns the number of replicas of the bucket with the given stream: asked if it is not 0, else the
+// bucketReplicas returns the number of replicas of the bucket with the given stream: requested if it is not 0, else the
 // present number, or 1 for a new bucket.
-func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
-	if asked != 0 {
-		return asked, nil
+func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, requested int) (int, error) {
+	if requested != 0 {
+		return requested, nil
 	}
 	s, err := js.Stream(ctx, stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

@@ -35,7 +35,7 @@ type coveredRange struct {
 	last    map[string]uint64 // sequence of the last commit, by subject
 }
 
-// signedHead is one of the heads in an entry, with the number and the time of the entry.
+// signedHead is one of the heads that an entry lists, with the number and the time of the entry.
 type signedHead struct {
 	Head
 	n    uint64

@@ -85,7 +85,7 @@ type candidate struct {
 // Finder reads a session's events in order and finds where the session can be forked. Its memory does not grow with
 // the length of the session.
 type Finder struct {
-	asked uint32
+	requested uint32
 
 	// The state of the session after the last event.
 	lastSeq      uint32
@@ -106,21 +106,21 @@ type Finder struct {
 
 	// Points that wait for a snapshot.
 	restPoint   *candidate // between turns
-	anchorPoint *candidate // the last block with an anchor up to asked
+	anchorPoint *candidate // the last block with an anchor up to the requested seq
 	olderAnchor *candidate // the block before, once a later anchor was logged
 }
 
-// NewFinder returns a Finder for a fork at seq asked, or after the last event if asked is LastEvent.
-func NewFinder(asked uint32) *Finder {
-	return &Finder{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
+// NewFinder returns a Finder for a fork at seq requested, or after the last event if requested is LastEvent.
+func NewFinder(requested uint32) *Finder {
+	return &Finder{requested: requested, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
 }
 
 // Clone returns a Finder for a fork at another seq that continues from the last event of w. Both seqs must be at or
 // after that event, because the state up to there does not depend on the requested seq. The two Finders share no
 // mutable data.
-func (w *Finder) Clone(asked uint32) *Finder {
+func (w *Finder) Clone(requested uint32) *Finder {
 	c := *w
-	c.asked = asked
+	c.requested = requested
 	c.changes = slices.Clip(w.changes)
 	c.waiting, c.calls = maps.Clone(w.waiting), maps.Clone(w.calls)
 	copies := map[*candidate]*candidate{nil: nil} // two fields may refer to the same point
@@ -179,7 +179,7 @@ func (w *Finder) Add(seq uint32, e events.Event) {
 	case events.BlockComplete:
 		w.addBlock(seq, e, d.Block)
 	}
-	if seq <= w.asked && w.active == "" && (ends || len(w.waiting) == 0) {
+	if seq <= w.requested && w.active == "" && (ends || len(w.waiting) == 0) {
 		w.addIdleCandidate(seq)
 	}
 }
@@ -250,7 +250,7 @@ func (w *Finder) addBlock(seq uint32, e events.Event, b events.Block) {
 		return
 	}
 	w.olderAnchor = cmp.Or(w.anchorPoint, w.olderAnchor)
-	if seq <= w.asked && len(w.calls) == 0 {
+	if seq <= w.requested && len(w.calls) == 0 {
 		w.anchorPoint = w.newCandidate(seq)
 		w.anchorPoint.execution, w.anchorPoint.conversation = e.ExecutionID, conversation{agent: w.agent, anchor: b.Anchor}
 	}
@@ -315,7 +315,7 @@ func (w *Finder) setBest(p *candidate) {
 
 // IsSettled reports whether later events cannot change the result of ForkPoint, so that the caller can stop reading.
 func (w *Finder) IsSettled() bool {
-	return w.best != nil && w.lastSeq >= max(w.asked, 2) && !w.best.isBefore(w.restPoint) && !w.best.isBefore(w.anchorPoint)
+	return w.best != nil && w.lastSeq >= max(w.requested, 2) && !w.best.isBefore(w.restPoint) && !w.best.isBefore(w.anchorPoint)
 }
 
 // isBefore reports whether o exists and is later than p.
@@ -323,16 +323,16 @@ func (p *candidate) isBefore(o *candidate) bool { return o != nil && p.seq < o.s
 
 // ForkPoint returns where the session can be forked. Its error is ErrNoSession, ErrSeqZero or an *SeqAheadError.
 func (w *Finder) ForkPoint() (ForkPoint, error) {
-	asked := w.asked
-	if asked == LastEvent {
-		asked = w.lastSeq
+	requested := w.requested
+	if requested == LastEvent {
+		requested = w.lastSeq
 	}
 	switch {
 	case w.deleted || w.lastSeq == 0:
 		return ForkPoint{}, ErrNoSession
-	case asked == 0:
+	case requested == 0:
 		return ForkPoint{}, ErrSeqZero
-	case asked > w.lastSeq:
+	case requested > w.lastSeq:
 		return ForkPoint{}, &SeqAheadError{w.lastSeq}
 	case w.best == nil:
 		return ForkPoint{}, fmt.Errorf("%w: its first event is not session_created", ErrNoSession)
@@ -341,7 +341,7 @@ func (w *Finder) ForkPoint() (ForkPoint, error) {
 	c := ForkPoint{
 		Created: p.created,
 		Forked: events.SessionForked{
-			Asked: asked, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
+			Asked: requested, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
 			Records: p.conversation.records.id, RecordsSession: p.conversation.records.session, AgentSessionID: p.conversation.agent, Anchor: p.conversation.anchor,
 		},
 		Waits: p.isBefore(w.restPoint),
@@ -353,7 +353,7 @@ func (w *Finder) ForkPoint() (ForkPoint, error) {
 		c.Changes = append(c.Changes, change.data)
 	}
 	switch {
-	case p.seq == asked:
+	case p.seq == requested:
 	case p.execution != "":
 		c.Forked.Reason = "the agent's conversation cannot be cut at the requested event; the fork starts after the last block before it at which the conversation can be cut"
 	default:

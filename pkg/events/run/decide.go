@@ -236,7 +236,7 @@ func decideRecord(s State, c RecordEvents) (Decision, error) {
 	d := Decision{Epoch: c.Epoch}
 	for _, e := range c.Events {
 		if events.IsTerminal(e.Type()) {
-			return Decision{}, fmt.Errorf("record: %s belongs in End", e.Type())
+			return Decision{}, fmt.Errorf("record events: %s must be the outcome of EndExecution", e.Type())
 		}
 		if e.ExecutionID != "" && (e.ExecutionID != s.Execution || s.Phase.IsTerminal()) {
 			continue

@@ -105,7 +105,7 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		})
 	}
 	if _, err := run.Decide(given(claimed("A", 1)), run.RecordEvents{Epoch: 1, Events: []events.Event{done}}); err == nil {
-		t.Fatal("Record accepted a terminal event")
+		t.Fatal("RecordEvents accepted a terminal event")
 	}
 }
 

@@ -126,7 +126,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	return nil, fmt.Errorf("versions: there is no command %T", c)
 }
 
-// newEvents returns the one event of a decision.
+// newEvents returns a list of one event with the given data, whose id is derived from the command.
 func newEvents(meta events.CommandMeta, data events.Payload) []events.Event {
 	m := events.NewEventList(meta)
 	m.Add("", data)
