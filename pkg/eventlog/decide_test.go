@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-func TestDecide_RepeatsOnlyAfterConflicts(t *testing.T) {
+func TestRetryOnConflict_RepeatsOnlyAfterConflicts(t *testing.T) {
 	t.Parallel()
 	conflict, other := fmt.Errorf("append: %w", &eventlog.ConflictError{}), errors.New("other")
 	for name, c := range map[string]struct {

@@ -39,7 +39,7 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.R
 	}
 }
 
-func TestEntries_FindVersionsAndTags(t *testing.T) {
+func TestCatalogue_FindsVersionsAndTags(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	log, err := memlog.New(memlog.Config{Shards: 4})

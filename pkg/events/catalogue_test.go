@@ -101,7 +101,7 @@ func golden(t *testing.T, e events.TypeInfo) events.Commit {
 	return c
 }
 
-func TestCatalogue_DescribesEveryType(t *testing.T) {
+func TestEventTypes_DescribeEveryType(t *testing.T) {
 	t.Parallel()
 	seen := map[events.Type]bool{}
 	for _, e := range events.EventTypes() {
@@ -144,8 +144,8 @@ func snake(name string) string {
 	return b.String()
 }
 
-// TestCatalogue_HasEveryPayload compares the catalogue with the payload types in the source code.
-func TestCatalogue_HasEveryPayload(t *testing.T) {
+// TestEventTypes_HaveEveryPayload compares the catalogue with the payload types in the source code.
+func TestEventTypes_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -172,7 +172,7 @@ func TestCatalogue_HasEveryPayload(t *testing.T) {
 	}
 }
 
-func TestCatalogue_IsDocumented(t *testing.T) {
+func TestEventTypes_AreDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/events.md")
 	if err != nil {

@@ -57,7 +57,7 @@ func TestNewID_SortsByTime(t *testing.T) {
 	})
 }
 
-func TestDerive_FixedVectors(t *testing.T) {
+func TestDeriveID_FixedVectors(t *testing.T) {
 	t.Parallel()
 	// The log contains these ids: they must not change.
 	for want, got := range map[string]string{

@@ -146,9 +146,9 @@ func TestChain_Faults(t *testing.T) {
 	}
 }
 
-// TestCheck_FindsCommitsThatNoEntryLists tests that a commit is reported if it was inserted into the log after an
+// TestCompare_FindsCommitsThatNoEntryLists tests that a commit is reported if it was inserted into the log after an
 // entry had covered its position.
-func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
+func TestCompare_FindsCommitsThatNoEntryLists(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
 	stored, _ := seal(t, heads.ChainEntry{N: 1, Through: 10, Heads: []heads.Head{{Subject: "a", Seq: 4, Hash: "h4"}, {Subject: "b", Seq: 9, Hash: "h9"}}}, k)

@@ -80,9 +80,9 @@ func TestView_MatchesTheSharedVectors(t *testing.T) {
 	}
 }
 
-// TestText_AnyOrderOfPiecesGivesTheText tests that the pieces of a text, in any order, overlapping and repeated, add
+// TestStreamedText_AnyOrderOfPiecesGivesTheText tests that the pieces of a text, in any order, overlapping and repeated, add
 // up to the text, and that a view shows only prefixes of it.
-func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
+func TestStreamedText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		whole := rapid.StringN(0, 60, -1).Draw(t, "text")
@@ -125,9 +125,9 @@ func addSmallPieces(text *blocks.StreamedText, size int, check func()) {
 	}
 }
 
-// TestText_AllocatesInProportionToTheText tests that a block of 50 MB that grows by small pieces does not copy its text
+// TestStreamedText_AllocatesInProportionToTheText tests that a block of 50 MB that grows by small pieces does not copy its text
 // at each of them. It counts the allocations of the process, so it does not run beside other tests.
-func TestText_AllocatesInProportionToTheText(t *testing.T) {
+func TestStreamedText_AllocatesInProportionToTheText(t *testing.T) {
 	const size, most = 50_000_000, 8 * 50_000_000
 	allocated := func() uint64 {
 		var m runtime.MemStats
@@ -155,8 +155,8 @@ func BenchmarkText(b *testing.B) {
 	}
 }
 
-// TestText_ContinuesFromAKnownText tests that a caller may set Known, before and after pieces were added.
-func TestText_ContinuesFromAKnownText(t *testing.T) {
+// TestStreamedText_ContinuesFromAKnownText tests that a caller may set Known, before and after pieces were added.
+func TestStreamedText_ContinuesFromAKnownText(t *testing.T) {
 	t.Parallel()
 	text := blocks.StreamedText{Known: "Hello"}
 	if fresh := text.Add(events.Delta{Offset: 3, Text: "lo, wo"}); fresh != ", wo" || text.Known != "Hello, wo" {

@@ -102,7 +102,7 @@ func walk(list []events.Event, asked uint32) (fork.ForkPoint, error) {
 	return w.ForkPoint()
 }
 
-func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
+func TestForkPoint_FindsFilesRecordsAndAnchor(t *testing.T) {
 	t.Parallel()
 	const turns = "create accept:A claim:A text talk:t end:A sync:s1 accept:B claim:B text call:c result:c talk:t end:B sync:s2 "
 	const anchored = "create accept:A claim:A talk:t text:a1 call:c:a2 result:c:a3 text:a4 end:A sync:s1 "
@@ -188,7 +188,7 @@ func describe(c fork.ForkPoint) string {
 	return s
 }
 
-func TestCut_OptionsAsOfTheEvent(t *testing.T) {
+func TestForkPoint_OptionsAsOfTheEvent(t *testing.T) {
 	t.Parallel()
 	list := story("create opts:m1 accept:A claim:A talk:t end:A sync:s opts:m2")
 	for at, want := range map[uint32]string{1: "", 2: "m1", 5: "m1", 7: "m1", 8: "m2"} {
@@ -199,9 +199,9 @@ func TestCut_OptionsAsOfTheEvent(t *testing.T) {
 	}
 }
 
-// TestCut_TranscriptUntilTheAgentHasASession tests that a fork begins with the transcript of its parent until a
+// TestForkPoint_TranscriptUntilTheAgentHasASession tests that a fork begins with the transcript of its parent until a
 // snapshot contains the agent's records.
-func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
+func TestForkPoint_TranscriptUntilTheAgentHasASession(t *testing.T) {
 	t.Parallel()
 	list := story("begin accept:A claim:A end:A sync:s1 accept:B claim:B talk:t text:a1 text:a2 sync:s2 end:B sync:s3")
 	for at, want := range map[uint32]bool{1: true, 4: true, 5: true, 7: true, 9: false, 12: false} {
@@ -212,7 +212,7 @@ func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
 	}
 }
 
-func TestCut_Refuses(t *testing.T) {
+func TestForkPoint_Refuses(t *testing.T) {
 	t.Parallel()
 	var ahead *fork.SeqAheadError
 	if _, err := walk(story("create log"), 3); !errors.As(err, &ahead) || ahead.LastSeq != 2 {
@@ -228,7 +228,7 @@ func TestCut_Refuses(t *testing.T) {
 	}
 }
 
-func TestCut_WaitsForTheSnapshotAfterATurn(t *testing.T) {
+func TestForkPoint_WaitsForTheSnapshotAfterATurn(t *testing.T) {
 	t.Parallel()
 	for words, want := range map[string]bool{
 		"create accept:A claim:A talk:t end:A":                  true,
@@ -304,8 +304,8 @@ func session(t *rapid.T) []string {
 	return words
 }
 
-// TestCut_Properties tests that the cut of any session at any event is sound.
-func TestCut_Properties(t *testing.T) {
+// TestForkPoint_Properties tests that the cut of any session at any event is sound.
+func TestForkPoint_Properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		words := session(t)

@@ -1,4 +1,4 @@
-// Command gen writes docs/events.md from the catalogue and the comments of its Go types.
+// Command gen writes docs/events.md from events.EventTypes and the comments of its Go types.
 package main
 
 import (

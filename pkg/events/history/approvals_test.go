@@ -51,8 +51,8 @@ func TestApprovals_AreOpenUntilTheirEnd(t *testing.T) {
 	}
 }
 
-// TestComparable_IDsOfApprovalsAreNoDifference tests that two runs that ask for the same differ only if they ask in another order.
-func TestComparable_IDsOfApprovalsAreNoDifference(t *testing.T) {
+// TestNormalize_IDsOfApprovalsAreNoDifference tests that two runs that ask for the same differ only if they ask in another order.
+func TestNormalize_IDsOfApprovalsAreNoDifference(t *testing.T) {
 	t.Parallel()
 	compare := func(decided string) string {
 		a, b := history.NewEventNormalizer("ses_a"), history.NewEventNormalizer("ses_b")

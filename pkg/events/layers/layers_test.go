@@ -47,7 +47,7 @@ func lines(list []events.Provenance) string {
 	return strings.Join(out, "\n")
 }
 
-func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
+func TestMergeVariables_AppliesTheOrderOfLayers(t *testing.T) {
 	t.Parallel()
 	type declared = map[string]events.Declaration
 	type variables = map[string]events.Variable
@@ -88,7 +88,7 @@ func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
 	}
 }
 
-func TestCheckName_RefusesInvalidNames(t *testing.T) {
+func TestCheckVariableName_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
 	for _, ok := range []string{"A", "_", "a1_", "path", "SPOOL", "SPOOLX", "HOMER", strings.Repeat("A", 128)} {
 		if err := layers.CheckVariableName(ok); err != nil {
@@ -103,7 +103,7 @@ func TestCheckName_RefusesInvalidNames(t *testing.T) {
 	}
 }
 
-func TestExpand_ReplacesPlaceholders(t *testing.T) {
+func TestExpandPlaceholders_ReplacesPlaceholders(t *testing.T) {
 	t.Parallel()
 	value := func(name string) (string, bool) {
 		v, ok := map[string]string{"A": "1", "B": "${A}$", "EMPTY": ""}[name]

@@ -120,7 +120,7 @@ func TestParseSpeed_RoundTripsAndRefuses(t *testing.T) {
 	}
 	for _, text := range []string{"", "0", "-1", "-0", "NaN", "Inf", "+Inf", "-Inf", "1e400", "fast", "1x", " 1", "MAX"} {
 		if got, err := pace.ParseSpeed(text); !errors.Is(err, pace.ErrInvalidSpeed) {
-			t.Errorf("%q: %v, %v; want ErrSpeed", text, got, err)
+			t.Errorf("%q: %v, %v; want ErrInvalidSpeed", text, got, err)
 		}
 	}
 }

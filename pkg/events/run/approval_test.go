@@ -54,7 +54,7 @@ func TestApprovals_FoldTheWait(t *testing.T) {
 }
 
 // RecordEvents keeps one event for each change of a request, and no more requests than may be open.
-func TestRecord_DropsRepeatedApprovals(t *testing.T) {
+func TestRecordEvents_DropsRepeatedApprovals(t *testing.T) {
 	s := approvalState()
 	var list []events.Event
 	add := func(p events.Payload) { list = append(list, events.Event{ExecutionID: "exe", Time: at(1), Data: p}) }
@@ -77,7 +77,7 @@ func TestRecord_DropsRepeatedApprovals(t *testing.T) {
 }
 
 // The end of an execution retracts its open requests before the terminal event, under the same ids in a retry.
-func TestEnd_RetractsApprovals(t *testing.T) {
+func TestEndExecution_RetractsApprovals(t *testing.T) {
 	s := evolve(evolve(approvalState(), 1, events.ApprovalRequested{ApprovalID: "a"}), 2, events.ApprovalRequested{ApprovalID: "b"})
 	end := EndExecution{CommandMeta: events.CommandMeta{CommandID: "c", Now: at(9)}, Epoch: 1, ExecutionID: "exe", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}
 	d, err := Decide(s, end)

@@ -109,9 +109,9 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	}
 }
 
-// TestEnd_KeepsKindAndTextOfClosedBlocks tests that the end closes an open block with its kind and text, and that
+// TestEndExecution_KeepsKindAndTextOfClosedBlocks tests that the end closes an open block with its kind and text, and that
 // facts before the end count.
-func TestEnd_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
+func TestEndExecution_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
 	t.Parallel()
 	s := given(claimed("A", 1), opened("A", "b", 1), opened("A", "c", 2))
 	d, err := run.Decide(s, run.EndExecution{
@@ -198,10 +198,10 @@ func TestUnstopped_MarksTheSandboxUntilItIsReplaced(t *testing.T) {
 // largeText is the length of a text of which three fit into a commit, and four do not.
 const largeText = 228_000
 
-// TestEnd_SplitsInOrder tests an end that is too large for one commit. It is split so that each part fits, the blocks
+// TestEndExecution_SplitsInOrder tests an end that is too large for one commit. It is split so that each part fits, the blocks
 // are completed first, and the facts that become true with the end are in its commit. After any part, the next
 // executor that ends the execution completes the rest, under the same ids.
-func TestEnd_SplitsInOrder(t *testing.T) {
+func TestEndExecution_SplitsInOrder(t *testing.T) {
 	t.Parallel()
 	given := given(claimed("A", 1), box, opened("A", "b1", 1), opened("A", "b2", 2), opened("A", "b3", 3), opened("A", "b4", 4))
 	end := run.EndExecution{
@@ -292,7 +292,7 @@ func TestDecision_FitsIntoOneCommit(t *testing.T) {
 	}
 }
 
-func TestDue_NamesTheNextStep(t *testing.T) {
+func TestDueWork_NamesTheNextStep(t *testing.T) {
 	t.Parallel()
 	active := session.State{Status: session.Open, Active: session.QueryRef{ExecutionID: "A"}}
 	told := active
@@ -370,8 +370,8 @@ func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 	}
 }
 
-// TestRecord_KeepsEachEgressLineOnce tests that a line of the egress proxy's journal is recorded once.
-func TestRecord_KeepsEachEgressLineOnce(t *testing.T) {
+// TestRecordEvents_KeepsEachEgressLineOnce tests that a line of the egress proxy's journal is recorded once.
+func TestRecordEvents_KeepsEachEgressLineOnce(t *testing.T) {
 	t.Parallel()
 	denied := func(n uint64) events.Event { return fact("", 0, events.EgressDenied{Journal: "j", Line: n}) }
 	s := given(claimed("A", 1), denied(3))

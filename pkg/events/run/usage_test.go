@@ -34,7 +34,7 @@ func describeUsage(d run.Decision) string {
 	return strings.Join(out, " ")
 }
 
-func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
+func TestAddSandboxUsage_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 	t.Parallel()
 	ready := after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "modal", Journal: "jnl"})
 	claim := func(at time.Duration, x string) events.Event {
@@ -84,9 +84,9 @@ func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 	}
 }
 
-// TestMeter_RecordsAllTimeOnce tests that the recorded time equals the time in which sandboxes were ready, for any
+// TestAddSandboxUsage_RecordsAllTimeOnce tests that the recorded time equals the time in which sandboxes were ready, for any
 // order of turns, idle times and lost sandboxes.
-func TestMeter_RecordsAllTimeOnce(t *testing.T) {
+func TestAddSandboxUsage_RecordsAllTimeOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var s run.State

@@ -358,7 +358,7 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.SessionState) (moved
 	}
 	now := r.cfg.Now()
 	if !at.After(now) {
-		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
+		// The turn is overdue, but its executor is alive. Check it again after TurnGracePeriod.
 		at = now.Add(session.TurnGracePeriod)
 	}
 	armed, err := r.timerTime(ctx, l.ID)
