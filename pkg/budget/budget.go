@@ -28,8 +28,8 @@ type Tenant struct {
 
 // DayOutput is the amount that a tenant's sessions have appended to the log on one day.
 type DayOutput struct {
-	Day    string        `json:"day"` // in UTC, as 2026-01-31
-	Logged events.Output `json:"logged"`
+	Day    string            `json:"day"` // in UTC, as 2026-01-31
+	Logged events.OutputSize `json:"logged"`
 }
 
 // LimitsEvents reports whether the tenant has a daily limit on the events that its sessions append to the log.
@@ -40,7 +40,7 @@ func (t Tenant) LimitsEvents() bool {
 // EventsExceeded returns a sentence that names the daily event limit that is reached, or "" if none is. If t.Used is of
 // an earlier day, nothing has been appended on the present day.
 func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
-	today, _ := events.PeriodDay.Span(now)
+	today, _ := events.PeriodDay.Bounds(now)
 	if t.Used.Day < today {
 		return ""
 	}
@@ -72,7 +72,7 @@ func (b Budget) At(now time.Time) Budget {
 	if b.Until.IsZero() || now.Before(b.Until) {
 		return b
 	}
-	b.From, b.Until = b.Period.Span(now)
+	b.From, b.Until = b.Period.Bounds(now)
 	b.Spent = events.BudgetUsage{}
 	return b
 }
@@ -93,7 +93,7 @@ func (b Budget) Whose(tenant string) string {
 func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	for _, b := range t.Budgets {
 		b = b.At(now)
-		if why := b.Limit.Exceeded(b.Spent, b.Whose(tenant)); why != "" {
+		if why := b.Limit.ExceededLimit(b.Spent, b.Whose(tenant)); why != "" {
 			return why
 		}
 	}

@@ -41,8 +41,8 @@ func (u Usage) Spent() events.BudgetUsage {
 }
 
 // Logged returns the events and bytes that were added to the log. Negative measures count as zero.
-func (u Usage) Logged() events.Output {
-	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
+func (u Usage) Logged() events.OutputSize {
+	return events.OutputSize{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
 
 // clampToFinite returns usd, or the largest or smallest number that JSON can express if usd is infinite.
@@ -89,7 +89,7 @@ func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
 			s.addAfterDeletion(day, e, add)
 			continue
 		}
-		size := events.OutputOf(e)
+		size := events.OutputSizeOf(e)
 		add(day, Usage{Events: toInt64(size.Events), EventBytes: toInt64(size.Bytes)})
 		if _, deletes := e.Data.(events.SessionDeleted); deletes {
 			s.deleted, s.executions = true, nil
@@ -157,7 +157,7 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 		}
 		return Usage{}
 	}
-	if x != nil && !x.ended && events.Terminal(e.Type()) {
+	if x != nil && !x.ended && events.IsTerminal(e.Type()) {
 		return x.end(e)
 	}
 	return Usage{}

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// clockInterval is the interval between two measurements of a Clock.
-	clockInterval = 30 * time.Second
-	// clockRetry is the pause after a failed measurement during the start.
-	clockRetry = 200 * time.Millisecond
-	// clockTimeout is the time limit of one measurement of the NATS server's clock.
-	clockTimeout = 5 * time.Second
-	// clockMaxAge is the age above which a measurement is repeated before a message is dropped because of it.
-	clockMaxAge = time.Second
-	// clockNotable is the difference to the host's clock above which a Clock logs a warning.
-	clockNotable = time.Second
+	// clockMeasureInterval is the interval between two measurements of a Clock.
+	clockMeasureInterval = 30 * time.Second
+	// clockRetryPause is the pause after a failed measurement during the start.
+	clockRetryPause = 200 * time.Millisecond
+	// clockMeasureTimeout is the time limit of one measurement of the NATS server's clock.
+	clockMeasureTimeout = 5 * time.Second
+	// maxMeasurementAge is the age above which a measurement is repeated before a message is dropped because of it.
+	maxMeasurementAge = time.Second
+	// clockWarnDifference is the difference to the host's clock above which a Clock logs a warning.
+	clockWarnDifference = time.Second
 )
 
 // ClockConfig configures a Clock. JetStream and Stream are required.
@@ -64,11 +64,11 @@ func NewClock(cfg ClockConfig) *Clock {
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.now()
+	return c.nowLocked()
 }
 
-// now is Now for a caller that holds the lock.
-func (c *Clock) now() time.Time {
+// nowLocked returns what Now returns. The caller must hold c.mu.
+func (c *Clock) nowLocked() time.Time {
 	if !c.measured {
 		return c.cfg.Host()
 	}
@@ -89,7 +89,7 @@ func (c *Clock) Start(ctx context.Context) error {
 		if !said {
 			c.cfg.Logger.Warn("measure the time of NATS; retrying", "error", err)
 		}
-		if retry.Pause(ctx, clockRetry) != nil {
+		if retry.Pause(ctx, clockRetryPause) != nil {
 			return nil
 		}
 	}
@@ -98,7 +98,7 @@ func (c *Clock) Start(ctx context.Context) error {
 // Run repeats the measurement until ctx ends, because the server's clock may jump and another server may become
 // leader of the stream.
 func (c *Clock) Run(ctx context.Context) error {
-	tick := time.NewTicker(clockInterval)
+	tick := time.NewTicker(clockMeasureInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -115,9 +115,9 @@ func (c *Clock) Run(ctx context.Context) error {
 // Measure asks the server for its time. A result within the uncertainty of the last one changes nothing, so that
 // Now does not jitter.
 func (c *Clock) Measure(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
+	ctx, cancel := context.WithTimeout(ctx, clockMeasureTimeout)
 	defer cancel()
-	stream, err := c.open(ctx)
+	stream, err := c.openStream(ctx)
 	if err != nil {
 		return err
 	}
@@ -131,19 +131,19 @@ func (c *Clock) Measure(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	store := info.TimeStamp.Add(doubt)
-	off := store.Sub(c.now())
-	if off.Abs() > max(clockNotable, doubt) {
+	off := store.Sub(c.nowLocked())
+	if off.Abs() > max(clockWarnDifference, doubt) {
 		c.cfg.Logger.Warn("the clocks of this host and of NATS differ; the time of NATS is used", "by", off)
 	}
 	if c.measured && off.Abs() <= doubt+c.doubt {
-		store = c.now()
+		store = c.nowLocked()
 	}
 	c.measured, c.store, c.host, c.doubt = true, store, after, doubt
 	return nil
 }
 
-// open returns the stream and caches the handle.
-func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
+// openStream returns the handle of the stream that stores the time. It caches the handle after the first success.
+func (c *Clock) openStream(ctx context.Context) (jetstream.Stream, error) {
 	c.mu.Lock()
 	stream := c.stream
 	c.mu.Unlock()
@@ -164,7 +164,7 @@ func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
 // measurement is recent: the server's clock may have been set back since.
 func (c *Clock) hasPassed(ctx context.Context, until time.Time) (bool, error) {
 	c.mu.Lock()
-	past, known := c.now().After(until), c.measured && c.cfg.Host().Sub(c.host) < clockMaxAge
+	past, known := c.nowLocked().After(until), c.measured && c.cfg.Host().Sub(c.host) < maxMeasurementAge
 	c.mu.Unlock()
 	if !past || known {
 		return past, nil

@@ -12,8 +12,8 @@ import (
 
 // The behaviour of a connection while NATS is unavailable.
 const (
-	reconnectBuffer = 8 << 20 // bytes of buffered publishes
-	reconnectWait   = 100 * time.Millisecond
+	reconnectBufferBytes = 8 << 20 // bytes of buffered publishes
+	reconnectWait        = 100 * time.Millisecond
 )
 
 // ConnOptions returns the options of every connection to NATS: unlimited reconnects, a bounded buffer, a name, and
@@ -23,7 +23,7 @@ func ConnOptions(logger *slog.Logger) []nats.Option {
 		nats.Name("spool"),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait),
-		nats.ReconnectBufSize(reconnectBuffer),
+		nats.ReconnectBufSize(reconnectBufferBytes),
 		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
 			attrs := []any{"conn", nc.Opts.Name, "error", err}
 			if sub != nil {

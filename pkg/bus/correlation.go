@@ -34,7 +34,7 @@ func correlationMiddleware() message.HandlerMiddleware {
 					id = value
 				}
 			}
-			return withContext(msg, WithCorrelationID(msg.Context(), id), next)
+			return callWithContext(msg, WithCorrelationID(msg.Context(), id), next)
 		}
 	}
 }

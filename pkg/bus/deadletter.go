@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// maxReason is the maximum size in bytes of a dead letter's reason, which is stored in a header and in the server's
+// maxReasonBytes is the maximum size in bytes of a dead letter's reason, which is stored in a header and in the server's
 // advisory.
-const maxReason = 500
+const maxReasonBytes = 500
 
 // deadLetterMiddleware returns the middleware that moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The
 // message is acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes the
@@ -25,7 +25,7 @@ const maxReason = 500
 func deadLetterMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
-			delivered := Delivered(msg)
+			delivered := DeliveryCount(msg)
 			bounded := cfg.MaxDeliveries > 0
 			bound := uint64(max(cfg.MaxDeliveries, 0))
 			if bounded && delivered > bound {
@@ -44,7 +44,7 @@ func deadLetterMiddleware(name string, cfg RouterConfig) message.HandlerMiddlewa
 				return out, nil
 			case IsPoison(err):
 				return nil, storeDeadLetter(name, cfg, msg, err)
-			case bounded && delivered >= bound && !isStopping(msg):
+			case bounded && delivered >= bound && !isSubscriberDraining(msg):
 				return nil, storeDeadLetter(name, cfg, msg, fmt.Errorf("failed in delivery %d of %d: %w", delivered, bound, err))
 			}
 			return out, err
@@ -52,8 +52,9 @@ func deadLetterMiddleware(name string, cfg RouterConfig) message.HandlerMiddlewa
 	}
 }
 
-// isStopping reports whether a handler's error may only be caused by the shutdown.
-func isStopping(msg *message.Message) bool {
+// isSubscriberDraining reports whether the Subscriber that delivered msg is shutting down, so that an error of the
+// handler may be caused by the shutdown alone.
+func isSubscriberDraining(msg *message.Message) bool {
 	select {
 	case <-Draining(msg.Context()):
 		return true
@@ -81,7 +82,7 @@ func storeDeadLetter(name string, cfg RouterConfig, msg *message.Message, cause 
 		topology.HeaderDeadMessageID: msg.UUID,
 		topology.HeaderDeadStream:    Stream(msg),
 		topology.HeaderDeadSequence:  strconv.FormatUint(Sequence(msg), 10),
-		topology.HeaderDeadDelivered: strconv.FormatUint(Delivered(msg), 10),
+		topology.HeaderDeadDelivered: strconv.FormatUint(DeliveryCount(msg), 10),
 		topology.HeaderDeadHandler:   name,
 		topology.HeaderDeadTime:      cfg.Now().UTC().Format(time.RFC3339Nano),
 	} {
@@ -89,19 +90,20 @@ func storeDeadLetter(name string, cfg RouterConfig, msg *message.Message, cause 
 	}
 	// The handler's context may have ended, but the letter must still be stored, with its correlation id.
 	dead.SetContext(context.WithoutCancel(msg.Context()))
-	if err := cfg.DeadLetter.Publish(topology.Dead(origin), dead); err != nil {
-		return fmt.Errorf("move to %s: %w; reason: %w", topology.Dead(origin), err, cause)
+	if err := cfg.DeadLetter.Publish(topology.DeadSubject(origin), dead); err != nil {
+		return fmt.Errorf("move to %s: %w; reason: %w", topology.DeadSubject(origin), err, cause)
 	}
 	cfg.Logger.Warn("message moved to DEAD", "handler", name, "message_uuid", msg.UUID, "subject", origin,
-		"sequence", Sequence(msg), "delivered", Delivered(msg), "reason", reason)
-	setTerm(msg, reason)
+		"sequence", Sequence(msg), "delivered", DeliveryCount(msg), "reason", reason)
+	setTermReason(msg, reason)
 	return nil
 }
 
-// oneLine converts s into a valid header value.
+// oneLine returns s as the value of the header for the reason of a dead letter: one line of valid UTF-8 and at most
+// maxReasonBytes, which is never empty.
 func oneLine(s string) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", " "), "?")), " ")
-	s = truncate.Text(s, maxReason)
+	s = truncate.Text(s, maxReasonBytes)
 	if s == "" {
 		return "no reason given"
 	}

@@ -10,8 +10,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// deadlineMiddleware returns the middleware that drops a message whose time to live has passed since the stream stored it: its sender has given
-// up, and may have sent another. A message with an invalid header is poison.
+// deadlineMiddleware returns the middleware that drops a command whose time to live has passed since the stream stored
+// it: the sender has given up, and may have sent the command again. A message with an invalid header of a deadline is
+// poison.
 func deadlineMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -22,7 +23,7 @@ func deadlineMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware
 			if until.IsZero() {
 				return next(msg)
 			}
-			late, err := cfg.isPast(msg.Context(), until)
+			late, err := cfg.hasPassed(msg.Context(), until)
 			if err != nil {
 				return nil, Transient(err)
 			}
@@ -40,10 +41,10 @@ func deadlineMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware
 func expiryOf(msg *message.Message) (time.Time, error) {
 	if value := msg.Metadata.Get(topology.HeaderTimeToLive); value != "" {
 		ttl, err := time.ParseDuration(value)
-		if err != nil || Stored(msg).IsZero() {
-			return time.Time{}, fmt.Errorf("header %s of a message stored at %q is not a duration: %.64q", topology.HeaderTimeToLive, msg.Metadata.Get(keyStored), value)
+		if err != nil || StoredTime(msg).IsZero() {
+			return time.Time{}, fmt.Errorf("header %s of a message stored at %q is not a duration: %.64q", topology.HeaderTimeToLive, msg.Metadata.Get(keyStoredTime), value)
 		}
-		return Stored(msg).Add(ttl), nil
+		return StoredTime(msg).Add(ttl), nil
 	}
 	if value := msg.Metadata.Get(topology.HeaderDeadline); value != "" { // from a build that sends the time of its own clock
 		until, err := time.Parse(time.RFC3339, value)
@@ -55,8 +56,9 @@ func expiryOf(msg *message.Message) (time.Time, error) {
 	return time.Time{}, nil
 }
 
-// isPast reports whether a time has passed.
-func (c *RouterConfig) isPast(ctx context.Context, until time.Time) (bool, error) {
+// hasPassed reports whether a time has passed by the clock of the NATS server, or by the host's clock if the Router has
+// no Clock.
+func (c *RouterConfig) hasPassed(ctx context.Context, until time.Time) (bool, error) {
 	if c.Clock == nil {
 		return c.Now().After(until), nil
 	}

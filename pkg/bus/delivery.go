@@ -64,14 +64,14 @@ func (u *subscription) deliver(m *nats.Msg, releaseSlot func()) {
 	}()
 	select {
 	case u.out <- msg:
-		u.settle(m, msg)
+		u.sendHandlerResult(m, msg)
 	case <-u.draining.Done():
 		u.requeue(m)
 	}
 }
 
-// settle waits for the handler's result and sends it to the server.
-func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
+// sendHandlerResult waits for the handler's result and sends it to the server.
+func (u *subscription) sendHandlerResult(m *nats.Msg, msg *message.Message) {
 	select {
 	case <-msg.Acked():
 		u.acknowledge(m, msg)
@@ -88,11 +88,11 @@ func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
 	}
 }
 
-// acknowledge acknowledges a message, or terminates it if its handler called setTerm. A failure is only logged: the server then
+// acknowledge acknowledges a message, or terminates it if its handler called setTermReason. A failure is only logged: the server then
 // redelivers the message.
 func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 	var err error
-	switch reason := msg.Metadata.Get(keyTerm); {
+	switch reason := msg.Metadata.Get(keyTermReason); {
 	case reason != "":
 		err = m.Respond([]byte("+TERM " + reason))
 	case u.s.cfg.DoubleAck:
@@ -107,14 +107,15 @@ func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 	}
 }
 
-// requeue naks a message that no handler has received.
+// requeue returns a message that no handler has received to the stream, with a negative acknowledgement.
 func (u *subscription) requeue(m *nats.Msg) {
 	if err := m.NakWithDelay(minNakDelay); err != nil {
 		u.logger.Warn("nak failed; the message is redelivered after AckWait", "subject", m.Subject, "error", err)
 	}
 }
 
-// unmarshal converts any message: one that another program published has no watermill id, and perhaps no headers.
+// unmarshal converts a message of NATS to one of watermill. A message that another program published may have no
+// watermill id and no headers.
 func unmarshal(m *nats.Msg, meta *nats.MsgMetadata) *message.Message {
 	headers := m.Header
 	sequence := strconv.FormatUint(meta.Sequence.Stream, 10)
@@ -127,15 +128,15 @@ func unmarshal(m *nats.Msg, meta *nats.MsgMetadata) *message.Message {
 	}
 	msg := message.NewMessage(id, m.Data)
 	for key, values := range headers {
-		if len(values) == 0 || key == topology.HeaderMessageID || strings.HasPrefix(key, natsPrefix) || strings.HasPrefix(key, localPrefix) {
+		if len(values) == 0 || key == topology.HeaderMessageID || strings.HasPrefix(key, natsPrefix) || strings.HasPrefix(key, deliveryKeyPrefix) {
 			continue
 		}
 		msg.Metadata.Set(key, values[0])
 	}
-	msg.Metadata.Set(keyDelivered, strconv.FormatUint(meta.NumDelivered, 10))
+	msg.Metadata.Set(keyDeliveryCount, strconv.FormatUint(meta.NumDelivered, 10))
 	msg.Metadata.Set(keySequence, sequence)
 	msg.Metadata.Set(keyStream, meta.Stream)
 	msg.Metadata.Set(keySubject, m.Subject)
-	msg.Metadata.Set(keyStored, meta.Timestamp.UTC().Format(time.RFC3339Nano))
+	msg.Metadata.Set(keyStoredTime, meta.Timestamp.UTC().Format(time.RFC3339Nano))
 	return msg
 }

@@ -6,7 +6,7 @@
 // runs. It sends a heartbeat every third of AckWait, so that a handler may run for an hour.
 //
 // Handlers are registered with Router.Handle and nowhere else: Subscribe returns an error to a caller that is not a
-// Router, and a handler can check with Routed. The Router provides recovery, correlation, deadlines, timeouts,
+// Router, and a handler can check with RequireRouted. The Router provides recovery, correlation, deadlines, timeouts,
 // retries and dead letters. A handler's result decides what happens to its message:
 //
 //   - nil acknowledges it.

@@ -8,10 +8,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// ForDurable returns the configuration of a Subscriber for a durable of the topology, and the topic for
+// ConfigForDurable returns the configuration of a Subscriber for a durable of the topology, and the topic for
 // Router.Handle. The caller adds what the topology does not define: Concurrency and the delays. It returns an error
 // if a Subscriber cannot read the durable.
-func ForDurable(js jetstream.JetStream, d topology.Durable) (SubscriberConfig, string, error) {
+func ConfigForDurable(js jetstream.JetStream, d topology.Durable) (SubscriberConfig, string, error) {
 	filters := d.Config.FilterSubjects
 	if d.Config.FilterSubject != "" {
 		filters = []string{d.Config.FilterSubject}

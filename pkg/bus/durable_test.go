@@ -16,8 +16,8 @@ func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	for _, d := range []topology.Durable{
-		topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.TimersConsumer(),
-		topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "here"),
+		topology.SessionCommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.TimersConsumer(),
+		topology.ProviderJobsConsumer("local"), topology.EngineJobsConsumer("local", "here"),
 	} {
 		filters := append([]string{}, d.Config.FilterSubjects...)
 		if d.Config.FilterSubject != "" {
@@ -25,7 +25,7 @@ func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 		}
 		d.Stream = "FOR-" + d.Config.Durable
 		createStream(t, b.js, jetstream.StreamConfig{Name: d.Stream, Subjects: []string{fmt.Sprintf("for%s.>", d.Config.Durable)}, Retention: jetstream.LimitsPolicy})
-		cfg, topic, err := bus.ForDurable(b.js, d)
+		cfg, topic, err := bus.ConfigForDurable(b.js, d)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 		}
 	}
 	for _, cfg := range []jetstream.ConsumerConfig{{Durable: "d", AckPolicy: jetstream.AckExplicitPolicy}, {Durable: "d", FilterSubject: "a", AckPolicy: jetstream.AckNonePolicy}} {
-		if _, _, err := bus.ForDurable(b.js, topology.Durable{Stream: "S", Config: cfg}); err == nil {
+		if _, _, err := bus.ConfigForDurable(b.js, topology.Durable{Stream: "S", Config: cfg}); err == nil {
 			t.Errorf("%+v: no error", cfg)
 		}
 	}

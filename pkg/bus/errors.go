@@ -103,8 +103,8 @@ const (
 	storeFailedTooLarge                     = "message too large"
 )
 
-// publishCause converts an error of nats.go for a publish into an error of this package.
-func publishCause(err error) error {
+// toPublishError converts an error of nats.go for a publish to an error of this package.
+func toPublishError(err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.As(err, &api):

@@ -66,10 +66,10 @@ func example() error {
 		return err
 	}
 	err = router.Handle("session", "cmd.session.>", commands, func(ctx context.Context, cmd *message.Message) error {
-		if err := bus.Routed(ctx); err != nil {
+		if err := bus.RequireRouted(ctx); err != nil {
 			return err
 		}
-		fmt.Printf("delivery %d of %s\n", bus.Delivered(cmd), cmd.Payload)
+		fmt.Printf("delivery %d of %s\n", bus.DeliveryCount(cmd), cmd.Payload)
 		return bus.Reply(nc, cmd, bus.Answer{Payload: []byte("created ses_1")})
 	})
 	if err != nil {

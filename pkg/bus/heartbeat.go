@@ -7,9 +7,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// inProgress is the payload of Msg.InProgress. It is sent without a request for a confirmation, which would double the
-// messages: if the server does not receive it, the message is redelivered after AckWait, as for any process that is lost.
-var inProgress = []byte("+WPI")
+// inProgressPayload is the payload of Msg.InProgress, with which the Subscriber extends AckWait. The Subscriber asks
+// for no confirmation, which would double the number of messages. If the server does not receive the payload, it
+// redelivers the message after AckWait, as it does when a process is lost.
+var inProgressPayload = []byte("+WPI")
 
 // startHeartbeat sends a heartbeat for m every HeartBeat until stop is called. It needs no goroutine between two
 // heartbeats, because thousands of handlers may run.
@@ -28,7 +29,7 @@ func (u *subscription) startHeartbeat(m *nats.Msg) (stop func()) {
 		if !nc.IsConnected() {
 			return // the client would keep it and send it when it is out of date
 		}
-		if err := nc.Publish(m.Reply, inProgress); err != nil {
+		if err := nc.Publish(m.Reply, inProgressPayload); err != nil {
 			u.logger.Warn("heartbeat failed; the message may be redelivered to another handler", "subject", m.Subject, "error", err)
 		}
 	}

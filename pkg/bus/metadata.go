@@ -9,27 +9,27 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Metadata keys with this prefix describe one delivery. The Subscriber sets them; they are never sent and never
-// taken from a received message.
-const localPrefix = "bus-"
+// deliveryKeyPrefix is the prefix of the metadata keys that describe one delivery of a message. The Subscriber sets
+// these keys. A Publisher does not send them, and the Subscriber ignores them in the headers of a received message.
+const deliveryKeyPrefix = "bus-"
 
 const (
-	keyDelivered = localPrefix + "delivered"
-	keySequence  = localPrefix + "sequence"
-	keyStream    = localPrefix + "stream"
-	keySubject   = localPrefix + "subject"
-	keyStored    = localPrefix + "stored"
-	keyNakDelay  = localPrefix + "nak-delay"
-	keyTerm      = localPrefix + "term"
+	keyDeliveryCount = deliveryKeyPrefix + "delivered"
+	keySequence      = deliveryKeyPrefix + "sequence"
+	keyStream        = deliveryKeyPrefix + "stream"
+	keySubject       = deliveryKeyPrefix + "subject"
+	keyStoredTime    = deliveryKeyPrefix + "stored"
+	keyNakDelay      = deliveryKeyPrefix + "nak-delay"
+	keyTermReason    = deliveryKeyPrefix + "term"
 )
 
-// natsPrefix is the prefix of NATS's own headers. They are sent if set as metadata (Nats-Msg-Id, Nats-Schedule),
-// but not taken from a received message: if it were sent on, an expected sequence or a message id would make the
-// stream reject or drop the copy.
+// natsPrefix is the prefix of NATS's own headers. A Publisher sends the headers that a caller sets as metadata
+// (Nats-Msg-Id, Nats-Schedule). The Subscriber drops them from a received message: if a handler sent them on, an
+// expected sequence or a message id would make the stream reject or drop the copy.
 const natsPrefix = "Nats-"
 
-// Delivered returns how often JetStream has delivered msg, from 1; 0 if it did not come from a Subscriber.
-func Delivered(msg *message.Message) uint64 { return metadataNumber(msg, keyDelivered) }
+// DeliveryCount returns how often JetStream has delivered msg, from 1; 0 if it did not come from a Subscriber.
+func DeliveryCount(msg *message.Message) uint64 { return metadataNumber(msg, keyDeliveryCount) }
 
 // Sequence returns msg's sequence in its stream; 0 if it did not come from a Subscriber.
 func Sequence(msg *message.Message) uint64 { return metadataNumber(msg, keySequence) }
@@ -40,9 +40,9 @@ func Stream(msg *message.Message) string { return msg.Metadata.Get(keyStream) }
 // Subject returns the subject that msg was published to, or "". With a wildcard topic it is the concrete subject.
 func Subject(msg *message.Message) string { return msg.Metadata.Get(keySubject) }
 
-// Stored returns when the stream stored msg, or the zero time if msg did not come from a Subscriber.
-func Stored(msg *message.Message) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, msg.Metadata.Get(keyStored))
+// StoredTime returns when the stream stored msg, or the zero time if msg did not come from a Subscriber.
+func StoredTime(msg *message.Message) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, msg.Metadata.Get(keyStoredTime))
 	if err != nil {
 		return time.Time{}
 	}
@@ -55,8 +55,9 @@ func SetNakDelay(msg *message.Message, d time.Duration) {
 	setMetadata(msg, keyNakDelay, max(d, minNakDelay).String())
 }
 
-// setTerm turns the acknowledgement of msg into a termination, for which the server publishes an advisory.
-func setTerm(msg *message.Message, reason string) { setMetadata(msg, keyTerm, reason) }
+// setTermReason makes the acknowledgement of msg a termination with a reason (+TERM), for which the server publishes an
+// advisory.
+func setTermReason(msg *message.Message, reason string) { setMetadata(msg, keyTermReason, reason) }
 
 // setMetadata sets a metadata value, also of a message without metadata.
 func setMetadata(msg *message.Message, key, value string) {

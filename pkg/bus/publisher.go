@@ -72,7 +72,7 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 // publishes must set its own context on the message (NewMessage does).
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	for i, msg := range messages {
-		if err := p.publish(topic, msg); err != nil {
+		if err := p.publishOne(topic, msg); err != nil {
 			return &PublishError{Index: i, UUID: msg.UUID, Subject: topic, Err: err}
 		}
 	}
@@ -90,8 +90,8 @@ func NewMessage(ctx context.Context, uuid string, payload []byte) *message.Messa
 	return message.NewMessageWithContext(ctx, uuid, payload)
 }
 
-// publish stores one message and waits for the acknowledgement. Its error wraps one of this package.
-func (p *Publisher) publish(topic string, msg *message.Message) error {
+// publishOne stores one message and waits for the acknowledgement. Its error wraps an error of this package.
+func (p *Publisher) publishOne(topic string, msg *message.Message) error {
 	if p.closed.Load() {
 		return ErrClosed
 	}
@@ -106,7 +106,7 @@ func (p *Publisher) publish(topic string, msg *message.Message) error {
 	}
 	ack, err := p.cfg.JetStream.PublishMsg(ctx, out)
 	if err != nil {
-		return publishCause(err)
+		return toPublishError(err)
 	}
 	if ack.Duplicate {
 		p.cfg.Logger.Debug("the stream already has this message id", "subject", topic, "stream", ack.Stream, "sequence", ack.Sequence, "message_uuid", msg.UUID)
@@ -114,9 +114,9 @@ func (p *Publisher) publish(topic string, msg *message.Message) error {
 	return nil
 }
 
-// waitConnected blocks while there is no connection. Without this wait, nats.go would buffer the message, the wait for
-// the acknowledgement would time out, and the message would be stored later: the caller could not know whether to send
-// it again.
+// waitConnected blocks while the connection to NATS is broken. Without this wait, nats.go would buffer the message, the
+// wait for the acknowledgement would time out, and the message would be stored later: the caller could not know whether
+// to send it again.
 func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	if nc.IsConnected() {
 		return nil
@@ -138,15 +138,15 @@ func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	}
 }
 
-// marshal converts a message to one for NATS: its metadata become headers, except those of a delivery. It returns ErrInvalidMessage for
-// a subject or header that cannot be sent.
+// marshal converts a message of watermill to one of NATS: its metadata become headers, except the keys that describe a
+// delivery. It returns ErrInvalidMessage for a subject or header that cannot be sent.
 func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, error) {
 	if err := CheckSubject(topic); err != nil {
 		return nil, err
 	}
 	out := &nats.Msg{Subject: topic, Data: msg.Payload, Header: nats.Header{}}
 	for key, value := range msg.Metadata {
-		if strings.HasPrefix(key, localPrefix) {
+		if strings.HasPrefix(key, deliveryKeyPrefix) {
 			continue
 		}
 		if err := checkHeader(key, value); err != nil {

@@ -15,29 +15,31 @@ import (
 
 // Errors that end a pull request in normal operation. The request is repeated.
 var (
-	// errSilent is returned if the server no longer sends heartbeats for a request: the request or its consumer is
+	// errNoHeartbeat is returned if the server no longer sends heartbeats for a request: the request or its consumer is
 	// lost.
-	errSilent = errors.New("no heartbeat for a pull request")
-	// errMoved is returned if the server stops, or is no longer leader of the consumer.
-	errMoved = errors.New("the server no longer serves the consumer")
+	errNoHeartbeat = errors.New("no heartbeat for a pull request")
+	// errConsumerMoved is returned if the server stops, or is no longer leader of the consumer.
+	errConsumerMoved = errors.New("the server no longer serves the consumer")
 )
 
 // Responses of the server that are not messages, by their Status header.
 const (
-	statusHeartbeat = "100"
-	statusNone      = "404"
-	statusExpired   = "408"
-	statusConflict  = "409"
+	statusHeartbeat  = "100"
+	statusNoMessages = "404"
+	statusExpired    = "408"
+	statusConflict   = "409"
 )
 
-// pull requests as many messages from a consumer as its group has free slots, so that each message that arrives is
-// handled at once: a prefetched message would wait without a heartbeat and be redelivered to a second handler. It has
-// one request at a time. nats.go's own iterator cannot be used for that. In v1.55.0 it has room for as many responses as
-// it requests messages, and drops a message that arrives together with the end of a request or with a heartbeat. It also
-// sends no request if the goroutine that sent the previous one has not noticed its end yet.
+// puller requests as many messages from a consumer as its group has free slots, so that each message that arrives is
+// handled at once: a prefetched message would wait without a heartbeat and be redelivered to a second handler. A puller
+// has at most one request at a time.
 //
-// A pull must be used by one goroutine only.
-type pull struct {
+// The iterator of nats.go cannot be used for that. In v1.55.0 it has room for as many responses as it requests
+// messages, and drops a message that arrives together with the end of a request or with a heartbeat. It also sends no
+// request if the goroutine that sent the previous one has not noticed its end yet.
+//
+// A puller must be used by one goroutine only.
+type puller struct {
 	nc      *nats.Conn
 	subject string // of requests
 	request pullRequest
@@ -57,16 +59,16 @@ type pullRequest struct {
 	Heartbeat time.Duration `json:"idle_heartbeat,omitempty"`
 }
 
-// newPull opens a separate inbox: once it is closed, the server drops what was requested through it.
-// slots is the largest number of messages of a request.
-func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration, slots int) (*pull, error) {
+// newPuller returns a puller of a durable, with an inbox of its own. Once the inbox is closed, the server drops the
+// requests that name it. slots is the largest number of messages of a request.
+func newPuller(js jetstream.JetStream, stream, durable string, expires time.Duration, slots int) (*puller, error) {
 	// The end of a short request serves as a heartbeat.
-	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat+pullGrace
+	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat+maxServerDelay
 	if expires < silent {
-		heartbeat, silent = 0, expires+pullGrace
+		heartbeat, silent = 0, expires+maxServerDelay
 	}
-	p := &pull{
-		nc: js.Conn(), subject: apiPrefix(js.Options()) + "CONSUMER.MSG.NEXT." + stream + "." + durable,
+	p := &puller{
+		nc: js.Conn(), subject: jetStreamAPIPrefix(js.Options()) + "CONSUMER.MSG.NEXT." + stream + "." + durable,
 		request: pullRequest{Expires: expires, Heartbeat: heartbeat}, silent: silent,
 		// A request is sent only after the end of the previous one was read, so only its messages, its heartbeats and
 		// its end can be queued. After a lost connection the server may still serve the previous request.
@@ -84,8 +86,8 @@ func newPull(js jetstream.JetStream, stream, durable string, expires time.Durati
 	return p, nil
 }
 
-// apiPrefix returns the prefix of requests to JetStream.
-func apiPrefix(o jetstream.JetStreamOptions) string {
+// jetStreamAPIPrefix returns the subject prefix of requests to JetStream.
+func jetStreamAPIPrefix(o jetstream.JetStreamOptions) string {
 	switch {
 	case o.APIPrefix != "":
 		return strings.TrimSuffix(o.APIPrefix, ".") + "."
@@ -95,10 +97,10 @@ func apiPrefix(o jetstream.JetStreamOptions) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// next blocks until a message arrives. It has one request at a time: whenever there is none and free returns more than
-// 0, next requests that many messages. free returns the number of free slots. next calls free again when it receives
-// from wake. After an error the caller must call close.
-func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) (*nats.Msg, error) {
+// nextMessage blocks until a message arrives. Whenever no request is open and free returns more than 0, it requests
+// that many messages. free returns the number of free slots; nextMessage calls free again when it receives from wake.
+// After an error the caller must call close.
+func (p *puller) nextMessage(ctx context.Context, free func() int, wake <-chan struct{}) (*nats.Msg, error) {
 	silence := time.NewTimer(p.silent)
 	defer silence.Stop()
 	for {
@@ -110,7 +112,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 		}
 		select {
 		case m := <-p.answers:
-			isMessage, err := p.read(m)
+			isMessage, err := p.checkResponse(m)
 			if isMessage || err != nil {
 				return m, err
 			}
@@ -118,7 +120,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 		case <-wake:
 		case <-silence.C:
 			if p.requested > 0 {
-				return nil, errSilent
+				return nil, errNoHeartbeat
 			}
 		case status := <-p.status:
 			if status == nats.CLOSED {
@@ -132,7 +134,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 }
 
 // requestMessages requests the next n messages of the consumer from the NATS server.
-func (p *pull) requestMessages(n int) error {
+func (p *puller) requestMessages(n int) error {
 	p.request.Batch = n
 	request, err := json.Marshal(p.request)
 	if err == nil {
@@ -145,9 +147,9 @@ func (p *pull) requestMessages(n int) error {
 	return nil
 }
 
-// read reports whether m is a message of the stream. Otherwise m is a response about the request; the error says why the pull must end,
-// and is nil if it may continue.
-func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
+// checkResponse reports whether m is a message of the stream. Otherwise m is a response about the request, and the
+// error says why the puller must end; it is nil if the puller may continue.
+func (p *puller) checkResponse(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
 	case status == "" || len(m.Data) > 0:
@@ -155,20 +157,20 @@ func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 		return true, nil
 	case status == statusHeartbeat:
 		return false, nil
-	case status == statusNone || status == statusExpired:
+	case status == statusNoMessages || status == statusExpired:
 		p.requested = 0
 		return false, nil
 	}
 	why := m.Header.Get("Description")
 	if status == statusConflict && (strings.EqualFold(why, "Server Shutdown") || strings.EqualFold(why, "Leadership Change")) {
-		return false, errMoved
+		return false, errConsumerMoved
 	}
 	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close closes the inbox. It calls back with each message of the stream that still arrives, so that the caller can
+// close closes the inbox. It calls returnMessage with each message of the stream that still arrives, so that the caller can
 // return the message to the stream.
-func (p *pull) close(back func(*nats.Msg)) {
+func (p *puller) close(returnMessage func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {
 		timer := time.NewTimer(drainTimeout)
@@ -181,8 +183,8 @@ func (p *pull) close(back func(*nats.Msg)) {
 	for {
 		select {
 		case m := <-p.answers:
-			if isMessage, err := p.read(m); isMessage && err == nil {
-				back(m)
+			if isMessage, err := p.checkResponse(m); isMessage && err == nil {
+				returnMessage(m)
 			}
 		default:
 			return

@@ -38,7 +38,7 @@ func TestPull_DeliversAfterAStandstill(t *testing.T) {
 	eventually(t, "the message", func() bool { return d.conn.count("the payload") == 1 })
 	d.conn.release()
 	msg := wait(t, messages, "the message")
-	if n := bus.Delivered(msg); n != 1 {
+	if n := bus.DeliveryCount(msg); n != 1 {
 		t.Errorf("delivery %d", n)
 	}
 	msg.Ack()

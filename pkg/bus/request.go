@@ -16,10 +16,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-const defaultDeadline = 10 * time.Second
+const defaultCommandTimeout = 10 * time.Second
 
-// inboxes is the prefix of the name of every inbox, including those with a user's prefix (topology.InboxPrefix).
-const inboxes = "_INBOX"
+// inboxNamePrefix is the prefix of the name of every inbox, including those with a user's prefix (topology.InboxPrefix).
+const inboxNamePrefix = "_INBOX"
 
 // Command is a message that requests a response. Subject and ID are required.
 type Command struct {
@@ -94,14 +94,15 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	return answer, nil
 }
 
-// commandDeadline returns the earlier one of the command's deadline and that of ctx, or 10 s from now if there is neither.
+// commandDeadline returns the deadline of the command or that of ctx, whichever is earlier, or defaultCommandTimeout
+// from now if there is neither.
 func commandDeadline(ctx context.Context, cmd Command) time.Time {
 	deadline := cmd.Deadline
 	if until, ok := ctx.Deadline(); ok && (deadline.IsZero() || until.Before(deadline)) {
 		deadline = until
 	}
 	if deadline.IsZero() {
-		deadline = time.Now().Add(defaultDeadline)
+		deadline = time.Now().Add(defaultCommandTimeout)
 	}
 	return deadline
 }
@@ -150,7 +151,7 @@ func Reply(nc *nats.Conn, cmd *message.Message, answer Answer) error {
 		return fmt.Errorf("header %s: %w", topology.HeaderReply, err)
 	}
 	// The sender chose the subject, but the response is published with the permissions of this service.
-	if !strings.HasPrefix(subject, inboxes) {
+	if !strings.HasPrefix(subject, inboxNamePrefix) {
 		return fmt.Errorf("%w: header %s: %.64q is not an inbox", ErrInvalidMessage, topology.HeaderReply, subject)
 	}
 	out := &nats.Msg{Subject: subject, Data: answer.Payload, Header: nats.Header{}}

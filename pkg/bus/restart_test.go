@@ -30,7 +30,7 @@ func TestSubscriber_SurvivesServerRestarts(t *testing.T) {
 	long, release := make(chan uint64, 10), make(chan struct{})
 	b.route(t, bus.RouterConfig{}, b.subscriber(t, bus.SubscriberConfig{Durable: "long", AckWait: patience}), "work.long",
 		func(_ context.Context, msg *message.Message) error {
-			long <- bus.Delivered(msg)
+			long <- bus.DeliveryCount(msg)
 			<-release
 			return nil
 		}, bus.WithTimeout(-1))

@@ -6,11 +6,11 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// transientMiddleware returns the middleware that runs the handler again while its error is Transient. The pause ends early with the
+// retryTransientMiddleware returns the middleware that runs the handler again while its error is Transient. The pause ends early with the
 // message's context; the handler's error is returned then too, because it becomes the reason of a dead letter. Watermill's Retry returns
 // the context's error instead, and omits every second pause if it may not retry all errors: see
 // TestWatermillRetry_LosesTheErrorAndSkipsPauses.
-func transientMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
+func retryTransientMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			pauses := retry.Doubling(cfg.RetryInterval, cfg.RetryMax)

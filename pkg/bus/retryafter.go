@@ -8,14 +8,14 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// laterError is an error that RetryAfter has marked, with the delay.
-type laterError struct {
+// retryAfterError is an error that RetryAfter has marked, with the delay.
+type retryAfterError struct {
 	err   error
 	delay time.Duration
 }
 
-func (e *laterError) Error() string { return fmt.Sprintf("retry in %s: %v", e.delay, e.err) }
-func (e *laterError) Unwrap() error { return e.err }
+func (e *retryAfterError) Error() string { return fmt.Sprintf("retry in %s: %v", e.delay, e.err) }
+func (e *retryAfterError) Unwrap() error { return e.err }
 
 // RetryAfter marks err as a delay and not a failure: the message cannot be processed now, or not by this process. The
 // message is redelivered after d, and err is only logged at level Debug. The redelivery counts, so a handler that
@@ -24,16 +24,16 @@ func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
 	}
-	return &laterError{err: err, delay: d}
+	return &retryAfterError{err: err, delay: d}
 }
 
-// laterMiddleware returns the outermost middleware, which naks a message whose handler returned RetryAfter. It does so itself, because
+// retryAfterMiddleware returns the outermost middleware, which naks a message whose handler returned RetryAfter. It does so itself, because
 // watermill's Router would log every error at level Error.
-func laterMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
+func retryAfterMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			out, err := next(msg)
-			var wanted *laterError
+			var wanted *retryAfterError
 			if !errors.As(err, &wanted) {
 				return out, err
 			}

@@ -6,38 +6,40 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// routerKey marks the context with which a Router subscribes, routedKey the context with which it calls handlers.
-// They differ because messages inherit the first before any middleware has run.
 type (
+	// routerKey is the key of the context with which a Router subscribes. Messages inherit this context before any
+	// middleware has run, so handlers are marked with inHandlerKey instead.
 	routerKey struct{}
-	routedKey struct{}
+	// inHandlerKey is the key of the context with which a Router calls a handler, after all middleware.
+	inHandlerKey struct{}
 )
 
-// Routed returns ErrNotRouted unless ctx is a context with which a Router called a handler, inside all its
-// middleware. A handler whose effects depend on the middleware calls Routed first; bustest.RefusesUnrouted checks
-// that it does.
-func Routed(ctx context.Context) error {
-	if ctx.Value(routedKey{}) == nil {
+// RequireRouted returns ErrNotRouted unless ctx is a context with which a Router called a handler, inside all its
+// middleware. A handler whose effects depend on the middleware calls RequireRouted first;
+// bustest.RequireUnroutedRefused checks that a handler does.
+func RequireRouted(ctx context.Context) error {
+	if ctx.Value(inHandlerKey{}) == nil {
 		return ErrNotRouted
 	}
 	return nil
 }
 
-// fromRouter reports whether ctx is one with which a Router subscribes.
-func fromRouter(ctx context.Context) bool { return ctx.Value(routerKey{}) != nil }
+// isRouterContext reports whether a Router subscribes with ctx.
+func isRouterContext(ctx context.Context) bool { return ctx.Value(routerKey{}) != nil }
 
-// routedMiddleware returns the innermost middleware. It marks the context of a message, so that Routed returns nil in the
-// handler.
-func routedMiddleware() message.HandlerMiddleware {
+// markRoutedMiddleware returns the innermost middleware. It marks the context of a message, so that RequireRouted
+// returns nil in the handler.
+func markRoutedMiddleware() message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
-			return withContext(msg, context.WithValue(msg.Context(), routedKey{}, true), next)
+			return callWithContext(msg, context.WithValue(msg.Context(), inHandlerKey{}, true), next)
 		}
 	}
 }
 
-// withContext calls next with ctx on msg and then restores the former context for the outer middleware.
-func withContext(msg *message.Message, ctx context.Context, next message.HandlerFunc) ([]*message.Message, error) {
+// callWithContext calls next with ctx as the context of msg, and then restores the former context for the outer
+// middleware.
+func callWithContext(msg *message.Message, ctx context.Context, next message.HandlerFunc) ([]*message.Message, error) {
 	former := msg.Context()
 	msg.SetContext(ctx)
 	defer msg.SetContext(former)

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	defaultTimeout        = 30 * time.Second
-	defaultMaxRetries     = 3
-	defaultRetryInterval  = 100 * time.Millisecond
-	defaultRetryMax       = 5 * time.Second
-	defaultMaxDeliveries  = 10
-	defaultRouterShutdown = 30 * time.Second
+	defaultHandlerTimeout        = 30 * time.Second
+	defaultMaxRetries            = 3
+	defaultRetryInterval         = 100 * time.Millisecond
+	defaultMaxRetryInterval      = 5 * time.Second
+	defaultMaxDeliveries         = 10
+	defaultRouterShutdownTimeout = 30 * time.Second
 )
 
 // RouterConfig configures a Router. DeadLetter is required; everything else may be zero.
 type RouterConfig struct {
-	// DeadLetter stores messages that handlers give up, under topology.Dead of their subject. Use a Publisher with
+	// DeadLetter stores messages that handlers give up, under topology.DeadSubject of their subject. Use a Publisher with
 	// Deduplicate, so that a repeated message is stored once.
 	DeadLetter message.Publisher
 	// Timeout limits the handling of one delivery, including retries, through its context; 0 means 30 s, negative
@@ -58,7 +58,7 @@ func (c *RouterConfig) validate() error {
 		}
 	}
 	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
+		c.Timeout = defaultHandlerTimeout
 	}
 	if c.MaxRetries == 0 {
 		c.MaxRetries = defaultMaxRetries
@@ -67,7 +67,7 @@ func (c *RouterConfig) validate() error {
 		c.RetryInterval = defaultRetryInterval
 	}
 	if c.RetryMax == 0 {
-		c.RetryMax = max(defaultRetryMax, c.RetryInterval)
+		c.RetryMax = max(defaultMaxRetryInterval, c.RetryInterval)
 	}
 	if c.RetryMax < c.RetryInterval {
 		return fmt.Errorf("bus: RouterConfig.RetryMax is %s, less than RetryInterval, which is %s", c.RetryMax, c.RetryInterval)
@@ -76,7 +76,7 @@ func (c *RouterConfig) validate() error {
 		c.MaxDeliveries = defaultMaxDeliveries
 	}
 	if c.CloseTimeout == 0 {
-		c.CloseTimeout = defaultRouterShutdown
+		c.CloseTimeout = defaultRouterShutdownTimeout
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -130,7 +130,7 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 }
 
 // Handle registers fn for the messages of topic. It must be called before Run. Handlers can be
-// registered here only: a Subscriber delivers messages only to a Router, which marks the context for Routed. name must be unique in the
+// registered here only: a Subscriber delivers messages only to a Router, which marks the context for RequireRouted. name must be unique in the
 // Router; it appears in logs and dead letters.
 func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn HandlerFunc, options ...HandlerOption) error {
 	switch {
@@ -156,15 +156,15 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 		return fn(msg.Context(), msg)
 	})
 	if s, ok := subscriber.(*Subscriber); ok {
-		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.initialize(ctx, topic) })
+		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.createDurable(ctx, topic) })
 	}
 	// The first middleware is the outermost. deadLetterMiddleware decides last, also about errors that a panic or the timeout
 	// caused. Recoverer is inside the others, so that they never see a panic.
-	handler.AddMiddleware(laterMiddleware(name, cfg), correlationMiddleware(), deadLetterMiddleware(name, cfg), deadlineMiddleware(name, cfg))
+	handler.AddMiddleware(retryAfterMiddleware(name, cfg), correlationMiddleware(), deadLetterMiddleware(name, cfg), deadlineMiddleware(name, cfg))
 	if cfg.Timeout > 0 {
 		handler.AddMiddleware(middleware.Timeout(cfg.Timeout))
 	}
-	handler.AddMiddleware(transientMiddleware(name, cfg), middleware.Recoverer, routedMiddleware())
+	handler.AddMiddleware(retryTransientMiddleware(name, cfg), middleware.Recoverer, markRoutedMiddleware())
 	return nil
 }
 
@@ -177,13 +177,13 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	for _, initialize := range r.initialize {
 		if err := initialize(ctx); err != nil {
-			return unlessEnded(ctx, err)
+			return nilIfEnded(ctx, err)
 		}
 	}
 	err := r.router.Run(context.WithValue(ctx, routerKey{}, r))
 	if err != nil {
 		// A failed subscription leaves the earlier ones running.
-		return errors.Join(unlessEnded(ctx, err), r.router.Close())
+		return errors.Join(nilIfEnded(ctx, err), r.router.Close())
 	}
 	if ctx.Err() == nil {
 		return fmt.Errorf("bus: all subscriptions ended: %w", ErrUnavailable)
@@ -191,13 +191,13 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
-// unlessEnded returns err as the result of Run, or nil if ctx has ended: the end of ctx is not a failure.
-func unlessEnded(ctx context.Context, err error) error {
+// nilIfEnded returns nil if ctx has ended, because the end of ctx is not a failure of Run, and err otherwise.
+func nilIfEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return fmt.Errorf("bus: run router: %w", err)
 }
 
-// Running is closed when all handlers are subscribed.
+// Running returns a channel that is closed when all handlers are subscribed.
 func (r *Router) Running() <-chan struct{} { return r.router.Running() }

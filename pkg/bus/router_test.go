@@ -101,22 +101,22 @@ func TestRouter_IsTheOnlyWayToHandleMessages(t *testing.T) {
 	}
 	handled := make(chan *message.Message, 1)
 	handler := func(ctx context.Context, msg *message.Message) error {
-		if err := bus.Routed(ctx); err != nil {
+		if err := bus.RequireRouted(ctx); err != nil {
 			return err
 		}
 		handled <- msg
 		return nil
 	}
-	bustest.RefusesUnrouted(t, handler, []byte("{}"))
+	bustest.RequireUnroutedRefused(t, handler, []byte("{}"))
 	reckless := &recorder{TB: t}
-	bustest.RefusesUnrouted(reckless, func(context.Context, *message.Message) error { return nil }, nil)
+	bustest.RequireUnroutedRefused(reckless, func(context.Context, *message.Message) error { return nil }, nil)
 	if !reckless.failed {
-		t.Error("RefusesUnrouted accepts a handler that does not check bus.Routed")
+		t.Error("RequireUnroutedRefused accepts a handler that does not check bus.RequireRouted")
 	}
 	panicking := &recorder{TB: t}
-	bustest.RefusesUnrouted(panicking, func(context.Context, *message.Message) error { panic("no state") }, nil)
+	bustest.RequireUnroutedRefused(panicking, func(context.Context, *message.Message) error { panic("no state") }, nil)
 	if !panicking.failed {
-		t.Error("RefusesUnrouted accepts a handler that panics")
+		t.Error("RequireUnroutedRefused accepts a handler that panics")
 	}
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", handler)
 	b.publish(t, "work.a", message.NewMessage("1", nil))
@@ -305,7 +305,7 @@ func TestRouter_RetriesTransientErrorsInOneDelivery(t *testing.T) {
 				return errors.New("no")
 			}
 		}
-		done <- bus.Delivered(msg)
+		done <- bus.DeliveryCount(msg)
 		return nil
 	})
 	b.publish(t, "work.transient", message.NewMessage("1", nil))
@@ -324,7 +324,7 @@ func TestRouter_DelaysTheNextDeliveryAsLaterAsks(t *testing.T) {
 	times := make(chan time.Time, 2)
 	b.route(t, bus.RouterConfig{}, b.quick(t), "work.a", func(_ context.Context, msg *message.Message) error {
 		times <- time.Now()
-		if bus.Delivered(msg) == 1 {
+		if bus.DeliveryCount(msg) == 1 {
 			return bus.RetryAfter(errors.New("held by another"), 500*time.Millisecond)
 		}
 		return nil

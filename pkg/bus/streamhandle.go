@@ -23,7 +23,7 @@ func NewStreamHandle(js jetstream.JetStream, name string) *StreamHandle {
 	return &StreamHandle{js: js, name: name}
 }
 
-// Open returns the handle. After a failure the next call fetches it again.
+// Open returns the handle of the stream. After a failure the next call requests the handle again.
 func (s *StreamHandle) Open(ctx context.Context) (jetstream.Stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxSubject is the maximum length of a subject in bytes: every acknowledgement and the server's index contain it.
-const maxSubject = 512
+// maxSubjectBytes is the maximum length of a subject in bytes: every acknowledgement and the server's index contain it.
+const maxSubjectBytes = 512
 
 // CheckSubject returns ErrInvalidMessage unless subject is a concrete subject: non-empty tokens separated by dots,
 // without wildcards, spaces or control characters.
@@ -25,8 +25,8 @@ func checkSubject(subject string, wildcards bool) error {
 	if subject == "" {
 		return fmt.Errorf("%w: the subject is empty", ErrInvalidMessage)
 	}
-	if len(subject) > maxSubject {
-		return fmt.Errorf("%w: the subject has %d bytes, at most %d are allowed", ErrInvalidMessage, len(subject), maxSubject)
+	if len(subject) > maxSubjectBytes {
+		return fmt.Errorf("%w: the subject has %d bytes, at most %d are allowed", ErrInvalidMessage, len(subject), maxSubjectBytes)
 	}
 	if !utf8.ValidString(subject) {
 		return fmt.Errorf("%w: the subject is not UTF-8", ErrInvalidMessage)

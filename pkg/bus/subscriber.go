@@ -21,14 +21,15 @@ const (
 	// minNakDelay is the minimum of NakDelay. Messages that no handler has received are redelivered after this time, so that
 	// another subscriber receives them almost at once.
 	minNakDelay = time.Millisecond
-	// abandonAfter is the time that a handler has to return after its context is cancelled.
-	abandonAfter = time.Second
-	// setupTimeout is the time limit of one request for a consumer. A request that fails is repeated.
-	setupTimeout = 5 * time.Second
-	setupPause   = 200 * time.Millisecond
-	// maxWaiting is the maximum number of waiting pull requests of a consumer, over all subscribers. Each has up
-	// to maxPulls; earlier builds had one for each free slot, and the limit of an existing consumer cannot be changed.
-	maxWaiting = 8192
+	// cancelledHandlerTimeout is the time that a handler has to return after its context is cancelled.
+	cancelledHandlerTimeout = time.Second
+	// consumerRequestTimeout is the time limit of one request for a consumer. A request that fails is repeated.
+	consumerRequestTimeout = 5 * time.Second
+	consumerRetryPause     = 200 * time.Millisecond
+	// maxWaitingPulls is the maximum number of waiting pull requests of a consumer, over all subscribers. Each
+	// subscriber has up to maxPullers. Earlier builds had one request for each free slot, and the limit of an existing
+	// consumer cannot be changed.
+	maxWaitingPulls = 8192
 )
 
 // SubscriberConfig configures a Subscriber. JetStream, Stream and one of Durable and DurableFor are required.
@@ -179,10 +180,10 @@ func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
 // While NATS does not respond, Subscribe repeats its request until ctx ends, because services start in any order and
 // NATS may be restarted.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
-	if !s.cfg.Unrouted && !fromRouter(ctx) {
+	if !s.cfg.Unrouted && !isRouterContext(ctx) {
 		return nil, fmt.Errorf("subscribe to %s: %w: register a handler with Router.Handle", topic, ErrNotRouted)
 	}
-	if err := s.begin(); err != nil {
+	if err := s.registerUse(); err != nil {
 		return nil, err
 	}
 	durable, err := s.awaitConsumer(ctx, topic)
@@ -206,12 +207,12 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 
 // SubscribeInitialize creates or updates the durable for topic, so that the durable receives messages from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
-	return s.initialize(context.Background(), topic)
+	return s.createDurable(context.Background(), topic)
 }
 
-// initialize is SubscribeInitialize with a context that ends its retries.
-func (s *Subscriber) initialize(ctx context.Context, topic string) error {
-	if err := s.begin(); err != nil {
+// createDurable does what SubscribeInitialize does, and stops retrying when ctx ends.
+func (s *Subscriber) createDurable(ctx context.Context, topic string) error {
+	if err := s.registerUse(); err != nil {
 		return err
 	}
 	defer s.running.Done()
@@ -233,9 +234,9 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// begin registers a use of the Subscriber: Close waits for the matching call of running.Done. It returns ErrClosed after
+// registerUse registers a use of the Subscriber: Close waits for the matching call of running.Done. It returns ErrClosed after
 // Close.
-func (s *Subscriber) begin() error {
+func (s *Subscriber) registerUse() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -245,12 +246,12 @@ func (s *Subscriber) begin() error {
 	return nil
 }
 
-// awaitConsumer calls consumer until NATS responds. It returns an error when ctx ends, when Close is called, when the
-// connection is closed, and when NATS refuses the consumer.
+// awaitConsumer calls ensureConsumer until NATS responds. It returns an error when ctx ends, when Close is called, when
+// the connection is closed, and when NATS refuses the consumer.
 func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, error) {
 	for logged := false; ; logged = true {
-		durable, err := s.consumer(ctx, topic)
-		if err == nil || !isUnanswered(err) || s.cfg.JetStream.Conn().IsClosed() {
+		durable, err := s.ensureConsumer(ctx, topic)
+		if err == nil || !isNotReady(err) || s.cfg.JetStream.Conn().IsClosed() {
 			return durable, err
 		}
 		if !logged {
@@ -261,14 +262,14 @@ func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, e
 			return "", err
 		case <-s.closing:
 			return "", ErrClosed
-		case <-time.After(setupPause):
+		case <-time.After(consumerRetryPause):
 		}
 	}
 }
 
-// isUnanswered reports whether a request to JetStream failed because NATS was unavailable or not ready, so that a retry
+// isNotReady reports whether a request to JetStream failed because NATS was unavailable or not ready, so that a retry
 // may succeed.
-func isUnanswered(err error) bool {
+func isNotReady(err error) bool {
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
 		return api.Code == http.StatusServiceUnavailable && !errors.Is(err, jetstream.ErrJetStreamNotEnabled)
@@ -281,16 +282,16 @@ func isUnanswered(err error) bool {
 	return false
 }
 
-// consumer creates or updates the durable for topic and returns its name.
-func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error) {
+// ensureConsumer creates or updates the durable for topic and returns its name.
+func (s *Subscriber) ensureConsumer(ctx context.Context, topic string) (string, error) {
 	if err := CheckFilter(topic); err != nil {
 		return "", err
 	}
-	durable, err := s.durable(topic)
+	durable, err := s.reserveDurable(topic)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, setupTimeout)
+	ctx, cancel := context.WithTimeout(ctx, consumerRequestTimeout)
 	defer cancel()
 	if err := waitConnected(ctx, s.cfg.JetStream.Conn()); err != nil {
 		return "", fmt.Errorf("consumer %s of stream %s: %w", durable, s.cfg.Stream, err)
@@ -305,9 +306,9 @@ func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error)
 	return durable, nil
 }
 
-// durable returns the name of the durable for topic, and reserves the durable for it. It returns an error if the durable belongs to
+// reserveDurable returns the name of the durable for topic, and reserves the durable for it. It returns an error if the durable belongs to
 // another topic.
-func (s *Subscriber) durable(topic string) (string, error) {
+func (s *Subscriber) reserveDurable(topic string) (string, error) {
 	durable := s.cfg.Durable
 	if s.cfg.DurableFor != nil {
 		durable = s.cfg.DurableFor(topic)
@@ -340,7 +341,7 @@ func (s *Subscriber) consumerConfig(durable, topic string) jetstream.ConsumerCon
 		AckWait:       s.cfg.AckWait,
 		MaxDeliver:    unlimited(s.cfg.MaxDeliver),
 		MaxAckPending: unlimited(s.cfg.MaxAckPending),
-		MaxWaiting:    maxWaiting,
+		MaxWaiting:    maxWaitingPulls,
 	}
 	if len(s.cfg.FilterSubjects) == 0 {
 		cfg.FilterSubject = topic

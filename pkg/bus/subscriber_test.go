@@ -133,15 +133,15 @@ func TestSubscriber_AcceptsForeignMessages(t *testing.T) {
 		}
 	}
 	bare := wait(t, messages, "the bare message")
-	if bare.UUID != "WORK-1" || bus.Delivered(bare) != 1 || bus.Sequence(bare) != 1 || bus.Stream(bare) != "WORK" || bus.Subject(bare) != "work.bare" {
+	if bare.UUID != "WORK-1" || bus.DeliveryCount(bare) != 1 || bus.Sequence(bare) != 1 || bus.Stream(bare) != "WORK" || bus.Subject(bare) != "work.bare" {
 		t.Errorf("bare message: %s %v", bare.UUID, bare.Metadata)
 	}
-	if age := time.Since(bus.Stored(bare)); age < 0 || age > time.Minute {
+	if age := time.Since(bus.StoredTime(bare)); age < 0 || age > time.Minute {
 		t.Errorf("stored %s ago", age)
 	}
 	bare.Ack()
 	other := wait(t, messages, "the second message")
-	if other.UUID != "mine" || bus.Delivered(other) != 1 || other.Metadata.Get("Nats-Msg-Id") != "" || string(other.Payload) != "\xff\x00" {
+	if other.UUID != "mine" || bus.DeliveryCount(other) != 1 || other.Metadata.Get("Nats-Msg-Id") != "" || string(other.Payload) != "\xff\x00" {
 		t.Errorf("foreign message: %s %v", other.UUID, other.Metadata)
 	}
 	other.Ack()
@@ -157,7 +157,7 @@ func TestHeartbeat_KeepsTheMessage(t *testing.T) {
 	job := wait(t, messages, "the job")
 	select {
 	case again := <-messages:
-		t.Fatalf("delivered again, delivery %d, while its handler was at work", bus.Delivered(again))
+		t.Fatalf("delivered again, delivery %d, while its handler was at work", bus.DeliveryCount(again))
 	case <-job.Context().Done():
 		t.Fatal("context ended before the answer")
 	case <-time.After(3 * ackWait):
@@ -189,8 +189,8 @@ func TestSubscriber_DeliversAgainAfterLoss(t *testing.T) {
 	gone.Close()
 
 	second := wait(t, subscribe(t, b.subscriber(t, bus.SubscriberConfig{AckWait: 300 * time.Millisecond, Unrouted: true}), "work.job"), "the job elsewhere")
-	if second.UUID != "job" || bus.Delivered(second) < 2 {
-		t.Errorf("got %s in delivery %d, want the job again", second.UUID, bus.Delivered(second))
+	if second.UUID != "job" || bus.DeliveryCount(second) < 2 {
+		t.Errorf("got %s in delivery %d, want the job again", second.UUID, bus.DeliveryCount(second))
 	}
 	second.Ack()
 	first.Ack()
@@ -213,8 +213,8 @@ func TestSubscriber_DelaysTheNextDelivery(t *testing.T) {
 		{900 * time.Millisecond, 900 * time.Millisecond, 5 * time.Second},
 		{-1, 0, 300 * time.Millisecond},
 	} {
-		if got := bus.Delivered(msg); got != uint64(i+1) {
-			t.Fatalf("bus.Delivered of delivery %d returned %d", i+1, got)
+		if got := bus.DeliveryCount(msg); got != uint64(i+1) {
+			t.Fatalf("bus.DeliveryCount of delivery %d returned %d", i+1, got)
 		}
 		if tc.own != 0 {
 			bus.SetNakDelay(msg, tc.own)
@@ -393,7 +393,7 @@ func TestReleaseSlot_NextMessageIsDelivered(t *testing.T) {
 	short.Ack()
 	select {
 	case again := <-messages:
-		t.Fatalf("%s is delivered again, delivery %d, while its handler was at work", again.UUID, bus.Delivered(again))
+		t.Fatalf("%s is delivered again, delivery %d, while its handler was at work", again.UUID, bus.DeliveryCount(again))
 	case <-time.After(3 * ackWait):
 	}
 	long.Ack()

@@ -16,11 +16,11 @@ const (
 	// pullHeartbeat is the interval at which the server confirms a waiting pull request. If two heartbeats are missing,
 	// the request is sent again.
 	pullHeartbeat = 5 * time.Second
-	// pullGrace is the maximum delay of heartbeats and responses of the server.
-	pullGrace   = 2 * time.Second
-	reopenDelay = time.Second
-	// maxPulls is the largest number of pulls of a subscription. The server looks at all of them for each message.
-	maxPulls = 16
+	// maxServerDelay is the maximum delay of heartbeats and responses of the server.
+	maxServerDelay    = 2 * time.Second
+	minReopenInterval = time.Second
+	// maxPullers is the maximum number of pullers of a subscription. The server looks at all of them for each message.
+	maxPullers = 16
 	// drainTimeout is the time that the subscription waits for messages in transit after its end.
 	drainTimeout = time.Second
 )
@@ -63,7 +63,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 
 // start starts the slot groups, and the goroutine that ends them; see supervise.
 func (u *subscription) start(ctx context.Context) {
-	pulls := min(maxPulls, u.s.cfg.Concurrency)
+	pulls := min(maxPullers, u.s.cfg.Concurrency)
 	for i := range pulls {
 		g := &slotGroup{u: u, size: (u.s.cfg.Concurrency + i) / pulls, freed: make(chan struct{}, 1)}
 		g.free.Store(int64(g.size))
@@ -80,8 +80,9 @@ func (u *subscription) start(ctx context.Context) {
 	}()
 }
 
-// supervise ends the subscription when ctx ends or Close is called: it drains, cancels the handlers after CloseTimeout, and abandons
-// those that do not return. It returns when all slot groups and deliveries have ended.
+// supervise ends the subscription when ctx ends or Close is called: it drains the subscription, cancels the handlers
+// after CloseTimeout, and abandons the handlers that do not return. It returns when all slot groups and deliveries have
+// ended.
 func (u *subscription) supervise(ctx context.Context) {
 	defer u.kill()
 	defer u.drain()
@@ -92,19 +93,19 @@ func (u *subscription) supervise(ctx context.Context) {
 	case <-u.s.closing:
 	}
 	u.drain()
-	if u.idleWithin(u.s.cfg.CloseTimeout) {
+	if u.endsWithin(u.s.cfg.CloseTimeout) {
 		return
 	}
 	u.kill()
-	if u.idleWithin(abandonAfter) {
+	if u.endsWithin(cancelledHandlerTimeout) {
 		return
 	}
 	close(u.abandon)
 	<-u.idle
 }
 
-// idleWithin reports whether all slot groups and deliveries end within d.
-func (u *subscription) idleWithin(d time.Duration) bool {
+// endsWithin waits up to d, and reports whether all slot groups and deliveries have ended.
+func (u *subscription) endsWithin(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -115,13 +116,13 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// reopen waits for the connection and creates the consumer again if it does not exist. Concurrent calls are serialized,
-// at least reopenDelay apart.
-func (u *subscription) reopen() {
+// recreateConsumer waits for the connection and creates the consumer again if it does not exist. Concurrent calls are serialized,
+// at least minReopenInterval apart.
+func (u *subscription) recreateConsumer() {
 	u.reopening.Lock()
 	defer u.reopening.Unlock()
-	if time.Since(u.reopened) < reopenDelay {
-		timer := time.NewTimer(reopenDelay)
+	if time.Since(u.reopened) < minReopenInterval {
+		timer := time.NewTimer(minReopenInterval)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
@@ -131,13 +132,13 @@ func (u *subscription) reopen() {
 	if err := waitConnected(u.draining, u.s.cfg.JetStream.Conn()); err != nil {
 		return // the subscription is draining, or the connection is closed, which the slot detects next
 	}
-	if _, err := u.s.consumer(u.draining, u.topic); err != nil && u.draining.Err() == nil {
+	if _, err := u.s.ensureConsumer(u.draining, u.topic); err != nil && u.draining.Err() == nil {
 		u.logger.Error("consumer cannot be opened again, retrying", "error", err)
 	}
 	u.reopened = time.Now()
 }
 
-// slotGroup is some of the slots of a subscription, which share one pull. A subscription has several groups, so that
+// slotGroup is a set of slots of a subscription, which share one puller. A subscription has several groups, so that
 // slots that are released one after the other do not wait for each other's requests.
 type slotGroup struct {
 	u     *subscription
@@ -150,9 +151,9 @@ type slotGroup struct {
 // connection is closed.
 func (g *slotGroup) pullMessages() {
 	for g.u.draining.Err() == nil {
-		p, err := newPull(g.u.s.cfg.JetStream, g.u.s.cfg.Stream, g.u.durable, g.u.s.cfg.PullExpiry, g.size)
+		p, err := newPuller(g.u.s.cfg.JetStream, g.u.s.cfg.Stream, g.u.durable, g.u.s.cfg.PullExpiry, g.size)
 		if err == nil {
-			err = g.iterate(p)
+			err = g.deliverFrom(p)
 		}
 		switch {
 		case g.u.draining.Err() != nil:
@@ -160,21 +161,21 @@ func (g *slotGroup) pullMessages() {
 		case g.u.s.cfg.JetStream.Conn().IsClosed():
 			g.u.logger.Error("subscription ends: the connection is closed", "error", err)
 			return
-		case errors.Is(err, errSilent), errors.Is(err, errMoved):
+		case errors.Is(err, errNoHeartbeat), errors.Is(err, errConsumerMoved):
 			g.u.logger.Debug("opening the consumer again", "error", err)
 		default:
 			g.u.logger.Warn("pull failed, opening the consumer again", "error", err)
 		}
-		g.u.reopen()
+		g.u.recreateConsumer()
 	}
 }
 
-// iterate starts deliveries until the pull fails or the subscription drains. It returns the error of the pull, or nil if
-// the subscription is draining.
-func (g *slotGroup) iterate(p *pull) error {
+// deliverFrom receives messages from a puller and starts a delivery for each. It returns the error of the puller, or
+// nil if the subscription is draining.
+func (g *slotGroup) deliverFrom(p *puller) error {
 	defer p.close(g.u.requeue)
 	for {
-		m, err := p.next(g.u.draining, func() int { return int(g.free.Load()) }, g.freed)
+		m, err := p.nextMessage(g.u.draining, func() int { return int(g.free.Load()) }, g.freed)
 		switch {
 		case g.u.draining.Err() != nil:
 			if err == nil {

@@ -81,7 +81,7 @@ func TestServe_SeveralShareTheRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func() error {
-		_, err := js.CreateConsumer(t.Context(), topology.EventsStream(0), jetstream.ConsumerConfig{})
+		_, err := js.CreateConsumer(t.Context(), topology.EventsStreamName(0), jetstream.ConsumerConfig{})
 		return err
 	}
 	if err := read(); !errors.Is(err, nats.ErrNoResponders) {

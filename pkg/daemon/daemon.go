@@ -284,7 +284,7 @@ func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger)
 	if err != nil {
 		return nil, 0, err
 	}
-	signing, err := jslog.Signing(ctx, js, layout.Shards, keys, o.use)
+	signing, err := jslog.CheckSigning(ctx, js, layout.Shards, keys, o.use)
 	if err != nil {
 		return nil, 0, err
 	}

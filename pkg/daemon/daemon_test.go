@@ -212,7 +212,7 @@ type serviceCLI struct {
 
 func TestOpen_WaitsForTheStreamsAndReadsTheirPartitions(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]opener{"with the log": logOpener{"session", jslog.Writer, &serviceCLI{}}.open, "without the log": awaitPartitions} {
+	for name, open := range map[string]opener{"with the log": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "without the log": awaitPartitions} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			nc := natstest.Conn(t, natstest.Run(t))
@@ -234,7 +234,7 @@ func TestOpen_WaitsForTheStreamsAndReadsTheirPartitions(t *testing.T) {
 				done <- opened{log, partitions, err}
 			}()
 			<-waits
-			if err := topology.Provision(t.Context(), js, topology.Config{Shards: 2, Partitions: 16}); err != nil {
+			if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 2, Partitions: 16}); err != nil {
 				t.Fatal(err)
 			}
 			got := <-done
@@ -252,7 +252,7 @@ func TestOpen_RefusesStreamsOfAnotherLayout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{Partitions: 8}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: 8}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"EVENTS-0", "COMMANDS"} {
@@ -266,7 +266,7 @@ func TestOpen_RefusesStreamsOfAnotherLayout(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for stream, open := range map[string]opener{"EVENTS-0": logOpener{"session", jslog.Writer, &serviceCLI{}}.open, "COMMANDS": awaitPartitions} {
+	for stream, open := range map[string]opener{"EVENTS-0": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "COMMANDS": awaitPartitions} {
 		want := "stream " + stream + `: metadata spool-partitions is "9"`
 		if _, _, err := open(t.Context(), nc, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

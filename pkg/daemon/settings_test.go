@@ -34,7 +34,7 @@ func TestSettingLogKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{KeyIDs: installed.KeyIDs()}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{KeyIDs: installed.KeyIDs()}); err != nil {
 		t.Fatal(err)
 	}
 	for keys, want := range map[string]string{
@@ -47,10 +47,10 @@ func TestSettingLogKeys(t *testing.T) {
 			LogSettings
 		}
 		ran := false
-		p := program{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.Writer, &c}.open}
+		p := program{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.RoleWriter, &c}.open}
 		p.run = func(ctx context.Context, env Env) error {
 			ran = true
-			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.Session(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
+			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.SessionSubject(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
 			return err
 		}
 		var said bytes.Buffer
@@ -59,7 +59,7 @@ func TestSettingLogKeys(t *testing.T) {
 			t.Errorf("with keys %q: ran: %v, exit code %d, output %s", keys, ran, code, said.String())
 		}
 	}
-	s, err := js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,19 +89,19 @@ func (c *checker) checkRetries(r events.Retries) {
 
 func (c *checker) checkLoops(l events.Loops) {
 	switch l.Action {
-	case "", events.LoopStop:
-	case events.LoopWarn:
+	case "", events.LoopActionStop:
+	case events.LoopActionWarn:
 		if l.Stop > 0 {
 			c.fail("loops.stop", "must not be set if loops.action is warn")
 			return
 		}
-	case events.LoopNone:
-		if l != (events.Loops{Action: events.LoopNone}) {
+	case events.LoopActionNone:
+		if l != (events.Loops{Action: events.LoopActionNone}) {
 			c.fail("loops.action", "none must be the only field of loops")
 		}
 		return
 	default:
-		c.fail("loops.action", "%.64q is not an action; must be %s, %s or %s", l.Action, events.LoopStop, events.LoopWarn, events.LoopNone)
+		c.fail("loops.action", "%.64q is not an action; must be %s, %s or %s", l.Action, events.LoopActionStop, events.LoopActionWarn, events.LoopActionNone)
 		return
 	}
 	before := len(c.errs)

@@ -133,14 +133,14 @@ func (c *checker) checkReferences(field string, list []events.Reference, limit i
 	seen := map[string]int{}
 	for i, r := range list {
 		if c.reference(element(field, i), r) {
-			c.checkUnique(seen, field, "", r.Bare().String(), i)
+			c.checkUnique(seen, field, "", r.WithoutVersion().String(), i)
 		}
 	}
 }
 
 // checkVariable checks the name of a variable.
 func (c *checker) checkVariable(field, name string) bool {
-	if err := layers.CheckName(name); err != nil {
+	if err := layers.CheckVariableName(name); err != nil {
 		c.fail(field, "%v", err)
 		return false
 	}

@@ -39,7 +39,7 @@ func describe(list []definition.FieldError) string {
 
 func server(change func(*events.MCPServer)) func(*events.AgentSpec) {
 	return func(s *events.AgentSpec) {
-		m := events.MCPServer{Name: "m", Type: events.MCPHTTP, URL: "https://example.com/mcp"}
+		m := events.MCPServer{Name: "m", Type: events.MCPTypeHTTP, URL: "https://example.com/mcp"}
 		change(&m)
 		s.MCPServers = append(s.MCPServers, m)
 	}
@@ -47,14 +47,14 @@ func server(change func(*events.MCPServer)) func(*events.AgentSpec) {
 
 func stdio(change func(*events.MCPServer)) func(*events.AgentSpec) {
 	return server(func(m *events.MCPServer) {
-		*m = events.MCPServer{Name: "m", Type: events.MCPStdio, Command: []string{"serve", "--token=${TOKEN}"}}
+		*m = events.MCPServer{Name: "m", Type: events.MCPTypeStdio, Command: []string{"serve", "--token=${TOKEN}"}}
 		change(m)
 	})
 }
 
 func docker(change func(*events.MCPServer)) func(*events.AgentSpec) {
 	return server(func(m *events.MCPServer) {
-		*m = events.MCPServer{Name: "m", Type: events.MCPDocker, Image: "registry.example.com/tools:2"}
+		*m = events.MCPServer{Name: "m", Type: events.MCPTypeDocker, Image: "registry.example.com/tools:2"}
 		change(m)
 	})
 }

@@ -18,19 +18,19 @@ func (c *checker) checkServers(list []events.MCPServer) {
 		at := element("mcpServers", i)
 		c.checkName(seen, "mcpServers", i, s.Name, "-_")
 		switch s.Type {
-		case events.MCPStdio:
+		case events.MCPTypeStdio:
 			c.checkStdio(at, s)
-		case events.MCPHTTP:
+		case events.MCPTypeHTTP:
 			c.checkHTTP(at, s)
-		case events.MCPDocker:
+		case events.MCPTypeDocker:
 			c.checkDocker(at, s)
 			if containers++; containers == MaxContainers+1 {
 				c.fail(within(at, "type"), "more than %d servers have type docker", MaxContainers)
 			}
 		default:
-			c.fail(within(at, "type"), "%.64q is not a type; must be %s, %s or %s", s.Type, events.MCPStdio, events.MCPHTTP, events.MCPDocker)
+			c.fail(within(at, "type"), "%.64q is not a type; must be %s, %s or %s", s.Type, events.MCPTypeStdio, events.MCPTypeHTTP, events.MCPTypeDocker)
 		}
-		if s.Type != events.MCPDocker && s.Image != "" {
+		if s.Type != events.MCPTypeDocker && s.Image != "" {
 			c.fail(within(at, "image"), "must not be set: only servers of type docker have an image")
 		}
 		if s.TimeoutMs > MaxTimeoutMs {
@@ -115,7 +115,7 @@ func (c *checker) checkURL(field, s string) {
 	if !c.must(field, s) || !c.checkPlaceholders(field, s) || strings.HasPrefix(s, "${") {
 		return
 	}
-	filled, err := layers.Expand(s, func(string) (string, bool) { return "1", true })
+	filled, err := layers.ExpandPlaceholders(s, func(string) (string, bool) { return "1", true })
 	var u *url.URL
 	if err == nil {
 		u, err = url.Parse(filled)

@@ -28,12 +28,12 @@ const (
 
 // file is a document of a file.
 type file[S any] struct {
-	Kind  Kind         `json:"kind"`            // agent, instance or environment
-	Slug  string       `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
-	Scope events.Scope `json:"scope,omitempty"` // organization (the default), platform or identity_account
-	Org   string       `json:"org,omitempty"`   // an organization of the tenant; for scope identity_account the account
-	Tags  []string     `json:"tags,omitempty"`  // tags of the version, in addition to latest
-	Spec  S            `json:"spec"`            // the definition; its fields depend on kind
+	Kind  Kind                  `json:"kind"`            // agent, instance or environment
+	Slug  string                `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
+	Scope events.ReferenceScope `json:"scope,omitempty"` // organization (the default), platform or identity_account
+	Org   string                `json:"org,omitempty"`   // an organization of the tenant; for scope identity_account the account
+	Tags  []string              `json:"tags,omitempty"`  // tags of the version, in addition to latest
+	Spec  S                     `json:"spec"`            // the definition; its fields depend on kind
 }
 
 // Parse parses the definitions of a YAML or JSON file. name is the file's name for errors. The error is Errors with
@@ -191,7 +191,7 @@ func unalias(name string) string {
 // readInto reads a document's fields.
 func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
 	r.read(n, reflect.ValueOf(f).Elem(), "")
-	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.Bare(), f.Tags
+	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.WithoutVersion(), f.Tags
 }
 
 // check adds the rule violations of the fields that could be read. before is the number of errors before the

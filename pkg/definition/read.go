@@ -182,11 +182,11 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition,
 	r.readObject(n, reflect.ValueOf(&object).Elem(), p, path)
 	field := path[strings.LastIndexByte(path, '.')+1:]
 	field, _, _ = strings.Cut(field, "[")
-	ref, err := object.Reference(field)
+	ref, err := object.CheckedReference(field)
 	var wrong *events.ReferenceError
 	if errors.As(err, &wrong) && wrong.Field == "kind" { // other errors are found with the rest of the definition
 		r.fail(r.places[within(path, wrong.Field)], within(path, wrong.Field), "%s", wrong.Detail)
-		ref = object.Plain()
+		ref = object.ToReference()
 	}
 	to.Set(reflect.ValueOf(ref))
 }

@@ -49,11 +49,11 @@ func rules() map[string]object {
 		"AgentSpec.environment":     {"propertyNames": object{"pattern": patternVariable}},
 		"EnvironmentSpec.variables": {"propertyNames": object{"pattern": patternVariable}, "maxProperties": MaxEntries},
 		"SubagentSpec.name":         {"pattern": patternName}, "CommandSpec.name": {"pattern": patternName}, "MCPServer.name": {"pattern": patternServer},
-		"MCPServer.type":            {"enum": []string{events.MCPStdio, events.MCPHTTP, events.MCPDocker}},
+		"MCPServer.type":            {"enum": []string{events.MCPTypeStdio, events.MCPTypeHTTP, events.MCPTypeDocker}},
 		"MCPServer.timeoutMs":       {"maximum": MaxTimeoutMs},
 		"Retries.attempts":          {"maximum": MaxAttempts},
 		"Retries.backoffMs":         {"maximum": events.MaxBackoff.Milliseconds()},
-		"Loops.action":              {"enum": []string{events.LoopStop, events.LoopWarn, events.LoopNone}},
+		"Loops.action":              {"enum": []string{events.LoopActionStop, events.LoopActionWarn, events.LoopActionNone}},
 		"Loops.warn":                {"maximum": MaxLoopWindow},
 		"Loops.stop":                {"maximum": MaxLoopWindow},
 		"Loops.window":              {"maximum": MaxLoopWindow},
@@ -78,8 +78,8 @@ func rules() map[string]object {
 	}
 }
 
-func scopes() []events.Scope {
-	return []events.Scope{events.ScopePlatform, events.ScopeOrganization, events.ScopeAccount}
+func scopes() []events.ReferenceScope {
+	return []events.ReferenceScope{events.ScopePlatform, events.ScopeOrganization, events.ScopeAccount}
 }
 
 // Schema returns the JSON Schema (draft 2020-12) of one document of a file. notes are the comments of fields, by

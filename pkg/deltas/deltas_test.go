@@ -24,7 +24,7 @@ func newStream(t *testing.T) (*nats.Conn, jetstream.JetStream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{Partitions: 8}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: 8}); err != nil {
 		t.Fatal(err)
 	}
 	return nc, js
@@ -37,8 +37,8 @@ func publish(t *testing.T, js jetstream.JetStream, executor string, number uint6
 	if err != nil {
 		t.Fatal(err)
 	}
-	frame := events.AppendFrameDelta(events.AppendFrame(nil, number), events.FrameSession("acme", session), raw)
-	ack, err := js.Publish(t.Context(), events.FrameSubject(partitions.Of(session), executor), frame)
+	frame := events.AppendFrameDelta(events.AppendFrameHeader(nil, number), events.FrameSessionKey("acme", session), raw)
+	ack, err := js.Publish(t.Context(), events.FrameSubject(partitions.PartitionOf(session), executor), frame)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +50,9 @@ func publish(t *testing.T, js jetstream.JetStream, executor string, number uint6
 func TestReader_ReadsFromItsStart(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session, other := events.Derive(events.KindSession, "a"), ""
+	session, other := events.DeriveID(events.KindSession, "a"), ""
 	for i := 0; other == ""; i++ {
-		if id := events.Derive(events.KindSession, fmt.Sprint("other", i)); partitions.Of(id) == partitions.Of(session) {
+		if id := events.DeriveID(events.KindSession, fmt.Sprint("other", i)); partitions.PartitionOf(id) == partitions.PartitionOf(session) {
 			other = id
 		}
 	}
@@ -64,14 +64,14 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		from deltas.Start
+		from deltas.StartPosition
 		want int
 	}{
-		{"the beginning", deltas.Start{}, count},
-		{"a time, with room for other clocks", deltas.Start{Time: time.Now()}, count},
-		{"a sequence", deltas.Start{After: positions[99], Time: time.Now()}, count - 100},
-		{"the last sequence", deltas.Start{After: positions[count-1]}, 0},
-		{"a sequence that is not there yet", deltas.Start{After: positions[count-1] + 100}, 0},
+		{"the beginning", deltas.StartPosition{}, count},
+		{"a time, with room for other clocks", deltas.StartPosition{Time: time.Now()}, count},
+		{"a sequence", deltas.StartPosition{After: positions[99], Time: time.Now()}, count - 100},
+		{"the last sequence", deltas.StartPosition{After: positions[count-1]}, 0},
+		{"a sequence that is not there yet", deltas.StartPosition{After: positions[count-1] + 100}, 0},
 	} {
 		r := deltas.NewReader(nc, partitions, "acme", session, c.from)
 		n := 0
@@ -87,7 +87,7 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 				t.Fatalf("%s: delta %d is %+v", c.name, n, d)
 			}
 			n++
-			r.Drop()
+			r.DropPeeked()
 		}
 		if n != c.want {
 			t.Errorf("%s: %d deltas, want %d", c.name, n, c.want)
@@ -95,16 +95,16 @@ func TestReader_ReadsFromItsStart(t *testing.T) {
 	}
 }
 
-// TestReader_SkipsForwardOnly checks that Skip drops earlier deltas and never goes back.
+// TestReader_SkipsForwardOnly checks that SkipTo drops earlier deltas and never goes back.
 func TestReader_SkipsForwardOnly(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
+	session := events.DeriveID(events.KindSession, "a")
 	var positions []uint64
 	for i := range 10 {
 		positions = append(positions, publish(t, js, "xtr_1", uint64(i+1), session, events.Delta{BlockID: "b", Offset: uint32(i), Text: "x"}))
 	}
-	r := deltas.NewReader(nc, partitions, "acme", session, deltas.Start{})
+	r := deltas.NewReader(nc, partitions, "acme", session, deltas.StartPosition{})
 	next := func() int {
 		t.Helper()
 		d, ok, err := r.Peek(t.Context())
@@ -114,15 +114,15 @@ func TestReader_SkipsForwardOnly(t *testing.T) {
 		if !ok {
 			return -1
 		}
-		r.Drop()
+		r.DropPeeked()
 		return int(d.Offset)
 	}
-	r.Skip(deltas.Start{After: positions[4]})
+	r.SkipTo(deltas.StartPosition{After: positions[4]})
 	if got := next(); got != 5 {
 		t.Errorf("the first delta after the skip is %d, want 5", got)
 	}
-	r.Skip(deltas.Start{After: positions[1]})
-	r.Skip(deltas.Start{Time: time.Now()})
+	r.SkipTo(deltas.StartPosition{After: positions[1]})
+	r.SkipTo(deltas.StartPosition{Time: time.Now()})
 	if got := next(); got != 6 {
 		t.Errorf("after a skip back the next delta is %d, want 6", got)
 	}
@@ -131,8 +131,8 @@ func TestReader_SkipsForwardOnly(t *testing.T) {
 func TestLastFrames_ReturnsOneForEachExecutor(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
-	p := partitions.Of(session)
+	session := events.DeriveID(events.KindSession, "a")
+	p := partitions.PartitionOf(session)
 	if list, err := deltas.LastFrames(t.Context(), nc, p); err != nil || len(list) > 0 {
 		t.Errorf("frames of an empty stream: %+v, %v", list, err)
 	}
@@ -156,31 +156,31 @@ func TestLastFrames_ReturnsOneForEachExecutor(t *testing.T) {
 	}
 }
 
-// TestStream_FailsWithoutDELTAS checks that a missing stream is an error, and not the end.
-func TestStream_FailsWithoutDELTAS(t *testing.T) {
+// TestPartitionReader_FailsWithoutDELTAS checks that a missing stream is an error, and not the end.
+func TestPartitionReader_FailsWithoutDELTAS(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
 	if err := js.DeleteStream(t.Context(), topology.StreamDeltas); err != nil {
 		t.Fatal(err)
 	}
-	s := deltas.NewStream(nc, 0, deltas.Start{})
-	if err := s.Read(t.Context(), func(deltas.Entry) {}); err == nil || s.AtEnd() {
+	s := deltas.NewPartitionReader(nc, 0, deltas.StartPosition{})
+	if err := s.Read(t.Context(), func(deltas.SessionDelta) {}); err == nil || s.AtEnd() {
 		t.Errorf("read: %v, at end %v", err, s.AtEnd())
 	}
 }
 
-// TestStream_SkipsDamagedMessages checks that a damaged frame or delta ends neither the read nor the frame before it.
-func TestStream_SkipsDamagedMessages(t *testing.T) {
+// TestPartitionReader_SkipsDamagedMessages checks that a damaged frame or delta ends neither the read nor the frame before it.
+func TestPartitionReader_SkipsDamagedMessages(t *testing.T) {
 	t.Parallel()
 	nc, js := newStream(t)
-	session := events.Derive(events.KindSession, "a")
+	session := events.DeriveID(events.KindSession, "a")
 	for _, data := range []string{"", "frame 1 x\n", "frame 1 3\nacme", "frame 1 4\nacme " + session + " 1\n{\n"} {
-		if _, err := js.Publish(t.Context(), events.FrameSubject(partitions.Of(session), "xtr_1"), []byte(data)); err != nil {
+		if _, err := js.Publish(t.Context(), events.FrameSubject(partitions.PartitionOf(session), "xtr_1"), []byte(data)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	publish(t, js, "xtr_1", 5, session, events.Delta{BlockID: "b", Text: "hello"})
-	r := deltas.NewReader(nc, partitions, "acme", session, deltas.Start{})
+	r := deltas.NewReader(nc, partitions, "acme", session, deltas.StartPosition{})
 	if d, ok, err := r.Peek(t.Context()); err != nil || !ok || d.Text != "hello" {
 		t.Errorf("got %+v, %v, %v", d, ok, err)
 	}

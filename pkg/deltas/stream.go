@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	pageMessages = 256       // messages in one request
-	pageBytes    = 512 << 10 // bytes after which the server ends a response
-	pageTimeout  = 5 * time.Second
-	// maxResponses is the number of responses that wait to be handled. The server sends at most 1,024 messages to a request
-	// for last messages, and one more response.
-	maxResponses = 1032
+	maxReadMessages = 256       // messages in one request
+	maxReadBytes    = 512 << 10 // bytes after which the server ends a response
+	readTimeout     = 5 * time.Second
+	// responseBuffer is the capacity of the channel of responses that wait to be handled. The server sends at most
+	// 1,024 messages to a request for last messages, and one more response.
+	responseBuffer = 1032
 )
 
-// Start is the position in the stream DELTAS at which a read begins. The Start of a block's text is at or before the
-// first delta of that text.
-type Start struct {
+// StartPosition is the position in the stream DELTAS at which a read begins. The position for a block's text is at or
+// before the first delta of that text.
+type StartPosition struct {
 	// After is the sequence of DELTAS after which the read begins; 0 means that Time is used.
 	After uint64
 	// Time is when the first delta was published at the earliest; the zero time means the beginning of the stream. The
@@ -35,11 +35,12 @@ type Start struct {
 	Time time.Time
 }
 
-// clockMargin is subtracted from Start.Time when a read begins, because the clocks of executors and of NATS may differ.
+// clockMargin is subtracted from StartPosition.Time when a read begins, because the clocks of executors and of NATS may
+// differ.
 const clockMargin = time.Minute
 
-// Before returns a start that is not later than s and o.
-func (s Start) Before(o Start) Start {
+// Earlier returns a position that is not later than s and o.
+func (s StartPosition) Earlier(o StartPosition) StartPosition {
 	if o.Time.Before(s.Time) {
 		s.Time = o.Time
 	}
@@ -47,13 +48,15 @@ func (s Start) Before(o Start) Start {
 	return s
 }
 
-// StartOf returns the start of the text of a block.
-func StartOf(b events.BlockStart) Start { return Start{After: b.TextAfter, Time: b.Block.Time} }
+// BlockStartPosition returns the position at which a read of a block's text begins.
+func BlockStartPosition(b events.BlockStart) StartPosition {
+	return StartPosition{After: b.TextAfter, Time: b.Block.Time}
+}
 
-// Stream reads the deltas of all sessions of one partition in the order of publication, without a JetStream consumer. It
-// reads both forms of message: frames, each of which holds deltas of several sessions, and the messages of earlier
-// builds, each of which holds one delta. It is not safe for concurrent use.
-type Stream struct {
+// PartitionReader reads the deltas of all sessions of one partition in the order of publication, without a JetStream
+// consumer. It reads both forms of message: frames, each of which holds deltas of several sessions, and the messages of
+// earlier builds, each of which holds one delta. It is not safe for concurrent use.
+type PartitionReader struct {
 	nc     *nats.Conn
 	filter string
 	since  *time.Time // start of the first read, if next is 0
@@ -62,9 +65,10 @@ type Stream struct {
 	bytes  int
 }
 
-// NewStream returns a Stream that begins at a position in the stream DELTAS. It sends nothing to NATS.
-func NewStream(nc *nats.Conn, partition int, from Start) *Stream {
-	s := &Stream{nc: nc, filter: topology.DeltaFilter(partition)}
+// NewPartitionReader returns a PartitionReader that begins at a position in the stream DELTAS. It sends nothing to
+// NATS.
+func NewPartitionReader(nc *nats.Conn, partition int, from StartPosition) *PartitionReader {
+	s := &PartitionReader{nc: nc, filter: topology.DeltaFilter(partition)}
 	switch {
 	case from.After > 0:
 		s.next = from.After + 1
@@ -75,20 +79,20 @@ func NewStream(nc *nats.Conn, partition int, from Start) *Stream {
 	return s
 }
 
-// Entry is a delta in the stream DELTAS, and the session to which it belongs.
-type Entry struct {
-	Session []byte // the session's events.FrameSession
+// SessionDelta is a delta in the stream DELTAS, and the session to which it belongs.
+type SessionDelta struct {
+	Session []byte // the session's events.FrameSessionKey
 	JSON    []byte // the delta, for events.DecodeDelta
 }
 
-// AtEnd reports whether the last read reached the end of the stream.
-func (s *Stream) AtEnd() bool { return s.end }
+// AtEnd reports whether the last Read reached the end of the stream DELTAS.
+func (s *PartitionReader) AtEnd() bool { return s.end }
 
-// Bytes returns the number of bytes of the messages that were read.
-func (s *Stream) Bytes() int { return s.bytes }
+// ReadBytes returns the total size in bytes of the messages that were read.
+func (s *PartitionReader) ReadBytes() int { return s.bytes }
 
-// Last returns the sequence of the last message that was read, or 0.
-func (s *Stream) Last() uint64 { return max(s.next, 1) - 1 }
+// LastSequence returns the stream sequence of the last message that was read, or 0.
+func (s *PartitionReader) LastSequence() uint64 { return max(s.next, 1) - 1 }
 
 // getRequest requests the first messages of a subject, starting at a sequence or a time.
 type getRequest struct {
@@ -99,10 +103,10 @@ type getRequest struct {
 	MaxBytes  int        `json:"max_bytes"`
 }
 
-// Read reads the next messages, at most about pageBytes, and calls add for each delta. The bytes of an Entry are valid
-// during the call. A later Read continues after the last message, also after an error.
-func (s *Stream) Read(ctx context.Context, add func(Entry)) error {
-	request := getRequest{Seq: max(s.next, 1), NextFor: s.filter, Batch: pageMessages, MaxBytes: pageBytes}
+// Read reads the next messages, about maxReadBytes at most, and calls add for each delta. The bytes of a SessionDelta
+// are valid during the call. A later Read continues after the last message, also after an error.
+func (s *PartitionReader) Read(ctx context.Context, add func(SessionDelta)) error {
+	request := getRequest{Seq: max(s.next, 1), NextFor: s.filter, Batch: maxReadMessages, MaxBytes: maxReadBytes}
 	if s.next == 0 && s.since != nil {
 		request.Seq, request.StartTime = 0, s.since
 	}
@@ -110,40 +114,40 @@ func (s *Stream) Read(ctx context.Context, add func(Entry)) error {
 	if err != nil {
 		return err
 	}
-	return responses(ctx, s.nc, body, func(m *nats.Msg) (last bool, err error) {
-		if last, pending, err := status(m); last || err != nil {
+	return getDirect(ctx, s.nc, body, func(m *nats.Msg) (last bool, err error) {
+		if last, pending, err := parseStatus(m); last || err != nil {
 			s.end = err == nil && pending == 0
 			return true, err
 		}
-		seq, err := sequence(m)
+		seq, err := streamSequence(m)
 		if err != nil {
 			return true, err
 		}
 		s.next = seq + 1
 		s.bytes += len(m.Data)
-		addMessage(m, add)
+		decodeDeltas(m, add)
 		return false, nil
 	})
 }
 
-// addMessage calls add for each delta of a message. Damaged deltas are skipped: the complete block has the text.
-func addMessage(m *nats.Msg, add func(Entry)) {
+// decodeDeltas calls add for each delta of a message. Damaged deltas are skipped: the complete block has the text.
+func decodeDeltas(m *nats.Msg, add func(SessionDelta)) {
 	subject := m.Header.Get(jetstream.SubjectHeader)
 	if _, ok := events.FrameExecutor(subject); ok {
 		for d, err := range events.FrameDeltas(m.Data) {
 			if err != nil {
 				return
 			}
-			add(Entry(d))
+			add(SessionDelta(d))
 		}
 		return
 	}
 	if t := strings.Split(subject, "."); len(t) == 4 {
-		add(Entry{Session: []byte(events.FrameSession(t[2], t[3])), JSON: m.Data})
+		add(SessionDelta{Session: []byte(events.FrameSessionKey(t[2], t[3])), JSON: m.Data})
 	}
 }
 
-// Frame is the last frame of an executor in a partition.
+// Frame is the last frame that an executor published in a partition.
 type Frame struct {
 	Executor string
 	Number   uint64
@@ -158,12 +162,12 @@ func LastFrames(ctx context.Context, nc *nats.Conn, partition int) ([]Frame, err
 		return nil, err
 	}
 	var list []Frame
-	err = responses(ctx, nc, body, func(m *nats.Msg) (bool, error) {
-		if last, _, err := status(m); last || err != nil {
+	err = getDirect(ctx, nc, body, func(m *nats.Msg) (bool, error) {
+		if last, _, err := parseStatus(m); last || err != nil {
 			return true, err
 		}
 		f := Frame{}
-		if f.Seq, err = sequence(m); err != nil {
+		if f.Seq, err = streamSequence(m); err != nil {
 			return true, err
 		}
 		if f.Time, err = time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer)); err != nil {
@@ -178,13 +182,13 @@ func LastFrames(ctx context.Context, nc *nats.Conn, partition int) ([]Frame, err
 	return list, err
 }
 
-// responses sends a request to the API of JetStream for direct reads of the stream DELTAS. It calls each with every
-// response, until each returns true or an error.
-func responses(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.Msg) (last bool, err error)) error {
-	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+// getDirect sends a direct get request of JetStream to the stream DELTAS. It calls each with every response, until each
+// returns true or an error.
+func getDirect(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.Msg) (last bool, err error)) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	inbox := nc.NewRespInbox()
-	received := make(chan *nats.Msg, maxResponses) // a subscription of its own would have a channel of 512 KB
+	received := make(chan *nats.Msg, responseBuffer) // a subscription of its own would have a channel of 512 KB
 	sub, err := nc.ChanSubscribe(inbox, received)
 	if err != nil {
 		return err
@@ -213,19 +217,19 @@ func responses(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.
 
 // Status values of responses that are not messages.
 const (
-	statusEnd  = "204" // end of the batch
-	statusNone = "404" // no messages
+	statusEndOfBatch = "204" // end of the batch
+	statusNoMessages = "404" // no messages
 )
 
-// status returns whether a response is the last one, and how many messages follow it in the stream. A response that is
-// an error of the server is returned as an error.
-func status(m *nats.Msg) (last bool, pending uint64, err error) {
+// parseStatus reports whether a response is the last one, and returns how many messages follow it in the stream. A
+// response that is an error of the server is returned as an error.
+func parseStatus(m *nats.Msg) (last bool, pending uint64, err error) {
 	switch code := m.Header.Get("Status"); code {
 	case "":
 		return false, 0, nil
-	case statusNone:
+	case statusNoMessages:
 		return true, 0, nil
-	case statusEnd:
+	case statusEndOfBatch:
 		pending, err = strconv.ParseUint(m.Header.Get("Nats-Num-Pending"), 10, 64)
 		return true, pending, err
 	default:
@@ -233,8 +237,8 @@ func status(m *nats.Msg) (last bool, pending uint64, err error) {
 	}
 }
 
-// sequence returns the stream sequence of a message.
-func sequence(m *nats.Msg) (uint64, error) {
+// streamSequence returns the stream sequence of a message.
+func streamSequence(m *nats.Msg) (uint64, error) {
 	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("the response has no sequence: %w", err)

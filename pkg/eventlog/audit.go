@@ -7,9 +7,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Audit returns the audit entry of a commit. ok is false if no client caused the commit. Times are truncated to
-// microseconds, the precision of Postgres.
-func Audit(rec Record) (a events.AuditEntry, ok bool) {
+// AuditEntryOf returns the audit entry of a commit: who caused the commit, and its event types. ok is false if no
+// client caused the commit. Times are truncated to microseconds, the precision of Postgres.
+func AuditEntryOf(rec Record) (a events.AuditEntry, ok bool) {
 	actor := rec.Commit.Actor
 	if !actor.IsClient() {
 		return a, false
@@ -28,13 +28,13 @@ func Audit(rec Record) (a events.AuditEntry, ok bool) {
 
 // maxAuditBytes is the maximum size in bytes of the audit entries in a session's run_retired, so that they stay inside
 // its commit.
-const maxAuditBytes = events.MaxInline * 3 / 4
+const maxAuditBytes = events.MaxInlineBytes * 3 / 4
 
-// KeepAudit returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
-func KeepAudit(list []events.AuditEntry) ([]events.AuditEntry, error) {
+// NewestAuditEntries returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
+func NewestAuditEntries(list []events.AuditEntry) ([]events.AuditEntry, error) {
 	size := 0
 	for i := len(list) - 1; i >= 0; i-- {
-		b, err := encode(list[i])
+		b, err := encodeJSON(list[i])
 		if err != nil {
 			return nil, err
 		}

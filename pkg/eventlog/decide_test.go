@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 )
 
-func TestDecide_RepeatsOnlyAfterConflicts(t *testing.T) {
+func TestRetryOnConflict_RepeatsOnlyAfterConflicts(t *testing.T) {
 	t.Parallel()
 	conflict, other := fmt.Errorf("append: %w", &eventlog.ConflictError{}), errors.New("other")
 	for name, c := range map[string]struct {
@@ -22,15 +22,15 @@ func TestDecide_RepeatsOnlyAfterConflicts(t *testing.T) {
 		"missing position": {[]error{eventlog.ErrNotFound}, eventlog.ErrNotFound},
 	} {
 		n := 0
-		err := eventlog.Decide(func() error { n++; return c.errs[n-1] })
+		err := eventlog.RetryOnConflict(func() error { n++; return c.errs[n-1] })
 		if !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	n := 0
-	err := eventlog.Decide(func() error { n++; return conflict })
+	err := eventlog.RetryOnConflict(func() error { n++; return conflict })
 	var again *eventlog.ConflictError
-	if n != eventlog.MaxAttempts || err == nil || errors.As(err, &again) {
+	if n != eventlog.MaxConflictAttempts || err == nil || errors.As(err, &again) {
 		t.Errorf("%d attempts, then %v", n, err)
 	}
 }

@@ -17,15 +17,15 @@ import (
 // digest returns a made-up digest of a definition.
 func digest(n int) string { return strings.Repeat("0", 60) + fmt.Sprintf("%04x", n) }
 
-func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Reference, command, version string, tags ...string) {
+func apply(ctx context.Context, t *testing.T, s eventlog.Catalogue, ref events.Reference, command, version string, tags ...string) {
 	t.Helper()
-	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.Leader)
+	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ref.Version = version
-	list, err := versions.Decide(e.State, versions.Apply{
-		Meta: events.Meta{CommandID: command, Now: time.Unix(1, 0).UTC()}, Version: version, Tags: tags,
+	list, err := versions.Decide(e.State, versions.ApplyVersion{
+		CommandMeta: events.CommandMeta{CommandID: command, Now: time.Unix(1, 0).UTC()}, Version: version, Tags: tags,
 		Data: events.AgentApplied{Ref: ref, Tags: tags, Spec: events.AgentSpec{Name: version[60:]}},
 	})
 	if err != nil || len(list) == 0 {
@@ -34,25 +34,25 @@ func apply(ctx context.Context, t *testing.T, s eventlog.Entries, ref events.Ref
 	if err := s.Append(ctx, &e, events.Actor{Kind: "service"}, command, list); err != nil {
 		t.Fatal(err)
 	}
-	if !e.State.HasCommand(events.Derive(events.KindCommit, command)) || e.State.At(version) == 0 {
+	if !e.State.HasCommand(events.DeriveID(events.KindCommit, command)) || e.State.CommitSeqOf(version) == 0 {
 		t.Fatalf("after the append: %+v", e.State)
 	}
 }
 
-func TestEntries_FindVersionsAndTags(t *testing.T) {
+func TestCatalogue_FindsVersionsAndTags(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	log, err := memlog.New(memlog.Config{Shards: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := eventlog.Entries{Log: log}
+	s := eventlog.Catalogue{Log: log}
 	ref := events.Reference{Slug: "reviewer"}
 	resolve := func(version string) string {
 		r := ref
 		r.Version = version
 		p, err := s.Resolve(ctx, events.Agent, "acme", r)
-		var missing *eventlog.VersionError
+		var missing *eventlog.UnknownVersionError
 		if errors.As(err, &missing) {
 			return "none"
 		}
@@ -88,7 +88,7 @@ func TestEntries_FindVersionsAndTags(t *testing.T) {
 		}
 	}
 	// A fold from zero gives the same state.
-	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.Any)
+	e, err := s.Load(ctx, ref.Subject(events.Agent, "acme"), eventlog.AnyReplica)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestEntries_FindVersionsAndTags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		st = versions.Fold(st, rec.Commit.ID, rec.Events).Settle(rec.Position.Seq)
+		st = versions.Fold(st, rec.Commit.ID, rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	if fmt.Sprint(st) != fmt.Sprint(e.State) {
 		t.Errorf("folded from zero\n%v\nwant\n%v", st, e.State)

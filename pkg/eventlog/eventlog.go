@@ -48,8 +48,8 @@ type Head struct {
 	Guard uint64
 }
 
-// Expected returns the stream sequence that the next append expects as the subject's last.
-func (h Head) Expected() uint64 { return max(h.Guard, h.Seq) }
+// ExpectedSequence returns the last stream sequence of the subject that the next append states as its guard.
+func (h Head) ExpectedSequence() uint64 { return max(h.Guard, h.Seq) }
 
 // Record is a stored commit. Its events are decoded, and data from the object store has been fetched and verified.
 // Commit has the stored bytes.
@@ -75,7 +75,7 @@ func (e *ConflictError) Error() string {
 
 // Errors that a caller may test for.
 var (
-	// ErrTooLarge is returned for a commit that exceeds events.MaxCommit although its large data was moved to the
+	// ErrTooLarge is returned for a commit that exceeds events.MaxCommitBytes although its large data was moved to the
 	// object store. The caller must split it.
 	ErrTooLarge = errors.New("commit is too large")
 	// ErrFull is returned if the log has reached its limit. Nothing was written or dropped.
@@ -97,19 +97,20 @@ type Appender interface {
 // Freshness selects which replica of a stream may answer a read.
 type Freshness int
 
-// Any accepts a replica that lags, in which case a later append fails with a conflict. Leader returns the newest
-// state.
 const (
-	Any Freshness = iota
-	Leader
+	// AnyReplica accepts a replica that lags. An append that follows such a read fails with a conflict if the replica
+	// missed a commit.
+	AnyReplica Freshness = iota
+	// LeaderOnly reads from the leader of the stream, which has every acknowledged commit.
+	LeaderOnly
 )
 
 // Reader reads commits from the log.
 type Reader interface {
 	// Last returns the head of a subject.
 	Last(ctx context.Context, s events.Subject, f Freshness) (Head, error)
-	// At returns one commit with its events, or ErrNotFound.
-	At(ctx context.Context, p Position) (Record, error)
+	// CommitAt returns the commit at a position with its events, or ErrNotFound.
+	CommitAt(ctx context.Context, p Position) (Record, error)
 	// Read yields the commits of one shard after a position, in order, up to the end that the shard has now. f
 	// restricts the commits.
 	Read(ctx context.Context, after Position, f Filter) iter.Seq2[Record, error]
@@ -127,14 +128,14 @@ type Changes struct {
 	examined int               // number of examined messages
 }
 
-// maxExamined is the maximum number of messages that one Changes covers. A caller that stores Through makes progress
-// in a log of any length.
-const maxExamined = 1_000_000
+// maxExaminedMessages is the maximum number of messages that one Changes covers. A caller that stores Changes.Through
+// makes progress in a log of any length.
+const maxExaminedMessages = 1_000_000
 
 // Add records a message. It returns false and sets More if the number of messages or of subjects would exceed its
 // limit.
 func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
-	if _, known := c.Last[subject]; c.examined == maxExamined || !known && len(c.Last) == maxSubjects {
+	if _, known := c.Last[subject]; c.examined == maxExaminedMessages || !known && len(c.Last) == maxSubjects {
 		c.More = true
 		return false
 	}
@@ -174,34 +175,34 @@ type Log interface {
 	Partitioning() events.Partitioning
 }
 
-// Numbered is an event with its number in its session.
-type Numbered struct {
+// NumberedEvent is an event of a session with its seq in the session.
+type NumberedEvent struct {
 	Seq      uint32 // 1, 2, 3, … in stream order over both subjects of the session
 	Position Position
 	Aspect   events.Aspect
 	Event    events.Event
 }
 
-// Session yields a session's events in stream order over both of its subjects, numbered from 1, up to the end that
-// the log has now. All readers number the events equally.
-func Session(ctx context.Context, l Log, tenant, session string) iter.Seq2[Numbered, error] {
-	return SessionAfter(ctx, l, tenant, session, Numbered{})
+// SessionEvents yields a session's events in stream order over both of its subjects, numbered from 1, up to the current
+// end of the log. All readers number the events equally.
+func SessionEvents(ctx context.Context, l Log, tenant, session string) iter.Seq2[NumberedEvent, error] {
+	return SessionEventsAfter(ctx, l, tenant, session, NumberedEvent{})
 }
 
-// SessionAfter yields the same events as Session, starting after last, which must be the last event of a commit.
-// The zero Numbered precedes the first event.
-func SessionAfter(ctx context.Context, l Log, tenant, session string, last Numbered) iter.Seq2[Numbered, error] {
+// SessionEventsAfter yields the same events as SessionEvents, starting after last, which must be the last event of a
+// commit. The zero NumberedEvent precedes the first event.
+func SessionEventsAfter(ctx context.Context, l Log, tenant, session string, last NumberedEvent) iter.Seq2[NumberedEvent, error] {
 	after := Position{Shard: events.Partition(session) % l.Shards(), Seq: last.Position.Seq}
-	return func(yield func(Numbered, error) bool) {
+	return func(yield func(NumberedEvent, error) bool) {
 		seq := last.Seq
 		for rec, err := range l.Read(ctx, after, Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
 			if err != nil {
-				yield(Numbered{}, err)
+				yield(NumberedEvent{}, err)
 				return
 			}
 			for _, e := range rec.Events {
 				seq++
-				if !yield(Numbered{seq, rec.Position, rec.Subject.Aspect, e}, nil) {
+				if !yield(NumberedEvent{seq, rec.Position, rec.Subject.Aspect, e}, nil) {
 					return
 				}
 			}

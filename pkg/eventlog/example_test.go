@@ -18,26 +18,26 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	life := events.LifeOf("default", events.Derive(events.KindSession, "example"))
-	head, err := log.Last(ctx, life, eventlog.Any)
+	life := events.LifeSubject("default", events.DeriveID(events.KindSession, "example"))
+	head, err := log.Last(ctx, life, eventlog.AnyReplica)
 	if err != nil {
 		panic(err)
 	}
 	for _, copy := range []string{"first", "second"} {
 		_, err := log.Append(ctx, head, events.Draft{
-			ID: events.Derive(events.KindCommit, copy), Actor: events.Actor{Kind: "service", ID: "session"},
+			ID: events.DeriveID(events.KindCommit, copy), Actor: events.Actor{Kind: "service", ID: "session"},
 			Events: []events.Event{{
-				ID: events.Derive(events.KindEvent, copy), Time: time.Unix(1_750_000_000, 0), Source: events.FromServer,
+				ID: events.DeriveID(events.KindEvent, copy), Time: time.Unix(1_750_000_000, 0), Source: events.FromServer,
 				Data: events.SessionCreated{Agent: "default", Architecture: copy},
 			}},
 		})
 		var conflict *eventlog.ConflictError
 		fmt.Println(copy, "is refused:", errors.As(err, &conflict))
 	}
-	for n, err := range eventlog.Session(ctx, log, life.Tenant, life.ID) {
+	for n, err := range eventlog.SessionEvents(ctx, log, life.Tenant, life.ID) {
 		fmt.Println(n.Seq, n.Position, n.Aspect, n.Event.Type(), err)
 	}
-	report, err := eventlog.Verify(ctx, log, eventlog.Scope{})
+	report, err := eventlog.Verify(ctx, log, eventlog.VerifyScope{})
 	fmt.Println(report.Commits, report.Problem == nil, err)
 	// Output:
 	// first is refused: false

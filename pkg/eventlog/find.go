@@ -9,7 +9,7 @@ import (
 
 // HasCommand reports whether a command was carried out on a subject whose commits have no state.
 func HasCommand(ctx context.Context, l Log, head Head, command string) (bool, error) {
-	_, done, err := findCommit(ctx, l, head, events.Derive(events.KindCommit, command))
+	_, done, err := findCommit(ctx, l, head, events.DeriveID(events.KindCommit, command))
 	return done, err
 }
 
@@ -21,7 +21,7 @@ func findCommit(ctx context.Context, l Log, head Head, commit string) (seq uint6
 	if head.Commit.ID == commit {
 		return head.Seq, true, nil
 	}
-	for rec, err := range commits(ctx, l, head) {
+	for rec, err := range commitsUpTo(ctx, l, head) {
 		if err != nil {
 			return 0, false, fmt.Errorf("look for commit %s on %s: %w", commit, head.Subject, err)
 		}

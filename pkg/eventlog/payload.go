@@ -14,19 +14,20 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Payloads stores event data that is too large for the log, by its owner (a session or catalogue entry) and its
+// PayloadStore stores event data that is too large for the log, by its owner (a session or catalogue entry) and its
 // SHA-256 in hex. Equal data of two sessions is stored twice, so that a session's data can be removed with the
 // session.
-type Payloads interface {
+type PayloadStore interface {
 	// Put stores data under its owner and digest. It is idempotent.
 	Put(ctx context.Context, owner events.Subject, digest string, data []byte) error
 	// Get returns the data, or ErrNotFound.
 	Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error)
 }
 
-// Seal is the part of Append that all implementations share. It seals the draft onto the head, moves large data to
-// store, and returns the commit and its message. If it returns ErrTooLarge, it has stored nothing.
-func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (events.Commit, []byte, error) {
+// SealDraft is the part of Append that all implementations of Log share. It encodes the draft as the next commit after
+// head, moves large data to store, and returns the commit and its message. If it returns ErrTooLarge, it has stored
+// nothing.
+func SealDraft(ctx context.Context, head Head, d events.Draft, store PayloadStore) (events.Commit, []byte, error) {
 	if err := head.Subject.Check(); err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append: %w", err)
 	}
@@ -38,7 +39,7 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 		return events.Commit{}, nil, fmt.Errorf("append to %s: %w", head.Subject, err)
 	}
 	var large map[string][]byte
-	if len(c.Events) > events.MaxInline {
+	if len(c.Events) > events.MaxInlineBytes {
 		if d.Events, large, err = extractLargeData(d.Events); err != nil {
 			return events.Commit{}, nil, fmt.Errorf("append to %s: %w", head.Subject, err)
 		}
@@ -50,8 +51,8 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 	if err != nil {
 		return events.Commit{}, nil, fmt.Errorf("append to %s: encode: %w", head.Subject, err)
 	}
-	if len(msg) > events.MaxCommit {
-		return events.Commit{}, nil, fmt.Errorf("append to %s: commit %s has %d bytes, at most %d: %w", head.Subject, c.ID, len(msg), events.MaxCommit, ErrTooLarge)
+	if len(msg) > events.MaxCommitBytes {
+		return events.Commit{}, nil, fmt.Errorf("append to %s: commit %s has %d bytes, at most %d: %w", head.Subject, c.ID, len(msg), events.MaxCommitBytes, ErrTooLarge)
 	}
 	for digest, data := range large {
 		if err := store.Put(ctx, head.Subject, digest, data); err != nil {
@@ -61,7 +62,7 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 	return c, msg, nil
 }
 
-// extractLargeData replaces data over events.MaxInline by references. It returns the events, and the removed data by
+// extractLargeData replaces data over events.MaxInlineBytes by references. It returns the events, and the removed data by
 // digest.
 func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, error) {
 	out := make([]events.Event, len(list))
@@ -72,38 +73,39 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 		}
-		if len(data) <= events.MaxInline {
+		if len(data) <= events.MaxInlineBytes {
 			continue
 		}
 		sum := sha256.Sum256(data)
 		digest := hex.EncodeToString(sum[:])
-		ref, err := encode(events.PayloadRef{SHA256: digest, Size: len(data)})
+		ref, err := encodeJSON(events.PayloadRef{SHA256: digest, Size: len(data)})
 		if err != nil {
 			return nil, nil, err
 		}
-		out[i].Data = events.Opaque{Name: e.Type(), Raw: ref}
+		out[i].Data = events.OpaquePayload{Name: e.Type(), Raw: ref}
 		large[digest] = data
 	}
 	return out, large, nil
 }
 
-// Open decodes a stored message and fetches the data that it refers to. If it fails, the record still has the
-// position of the message.
-func Open(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store Payloads) (Record, error) {
-	rec, err := Decode(subject, p, stored, msg)
+// OpenRecord decodes a stored message of the log into a Record, and fetches the data that the commit refers to. If it
+// fails, the record still has the position of the message.
+func OpenRecord(ctx context.Context, subject string, p Position, stored time.Time, msg []byte, store PayloadStore) (Record, error) {
+	rec, err := DecodeRecord(subject, p, stored, msg)
 	if err != nil {
 		return rec, err
 	}
-	return Resolve(ctx, rec, store)
+	return ResolveEvents(ctx, rec, store)
 }
 
-// Decode is the first step of Open. The returned record has its commit but no events.
-func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
-	return DecodePartitioned(0, subject, p, stored, msg)
+// DecodeRecord decodes a stored message of the log into a Record without events; ResolveEvents adds the events. subject
+// is the form that events.Subject.String returns.
+func DecodeRecord(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
+	return DecodeNATSRecord(0, subject, p, stored, msg)
 }
 
-// DecodePartitioned is Decode for the NATS subject of a message.
-func DecodePartitioned(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
+// DecodeNATSRecord is like DecodeRecord, but takes the NATS subject of the message, in a log with the given partitions.
+func DecodeNATSRecord(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
 	if rec.Subject, err = partitions.ParseSubject(subject); err != nil {
@@ -116,15 +118,16 @@ func DecodePartitioned(partitions events.Partitioning, subject string, p Positio
 	return rec, nil
 }
 
-// Resolve is the second step of Open. It decodes the events of the commit and fetches the data that they refer to.
-func Resolve(ctx context.Context, rec Record, store Payloads) (Record, error) {
+// ResolveEvents returns rec with its events: it decodes the events of the commit and fetches the data that they refer
+// to.
+func ResolveEvents(ctx context.Context, rec Record, store PayloadStore) (Record, error) {
 	var err error
-	if rec.Events, err = rec.Commit.Decode(); err != nil {
+	if rec.Events, err = rec.Commit.DecodeEvents(); err != nil {
 		return rec, fmt.Errorf("read %s on %s: %w", rec.Position, rec.Subject, err)
 	}
 	for i, e := range rec.Events {
 		var large int64
-		rec.Events[i].Data, large, err = fetch(ctx, rec.Subject, e.Data, store)
+		rec.Events[i].Data, large, err = fetchPayload(ctx, rec.Subject, e.Data, store)
 		rec.Bytes += large
 		if err != nil {
 			return rec, fmt.Errorf("read %s on %s: %s %s: %w", rec.Position, rec.Subject, e.Type(), e.ID, err)
@@ -141,9 +144,10 @@ type PayloadError struct {
 
 func (e *PayloadError) Error() string { return "payload " + e.Digest + ": " + e.Reason }
 
-// fetch returns the data of a reference after verification, and its size. It returns other payloads unchanged.
-func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Payloads) (_ events.Payload, large int64, err error) {
-	o, ok := p.(events.Opaque)
+// fetchPayload returns the data to which a payload refers, after it has verified the digest, and the size of the data.
+// It returns a payload that is no reference unchanged.
+func fetchPayload(ctx context.Context, owner events.Subject, p events.Payload, store PayloadStore) (_ events.Payload, large int64, err error) {
+	o, ok := p.(events.OpaquePayload)
 	if !ok || !events.IsPayloadRef(o.Raw) {
 		return p, 0, nil
 	}
@@ -162,8 +166,8 @@ func fetch(ctx context.Context, owner events.Subject, p events.Payload, store Pa
 	return events.DecodePayload(o.Name, data), large, nil
 }
 
-// encode returns JSON without HTML escapes, the encoding of commits.
-func encode(v any) ([]byte, error) {
+// encodeJSON returns JSON without HTML escapes, which is the encoding of commits.
+func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -173,14 +177,14 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Match reports whether the filter matches a subject of a log.
+// Match reports whether the filter selects the commits of a subject.
 func (f Filter) Match(partitions events.Partitioning, s events.Subject) bool {
 	if f.Subject != (events.Subject{}) {
 		if s.Tenant != f.Subject.Tenant || s.ID != f.Subject.ID || f.Subject.Aspect != "" && s.Aspect != f.Subject.Aspect {
 			return false
 		}
 	}
-	return f.Partitions == nil || slices.Contains(f.Partitions, partitions.Of(s.ID))
+	return f.Partitions == nil || slices.Contains(f.Partitions, partitions.PartitionOf(s.ID))
 }
 
 // Check returns an error if the filter cannot match anything in the shard of a log.
@@ -192,7 +196,7 @@ func (f Filter) Check(partitions events.Partitioning, shard, shards int) error {
 		return errors.New("partitions: the list is empty; use nil for all partitions")
 	}
 	for _, p := range f.Partitions {
-		if p < 0 || p >= partitions.Count() || p%shards != shard {
+		if p < 0 || p >= partitions.PartitionCount() || p%shards != shard {
 			return fmt.Errorf("partition: %d is not in shard %d of %d", p, shard, shards)
 		}
 	}
@@ -209,7 +213,7 @@ func (f Filter) Check(partitions events.Partitioning, shard, shards int) error {
 	if s.Partition()%shards != shard {
 		return fmt.Errorf("filter: %s is not in shard %d of %d", s.ID, shard, shards)
 	}
-	if f.Partitions != nil && !slices.Contains(f.Partitions, partitions.Of(s.ID)) {
+	if f.Partitions != nil && !slices.Contains(f.Partitions, partitions.PartitionOf(s.ID)) {
 		return fmt.Errorf("filter: %s is not in the partitions %v", s.ID, f.Partitions)
 	}
 	return nil

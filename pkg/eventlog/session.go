@@ -17,8 +17,8 @@ import (
 // Sessions loads and appends to both subjects of a session.
 type Sessions struct{ Log Log }
 
-// Loaded is the state of a session and the heads of its subjects.
-type Loaded struct {
+// SessionState is the state of a session, and the heads of its two subjects, life and run.
+type SessionState struct {
 	Tenant, ID string
 	LifeHead   Head
 	Life       session.State
@@ -26,85 +26,87 @@ type Loaded struct {
 	Run        run.State
 }
 
-// View returns the part of the run state on which the session's life depends.
-func (l *Loaded) View() session.RunView { return l.Run.View(&l.Life) }
+// RunView returns the part of the run state on which the session's life depends.
+func (l *SessionState) RunView() session.RunView { return l.Run.RunView(&l.Life) }
 
-// Due returns the work that the session requires from an executor.
-func (l *Loaded) Due() run.Work { return run.Due(&l.Life, &l.Run) }
+// DueWork returns the work that the session requires from an executor.
+func (l *SessionState) DueWork() run.Work { return run.DueWork(&l.Life, &l.Run) }
 
-// Load returns a session with one direct get per subject. A session that does not exist has Life.Status
+// Load returns the state of a session, with one direct get per subject. A session that does not exist has Life.Status
 // session.None.
-func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*Loaded, error) {
-	l := &Loaded{Tenant: tenant, ID: id}
+func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*SessionState, error) {
+	l := &SessionState{Tenant: tenant, ID: id}
 	var err error
 	// The run head is read first. Life is then at least as new as run, so that an older life never hides an
 	// execution that run already shows as active.
-	if l.RunHead, err = s.Log.Last(ctx, events.RunOf(tenant, id), f); err != nil {
+	if l.RunHead, err = s.Log.Last(ctx, events.RunSubject(tenant, id), f); err != nil {
 		return l, fmt.Errorf("load runs of %s: %w", id, err)
 	}
-	if l.LifeHead, err = s.Log.Last(ctx, events.LifeOf(tenant, id), f); err != nil {
+	if l.LifeHead, err = s.Log.Last(ctx, events.LifeSubject(tenant, id), f); err != nil {
 		return l, fmt.Errorf("load life of %s: %w", id, err)
 	}
-	if l.Run, err = s.runState(ctx, l.RunHead); err != nil {
+	if l.Run, err = s.loadRunState(ctx, l.RunHead); err != nil {
 		return l, err
 	}
-	l.Life, err = s.lifeState(ctx, l.LifeHead)
+	l.Life, err = s.loadLifeState(ctx, l.LifeHead)
 	return l, err
 }
 
-// lifeState returns the state in a life commit. If the commit has none of this version, lifeState folds the subject up to the commit.
-func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) {
+// loadLifeState returns the life state that the head of a session's life stores. If the head has no state of the
+// current version, loadLifeState folds the subject up to the head.
+func (s Sessions) loadLifeState(ctx context.Context, h Head) (session.State, error) {
 	var st session.State
 	if h.Seq == 0 {
 		return st, nil
 	}
-	if stateOf(h.Commit.State, session.Version, &st) {
-		return st.Settle(h.Seq), nil
+	if decodeState(h.Commit.State, session.StateVersion, &st) {
+		return st.WithCommitSeq(h.Seq), nil
 	}
 	st = session.State{}
-	for rec, err := range s.history(ctx, h) {
+	for rec, err := range s.subjectCommits(ctx, h) {
 		if err != nil {
 			return st, err
 		}
-		st = session.Fold(st, cmp.Or(rec.Commit.Command, rec.Commit.ID), rec.Events).Settle(rec.Position.Seq)
+		st = session.Fold(st, cmp.Or(rec.Commit.Command, rec.Commit.ID), rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	return st, nil
 }
 
-// runState is like lifeState, for the head of a session's runs.
-func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
+// loadRunState returns the run state that the head of a session's runs stores, or folds the subject as loadLifeState
+// does.
+func (s Sessions) loadRunState(ctx context.Context, h Head) (run.State, error) {
 	var st run.State
 	if h.Seq == 0 {
 		return st, nil
 	}
-	if stateOf(h.Commit.State, run.Version, &st) {
-		return st.Settle(h.Seq), nil
+	if decodeState(h.Commit.State, run.StateVersion, &st) {
+		return st.WithCommitSeq(h.Seq), nil
 	}
 	st = run.State{}
-	for rec, err := range s.history(ctx, h) {
+	for rec, err := range s.subjectCommits(ctx, h) {
 		if err != nil {
 			return st, err
 		}
-		st = run.Fold(st, rec.Commit.Epoch, rec.Events).Settle(rec.Position.Seq)
+		st = run.Fold(st, rec.Commit.Epoch, rec.Events).WithCommitSeq(rec.Position.Seq)
 	}
 	return st, nil
 }
 
-// stateOf decodes raw into the given value. It reports false if there is no state of the given version.
-func stateOf(raw json.RawMessage, version int, into any) bool {
+// decodeState decodes the stored state raw into a value. It reports whether raw is a state of the given version.
+func decodeState(raw json.RawMessage, version int, into any) bool {
 	var v struct {
 		V int `json:"v"`
 	}
 	return len(raw) > 0 && json.Unmarshal(raw, &v) == nil && v.V == version && json.Unmarshal(raw, into) == nil
 }
 
-// history yields a subject's commits up to its head.
-func (s Sessions) history(ctx context.Context, h Head) func(func(Record, error) bool) {
-	return commits(ctx, s.Log, h)
+// subjectCommits yields a subject's commits up to its head.
+func (s Sessions) subjectCommits(ctx context.Context, h Head) func(func(Record, error) bool) {
+	return commitsUpTo(ctx, s.Log, h)
 }
 
-// commits yields a subject's commits up to its head.
-func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) {
+// commitsUpTo yields a subject's commits up to its head.
+func commitsUpTo(ctx context.Context, l Log, h Head) func(func(Record, error) bool) {
 	shard := Position{Shard: h.Subject.Partition() % l.Shards()}
 	return func(yield func(Record, error) bool) {
 		for rec, err := range l.Read(ctx, shard, Filter{Subject: h.Subject}) {
@@ -118,10 +120,10 @@ func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) 
 	}
 }
 
-// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
-// session's life only if the state may no longer remember the command: for a late retry, or for a command from a
-// gateway whose clock is behind.
-func (s Sessions) CommandSeq(ctx context.Context, l *Loaded, command string) (at uint64, done bool, err error) {
+// CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is such a commit.
+// It reads the session's life only if the state may no longer remember the command: for a late retry, or for a command
+// from a gateway whose clock is behind.
+func (s Sessions) CommandSeq(ctx context.Context, l *SessionState, command string) (at uint64, done bool, err error) {
 	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
 	}
@@ -129,7 +131,7 @@ func (s Sessions) CommandSeq(ctx context.Context, l *Loaded, command string) (at
 }
 
 // AppendLife appends events to the session's life. The id of the commit is derived from the command.
-func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor, command string, list []events.Event) error {
+func (s Sessions) AppendLife(ctx context.Context, l *SessionState, actor events.Actor, command string, list []events.Event) error {
 	draft := events.Draft{ID: session.CommitID(command), Actor: actor, Events: list}
 	if events.CheckID("", events.KindCommand, command) == nil {
 		draft.Command = command
@@ -140,14 +142,14 @@ func (s Sessions) AppendLife(ctx context.Context, l *Loaded, actor events.Actor,
 	if err != nil {
 		return err
 	}
-	l.LifeHead, l.Life = head, next.Settle(head.Seq)
+	l.LifeHead, l.Life = head, next.WithCommitSeq(head.Seq)
 	return nil
 }
 
 // AppendRun appends a decision to the session's runs under the given commit id. A decision that does not fit into
 // one commit is stored in several, in order, as run.Decision.Split defines; the last commit has the id. Even if
 // AppendRun fails, l is the state after the last stored commit, from which the caller must decide again.
-func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
+func (s Sessions) AppendRun(ctx context.Context, l *SessionState, actor events.Actor, id string, d run.Decision) error {
 	parts, err := d.Split()
 	if err != nil {
 		return fmt.Errorf("split a commit of %s: %w", l.ID, err)
@@ -155,7 +157,7 @@ func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, 
 	for i, part := range parts {
 		commit := id
 		if i < len(parts)-1 {
-			commit = events.Derive(events.KindCommit, id, "part", strconv.Itoa(i))
+			commit = events.DeriveID(events.KindCommit, id, "part", strconv.Itoa(i))
 		}
 		if err := s.AppendRunPart(ctx, l, actor, commit, part); err != nil {
 			return err
@@ -166,19 +168,19 @@ func (s Sessions) AppendRun(ctx context.Context, l *Loaded, actor events.Actor, 
 
 // AppendRunPart appends one of the decisions that run.Decision.Split returned, in one commit with the given id. It
 // returns ErrTooLarge if the decision does not fit.
-func (s Sessions) AppendRunPart(ctx context.Context, l *Loaded, actor events.Actor, id string, d run.Decision) error {
+func (s Sessions) AppendRunPart(ctx context.Context, l *SessionState, actor events.Actor, id string, d run.Decision) error {
 	next := run.Fold(l.Run, d.Epoch, d.Events)
 	head, err := s.Log.Append(ctx, l.RunHead, events.Draft{ID: id, Actor: actor, Epoch: d.Epoch, Events: d.Events, State: next})
 	if err != nil {
 		return err
 	}
-	l.RunHead, l.Run = head, next.Settle(head.Seq)
+	l.RunHead, l.Run = head, next.WithCommitSeq(head.Seq)
 	return nil
 }
 
-// Message returns the message_accepted of a query.
-func (s Sessions) Message(ctx context.Context, l *Loaded, ref session.Ref) (events.MessageAccepted, error) {
-	rec, err := s.Log.At(ctx, s.Position(l.ID, ref.Message))
+// AcceptedMessage returns the message_accepted event with the query of an execution.
+func (s Sessions) AcceptedMessage(ctx context.Context, l *SessionState, ref session.QueryRef) (events.MessageAccepted, error) {
+	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
 		return events.MessageAccepted{}, fmt.Errorf("message of %s: %w", ref.ExecutionID, err)
 	}
@@ -191,14 +193,14 @@ func (s Sessions) Message(ctx context.Context, l *Loaded, ref session.Ref) (even
 }
 
 // ActiveEvents yields the events of the active execution in the session's runs, in order, up to the head of l.
-func (s Sessions) ActiveEvents(ctx context.Context, l *Loaded) iter.Seq2[events.Event, error] {
+func (s Sessions) ActiveEvents(ctx context.Context, l *SessionState) iter.Seq2[events.Event, error] {
 	active := l.Life.Active
 	after := s.Position(l.ID, max(active.Message, l.Run.Resolved.At)) // the agent starts after both
 	return func(yield func(events.Event, error) bool) {
 		if active.ExecutionID == "" || l.RunHead.Seq <= after.Seq {
 			return
 		}
-		for rec, err := range s.Log.Read(ctx, after, Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+		for rec, err := range s.Log.Read(ctx, after, Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 			if err != nil {
 				yield(events.Event{}, fmt.Errorf("events of %s: %w", active.ExecutionID, err))
 				return
@@ -219,7 +221,7 @@ func (s Sessions) ActiveEvents(ctx context.Context, l *Loaded) iter.Seq2[events.
 func (s Sessions) OpenBlocks(ctx context.Context, session string, list []run.OpenBlock) (map[string]events.Block, error) {
 	blocks := map[string]events.Block{}
 	for _, open := range list {
-		rec, err := s.Log.At(ctx, s.Position(session, open.At))
+		rec, err := s.Log.CommitAt(ctx, s.Position(session, open.At))
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -235,14 +237,14 @@ func (s Sessions) OpenBlocks(ctx context.Context, session string, list []run.Ope
 	return blocks, nil
 }
 
-// Position returns the position of a stream sequence to which the session's state refers.
+// Position returns the position of a commit of a session, by the stream sequence that the session's state contains.
 func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }
 
-// Decision returns a decision on an approval request, from the session's life.
-func (s Sessions) Decision(ctx context.Context, l *Loaded, d session.Decided) (events.ApprovalDecided, error) {
-	rec, err := s.Log.At(ctx, s.Position(l.ID, d.At))
+// ApprovalDecision reads a decision on an approval request from the session's life.
+func (s Sessions) ApprovalDecision(ctx context.Context, l *SessionState, d session.DecidedApproval) (events.ApprovalDecided, error) {
+	rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, d.At))
 	if err != nil {
 		return events.ApprovalDecided{}, fmt.Errorf("decision on %s: %w", d.ApprovalID, err)
 	}
@@ -254,11 +256,11 @@ func (s Sessions) Decision(ctx context.Context, l *Loaded, d session.Decided) (e
 	return events.ApprovalDecided{}, fmt.Errorf("decision on %s: commit %d does not contain it", d.ApprovalID, d.At)
 }
 
-// FileChanges returns the events of the given file changes, in order.
-func (s Sessions) FileChanges(ctx context.Context, l *Loaded, list []session.Change) ([]events.Event, error) {
+// FileChangeEvents reads the file_put and file_removed events of the given file changes from the log, in order.
+func (s Sessions) FileChangeEvents(ctx context.Context, l *SessionState, list []session.FileChange) ([]events.Event, error) {
 	var out []events.Event
 	for _, c := range list {
-		rec, err := s.Log.At(ctx, s.Position(l.ID, c.At))
+		rec, err := s.Log.CommitAt(ctx, s.Position(l.ID, c.At))
 		if err != nil {
 			return nil, fmt.Errorf("file change %d of %s: %w", c.N, l.ID, err)
 		}

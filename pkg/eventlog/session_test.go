@@ -26,12 +26,12 @@ func TestActiveEvents_YieldsTheActiveExecution(t *testing.T) {
 			w.write(runs, 2, exe(2), events.Log{Message: "a"}, events.Log{Message: strings.Repeat("b", 300_000)})
 			w.write(runs, 2, "", events.Log{Message: "of no execution"})
 			w.write(runs, 2, exe(2), events.Log{Message: "c"})
-			l := &eventlog.Loaded{
+			l := &eventlog.SessionState{
 				Tenant: tenant, ID: life.ID, RunHead: w.heads[runs],
-				Life: sessionstate.State{Active: sessionstate.Ref{ExecutionID: exe(2), Message: message.Seq}},
+				Life: sessionstate.State{Active: sessionstate.QueryRef{ExecutionID: exe(2), Message: message.Seq}},
 			}
 			if resolved {
-				l.Run = run.State{Resolved: run.Resolved{Known: true, At: at.Seq}}
+				l.Run = run.State{Resolved: run.ResolvedLocation{Known: true, At: at.Seq}}
 			}
 			w.write(runs, 2, exe(2), events.Log{Message: "after the head"})
 			var got []string

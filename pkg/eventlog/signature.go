@@ -16,64 +16,65 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// writers maps each role that writes commits to the aspects that it may write.
-var writers = map[string][]events.Aspect{
+// writableAspects maps each role that writes commits to the aspects that the role may write.
+var writableAspects = map[string][]events.Aspect{
 	"session":  {events.Life, events.Run, events.Key, events.Agent, events.Instance, events.Environment, events.TenantBudget, events.LimitsAspect},
 	"executor": {events.Run},
 	"skills":   {events.Skill},
 	"janitor":  {events.Run},
 }
 
-// Writers returns the roles that write commits, sorted.
-func Writers() []string {
-	list := make([]string, 0, len(writers))
-	for role := range writers {
+// WriterRoles returns the roles that write commits, sorted.
+func WriterRoles() []string {
+	list := make([]string, 0, len(writableAspects))
+	for role := range writableAspects {
 		list = append(list, role)
 	}
 	slices.Sort(list)
 	return list
 }
 
-// minKey is the minimum length of a key in characters: 128 bits in hexadecimal.
-const minKey = 32
+// minKeyLength is the minimum length of a key in characters: 128 bits in hexadecimal.
+const minKeyLength = 32
 
 // Keys signs commits as one role, and checks the commits of the roles whose keys it has. The zero Keys does
 // neither.
 type Keys struct {
-	sign  *key
-	check map[string]map[string]*key // by role and id
-	ids   []string                   // of all keys, as KeyIDs returns them
+	sign  *roleKey
+	check map[string]map[string]*roleKey // by role and id
+	ids   []string                       // of all keys, as KeyIDs returns them
 }
 
-// key is the secret of a role. id identifies it without revealing it.
-type key struct {
+// roleKey is the secret of a role. id identifies it without revealing it.
+type roleKey struct {
 	role, id string
 	// macs has the HMACs of the secret that no goroutine uses now. A new one would hash the secret again.
 	macs sync.Pool
 }
 
-func newKey(role, secret string) *key {
-	return &key{role: role, id: keyID(secret), macs: sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(secret)) }}}
+// newRoleKey returns the key of a role with a secret.
+func newRoleKey(role, secret string) *roleKey {
+	return &roleKey{role: role, id: keyID(secret), macs: sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(secret)) }}}
 }
 
 // ParseKeys parses the keys of a setting: role:key, separated by commas or white space. Older keys of a role follow
 // its key after plus signs: role:key+key. The first key of role, if there is one, signs.
 func ParseKeys(text, role string) (Keys, error) {
-	k := Keys{check: map[string]map[string]*key{}}
+	k := Keys{check: map[string]map[string]*roleKey{}}
 	for entry := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
 		owner, secrets, _ := strings.Cut(entry, ":")
-		if writers[owner] == nil {
-			return Keys{}, fmt.Errorf("log-keys: an entry is not role:key with a role of %s", strings.Join(Writers(), ", "))
+		if writableAspects[owner] == nil {
+			return Keys{}, fmt.Errorf("log-keys: an entry is not role:key with a role of %s", strings.Join(WriterRoles(), ", "))
 		}
 		if k.check[owner] != nil {
 			return Keys{}, fmt.Errorf("log-keys: role %s appears twice: append older keys to the first one with a plus sign", owner)
 		}
-		k.check[owner] = map[string]*key{}
+		k.check[owner] = map[string]*roleKey{}
 		for i, secret := range strings.Split(secrets, "+") {
-			if len(secret) < minKey {
-				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are required", owner, len(secret), minKey)
+			if len(secret) < minKeyLength {
+				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are required", owner, len(secret), minKeyLength)
 			}
-			next := newKey(owner, secret)
+			next := newRoleKey(owner, secret)
 			k.check[owner][next.id] = next
 			if k.ids = append(k.ids, owner+"/"+next.id); owner == role && i == 0 {
 				k.sign = next
@@ -93,7 +94,7 @@ func keyID(secret string) string {
 // IsZero reports whether k has no key.
 func (k Keys) IsZero() bool { return len(k.ids) == 0 }
 
-// KeyIDs returns the names, role/id, of all keys.
+// KeyIDs returns the names of all keys, each as role/id.
 func (k Keys) KeyIDs() []string { return slices.Clone(k.ids) }
 
 // SigningKey returns the name of the signing key, or "" if there is none.
@@ -104,9 +105,9 @@ func (k Keys) SigningKey() string {
 	return k.sign.role + "/" + k.sign.id
 }
 
-// Missing returns the first role without a key, or "" if every role has one.
-func (k Keys) Missing() string {
-	for _, role := range Writers() {
+// MissingRole returns the first role without a key, or "" if every role has one.
+func (k Keys) MissingRole() string {
+	for _, role := range WriterRoles() {
 		if len(k.check[role]) == 0 {
 			return role
 		}
@@ -119,28 +120,29 @@ func (k Keys) Sign(s events.Subject, c events.Commit) string {
 	if k.sign == nil {
 		return ""
 	}
-	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(k.sign.sum(s, c))
+	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(k.sign.computeMAC(s, c))
 }
 
-// sum returns the HMAC-SHA-256 over subject, hash, state and command, each prefixed with its length. The hash
+// computeMAC returns the HMAC-SHA-256 over subject, hash, state and command, each prefixed with its length. The hash
 // covers the rest of the commit.
-func (k *key) sum(s events.Subject, c events.Commit) []byte {
-	mac := k.macs.Get().(hash.Hash) //nolint:forcetypeassert // newKey sets the type
+func (k *roleKey) computeMAC(s events.Subject, c events.Commit) []byte {
+	mac := k.macs.Get().(hash.Hash) //nolint:forcetypeassert // newRoleKey sets the type
 	defer k.macs.Put(mac)
 	mac.Reset()
 	b := make([]byte, 0, 256+len(c.State))
-	b = appendPart(appendPart(b, s.String()), c.Hash)
-	b = appendPart(appendPart(b, c.State), c.Command)
+	b = appendWithLength(appendWithLength(b, s.String()), c.Hash)
+	b = appendWithLength(appendWithLength(b, c.State), c.Command)
 	mac.Write(b) // never fails
 	return mac.Sum(b[:0])
 }
 
-// appendPart appends a part, prefixed with its length.
-func appendPart[T string | []byte | json.RawMessage](b []byte, part T) []byte {
+// appendWithLength appends the length of part and part to b.
+func appendWithLength[T string | []byte | json.RawMessage](b []byte, part T) []byte {
 	return append(binary.BigEndian.AppendUint64(b, uint64(len(part))), part...)
 }
 
-// ForeignError describes a message in the log's streams that no writer of Spool stored. It is not part of the log.
+// ForeignError is returned for a message in the log's streams that no writer of Spool stored. Such a message is not
+// part of the log.
 type ForeignError struct {
 	Position Position
 	Subject  string
@@ -158,10 +160,10 @@ func (e *UnknownKeyError) Error() string {
 	return fmt.Sprintf("log-keys: key %s is missing", e.Key)
 }
 
-// Check returns why a commit with the given signature was not written by a writer of Spool, or "" if it was. It
+// CheckSignature returns why a commit with the given signature was not written by a writer of Spool, or "" if it was. It
 // returns *UnknownKeyError if the signature names a key that k does not have; the caller must find out whether the
 // key exists. Commits of a role are not checked if k has no key of that role.
-func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why string, err error) {
+func (k Keys) CheckSignature(s events.Subject, c events.Commit, signature string) (why string, err error) {
 	if k.IsZero() {
 		return "", nil
 	}
@@ -170,7 +172,7 @@ func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why st
 	switch {
 	case signature == "":
 		return "the signature is missing", nil
-	case !slices.Contains(writers[role], s.Aspect):
+	case !slices.Contains(writableAspects[role], s.Aspect):
 		return fmt.Sprintf("%.20q does not write %s", role, s.Aspect), nil
 	case len(k.check[role]) == 0:
 		return "", nil
@@ -181,11 +183,11 @@ func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why st
 	}
 	given, err := hex.DecodeString(mac)
 	switch {
-	case err != nil, !hmac.Equal(given, signer.sum(s, c)):
+	case err != nil, !hmac.Equal(given, signer.computeMAC(s, c)):
 		return "the signature is invalid", nil
 	case c.ComputeHash(s) != c.Hash:
 		return "the hash does not match the contents", nil
-	case c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command):
+	case c.Command != "" && c.ID != events.DeriveID(events.KindCommit, c.Command):
 		return "the id is not derived from the command", nil
 	}
 	return "", nil

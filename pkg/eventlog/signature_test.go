@@ -21,7 +21,7 @@ func TestSign_CoversSubjectHashStateAndCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := events.RunOf("default", events.Derive(events.KindSession, "signed"))
+	s := events.RunSubject("default", events.DeriveID(events.KindSession, "signed"))
 	var wg sync.WaitGroup
 	for _, c := range []events.Commit{
 		{Hash: "aa", State: []byte(`{"v":1}`), Command: "cmd_1"},

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Scope selects what Verify checks. The zero Scope is the whole log.
-type Scope struct {
+// VerifyScope selects what Verify checks. The zero VerifyScope is the whole log.
+type VerifyScope struct {
 	Tenant  string // must be set together with Session
 	Session string
 	// Heads are the signed heads of each shard to compare the log with; nil for none.
@@ -25,8 +25,8 @@ type Scope struct {
 // maxProblems is the maximum number of problems in a report. Verify stops when it is reached.
 const maxProblems = 1000
 
-// Report is what Verify found in a log.
-type Report struct {
+// VerifyReport is the result of Verify: counts, open executions and problems.
+type VerifyReport struct {
 	Sessions int // with at least one commit
 	Commits  int
 	Events   int // over all sessions and catalogue entries
@@ -34,10 +34,10 @@ type Report struct {
 	// unless the session is deleted.
 	Open []OpenExecution
 	// Problem is the first problem that is not accepted; nil if there is none.
-	Problem *Problem
+	Problem *LogProblem
 	// Problems lists all problems, accepted or not, in the order in which they were found. One fault may cause
 	// further problems at later commits.
-	Problems []Problem
+	Problems []LogProblem
 	// Stopped reports whether Verify stopped because of too many problems and did not check the rest.
 	Stopped bool
 }
@@ -51,8 +51,8 @@ type OpenExecution struct {
 	Deleted     bool     // the session is deleted
 }
 
-// Problem is a position at which the log is invalid.
-type Problem struct {
+// LogProblem is a position at which the log is invalid, and the reason.
+type LogProblem struct {
 	Position Position
 	Subject  string
 	CommitID string
@@ -60,7 +60,7 @@ type Problem struct {
 	Accepted bool
 }
 
-func (p *Problem) Error() string {
+func (p *LogProblem) Error() string {
 	return fmt.Sprintf("%s on %s (commit %s): %s", p.Position, p.Subject, p.CommitID, p.Why)
 }
 
@@ -68,31 +68,31 @@ func (p *Problem) Error() string {
 // ends of executions, that nothing follows the end of a session, and that every payload exists and matches its
 // digest. It continues after a problem, and accepts the invalid commit as the predecessor of the next one. An error
 // means that the log could not be read; problems of its content are in the report.
-func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
+func Verify(ctx context.Context, l Log, scope VerifyScope) (VerifyReport, error) {
 	shards := l.Shards()
 	first, last, filter := 0, shards-1, Filter{Foreign: true}
 	if scope.Session != "" {
-		s := events.LifeOf(scope.Tenant, scope.Session)
+		s := events.LifeSubject(scope.Tenant, scope.Session)
 		if err := s.Check(); err != nil {
-			return Report{}, fmt.Errorf("verify: %w", err)
+			return VerifyReport{}, fmt.Errorf("verify: %w", err)
 		}
 		filter.Subject = events.Subject{Tenant: scope.Tenant, ID: scope.Session}
 		first, last = s.Partition()%shards, s.Partition()%shards
 	} else if scope.Tenant != "" {
-		return Report{}, fmt.Errorf("verify: tenant %s requires a session: set both or neither", scope.Tenant)
+		return VerifyReport{}, fmt.Errorf("verify: tenant %s requires a session: set both or neither", scope.Tenant)
 	}
 	v := Verifier{shards: shards, accept: scope.Accept, whole: scope.Session == ""}
 	if scope.Heads != nil && len(scope.Heads) != shards {
-		return Report{}, fmt.Errorf("verify: signed heads of %d shards, but the log has %d", len(scope.Heads), shards)
+		return VerifyReport{}, fmt.Errorf("verify: signed heads of %d shards, but the log has %d", len(scope.Heads), shards)
 	}
-	for shard := first; shard <= last && !v.full(); shard++ {
+	for shard := first; shard <= last && !v.isReportFull(); shard++ {
 		if scope.Heads != nil {
-			v.compareWith(scope.Heads[shard], filter.Subject)
+			v.startHeadComparison(scope.Heads[shard], filter.Subject)
 		}
 		if err := v.verifyShard(ctx, l, shard, filter); err != nil {
 			return v.Report(), fmt.Errorf("verify: %w", err)
 		}
-		v.endOfHeads(shard)
+		v.endHeadComparison(shard)
 	}
 	return v.Report(), nil
 }
@@ -117,11 +117,11 @@ func (v *Verifier) verifyShard(ctx context.Context, l Log, shard int, filter Fil
 				at, unreadable = rec.Position, true
 				v.addUnreadable(rec, err)
 			}
-			if unreadable || v.full() {
+			if unreadable || v.isReportFull() {
 				break
 			}
 		}
-		if !unreadable || v.full() {
+		if !unreadable || v.isReportFull() {
 			return nil
 		}
 	}
@@ -135,19 +135,20 @@ type Verifier struct {
 	sessions map[sessionKey]*sessionCheck
 	commits  int
 	events   int
-	problems []Problem
+	problems []LogProblem
 	accept   []Position
-	whole    bool         // every commit of each shard is added
-	heads    *heads.Check // comparison of the current shard; nil for none
-	missing  uint64       // number of stream sequences without a commit, over all shards
-	afterGap Record       // the first commit after a gap
+	whole    bool              // every commit of each shard is added
+	heads    *heads.Comparison // comparison of the current shard; nil for none
+	missing  uint64            // number of stream sequences without a commit, over all shards
+	afterGap Record            // the first commit after a gap
 }
 
+// sessionKey is the tenant and the id of a session or catalogue entry.
 type sessionKey struct{ tenant, id string }
 
 // sessionCheck is the state of the check for one session or catalogue entry.
 type sessionCheck struct {
-	chains     map[events.Aspect]chain
+	chains     map[events.Aspect]subjectCheck
 	ids        map[uint64]struct{} // hashes of the ids of commits and events, to detect duplicates
 	executions map[string]*executionCheck
 	order      []string // execution ids in the order of their acceptance
@@ -159,11 +160,11 @@ type sessionCheck struct {
 	retired    bool
 	// suspects are positions at which commits of the session are missing. They are problems unless the session is
 	// deleted and retired, because its commits may then have been removed.
-	suspects []Problem
+	suspects []LogProblem
 }
 
-// chain is the state of the check for one subject.
-type chain struct {
+// subjectCheck is the state of the check for one subject.
+type subjectCheck struct {
 	begun bool
 	hash  string // "" if the last commit could not be read: then any link is accepted
 	v     int    // the newest commit version so far
@@ -176,26 +177,26 @@ type executionCheck struct {
 	at       Position    // of its end
 }
 
-// full reports whether the report has no room for further problems.
-func (v *Verifier) full() bool { return len(v.problems) >= maxProblems }
+// isReportFull reports whether the report has no room for further problems.
+func (v *Verifier) isReportFull() bool { return len(v.problems) >= maxProblems }
 
 // addUnreadable records a commit that cannot be opened. The payloads of a deleted session are removed before its
 // commits.
 func (v *Verifier) addUnreadable(rec Record, err error) {
-	s := v.session(rec)
-	v.countMissing(rec)
+	s := v.sessionOf(rec)
+	v.countMissingSequences(rec)
 	if rec.Subject.Aspect != "" && errors.Is(err, ErrNotFound) {
-		v.addSuspect(rec, s, err.Error())
+		v.addSuspectProblem(rec, s, err.Error())
 	} else {
 		v.addProblem(rec, err.Error())
 	}
 	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
 	if v.heads != nil {
-		v.heads.Skip(rec.Position.Seq)
+		v.heads.AddUnreadable(rec.Position.Seq)
 	}
 	v.checkEvents(rec, s) // as far as its events are known
 	if rec.Subject.Aspect != "" {
-		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, s.chains[rec.Subject.Aspect].v}
+		s.chains[rec.Subject.Aspect] = subjectCheck{true, rec.Commit.Hash, s.chains[rec.Subject.Aspect].v}
 		s.commits[rec.Subject.Aspect]++
 	}
 }
@@ -203,10 +204,10 @@ func (v *Verifier) addUnreadable(rec Record, err error) {
 // addForeign records a message that is not part of the log. The chain of its subject continues without it.
 func (v *Verifier) addForeign(rec Record, err *ForeignError) {
 	v.initialize()
-	v.countMissing(rec)
+	v.countMissingSequences(rec)
 	rec.Commit = events.Commit{} // the content of a foreign message cannot be trusted
-	p := v.problem(rec, "is not part of the log: "+err.Reason)
-	if p.Subject = err.Subject; !v.full() {
+	p := v.newProblem(rec, "is not part of the log: "+err.Reason)
+	if p.Subject = err.Subject; !v.isReportFull() {
 		v.problems = append(v.problems, p)
 	}
 	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
@@ -219,14 +220,14 @@ func (v *Verifier) initialize() {
 	}
 }
 
-// session returns the check state of a commit's session.
-func (v *Verifier) session(rec Record) *sessionCheck {
+// sessionOf returns the check state of a commit's session.
+func (v *Verifier) sessionOf(rec Record) *sessionCheck {
 	v.initialize()
 	key := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
 	s := v.sessions[key]
 	if s == nil {
 		s = &sessionCheck{
-			chains: map[events.Aspect]chain{}, ids: map[uint64]struct{}{}, executions: map[string]*executionCheck{}, commits: map[events.Aspect]uint64{},
+			chains: map[events.Aspect]subjectCheck{}, ids: map[uint64]struct{}{}, executions: map[string]*executionCheck{}, commits: map[events.Aspect]uint64{},
 		}
 		v.sessions[key] = s
 	}
@@ -235,12 +236,12 @@ func (v *Verifier) session(rec Record) *sessionCheck {
 
 // Add checks the next commit. If a commit has several problems, only the first is reported.
 func (v *Verifier) Add(rec Record) {
-	s := v.session(rec)
+	s := v.sessionOf(rec)
 	v.commits++
 	v.events += len(rec.Events)
-	v.countMissing(rec)
+	v.countMissingSequences(rec)
 	var first string
-	for _, check := range []func(Record, *sessionCheck) string{v.checkOrder, v.checkLink, v.checkSignedHead, v.checkUnique, v.checkEvents} {
+	for _, check := range []func(Record, *sessionCheck) string{v.checkOrder, v.checkChainLink, v.checkSignedHead, v.checkUnique, v.checkEvents} {
 		if why := check(rec, s); why != "" && first == "" {
 			first = why
 		}
@@ -249,34 +250,34 @@ func (v *Verifier) Add(rec Record) {
 		v.addProblem(rec, first)
 	}
 	v.last[rec.Position.Shard] = rec.Position.Seq
-	s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, max(rec.Commit.V, s.chains[rec.Subject.Aspect].v)}
+	s.chains[rec.Subject.Aspect] = subjectCheck{true, rec.Commit.Hash, max(rec.Commit.V, s.chains[rec.Subject.Aspect].v)}
 	s.commits[rec.Subject.Aspect]++
 }
 
 // addProblem adds a problem to the report if the report has room for it.
 func (v *Verifier) addProblem(rec Record, why string) {
-	if !v.full() {
-		v.problems = append(v.problems, v.problem(rec, why))
+	if !v.isReportFull() {
+		v.problems = append(v.problems, v.newProblem(rec, why))
 	}
 }
 
-// problem returns the problem of a commit.
-func (v *Verifier) problem(rec Record, why string) Problem {
-	return Problem{
+// newProblem returns a LogProblem at the position of a commit.
+func (v *Verifier) newProblem(rec Record, why string) LogProblem {
+	return LogProblem{
 		Position: rec.Position, Subject: rec.Subject.String(), CommitID: rec.Commit.ID, Why: why, Accepted: slices.Contains(v.accept, rec.Position),
 	}
 }
 
-// addSuspect records a problem that the removal of a deleted session's content may explain, at most one per commit.
-func (v *Verifier) addSuspect(rec Record, s *sessionCheck, why string) {
+// addSuspectProblem records a problem that the removal of a deleted session's content may explain, at most one per commit.
+func (v *Verifier) addSuspectProblem(rec Record, s *sessionCheck, why string) {
 	n := len(s.suspects)
 	if n < maxProblems && (n == 0 || s.suspects[n-1].Position != rec.Position) {
-		s.suspects = append(s.suspects, v.problem(rec, why))
+		s.suspects = append(s.suspects, v.newProblem(rec, why))
 	}
 }
 
-// countMissing records the stream sequences that are missing before a commit.
-func (v *Verifier) countMissing(rec Record) {
+// countMissingSequences records the stream sequences that are missing before a commit.
+func (v *Verifier) countMissingSequences(rec Record) {
 	last := v.last[rec.Position.Shard]
 	if v.whole && rec.Position.Seq > last+1 {
 		if v.missing == 0 {
@@ -300,14 +301,14 @@ func (v *Verifier) checkOrder(rec Record, _ *sessionCheck) string {
 	return ""
 }
 
-// checkLink checks the hash of a commit and its link to the previous commit. A previous commit that the janitor removed
+// checkChainLink checks the hash of a commit and its link to the previous commit. A previous commit that the janitor removed
 // makes the commit only suspect.
-func (v *Verifier) checkLink(rec Record, s *sessionCheck) string {
+func (v *Verifier) checkChainLink(rec Record, s *sessionCheck) string {
 	c := rec.Commit
 	if want := c.ComputeHash(rec.Subject); c.Hash != want {
 		return fmt.Sprintf("its hash is %s, but its contents hash to %s", c.Hash, want)
 	}
-	if c.Command != "" && c.ID != events.Derive(events.KindCommit, c.Command) {
+	if c.Command != "" && c.ID != events.DeriveID(events.KindCommit, c.Command) {
 		return fmt.Sprintf("id is not derived from the command %s", c.Command)
 	}
 	before := s.chains[rec.Subject.Aspect]
@@ -316,10 +317,10 @@ func (v *Verifier) checkLink(rec Record, s *sessionCheck) string {
 	}
 	switch {
 	case !before.begun && c.Prev != "":
-		v.addSuspect(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))
+		v.addSuspectProblem(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))
 	case before.begun && before.hash == "":
 	case c.Prev != before.hash:
-		v.addSuspect(rec, s, fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash))
+		v.addSuspectProblem(rec, s, fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash))
 	}
 	return ""
 }
@@ -405,8 +406,8 @@ func (s *sessionCheck) checkRetirement(e events.Event) string {
 	return ""
 }
 
-// checkExecution checks one event of an execution. A second acceptance is a problem only at that event; after it the
-// execution is expected to end again.
+// checkExecution checks one event of an execution. If the execution is accepted a second time, only that event is a
+// problem; after it the execution is expected to end again.
 func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) string {
 	at := rec.Position
 	x := s.executions[e.ExecutionID]
@@ -419,18 +420,18 @@ func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) s
 		}
 		s.executions[e.ExecutionID] = &executionCheck{accepted: at}
 		s.order = append(s.order, e.ExecutionID)
-	case events.Terminal(e.Type()) && x == nil:
-		v.addSuspect(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
-	case events.Terminal(e.Type()) && x.end != "":
+	case events.IsTerminal(e.Type()) && x == nil:
+		v.addSuspectProblem(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
+	case events.IsTerminal(e.Type()) && x.end != "":
 		return fmt.Sprintf("%s of execution %s, which ended with %s at %s", e.Type(), e.ExecutionID, x.end, x.at)
-	case events.Terminal(e.Type()):
+	case events.IsTerminal(e.Type()):
 		x.end, x.at = e.Type(), at
 	}
 	return ""
 }
 
 // allProblems returns the problems found, with the missing commits that no deleted session explains.
-func (v *Verifier) allProblems() []Problem {
+func (v *Verifier) allProblems() []LogProblem {
 	list := slices.Clone(v.problems)
 	at := map[Position]bool{}
 	for _, p := range list {
@@ -451,9 +452,9 @@ func (v *Verifier) allProblems() []Problem {
 		}
 	}
 	if !suspected && v.missing > explained { // otherwise the positions are known
-		list = append(list, v.problem(v.afterGap, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
+		list = append(list, v.newProblem(v.afterGap, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
 	}
-	slices.SortStableFunc(list, func(a, b Problem) int { return a.Position.compare(b.Position) })
+	slices.SortStableFunc(list, func(a, b LogProblem) int { return a.Position.compare(b.Position) })
 	return list[:min(len(list), maxProblems)]
 }
 
@@ -462,10 +463,10 @@ func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }
 
-// Report returns what the Verifier has found so far.
-func (v *Verifier) Report() Report {
-	r := Report{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.full()}
-	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {
+// Report returns the problems, counts and open executions that the Verifier has found so far.
+func (v *Verifier) Report() VerifyReport {
+	r := VerifyReport{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.isReportFull()}
+	if i := slices.IndexFunc(r.Problems, func(p LogProblem) bool { return !p.Accepted }); i >= 0 {
 		r.Problem = &r.Problems[i]
 	}
 	for key, s := range v.sessions {

@@ -62,7 +62,7 @@ func TestVerify_ChainChangesToVersion2(t *testing.T) {
 			ID: eventlogtest.ID(events.KindEvent, fmt.Sprint("mixed", i)), Time: time.Unix(1_750_000_000, 0), ExecutionID: exe(i), Source: events.FromServer, Data: events.MessageAccepted{},
 		}}})
 	}
-	if r := s.verify(eventlog.Scope{}); r.Problem != nil || r.Commits != 4 {
+	if r := s.verify(eventlog.VerifyScope{}); r.Problem != nil || r.Commits != 4 {
 		t.Errorf("%d commits, %v", r.Commits, r.Problem)
 	}
 }
@@ -79,7 +79,7 @@ func (s *sessionWriter) append(sub events.Subject, d events.Draft) eventlog.Posi
 	return eventlog.Position{Shard: sub.Partition() % s.log.Shards(), Seq: next.Seq}
 }
 
-func (s *sessionWriter) verify(scope eventlog.Scope) eventlog.Report {
+func (s *sessionWriter) verify(scope eventlog.VerifyScope) eventlog.VerifyReport {
 	s.t.Helper()
 	r, err := eventlog.Verify(s.t.Context(), s.log, scope)
 	if err != nil {
@@ -90,8 +90,8 @@ func (s *sessionWriter) verify(scope eventlog.Scope) eventlog.Report {
 
 // session returns the two subjects of a session, and a function that returns the id of its n-th execution.
 func session(name string) (life, run events.Subject, exe func(int) string) {
-	life = events.LifeOf(tenant, eventlogtest.ID(events.KindSession, name))
-	return life, events.RunOf(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
+	life = events.LifeSubject(tenant, eventlogtest.ID(events.KindSession, name))
+	return life, events.RunSubject(tenant, life.ID), func(i int) string { return eventlogtest.ID(events.KindExecution, fmt.Sprint(name, i)) }
 }
 
 // writeWholeSession writes a session with a completed, a withdrawn and an open query.
@@ -122,7 +122,7 @@ func TestVerify_AcceptsSoundLogs(t *testing.T) {
 		key := events.Subject{Tenant: tenant, ID: events.CatalogueID(events.Key, tenant, "", "", "k"), Aspect: events.Key}
 		s.write(key, 0, "", events.KeyCreated{KeyID: "k"})
 
-		all := s.verify(eventlog.Scope{})
+		all := s.verify(eventlog.VerifyScope{})
 		if all.Problem != nil {
 			t.Fatalf("%d shards: %v", shards, all.Problem)
 		}
@@ -133,15 +133,15 @@ func TestVerify_AcceptsSoundLogs(t *testing.T) {
 			if o.Deleted != (o.Session == life.ID) || !o.Deleted && !slices.Contains(open, o.ExecutionID) {
 				t.Errorf("%+v is reported as open", o)
 			}
-			if rec, err := s.log.At(t.Context(), o.Position); err != nil || rec.Events[0].ExecutionID != o.ExecutionID {
+			if rec, err := s.log.CommitAt(t.Context(), o.Position); err != nil || rec.Events[0].ExecutionID != o.ExecutionID {
 				t.Errorf("%+v was not accepted there: %v", o, err)
 			}
 		}
-		one := s.verify(eventlog.Scope{Tenant: tenant, Session: life.ID})
+		one := s.verify(eventlog.VerifyScope{Tenant: tenant, Session: life.ID})
 		if one.Problem != nil || one.Sessions != 1 || one.Commits != 8 || one.Events != 12 || len(one.Open) != 1 || !one.Open[0].Deleted {
 			t.Errorf("one session: %+v", one)
 		}
-		none := s.verify(eventlog.Scope{Tenant: tenant, Session: eventlogtest.ID(events.KindSession, "unknown")})
+		none := s.verify(eventlog.VerifyScope{Tenant: tenant, Session: eventlogtest.ID(events.KindSession, "unknown")})
 		if none.Problem != nil || none.Sessions != 0 {
 			t.Errorf("an unknown session: %+v", none)
 		}
@@ -151,7 +151,7 @@ func TestVerify_AcceptsSoundLogs(t *testing.T) {
 func TestVerify_RefusesInvalidScopes(t *testing.T) {
 	t.Parallel()
 	s := newSessionWriter(t, 1)
-	for _, bad := range []eventlog.Scope{{Tenant: tenant}, {Session: "ses_*"}, {Session: eventlogtest.ID(events.KindSession, "no tenant")}} {
+	for _, bad := range []eventlog.VerifyScope{{Tenant: tenant}, {Session: "ses_*"}, {Session: eventlogtest.ID(events.KindSession, "no tenant")}} {
 		if _, err := eventlog.Verify(t.Context(), s.log, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)
 		}
@@ -176,28 +176,28 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 		"a commit of version 1 after one of version 2": {4, func(c *events.Commit) {
 			life, _, _ := session("s")
 			c.V = 1
-			*c = c.Rechain(life, c.Events)
+			*c = c.WithStoredEvents(life, c.Events)
 		}, "has version 1, after a commit of version 2", 4},
 		"the epoch": {3, func(c *events.Commit) { c.Epoch = 9 }, "contents hash to", 3},
 		"the id":    {4, func(c *events.Commit) { c.ID = eventlogtest.ID(events.KindCommit, "else") }, "contents hash to", 4},
 		"a commit, hash and all": {2, func(c *events.Commit) {
 			life, _, _ := session("s")
-			*c = c.Rechain(life, []byte(strings.Replace(string(c.Events), "one", "won", 1)))
+			*c = c.WithStoredEvents(life, []byte(strings.Replace(string(c.Events), "one", "won", 1)))
 		}, "the commit before it has the hash", 4},
 		"the first link": {1, func(c *events.Commit) {
 			life, _, _ := session("s")
 			c.Prev = strings.Repeat("0", 64)
-			*c = c.Rechain(life, c.Events)
+			*c = c.WithStoredEvents(life, c.Events)
 		}, "missing before it", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSessionWriter(t, 1)
 			s.writeWholeSession("s")
-			if err := s.log.Tamper(eventlog.Position{Seq: try.seq}, try.change); err != nil {
+			if err := s.log.TamperCommit(eventlog.Position{Seq: try.seq}, try.change); err != nil {
 				t.Fatal(err)
 			}
-			p := s.verify(eventlog.Scope{}).Problem
+			p := s.verify(eventlog.VerifyScope{}).Problem
 			if p == nil || p.Position.Seq != try.at || !strings.Contains(p.Why, try.says) {
 				t.Errorf("verify reports %v, want %q at %d", p, try.says, try.at)
 			}
@@ -206,10 +206,10 @@ func TestVerify_ReportsChangedCommits(t *testing.T) {
 	// The state is not hashed. It is a cache that can be folded again.
 	s := newSessionWriter(t, 1)
 	s.writeWholeSession("s")
-	if err := s.log.Tamper(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
+	if err := s.log.TamperCommit(eventlog.Position{Seq: 2}, func(c *events.Commit) { c.State = []byte(`{"v":99}`) }); err != nil {
 		t.Fatal(err)
 	}
-	if p := s.verify(eventlog.Scope{}).Problem; p != nil {
+	if p := s.verify(eventlog.VerifyScope{}).Problem; p != nil {
 		t.Errorf("a changed state is a problem: %v", p)
 	}
 }
@@ -261,7 +261,7 @@ func TestVerify_ReportsEventsThatWritersNeverProduce(t *testing.T) {
 			s := newSessionWriter(t, 4)
 			life, run, exe := s.writeWholeSession("s")
 			at := try.write(s, life, run, exe)
-			for _, scope := range []eventlog.Scope{{}, {Tenant: tenant, Session: life.ID}} {
+			for _, scope := range []eventlog.VerifyScope{{}, {Tenant: tenant, Session: life.ID}} {
 				p := s.verify(scope).Problem
 				if p == nil || p.Position != at || !strings.Contains(p.Why, try.says) {
 					t.Errorf("verify reports %v, want %q at %s", p, try.says, at)
@@ -291,15 +291,15 @@ func TestVerify_GoesOnAfterAFault(t *testing.T) {
 	_, otherRun, otherExe := s.writeWholeSession("other")
 	foreign := s.write(otherRun, 1, otherExe(9), events.ExecutionCompleted{})
 
-	r := s.verify(eventlog.Scope{})
+	r := s.verify(eventlog.VerifyScope{})
 	if len(r.Problems) != 2 || r.Problem == nil || r.Commits != 7+3+7+1 || len(r.Open) != 2 {
 		t.Fatalf("both faults, and all commits: %+v", r)
 	}
-	r = s.verify(eventlog.Scope{Accept: []eventlog.Position{twice}})
+	r = s.verify(eventlog.VerifyScope{Accept: []eventlog.Position{twice}})
 	if r.Problem == nil || r.Problem.Position != foreign || len(r.Problems) != 2 {
 		t.Fatalf("with the first accepted: %+v", r)
 	}
-	r = s.verify(eventlog.Scope{Accept: []eventlog.Position{foreign, twice}})
+	r = s.verify(eventlog.VerifyScope{Accept: []eventlog.Position{foreign, twice}})
 	if r.Problem != nil || len(r.Problems) != 2 || !r.Problems[0].Accepted || !r.Problems[1].Accepted {
 		t.Fatalf("with both accepted: %+v", r)
 	}
@@ -313,7 +313,7 @@ func TestVerify_GoesOnAfterACommitThatCannotBeRead(t *testing.T) {
 	_, run, exe := s.writeWholeSession("s")
 	s.log.SetPayload(s.log.Payloads()[0], nil)
 	end := s.write(run, 1, exe(1), events.ExecutionFailed{Code: "X"})
-	r := s.verify(eventlog.Scope{})
+	r := s.verify(eventlog.VerifyScope{})
 	if len(r.Problems) != 2 || r.Problems[0].Position.Seq != 5 || r.Problems[1].Position != end {
 		t.Fatalf("faults %+v", r.Problems)
 	}
@@ -329,7 +329,7 @@ func TestVerify_ReportsMissingAndForgedPayloads(t *testing.T) {
 			t.Fatalf("there are %d payloads, want 1", len(digests))
 		}
 		s.log.SetPayload(digests[0], data)
-		p := s.verify(eventlog.Scope{}).Problem
+		p := s.verify(eventlog.VerifyScope{}).Problem
 		if p == nil || p.Position.Seq != 5 || !strings.Contains(p.Why, digests[0]) {
 			t.Errorf("%s: verify reports %v, want a problem at 5 with the digest", name, p)
 		}
@@ -431,7 +431,7 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 					log.missing[rec.Position] = true
 				}
 			}
-			r, err := eventlog.Verify(t.Context(), log, eventlog.Scope{})
+			r, err := eventlog.Verify(t.Context(), log, eventlog.VerifyScope{})
 			if p := r.Problem; err != nil || p == nil || !strings.Contains(p.Why, try.says) {
 				t.Errorf("verify reports %v, %v, want %q", p, err, try.says)
 			}
@@ -445,7 +445,7 @@ func TestVerify_ReportsRemovedContentOfADeletedSessionThatIsNotRetired(t *testin
 	t.Parallel()
 	s := newSessionWriter(t, 1)
 	life, _, _ := s.writeWholeSession("s")
-	rec, err := s.log.At(t.Context(), s.write(life, 0, "", events.SessionDeleted{}))
+	rec, err := s.log.CommitAt(t.Context(), s.write(life, 0, "", events.SessionDeleted{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,13 +463,13 @@ func TestVerify_ReportsWritesAfterRetirement(t *testing.T) {
 	s.write(life, 0, "", events.SessionDeleted{})
 	s.write(run, 2, "", events.RunRetired{Life: 5, Runs: 2})
 	at := s.write(run, 2, exe(3), events.ExecutionClaimed{Epoch: 2})
-	if p := s.verify(eventlog.Scope{}).Problem; p == nil || p.Position != at || !strings.Contains(p.Why, "after run_retired") {
+	if p := s.verify(eventlog.VerifyScope{}).Problem; p == nil || p.Position != at || !strings.Contains(p.Why, "after run_retired") {
 		t.Errorf("verify reports %v", p)
 	}
 	early := newSessionWriter(t, 1)
 	_, run, _ = early.writeWholeSession("s")
 	early.write(run, 2, "", events.RunRetired{})
-	if p := early.verify(eventlog.Scope{}).Problem; p == nil || !strings.Contains(p.Why, "not deleted before") {
+	if p := early.verify(eventlog.VerifyScope{}).Problem; p == nil || !strings.Contains(p.Why, "not deleted before") {
 		t.Errorf("verify reports %v", p)
 	}
 }

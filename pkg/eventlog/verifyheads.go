@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// compareWith starts the comparison of a shard with its signed heads. If session is set, only its subjects are
+// startHeadComparison starts the comparison of a shard with its signed heads. If session is set, only its subjects are
 // compared.
-func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
+func (v *Verifier) startHeadComparison(c *heads.Chain, session events.Subject) {
 	var covers func(string) bool
 	if session.ID != "" {
-		names := []string{events.LifeOf(session.Tenant, session.ID).String(), events.RunOf(session.Tenant, session.ID).String()}
+		names := []string{events.LifeSubject(session.Tenant, session.ID).String(), events.RunSubject(session.Tenant, session.ID).String()}
 		covers = func(subject string) bool { return slices.Contains(names, subject) }
 	}
-	v.heads = c.Check(covers)
+	v.heads = c.Compare(covers)
 	for _, f := range c.Faults() {
-		v.addFault(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
+		v.addHeadFault(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
 	}
 }
 
@@ -28,37 +28,37 @@ func (v *Verifier) checkSignedHead(rec Record, _ *sessionCheck) string {
 	}
 	why, before := v.heads.Add(rec.Subject.String(), rec.Position.Seq, rec.Commit.Hash)
 	for _, f := range before {
-		v.addFault(f, rec.Position.Shard)
+		v.addHeadFault(f, rec.Position.Shard)
 	}
 	return why
 }
 
-// endOfHeads ends the comparison of a shard. A missing commit is only suspect, because the janitor removes commits
-// of deleted sessions.
-func (v *Verifier) endOfHeads(shard int) {
+// endHeadComparison ends the comparison of a shard with its signed heads. A missing commit is only suspect, because the
+// janitor removes commits of deleted sessions.
+func (v *Verifier) endHeadComparison(shard int) {
 	if v.heads == nil {
 		return
 	}
-	faults, missing := v.heads.End()
+	faults, missing := v.heads.Finish()
 	for _, f := range faults {
-		v.addFault(f, shard)
+		v.addHeadFault(f, shard)
 	}
 	for _, f := range missing {
 		subject, err := events.ParseSubject(f.Subject)
 		if err != nil {
-			v.addFault(f, shard)
+			v.addHeadFault(f, shard)
 			continue
 		}
 		rec := Record{Subject: subject, Position: Position{Shard: shard, Seq: f.Seq}}
-		v.addSuspect(rec, v.session(rec), f.Why)
+		v.addSuspectProblem(rec, v.sessionOf(rec), f.Why)
 	}
 	v.heads = nil
 }
 
-// addFault adds a fault of a shard's signed heads to the report, if the report has room for it.
-func (v *Verifier) addFault(f heads.Fault, shard int) {
-	if !v.full() {
+// addHeadFault adds a fault of a shard's signed heads to the report, if the report has room for it.
+func (v *Verifier) addHeadFault(f heads.Fault, shard int) {
+	if !v.isReportFull() {
 		at := Position{Shard: shard, Seq: f.Seq}
-		v.problems = append(v.problems, Problem{Position: at, Subject: f.Subject, Why: f.Why, Accepted: slices.Contains(v.accept, at)})
+		v.problems = append(v.problems, LogProblem{Position: at, Subject: f.Subject, Why: f.Why, Accepted: slices.Contains(v.accept, at)})
 	}
 }

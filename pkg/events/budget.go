@@ -33,9 +33,9 @@ func (s BudgetUsage) Max(o BudgetUsage) BudgetUsage {
 	return BudgetUsage{max(s.Turns, o.Turns), max(s.Tokens, o.Tokens), max(s.CostUSD, o.CostUSD), max(s.TimeMs, o.TimeMs)}
 }
 
-// Exceeded returns a sentence that names the first exhausted limit of the budget, or "" if no limit is exhausted.
+// ExceededLimit returns a sentence that names the first exhausted limit of the budget, or "" if no limit is exhausted.
 // whose is the subject of the sentence, for example "the session".
-func (b Budget) Exceeded(s BudgetUsage, whose string) string {
+func (b Budget) ExceededLimit(s BudgetUsage, whose string) string {
 	switch {
 	case b.Turns > 0 && s.Turns >= b.Turns:
 		return fmt.Sprintf("%s has had %d turns, and its budget is %d", whose, s.Turns, b.Turns)
@@ -49,7 +49,7 @@ func (b Budget) Exceeded(s BudgetUsage, whose string) string {
 	return ""
 }
 
-// Period is the time that a tenant's budget is for: a day, a month, or all time.
+// Period is the kind of time that a tenant's budget covers: a day, a month, or all time.
 type Period string
 
 // The periods: a calendar day or month in UTC, or all time.
@@ -71,9 +71,9 @@ func CheckPeriod(field string, p Period) error {
 	return fmt.Errorf("%s: %q is not one of day, month and total", field, truncate.Text(string(p), 64))
 }
 
-// Span returns the bounds of the period that contains now. from is its first day in the form 2026-01-31, or "" for
+// Bounds returns the first day and the end of the period that contains now. from has the form 2026-01-31, or is "" for
 // PeriodTotal. until is the start of the next period, or the zero time for PeriodTotal.
-func (p Period) Span(now time.Time) (from string, until time.Time) {
+func (p Period) Bounds(now time.Time) (from string, until time.Time) {
 	y, m, d := now.UTC().Date()
 	switch p {
 	case PeriodDay:
@@ -84,8 +84,8 @@ func (p Period) Span(now time.Time) (from string, until time.Time) {
 	return "", time.Time{}
 }
 
-// BudgetOf returns the log subject of a tenant's budget for a period.
-func BudgetOf(tenant string, p Period) Subject {
+// BudgetSubject returns the log subject of a tenant's budget for a period.
+func BudgetSubject(tenant string, p Period) Subject {
 	return Subject{Tenant: tenant, ID: CatalogueID(TenantBudget, tenant, "", "", string(p)), Aspect: TenantBudget}
 }
 

@@ -68,7 +68,7 @@ func fill(v reflect.Value, path string, n *int) {
 }
 
 // filledPayload returns a payload of the type with every field set.
-func filledPayload(e events.Entry) events.Payload {
+func filledPayload(e events.TypeInfo) events.Payload {
 	v := reflect.New(reflect.TypeOf(e.New())).Elem()
 	n := 0
 	fill(v, v.Type().Name(), &n)
@@ -76,20 +76,20 @@ func filledPayload(e events.Entry) events.Payload {
 }
 
 // subjectOf returns a subject with the aspect of the type.
-func subjectOf(e events.Entry) events.Subject {
-	if e.Aspect.Catalogued() {
+func subjectOf(e events.TypeInfo) events.Subject {
+	if e.Aspect.IsCatalogue() {
 		return events.Subject{Tenant: "acme", ID: events.CatalogueID(e.Aspect, "acme", "organization", "acme", "ci"), Aspect: e.Aspect}
 	}
-	return events.Subject{Tenant: "acme", ID: events.Derive(events.KindSession, "golden"), Aspect: e.Aspect}
+	return events.Subject{Tenant: "acme", ID: events.DeriveID(events.KindSession, "golden"), Aspect: e.Aspect}
 }
 
 // golden returns a commit with one event of the type, with every field set.
-func golden(t *testing.T, e events.Entry) events.Commit {
+func golden(t *testing.T, e events.TypeInfo) events.Commit {
 	t.Helper()
 	d := events.Draft{
-		V: 1, ID: events.Derive(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.Derive(events.KindExecutor, "golden")}, Epoch: 3,
+		V: 1, ID: events.DeriveID(events.KindCommit, "golden", string(e.Type)), Actor: events.Actor{Kind: "executor", ID: events.DeriveID(events.KindExecutor, "golden")}, Epoch: 3,
 		Events: []events.Event{{
-			ID: events.Derive(events.KindEvent, "golden", string(e.Type)), Time: goldenTime, ExecutionID: events.Derive(events.KindExecution, "golden"),
+			ID: events.DeriveID(events.KindEvent, "golden", string(e.Type)), Time: goldenTime, ExecutionID: events.DeriveID(events.KindExecution, "golden"),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 7, Data: filledPayload(e),
 		}},
 		State: map[string]any{"v": 1},
@@ -101,10 +101,10 @@ func golden(t *testing.T, e events.Entry) events.Commit {
 	return c
 }
 
-func TestCatalogue_DescribesEveryType(t *testing.T) {
+func TestEventTypes_DescribeEveryType(t *testing.T) {
 	t.Parallel()
 	seen := map[events.Type]bool{}
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		t.Run(string(e.Type), func(t *testing.T) {
 			if seen[e.Type] {
 				t.Error("the type is in the catalogue twice")
@@ -113,13 +113,13 @@ func TestCatalogue_DescribesEveryType(t *testing.T) {
 			if got := snake(reflect.TypeOf(e.New()).Name()); got != string(e.Type) {
 				t.Errorf("the wire form of its Go name is %s", got)
 			}
-			if e.Aspect != events.Life && e.Aspect != events.Run && !e.Aspect.Catalogued() {
+			if e.Aspect != events.Life && e.Aspect != events.Run && !e.Aspect.IsCatalogue() {
 				t.Errorf("aspect %q is not an aspect of the log", e.Aspect)
 			}
 			if !strings.HasSuffix(e.Doc, ".") || strings.ContainsAny(e.Doc, "\n|") || len(e.Doc) < 10 {
 				t.Errorf("%q is not a line for the documentation", e.Doc)
 			}
-			if found, ok := events.Lookup(e.Type); !ok || found.Type != e.Type {
+			if found, ok := events.LookupType(e.Type); !ok || found.Type != e.Type {
 				t.Error("the type is not found by its name")
 			}
 			if e.New().EventType() != e.Type {
@@ -127,7 +127,7 @@ func TestCatalogue_DescribesEveryType(t *testing.T) {
 			}
 		})
 	}
-	if _, ok := events.Lookup("no_such_type"); ok {
+	if _, ok := events.LookupType("no_such_type"); ok {
 		t.Error("an unknown type was found")
 	}
 }
@@ -144,8 +144,8 @@ func snake(name string) string {
 	return b.String()
 }
 
-// TestCatalogue_HasEveryPayload compares the catalogue with the payload types in the source code.
-func TestCatalogue_HasEveryPayload(t *testing.T) {
+// TestEventTypes_HaveEveryPayload compares the catalogue with the payload types in the source code.
+func TestEventTypes_HaveEveryPayload(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -161,24 +161,24 @@ func TestCatalogue_HasEveryPayload(t *testing.T) {
 		for _, m := range sealed.FindAllSubmatch(src, -1) {
 			if name := string(m[1]); name != "Opaque" {
 				n++
-				if _, ok := events.Lookup(events.Type(snake(name))); !ok {
+				if _, ok := events.LookupType(events.Type(snake(name))); !ok {
 					t.Errorf("%s is a payload without a line in the catalogue", name)
 				}
 			}
 		}
 	}
-	if n != len(events.Catalogue()) {
-		t.Errorf("%d payload types, %d in the catalogue", n, len(events.Catalogue()))
+	if n != len(events.EventTypes()) {
+		t.Errorf("%d payload types, %d in the catalogue", n, len(events.EventTypes()))
 	}
 }
 
-func TestCatalogue_IsDocumented(t *testing.T) {
+func TestEventTypes_AreDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/events.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		if !bytes.Contains(doc, []byte(e.Type)) || !bytes.Contains(doc, []byte(e.Doc)) {
 			t.Errorf("docs/events.md does not list %s: run go generate", e.Type)
 		}
@@ -190,7 +190,7 @@ func TestCatalogue_IsDocumented(t *testing.T) {
 func TestGoldens_ReleasedTypesKeepTheirBytes(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join("testdata", "golden")
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		t.Run(string(e.Type), func(t *testing.T) {
 			t.Parallel()
 			path := filepath.Join(dir, string(e.Type)+".json")
@@ -219,7 +219,7 @@ func TestGoldens_ReleasedTypesKeepTheirBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		if _, ok := events.Lookup(events.Type(strings.TrimSuffix(f.Name(), ".json"))); !ok {
+		if _, ok := events.LookupType(events.Type(strings.TrimSuffix(f.Name(), ".json"))); !ok {
 			t.Errorf("%s is the golden of a type that is gone", f.Name())
 		}
 	}
@@ -242,11 +242,11 @@ func TestGoldens_EarlierEncodingsStayReadable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := c.Decode()
+		list, err := c.DecodeEvents()
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, known := events.Lookup(list[0].Type())
+		e, known := events.LookupType(list[0].Type())
 		if !known || list[0].Data == nil {
 			t.Fatalf("%s is read as %#v", f, list[0].Data)
 		}
@@ -264,7 +264,7 @@ func TestGoldens_EarlierEncodingsStayReadable(t *testing.T) {
 }
 
 // readBack decodes a golden and compares the result with the payload from which it was built.
-func readBack(t *testing.T, e events.Entry, msg []byte) {
+func readBack(t *testing.T, e events.TypeInfo, msg []byte) {
 	t.Helper()
 	c, err := events.DecodeCommit(msg)
 	if err != nil {
@@ -273,7 +273,7 @@ func readBack(t *testing.T, e events.Entry, msg []byte) {
 	if c.ComputeHash(subjectOf(e)) != c.Hash {
 		t.Error("the hash is not that of the bytes that were read")
 	}
-	list, err := c.Decode()
+	list, err := c.DecodeEvents()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func readBack(t *testing.T, e events.Entry, msg []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back events.Wire
+	var back events.WireEvent
 	if err := json.Unmarshal(b, &back); err != nil {
 		t.Fatal(err)
 	}
@@ -323,9 +323,9 @@ func sameJSON(t *testing.T, a, b events.Event) bool {
 func TestTerminal_ReportsTheTypesThatEndAnExecution(t *testing.T) {
 	t.Parallel()
 	want := map[events.Type]bool{"execution_completed": true, "execution_failed": true, "execution_cancelled": true, "execution_withdrawn": true}
-	for _, e := range events.Catalogue() {
-		if events.Terminal(e.Type) != want[e.Type] {
-			t.Errorf("%s: terminal is %v", e.Type, events.Terminal(e.Type))
+	for _, e := range events.EventTypes() {
+		if events.IsTerminal(e.Type) != want[e.Type] {
+			t.Errorf("%s: terminal is %v", e.Type, events.IsTerminal(e.Type))
 		}
 	}
 }
@@ -344,11 +344,11 @@ func TestDecode_KeepsUnknownEvents(t *testing.T) {
 		if err := json.Unmarshal([]byte(stored), &e); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		o, ok := e.Data.(events.Opaque)
+		o, ok := e.Data.(events.OpaquePayload)
 		if !ok || o.EventType() != events.Type(name) || string(o.Raw) != data {
 			t.Errorf("%s is read as %#v", name, e.Data)
 		}
-		c, err := events.Draft{ID: events.Derive(events.KindCommit, name), Events: []events.Event{e}}.Seal(subjectOf(events.Catalogue()[0]), "")
+		c, err := events.Draft{ID: events.DeriveID(events.KindCommit, name), Events: []events.Event{e}}.Seal(subjectOf(events.EventTypes()[0]), "")
 		if err != nil {
 			t.Fatal(err)
 		}

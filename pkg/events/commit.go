@@ -17,23 +17,23 @@ const CommitVersion = 2
 
 // The maximum lengths in bytes of the Actor fields that version 2 added.
 const (
-	MaxUser    = 256
-	maxKey     = 128
-	maxService = 320
-	maxAddress = 64
+	MaxUserBytes    = 256
+	maxKeyBytes     = 128
+	maxServiceBytes = 320
+	maxAddressBytes = 64
 )
 
-// MaxCommit is the maximum size of a commit in bytes. Writers split a longer list of events into several commits,
+// MaxCommitBytes is the maximum size of a commit in bytes. Writers split a longer list of events into several commits,
 // in order.
-const MaxCommit = 900_000
+const MaxCommitBytes = 900_000
 
-// MaxInline is the maximum size in bytes of an event's data inside a commit. Larger data goes to the object store,
+// MaxInlineBytes is the maximum size in bytes of an event's data inside a commit. Larger data goes to the object store,
 // named by its SHA-256.
-const MaxInline = 256 << 10
+const MaxInlineBytes = 256 << 10
 
-// MaxCommitEvents is the maximum total size in bytes of the stored events that a writer puts into one commit. The
-// rest of MaxCommit is for the envelope and the state.
-const MaxCommitEvents = 700_000
+// MaxCommitEventBytes is the maximum total size in bytes of the stored events that a writer puts into one commit. The
+// rest of MaxCommitBytes is for the envelope and the state.
+const MaxCommitEventBytes = 700_000
 
 // Actor identifies who caused a commit and which service wrote it. Commits of version 1 have only Kind and ID.
 type Actor struct {
@@ -60,12 +60,12 @@ func (a Actor) WrittenBy(service string) Actor {
 	return a
 }
 
-// check returns an error for the first field of version 2 that is too long.
-func (a Actor) check() error {
+// checkLengths returns an error for the first field of commit version 2 that is too long.
+func (a Actor) checkLengths() error {
 	for _, f := range []struct {
 		name, value string
 		most        int
-	}{{"key", a.Key, maxKey}, {"user", a.User, MaxUser}, {"service", a.Service, maxService}, {"address", a.Address, maxAddress}} {
+	}{{"key", a.Key, maxKeyBytes}, {"user", a.User, MaxUserBytes}, {"service", a.Service, maxServiceBytes}, {"address", a.Address, maxAddressBytes}} {
 		if len(f.value) > f.most {
 			return fmt.Errorf("actor: %s has %d bytes, at most %d are allowed", f.name, len(f.value), f.most)
 		}
@@ -100,8 +100,8 @@ type Draft struct {
 	State   any // the writer's folded state, marshalled to JSON; nil for none
 }
 
-// Seal validates and encodes a draft for subject s. prev is the hash of the subject's previous commit, "" for the
-// first.
+// Seal validates and encodes a draft as a commit of subject s. prev is the hash of the subject's previous commit, or ""
+// for the first commit.
 func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if len(d.Events) == 0 {
 		return Commit{}, fmt.Errorf("commit %s on %s has no events", d.ID, s)
@@ -112,7 +112,7 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	if d.V < 0 || d.V > CommitVersion {
 		return Commit{}, fmt.Errorf("commit %s: version %d is not between 1 and %d", d.ID, d.V, CommitVersion)
 	}
-	if err := d.Actor.check(); err != nil {
+	if err := d.Actor.checkLengths(); err != nil {
 		return Commit{}, fmt.Errorf("commit %s: %w", d.ID, err)
 	}
 	list, err := marshalEvents(d.Events)
@@ -121,10 +121,10 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	}
 	c := Commit{V: cmp.Or(d.V, CommitVersion), ID: d.ID, Actor: d.Actor, Epoch: d.Epoch, Prev: prev, Events: list, Command: d.Command}
 	if c.V == 1 {
-		c.Actor = c.Actor.version1()
+		c.Actor = c.Actor.asVersion1()
 	}
 	if d.State != nil {
-		if c.State, err = marshal(d.State); err != nil {
+		if c.State, err = marshalJSON(d.State); err != nil {
 			return Commit{}, fmt.Errorf("encode state of commit %s: %w", d.ID, err)
 		}
 	}
@@ -132,12 +132,12 @@ func (d Draft) Seal(s Subject, prev string) (Commit, error) {
 	return c, nil
 }
 
-// version1 returns the actor with the fields that commits of version 1 have.
-func (a Actor) version1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
+// asVersion1 returns the actor with only the fields that commits of version 1 have.
+func (a Actor) asVersion1() Actor { return Actor{Kind: a.Kind, ID: a.ID} }
 
-// Rechain returns the commit with other stored event bytes (large data moved to the object store) and the hash that
-// covers them.
-func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
+// WithStoredEvents returns the commit with other stored event bytes, in which references replace large data, and with
+// the hash that covers these bytes.
+func (c Commit) WithStoredEvents(s Subject, events json.RawMessage) Commit {
 	c.Events = events
 	c.Hash = c.ComputeHash(s)
 	return c
@@ -163,7 +163,7 @@ func (c Commit) ComputeHash(s Subject) string {
 
 // DecodeCommit decodes a message of the log. It does not verify the hash.
 func DecodeCommit(b []byte) (Commit, error) {
-	c, ok := readCommit(b)
+	c, ok := decodeCompactCommit(b)
 	if !ok {
 		c = Commit{}
 		if err := json.Unmarshal(b, &c); err != nil {
@@ -174,14 +174,14 @@ func DecodeCommit(b []byte) (Commit, error) {
 		return Commit{}, fmt.Errorf("commit %s has version %d, newest known version is %d", c.ID, c.V, CommitVersion)
 	}
 	if c.V == 1 {
-		c.Actor = c.Actor.version1() // the hash covers no other field
+		c.Actor = c.Actor.asVersion1() // the hash covers no other field
 	}
 	return c, nil
 }
 
-// Decode returns the commit's events.
-func (c Commit) Decode() ([]Event, error) {
-	if list, ok := readEvents(c.Events); ok {
+// DecodeEvents decodes the events of the commit.
+func (c Commit) DecodeEvents() ([]Event, error) {
+	if list, ok := decodeCompactEvents(c.Events); ok {
 		return list, nil
 	}
 	// Event.UnmarshalJSON would scan each event's bytes several times; decoding into stored scans them once.
@@ -191,30 +191,30 @@ func (c Commit) Decode() ([]Event, error) {
 	}
 	list := make([]Event, len(read))
 	for i, s := range read {
-		list[i] = s.event()
+		list[i] = s.toEvent()
 	}
 	return list, nil
 }
 
-// payloadRefSize is an upper bound of the size in bytes of a PayloadRef in JSON.
-const payloadRefSize = 128
+// maxPayloadRefBytes is an upper bound of the size in bytes of a PayloadRef in JSON.
+const maxPayloadRefBytes = 128
 
-// StoredSize returns how many bytes of a commit an event occupies. Data over MaxInline counts only with the size of
+// StoredSize returns how many bytes of a commit an event occupies. Data over MaxInlineBytes counts only with the size of
 // its reference.
 func StoredSize(e Event) (int, error) {
 	f, err := e.storedForm()
 	if err != nil {
 		return 0, err
 	}
-	if size := len(f.bytes) - len(f.data()); len(f.data()) > MaxInline {
-		return size + payloadRefSize, nil
+	if size := len(f.bytes) - len(f.data()); len(f.data()) > MaxInlineBytes {
+		return size + maxPayloadRefBytes, nil
 	}
 	return len(f.bytes), nil
 }
 
-// Split divides a list of events, in order, into chunks whose stored size is at most limit bytes. An event that is
+// SplitEvents divides a list of events, in order, into chunks whose stored size is at most limit bytes. An event that is
 // larger than limit gets a chunk of its own.
-func Split(list []Event, limit int) ([][]Event, error) {
+func SplitEvents(list []Event, limit int) ([][]Event, error) {
 	var out [][]Event
 	start, size := 0, 0
 	for i, e := range list {
@@ -245,7 +245,8 @@ func IsPayloadRef(data json.RawMessage) bool {
 	return bytes.HasPrefix(data, []byte(`{"$sha256":`))
 }
 
-// appendParts appends each part with its length in front, so that different lists of parts never give the same bytes.
+// appendParts appends the length and the bytes of each part to b, so that different lists of parts never have the same
+// result.
 func appendParts(b []byte, parts ...string) []byte {
 	for _, p := range parts {
 		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)

@@ -96,14 +96,14 @@ func independent(v vector) string {
 // TestHash_CoversEveryPart changes one part of a commit at a time, and moves text between neighbouring parts.
 func TestHash_CoversEveryPart(t *testing.T) {
 	t.Parallel()
-	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
+	s := events.RunSubject("acme", events.DeriveID(events.KindSession, "a"))
 	first := events.Commit{V: 1, ID: "cmt_a", Actor: events.Actor{Kind: "executor", ID: "x"}, Epoch: 3, Prev: "ab", Events: json.RawMessage(`[1]`)}
 	second := first
 	second.V, second.Actor = 2, events.Actor{Kind: "executor", ID: "x", Key: "k", User: "u", Service: "s", Address: "a"}
 	changes := map[string]func(*events.Commit, *events.Subject){
 		"prev":            func(c *events.Commit, _ *events.Subject) { c.Prev = "ac" },
 		"tenant":          func(_ *events.Commit, s *events.Subject) { s.Tenant = "acmf" },
-		"session":         func(_ *events.Commit, s *events.Subject) { s.ID = events.Derive(events.KindSession, "b") },
+		"session":         func(_ *events.Commit, s *events.Subject) { s.ID = events.DeriveID(events.KindSession, "b") },
 		"aspect":          func(_ *events.Commit, s *events.Subject) { s.Aspect = events.Life },
 		"id":              func(c *events.Commit, _ *events.Subject) { c.ID = "cmt_b" },
 		"actor kind":      func(c *events.Commit, _ *events.Subject) { c.Actor.Kind = "service" },
@@ -149,9 +149,9 @@ func TestHash_CoversEveryPart(t *testing.T) {
 // versions. Such fields in a message of version 1 are not read, because the hash does not cover them.
 func TestVersion1_HasNoMoreThanItsHashCovers(t *testing.T) {
 	t.Parallel()
-	s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
+	s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "a"))
 	d := events.Draft{
-		V: 1, ID: events.Derive(events.KindCommit, "a"), Actor: events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/a", Address: "192.0.2.1"},
+		V: 1, ID: events.DeriveID(events.KindCommit, "a"), Actor: events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/a", Address: "192.0.2.1"},
 		Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}},
 	}
 	want := events.Actor{Kind: "key", ID: "key_1"}
@@ -174,8 +174,8 @@ func TestVersion1_HasNoMoreThanItsHashCovers(t *testing.T) {
 
 func TestSeal_RefusesInvalidDrafts(t *testing.T) {
 	t.Parallel()
-	s := events.RunOf("acme", events.Derive(events.KindSession, "a"))
-	ok := events.Draft{ID: events.Derive(events.KindCommit, "a"), Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}}}
+	s := events.RunSubject("acme", events.DeriveID(events.KindSession, "a"))
+	ok := events.Draft{ID: events.DeriveID(events.KindCommit, "a"), Events: []events.Event{{ID: "evt_a", Data: events.SessionDeleted{}}}}
 	if _, err := ok.Seal(s, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -185,10 +185,10 @@ func TestSeal_RefusesInvalidDrafts(t *testing.T) {
 		"a bad id":                  func(d *events.Draft) { d.ID = "cmt_>" },
 		"no data":                   func(d *events.Draft) { d.Events = []events.Event{{ID: "evt_a"}} },
 		"a version that is to come": func(d *events.Draft) { d.V = events.CommitVersion + 1 },
-		"a long user":               func(d *events.Draft) { d.Actor.User = strings.Repeat("u", events.MaxUser+1) },
+		"a long user":               func(d *events.Draft) { d.Actor.User = strings.Repeat("u", events.MaxUserBytes+1) },
 		"bad state":                 func(d *events.Draft) { d.State = func() {} },
 		"bad json": func(d *events.Draft) {
-			d.Events = []events.Event{{Data: events.Opaque{Name: "x", Raw: json.RawMessage(`{`)}}}
+			d.Events = []events.Event{{Data: events.OpaquePayload{Name: "x", Raw: json.RawMessage(`{`)}}}
 		},
 	} {
 		d := ok
@@ -206,7 +206,7 @@ func TestDecodeCommit_RefusesInvalidMessages(t *testing.T) {
 			t.Errorf("%q was read as a commit", bad)
 		}
 	}
-	if _, err := (events.Commit{V: 1, Events: json.RawMessage(`{}`)}).Decode(); err == nil {
+	if _, err := (events.Commit{V: 1, Events: json.RawMessage(`{}`)}).DecodeEvents(); err == nil {
 		t.Error("an object was read as a list of events")
 	}
 }
@@ -220,7 +220,7 @@ func TestSplit_KeepsOrderAndLimit(t *testing.T) {
 		for i, n := range sizes {
 			list = append(list, events.Event{ID: fmt.Sprint(i), Data: events.Log{Message: strings.Repeat("x", n)}})
 		}
-		parts, err := events.Split(list, limit)
+		parts, err := events.SplitEvents(list, limit)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,14 +244,14 @@ func TestSplit_KeepsOrderAndLimit(t *testing.T) {
 	})
 }
 
-// TestStoredSize_CountsLargeDataAsAReference tests that data above MaxInline counts with the size of the reference
+// TestStoredSize_CountsLargeDataAsAReference tests that data above MaxInlineBytes counts with the size of the reference
 // that a commit stores in its place.
 func TestStoredSize_CountsLargeDataAsAReference(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, least, most int }{
 		{0, 50, 300},
-		{events.MaxInline - 100, events.MaxInline - 100, events.MaxInline + 300},
-		{events.MaxInline + 100, 128, 512},
+		{events.MaxInlineBytes - 100, events.MaxInlineBytes - 100, events.MaxInlineBytes + 300},
+		{events.MaxInlineBytes + 100, 128, 512},
 		{4 << 20, 128, 512},
 	} {
 		got, err := events.StoredSize(events.Event{ID: "e", Data: events.Log{Message: strings.Repeat("x", c.text)}})
@@ -267,10 +267,10 @@ func TestEncode_IsStable(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.String().Draw(t, "text")
-		s := events.LifeOf("acme", events.Derive(events.KindSession, "a"))
+		s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "a"))
 		c, err := events.Draft{
-			V: rapid.IntRange(0, 2).Draw(t, "version"), ID: events.Derive(events.KindCommit, text),
-			Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text, User: rapid.StringN(0, -1, events.MaxUser).Draw(t, "user")},
+			V: rapid.IntRange(0, 2).Draw(t, "version"), ID: events.DeriveID(events.KindCommit, text),
+			Actor: events.Actor{Kind: rapid.String().Draw(t, "kind"), ID: text, User: rapid.StringN(0, -1, events.MaxUserBytes).Draw(t, "user")},
 			Epoch: rapid.Uint64().Draw(t, "epoch"), State: text,
 			Events: []events.Event{{ID: text, Time: goldenTime, Source: events.FromServer, Data: events.MessageAccepted{Content: text}}},
 		}.Seal(s, "")
@@ -307,13 +307,13 @@ func TestPayloadRef_RecognizesReferences(t *testing.T) {
 		}
 	}
 	// A reference in place of the data of a known type is not decoded until the data is fetched.
-	if o, ok := events.DecodePayload("message_accepted", b).(events.Opaque); !ok || !bytes.Equal(o.Raw, b) {
+	if o, ok := events.DecodePayload("message_accepted", b).(events.OpaquePayload); !ok || !bytes.Equal(o.Raw, b) {
 		t.Error("a reference was decoded as data")
 	}
 }
 
 func FuzzDecodeCommit(f *testing.F) {
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		b, err := os.ReadFile("testdata/golden/" + string(e.Type) + ".json")
 		if err != nil {
 			f.Fatal(err)
@@ -325,7 +325,7 @@ func FuzzDecodeCommit(f *testing.F) {
 		if err != nil {
 			return
 		}
-		list, err := c.Decode()
+		list, err := c.DecodeEvents()
 		if err != nil {
 			return
 		}

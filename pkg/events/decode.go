@@ -11,8 +11,9 @@ import (
 // encoding/json would decode to other values; the fuzz tests compare them. The caller decodes everything else with
 // encoding/json.
 
-// readCommit decodes a commit as Commit.Encode writes it. If ok is false, the result is not valid.
-func readCommit(b []byte) (c Commit, ok bool) {
+// decodeCompactCommit decodes a commit in the form that Commit.Encode writes. If ok is false, b has another form and
+// the result is not valid.
+func decodeCompactCommit(b []byte) (c Commit, ok bool) {
 	r := compact.NewReader(b)
 	r.Expect(`{"v":`)
 	c.V = int(r.Uint(math.MaxInt32))
@@ -26,7 +27,7 @@ func readCommit(b []byte) (c Commit, ok bool) {
 	c.Actor.Service = r.OptionalString(`,"service":`)
 	c.Actor.Address = r.OptionalString(`,"address":`)
 	r.Expect(`}`)
-	if r.Optional(`,"epoch":`) {
+	if r.SkipOptional(`,"epoch":`) {
 		c.Epoch = r.Uint(math.MaxUint64)
 	}
 	r.Expect(`,"prev":`)
@@ -36,21 +37,22 @@ func readCommit(b []byte) (c Commit, ok bool) {
 	r.Expect(`,"events":`)
 	events := r.Raw()
 	var state []byte
-	if r.Optional(`,"state":`) {
+	if r.SkipOptional(`,"state":`) {
 		state = r.Raw()
 	}
 	c.Command = r.OptionalString(`,"command":`)
-	if r.Expect(`}`); !r.Done() {
+	if r.Expect(`}`); !r.AtEnd() {
 		return Commit{}, false
 	}
 	c.Events, c.State = bytes.Clone(events), bytes.Clone(state) // like those of encoding/json, they do not share memory with b
 	return c, true
 }
 
-// readEvents decodes a list of events as marshalEvents writes it. If ok is false, the result is not valid.
-func readEvents(b []byte) (list []Event, ok bool) {
+// decodeCompactEvents decodes a list of events in the form that marshalEvents writes. If ok is false, b has another
+// form and the result is not valid.
+func decodeCompactEvents(b []byte) (list []Event, ok bool) {
 	r := compact.NewReader(b)
-	for first := true; first || r.Optional(`,`); first = false {
+	for first := true; first || r.SkipOptional(`,`); first = false {
 		if first {
 			r.Expect(`[`)
 		}
@@ -65,7 +67,7 @@ func readEvents(b []byte) (list []Event, ok bool) {
 		e.ConversationID = r.OptionalString(`,"conversationId":`)
 		r.Expect(`,"source":`)
 		e.Source = Source(r.String())
-		if r.Optional(`,"n":`) {
+		if r.SkipOptional(`,"n":`) {
 			e.N = r.Uint(math.MaxUint64)
 		}
 		r.Expect(`,"data":`)
@@ -77,5 +79,5 @@ func readEvents(b []byte) (list []Event, ok bool) {
 		list = append(list, e)
 	}
 	r.Expect(`]`)
-	return list, r.Done()
+	return list, r.AtEnd()
 }

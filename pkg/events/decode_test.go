@@ -15,7 +15,7 @@ import (
 // sampleDelta is a piece of text as an agent writes it.
 func sampleDelta() events.Delta {
 	return events.Delta{
-		BlockID: events.Derive(events.KindBlock, "a"), ExecutionID: events.Derive(events.KindExecution, "a"), ConversationID: events.MainConversation, Epoch: 3, Offset: 1234,
+		BlockID: events.DeriveID(events.KindBlock, "a"), ExecutionID: events.DeriveID(events.KindExecution, "a"), ConversationID: events.MainConversation, Epoch: 3, Offset: 1234,
 		Text: "Hello, “world” <b>\n\tand \"more\"", Time: time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC),
 	}
 }
@@ -24,19 +24,19 @@ func sampleDelta() events.Delta {
 func sampleCommit(t testing.TB) []byte {
 	t.Helper()
 	at := time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC)
-	x := events.Derive(events.KindExecution, "a")
+	x := events.DeriveID(events.KindExecution, "a")
 	block := events.Block{
-		ID: events.Derive(events.KindBlock, "a"), Kind: events.KindAssistantText, Status: events.StatusComplete, Time: at, ExecutionID: x,
+		ID: events.DeriveID(events.KindBlock, "a"), Kind: events.KindAssistantText, Status: events.StatusComplete, Time: at, ExecutionID: x,
 		ConversationID: events.MainConversation, Content: strings.Repeat("A sentence of the agent.\n", 80),
 	}
 	event := func(n uint64, p events.Payload) events.Event {
-		return events.Event{ID: events.Derive(events.KindEvent, "a"), Time: at, ExecutionID: x, ConversationID: events.MainConversation, Source: events.FromRunner, N: n, Data: p}
+		return events.Event{ID: events.DeriveID(events.KindEvent, "a"), Time: at, ExecutionID: x, ConversationID: events.MainConversation, Source: events.FromRunner, N: n, Data: p}
 	}
 	c, err := events.Draft{
-		ID: events.Derive(events.KindCommit, "a"), Actor: events.Actor{Kind: "executor", ID: "xtr_1", Service: "executor/xtr_1"}, Epoch: 3,
+		ID: events.DeriveID(events.KindCommit, "a"), Actor: events.Actor{Kind: "executor", ID: "xtr_1", Service: "executor/xtr_1"}, Epoch: 3,
 		Events: []events.Event{event(7, events.BlockComplete{Block: block}), event(8, events.MetadataUpdate{Model: "m"})},
 		State:  map[string]any{"v": 1, "phase": "running", "open": []string{"a", "b"}},
-	}.Seal(events.RunOf("default", events.Derive(events.KindSession, "a")), strings.Repeat("ab", 32))
+	}.Seal(events.RunSubject("default", events.DeriveID(events.KindSession, "a")), strings.Repeat("ab", 32))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func decodeEvents(raw json.RawMessage) ([]events.Event, error) {
 
 // FuzzDecodeCommitLikeEncodingJSON compares a commit and its events with those that encoding/json decodes.
 func FuzzDecodeCommitLikeEncodingJSON(f *testing.F) {
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		b, err := os.ReadFile("testdata/golden/" + string(e.Type) + ".json")
 		if err != nil {
 			f.Fatal(err)
@@ -154,7 +154,7 @@ func FuzzDecodeCommitLikeEncodingJSON(f *testing.F) {
 			t.Fatalf("%q is read as %+v, %v; want %+v", b, got, err, want)
 		}
 		wantList, wantErr := decodeEvents(want.Events)
-		list, err := got.Decode()
+		list, err := got.DecodeEvents()
 		if (err == nil) != (wantErr == nil) || err == nil && !reflect.DeepEqual(list, wantList) {
 			t.Fatalf("the events of %q are read as %+v, %v; want %+v, %v", b, list, err, wantList, wantErr)
 		}

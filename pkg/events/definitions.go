@@ -59,9 +59,9 @@ type CommandSpec struct {
 
 // Transports of an MCP server.
 const (
-	MCPStdio  = "stdio"
-	MCPHTTP   = "http"
-	MCPDocker = "docker" // stdio of a container next to the sandbox
+	MCPTypeStdio  = "stdio"
+	MCPTypeHTTP   = "http"
+	MCPTypeDocker = "docker" // stdio of a container next to the sandbox
 )
 
 // MCPServer is a server of tools. ${VAR} in its strings is replaced by a variable of the merged environment.
@@ -127,9 +127,9 @@ type Retries struct {
 
 // Actions of Loops.
 const (
-	LoopStop = "stop"
-	LoopWarn = "warn"
-	LoopNone = "none"
+	LoopActionStop = "stop"
+	LoopActionWarn = "warn"
+	LoopActionNone = "none"
 )
 
 // Loops define what happens when an agent repeats a tool call without progress. The zero value means the defaults.
@@ -142,30 +142,30 @@ type Loops struct {
 
 // Defaults of Loops.
 const (
-	DefaultLoopWarn   = 3
-	DefaultLoopStop   = 5
-	DefaultLoopWindow = 10
+	DefaultLoopWarnCalls   = 3
+	DefaultLoopStopCalls   = 5
+	DefaultLoopWindowCalls = 10
 )
 
 // WithDefaults returns l with the defaults for fields that are not set. Numbers that have no effect with the action are 0.
 func (l Loops) WithDefaults() Loops {
-	l.Action = cmp.Or(l.Action, LoopStop)
+	l.Action = cmp.Or(l.Action, LoopActionStop)
 	switch l.Action {
-	case LoopNone:
-		return Loops{Action: LoopNone}
-	case LoopWarn:
-		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarn), 0
+	case LoopActionNone:
+		return Loops{Action: LoopActionNone}
+	case LoopActionWarn:
+		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarnCalls), 0
 	default:
 		switch {
 		case l.Warn == 0 && l.Stop == 0:
-			l.Warn, l.Stop = DefaultLoopWarn, DefaultLoopStop
+			l.Warn, l.Stop = DefaultLoopWarnCalls, DefaultLoopStopCalls
 		case l.Warn == 0:
-			l.Warn = min(DefaultLoopWarn, l.Stop)
+			l.Warn = min(DefaultLoopWarnCalls, l.Stop)
 		case l.Stop == 0:
-			l.Stop = max(DefaultLoopStop, l.Warn)
+			l.Stop = max(DefaultLoopStopCalls, l.Warn)
 		}
 	}
-	l.Window = cmp.Or(l.Window, max(DefaultLoopWindow, l.Warn, l.Stop))
+	l.Window = cmp.Or(l.Window, max(DefaultLoopWindowCalls, l.Warn, l.Stop))
 	return l
 }
 

@@ -56,11 +56,11 @@ func TestDefaults_AreThoseOfTheDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		fmt.Sprintf("a loop_detected event; default %d,", events.DefaultLoopWarn),
-		fmt.Sprintf("the execution fails; default %d,", events.DefaultLoopStop),
-		fmt.Sprintf("that are compared; default %d,", events.DefaultLoopWindow),
+		fmt.Sprintf("a loop_detected event; default %d,", events.DefaultLoopWarnCalls),
+		fmt.Sprintf("the execution fails; default %d,", events.DefaultLoopStopCalls),
+		fmt.Sprintf("that are compared; default %d,", events.DefaultLoopWindowCalls),
 		fmt.Sprintf("levels of sub-agents below the agent, default %d,", events.DefaultSubagentDepth),
-		fmt.Sprintf("loops: {warn: %d, stop: %d, window: %d}", events.DefaultLoopWarn, events.DefaultLoopStop, events.DefaultLoopWindow),
+		fmt.Sprintf("loops: {warn: %d, stop: %d, window: %d}", events.DefaultLoopWarnCalls, events.DefaultLoopStopCalls, events.DefaultLoopWindowCalls),
 		fmt.Sprintf("limits: {subagentDepth: %d}", events.DefaultSubagentDepth),
 	} {
 		if !strings.Contains(string(page), want) {

@@ -15,46 +15,47 @@ import (
 // level. Every append encodes a commit. The output is identical to the output of encoding/json for the struct tags; the
 // golden files test that.
 
-// A storedForm is the JSON form in which an event is stored.
+// storedForm is the JSON form in which an event is stored.
 type storedForm struct {
 	event Event  // as it was encoded; its field stored is nil
 	bytes []byte // must not be changed
 	from  int    // index of the data in bytes; the data ends before the last byte
 }
 
+// data returns the part of the stored form that is the JSON of the event's data.
 func (f *storedForm) data() json.RawMessage { return f.bytes[f.from : len(f.bytes)-1] }
 
-// isOf reports whether f is the stored form of e. The data must be the same value in memory: comparing it by content
-// would cost as much as encoding it.
-func (f *storedForm) isOf(e *Event) bool {
+// isFormOf reports whether f is the stored form of e. The data must be the same value in memory, because comparing it
+// by content would cost as much as encoding it.
+func (f *storedForm) isFormOf(e *Event) bool {
 	o := &f.event
-	return samePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
+	return isSamePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
 		e.ConversationID == o.ConversationID && e.Source == o.Source && e.N == o.N
 }
 
-// samePayload reports whether a and b are one value in memory. A value inside an interface cannot be changed, only
+// isSamePayload reports whether a and b are one value in memory. A value inside an interface cannot be changed, only
 // replaced by another one, which is at another address as long as the first one is referred to. Pointers are never the
 // same: what they point to can be changed.
-func samePayload(a, b Payload) bool {
+func isSamePayload(a, b Payload) bool {
 	return *(*[2]unsafe.Pointer)(unsafe.Pointer(&a)) == *(*[2]unsafe.Pointer)(unsafe.Pointer(&b)) && a != nil && reflect.TypeOf(a).Kind() != reflect.Pointer
 }
 
-// storedForm returns the stored form of the event. It encodes the event unless Encoded did.
+// storedForm returns the stored form of the event. It encodes the event unless the event is a result of Encoded.
 func (e Event) storedForm() (*storedForm, error) {
-	if e.stored != nil && e.stored.isOf(&e) {
+	if e.stored != nil && e.stored.isFormOf(&e) {
 		return e.stored, nil
 	}
 	e.stored = nil
-	b, from, err := e.encode(nil)
+	b, from, err := e.appendEncoded(nil)
 	if err != nil {
 		return nil, err
 	}
 	return &storedForm{event: e, bytes: b, from: from}, nil
 }
 
-// Encoded returns the event with its stored form, and the size of that in bytes. StoredSize, MarshalJSON and Seal then
-// do not encode the event again, nor copies of it. A copy whose fields are changed is encoded again. What Data refers
-// to, such as the elements of a slice, must not be changed.
+// Encoded returns the event together with its stored form, and the size of the stored form in bytes. StoredSize,
+// MarshalJSON and Seal then encode neither the event nor its copies again. A copy whose fields are changed is encoded
+// again. What Data refers to, such as the elements of a slice, must not be changed.
 func (e Event) Encoded() (Event, int, error) {
 	f, err := e.storedForm()
 	if err != nil {
@@ -64,7 +65,7 @@ func (e Event) Encoded() (Event, int, error) {
 	return e, len(f.bytes), nil
 }
 
-// EncodedData returns the data in its stored form, which must not be changed.
+// EncodedData returns the event's data in its stored form. The caller must not change the bytes.
 func (e Event) EncodedData() (json.RawMessage, error) {
 	f, err := e.storedForm()
 	if err != nil {
@@ -73,24 +74,24 @@ func (e Event) EncodedData() (json.RawMessage, error) {
 	return f.data(), nil
 }
 
-// MarshalJSON returns the stored form.
-func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }
+// MarshalJSON returns the stored form of the event.
+func (e Event) MarshalJSON() ([]byte, error) { return e.appendStored(nil) }
 
-// append appends the stored form to b.
-func (e Event) append(b []byte) ([]byte, error) {
-	if e.stored != nil && e.stored.isOf(&e) {
+// appendStored appends the stored form of the event to b.
+func (e Event) appendStored(b []byte) ([]byte, error) {
+	if e.stored != nil && e.stored.isFormOf(&e) {
 		return append(b, e.stored.bytes...), nil
 	}
-	b, _, err := e.encode(b)
+	b, _, err := e.appendEncoded(b)
 	return b, err
 }
 
-// encode encodes the event and appends it to b. from is the index of the data in the result.
-func (e Event) encode(b []byte) (out []byte, from int, err error) {
+// appendEncoded encodes the event and appends the JSON to b. from is the index of the event's data in the result.
+func (e Event) appendEncoded(b []byte) (out []byte, from int, err error) {
 	if e.Data == nil {
 		return nil, 0, fmt.Errorf("event %s has no data", e.ID)
 	}
-	data, err := appendData(nil, e.Data)
+	data, err := appendPayloadJSON(nil, e.Data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
 	}
@@ -99,7 +100,7 @@ func (e Event) encode(b []byte) (out []byte, from int, err error) {
 		return nil, 0, fmt.Errorf("encode time of %s: %w", e.Data.EventType(), err)
 	}
 	if b == nil {
-		b = make([]byte, 0, len(data)+encodedOverhead)
+		b = make([]byte, 0, len(data)+encodedOverheadBytes)
 	}
 	b = compact.AppendString(append(b, `{"id":`...), e.ID)
 	b = compact.AppendString(append(b, `,"type":`...), string(e.Data.EventType()))
@@ -119,8 +120,8 @@ func (e Event) encode(b []byte) (out []byte, from int, err error) {
 	return append(append(b, data...), '}'), from, nil
 }
 
-// encodedOverhead is about the size in bytes of the stored form of an event without its data.
-const encodedOverhead = 224
+// encodedOverheadBytes is about the size in bytes of the stored form of an event without its data.
+const encodedOverheadBytes = 224
 
 // marshalEvents returns the JSON list of events that a commit stores and hashes.
 func marshalEvents(list []Event) (json.RawMessage, error) {
@@ -130,7 +131,7 @@ func marshalEvents(list []Event) (json.RawMessage, error) {
 			b = append(b, ',')
 		}
 		var err error
-		if b, err = e.append(b); err != nil {
+		if b, err = e.appendStored(b); err != nil {
 			return nil, err
 		}
 	}
@@ -157,7 +158,7 @@ func (c Commit) Encode() ([]byte, error) {
 	}
 	b = compact.AppendString(append(b, `,"prev":`...), c.Prev)
 	b = compact.AppendString(append(b, `,"hash":`...), c.Hash)
-	b = append(append(b, `,"events":`...), orNull(c.Events)...)
+	b = append(append(b, `,"events":`...), nullIfEmpty(c.Events)...)
 	if len(c.State) > 0 {
 		b = append(append(b, `,"state":`...), c.State...)
 	}
@@ -167,15 +168,16 @@ func (c Commit) Encode() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-func orNull(raw json.RawMessage) json.RawMessage {
+// nullIfEmpty returns raw, or null if raw is empty.
+func nullIfEmpty(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 {
 		return json.RawMessage("null")
 	}
 	return raw
 }
 
-// marshal returns JSON without HTML escapes, so that stored text stays readable.
-func marshal(v any) ([]byte, error) {
+// marshalJSON returns JSON without HTML escapes, so that stored text stays readable.
+func marshalJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

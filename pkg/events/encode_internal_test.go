@@ -10,7 +10,7 @@ import (
 
 // countedPayload counts how often it is encoded.
 type countedPayload struct {
-	Opaque
+	OpaquePayload
 	encoded *int
 }
 
@@ -24,11 +24,11 @@ func (p countedPayload) MarshalJSON() ([]byte, error) {
 func TestEncoded_IsEncodedOnce(t *testing.T) {
 	t.Parallel()
 	n := 0
-	plain := Event{ID: "evt_1", Time: time.Unix(1, 2), ExecutionID: "exe_1", ConversationID: "main", Source: FromRunner, N: 7, Data: countedPayload{Opaque{Name: "counted"}, &n}}
-	s := RunOf("default", Derive(KindSession, "a"))
+	plain := Event{ID: "evt_1", Time: time.Unix(1, 2), ExecutionID: "exe_1", ConversationID: "main", Source: FromRunner, N: 7, Data: countedPayload{OpaquePayload{Name: "counted"}, &n}}
+	s := RunSubject("default", DeriveID(KindSession, "a"))
 	seal := func(e Event) Commit {
 		t.Helper()
-		c, err := Draft{ID: Derive(KindCommit, "a"), Events: []Event{e}}.Seal(s, "")
+		c, err := Draft{ID: DeriveID(KindCommit, "a"), Events: []Event{e}}.Seal(s, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestEncoded_IsEncodedOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if parts, err := Split([]Event{again}, 10); err != nil || len(parts) != 1 {
+	if parts, err := SplitEvents([]Event{again}, 10); err != nil || len(parts) != 1 {
 		t.Fatal(parts, err)
 	}
 	data, err := again.EncodedData()
@@ -85,19 +85,21 @@ func TestEncoded_NoticesEveryChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*Event){
-		"nothing":       func(*Event) {},
-		"id":            func(e *Event) { e.ID = "evt_2" },
-		"time":          func(e *Event) { e.Time = at.Add(1) },
-		"zone":          func(e *Event) { e.Time = at.In(time.FixedZone("x", 3600)) },
-		"execution":     func(e *Event) { e.ExecutionID = "" },
-		"conversation":  func(e *Event) { e.ConversationID = "b" },
-		"source":        func(e *Event) { e.Source = FromServer },
-		"n":             func(e *Event) { e.N = 8 },
-		"data":          func(e *Event) { e.Data = Log{Message: "b", Level: "info"} },
-		"equal data":    func(e *Event) { e.Data = Log{Message: "a", Level: "info"} },
-		"type":          func(e *Event) { e.Data = Error{Code: "X"} },
-		"a reference":   func(e *Event) { e.Data = Opaque{Name: e.Type(), Raw: json.RawMessage(`{"$sha256":"ab","$size":1}`)} },
-		"large data":    func(e *Event) { e.Data = Log{Message: strings.Repeat("x", MaxInline+1)} },
+		"nothing":      func(*Event) {},
+		"id":           func(e *Event) { e.ID = "evt_2" },
+		"time":         func(e *Event) { e.Time = at.Add(1) },
+		"zone":         func(e *Event) { e.Time = at.In(time.FixedZone("x", 3600)) },
+		"execution":    func(e *Event) { e.ExecutionID = "" },
+		"conversation": func(e *Event) { e.ConversationID = "b" },
+		"source":       func(e *Event) { e.Source = FromServer },
+		"n":            func(e *Event) { e.N = 8 },
+		"data":         func(e *Event) { e.Data = Log{Message: "b", Level: "info"} },
+		"equal data":   func(e *Event) { e.Data = Log{Message: "a", Level: "info"} },
+		"type":         func(e *Event) { e.Data = Error{Code: "X"} },
+		"a reference": func(e *Event) {
+			e.Data = OpaquePayload{Name: e.Type(), Raw: json.RawMessage(`{"$sha256":"ab","$size":1}`)}
+		},
+		"large data":    func(e *Event) { e.Data = Log{Message: strings.Repeat("x", MaxInlineBytes+1)} },
 		"empty payload": func(e *Event) { e.Data = ExecutionQueued{} },
 	} {
 		changed := e

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
-// Type is the wire name of an event type, in snake case; a fact is in the past tense.
+// Type is the wire name of an event type, in snake case. The name of a fact is in the past tense.
 type Type string
 
 // Source is the kind of process that created an event.
@@ -24,8 +24,8 @@ const (
 // MainConversation is the conversation id of the main agent. Each sub-agent has its own.
 const MainConversation = "main"
 
-// Payload is the data of one event type. The set is sealed: it has the types of the catalogue, and Opaque for types
-// that a newer version wrote.
+// Payload is the data of one event type. The interface is sealed: the types that implement it are those that EventTypes
+// lists, and OpaquePayload for types that a newer version wrote.
 type Payload interface {
 	// EventType returns the payload's wire name.
 	EventType() Type
@@ -48,18 +48,18 @@ type Event struct {
 // Type returns the type of the event's data.
 func (e Event) Type() Type { return e.Data.EventType() }
 
-// Opaque holds the data of an event whose type this version does not know, byte for byte.
-type Opaque struct {
+// OpaquePayload holds the data of an event whose type this version does not know, byte for byte.
+type OpaquePayload struct {
 	Name Type
 	Raw  json.RawMessage
 }
 
 // EventType returns the unknown type name.
-func (o Opaque) EventType() Type { return o.Name }
-func (Opaque) sealed()           {}
+func (o OpaquePayload) EventType() Type { return o.Name }
+func (OpaquePayload) sealed()           {}
 
 // MarshalJSON returns the bytes that were read.
-func (o Opaque) MarshalJSON() ([]byte, error) {
+func (o OpaquePayload) MarshalJSON() ([]byte, error) {
 	if len(o.Raw) == 0 {
 		return []byte("{}"), nil
 	}
@@ -78,37 +78,38 @@ type storedEvent struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-func (s storedEvent) event() Event {
+// toEvent returns the Event with the fields of the stored form.
+func (s storedEvent) toEvent() Event {
 	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
 }
 
-// UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes
-// Opaque, so that one event cannot block a reader of the log.
+// UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes an
+// OpaquePayload, so that one event cannot block a reader of the log.
 func (e *Event) UnmarshalJSON(b []byte) error {
 	var s storedEvent
 	if err := json.Unmarshal(b, &s); err != nil {
 		return fmt.Errorf("decode event: %w", err)
 	}
-	*e = s.event()
+	*e = s.toEvent()
 	return nil
 }
 
-// DecodePayload decodes the data of a type. It returns Opaque for an unknown type, for data that does not decode,
-// and for a reference to the object store.
+// DecodePayload decodes the data of an event type. It returns an OpaquePayload for an unknown type, for data that does
+// not decode, and for a reference to the object store.
 func DecodePayload(t Type, data json.RawMessage) Payload {
-	if p, ok := readPayload(t, data); ok {
+	if p, ok := decodeCompactPayload(t, data); ok {
 		return p
 	}
-	if entry, ok := Lookup(t); ok && !IsPayloadRef(data) {
+	if entry, ok := LookupType(t); ok && !IsPayloadRef(data) {
 		if p, err := entry.decode(data); err == nil {
 			return p
 		}
 	}
-	return Opaque{Name: t, Raw: append(json.RawMessage(nil), data...)}
+	return OpaquePayload{Name: t, Raw: append(json.RawMessage(nil), data...)}
 }
 
-// Wire is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.
-type Wire struct {
+// WireEvent is an event as all clients receive it: over REST, SSE and WebSocket, and from the CLI with --json.
+type WireEvent struct {
 	Seq            uint32          `json:"seq"`
 	Position       string          `json:"position"`
 	ID             string          `json:"id,omitempty"`
@@ -121,18 +122,19 @@ type Wire struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-// ToWire returns the event in the form for clients.
-func (e Event) ToWire(session string, seq uint32, position string) (Wire, error) {
-	data, err := appendData(nil, e.Data)
+// ToWire returns the event in the form for clients. seq and position are those of the event in the session and in the
+// log.
+func (e Event) ToWire(session string, seq uint32, position string) (WireEvent, error) {
+	data, err := appendPayloadJSON(nil, e.Data)
 	if err != nil {
-		return Wire{}, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
+		return WireEvent{}, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 	}
-	return Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
+	return WireEvent{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
 }
 
 // Event converts the client form back into a stored event. The field N of the result is 0, because the client form does
 // not contain it.
-func (w Wire) Event() Event {
+func (w WireEvent) Event() Event {
 	return Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: DecodePayload(w.Type, w.Data)}
 }
 
@@ -150,7 +152,7 @@ type Delta struct {
 	Time           time.Time `json:"time"`
 }
 
-// Encode returns the delta as a message of DELTAS: what encoding/json returns, without HTML escapes.
+// Encode returns the JSON of the delta, as encoding/json writes it without HTML escapes.
 func (d Delta) Encode() ([]byte, error) {
 	b, err := d.AppendJSON(make([]byte, 0, len(d.Text)+len(d.Text)/8+256))
 	if err != nil {
@@ -159,9 +161,9 @@ func (d Delta) Encode() ([]byte, error) {
 	return b, nil
 }
 
-// DecodeDelta decodes a message of DELTAS. The result is that of encoding/json.
+// DecodeDelta decodes the JSON of a delta, with the same result as encoding/json.
 func DecodeDelta(b []byte) (Delta, error) {
-	if d, ok := readDelta(b); ok {
+	if d, ok := decodeCompactDelta(b); ok {
 		return d, nil
 	}
 	var d Delta
@@ -171,8 +173,9 @@ func DecodeDelta(b []byte) (Delta, error) {
 	return d, nil
 }
 
-// readDelta decodes the form that Encode writes. If ok is false, the result is not valid.
-func readDelta(b []byte) (d Delta, ok bool) {
+// decodeCompactDelta decodes a delta in the form that Delta.Encode writes. If ok is false, b has another form and the
+// result is not valid.
+func decodeCompactDelta(b []byte) (d Delta, ok bool) {
 	r := compact.NewReader(b)
 	r.Expect(`{"blockId":`)
 	d.BlockID = r.String()
@@ -189,18 +192,18 @@ func readDelta(b []byte) (d Delta, ok bool) {
 	r.Expect(`,"time":`)
 	d.Time = r.Time()
 	r.Expect(`}`)
-	return d, r.Done()
+	return d, r.AtEnd()
 }
 
 // ToWire returns the delta in the form for clients. seq and position are those of the last stored event.
-func (d Delta) ToWire(session string, seq uint32, position string) (Wire, error) {
-	data, err := marshal(struct {
+func (d Delta) ToWire(session string, seq uint32, position string) (WireEvent, error) {
+	data, err := marshalJSON(struct {
 		BlockID string `json:"blockId"`
 		Offset  uint32 `json:"offset"`
 		Delta   string `json:"delta"`
 	}{d.BlockID, d.Offset, d.Text})
 	if err != nil {
-		return Wire{}, fmt.Errorf("encode delta of %s: %w", d.BlockID, err)
+		return WireEvent{}, fmt.Errorf("encode delta of %s: %w", d.BlockID, err)
 	}
-	return Wire{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, data}, nil
+	return WireEvent{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, data}, nil
 }

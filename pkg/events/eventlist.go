@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// Meta is the input of a decision that does not come from the state: the id of the command and the time. The ids of
-// the resulting events are derived from the command's id, so that repeating a decision gives the same events.
-type Meta struct {
+// CommandMeta is the input of a decision that does not come from the state: the id of the command and the time. The ids
+// of the resulting events are derived from the command's id, so that repeating a decision gives the same events.
+type CommandMeta struct {
 	CommandID string    // cmd_…, or any id that is unique to the cause
 	Now       time.Time // the time of the resulting events
 }
 
-// EventList collects server events, in order, and derives their ids from one command.
+// EventList collects the events of a decision, in order, and derives their ids from the id of one command.
 type EventList struct {
-	meta Meta
+	meta CommandMeta
 	n    int
 	out  []Event
 }
 
 // NewEventList returns an empty EventList for one command.
-func NewEventList(m Meta) *EventList { return &EventList{meta: m} }
+func NewEventList(m CommandMeta) *EventList { return &EventList{meta: m} }
 
 // Add appends an event about an execution, or about the session if execution is "".
 func (m *EventList) Add(execution string, data Payload) {
 	m.out = append(m.out, Event{
-		ID:          Derive(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
+		ID:          DeriveID(KindEvent, m.meta.CommandID, strconv.Itoa(m.n)),
 		Time:        m.meta.Now,
 		ExecutionID: execution,
 		Source:      FromServer,
@@ -34,8 +34,8 @@ func (m *EventList) Add(execution string, data Payload) {
 	m.n++
 }
 
-// Keep appends an event that already has an id.
-func (m *EventList) Keep(e Event) { m.out = append(m.out, e) }
+// AddExisting appends an event that already has an id.
+func (m *EventList) AddExisting(e Event) { m.out = append(m.out, e) }
 
 // Events returns the collected events.
 func (m *EventList) Events() []Event { return m.out }

@@ -15,7 +15,7 @@ func TestFrame_ReturnsItsDeltas(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		number := rapid.Uint64().Draw(t, "number")
-		b := events.AppendFrame(nil, number)
+		b := events.AppendFrameHeader(nil, number)
 		var want []string
 		for i := range rapid.IntRange(0, 20).Draw(t, "deltas") {
 			d := events.Delta{BlockID: fmt.Sprint(i), Text: rapid.String().Draw(t, "text")}
@@ -23,7 +23,7 @@ func TestFrame_ReturnsItsDeltas(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			key := events.FrameSession("acme", fmt.Sprintf("ses_%d", i%3))
+			key := events.FrameSessionKey("acme", fmt.Sprintf("ses_%d", i%3))
 			b = events.AppendFrameDelta(b, key, raw)
 			want = append(want, key+"|"+string(raw))
 		}
@@ -46,7 +46,7 @@ func TestFrame_ReturnsItsDeltas(t *testing.T) {
 // TestFrame_RefusesDamagedFrames checks that a damaged frame ends with an error instead of a wrong delta.
 func TestFrame_RefusesDamagedFrames(t *testing.T) {
 	t.Parallel()
-	whole := string(events.AppendFrameDelta(events.AppendFrame(nil, 7), "acme ses_1", []byte(`{"blockId":"b"}`)))
+	whole := string(events.AppendFrameDelta(events.AppendFrameHeader(nil, 7), "acme ses_1", []byte(`{"blockId":"b"}`)))
 	for name, frame := range map[string]string{
 		"empty message":                    "",
 		"JSON of a delta":                  `{"blockId":"b"}`,

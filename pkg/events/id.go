@@ -11,34 +11,34 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Kind is the prefix of an id, which names the kind of thing that the id belongs to.
-type Kind string
+// IDKind is the prefix of an id. It names the kind of thing that the id identifies, for example a session.
+type IDKind string
 
 // The kinds of id. An id is Kind + "_" + 26 characters of Crockford base 32 (a ULID).
 const (
-	KindSession   Kind = "ses"
-	KindExecution Kind = "exe"
-	KindBlock     Kind = "blk"
-	KindEvent     Kind = "evt"
-	KindCommit    Kind = "cmt"
-	KindCommand   Kind = "cmd"
-	KindSandbox   Kind = "sbx"
-	KindJournal   Kind = "jnl"
-	KindExecutor  Kind = "xtr"
-	KindKey       Kind = "key"
-	KindApproval  Kind = "apr"
+	KindSession   IDKind = "ses"
+	KindExecution IDKind = "exe"
+	KindBlock     IDKind = "blk"
+	KindEvent     IDKind = "evt"
+	KindCommit    IDKind = "cmt"
+	KindCommand   IDKind = "cmd"
+	KindSandbox   IDKind = "sbx"
+	KindJournal   IDKind = "jnl"
+	KindExecutor  IDKind = "xtr"
+	KindKey       IDKind = "key"
+	KindApproval  IDKind = "apr"
 )
 
-// crockford is the alphabet in which ULIDs are written (Crockford's base 32).
-const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+// crockfordAlphabet is the alphabet in which ULIDs are written (Crockford's base 32).
+const crockfordAlphabet = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
-// ulidLen is the number of characters of a ULID.
-const ulidLen = 26
+// ulidLength is the number of characters of a ULID.
+const ulidLength = 26
 
 // IDError is returned for a field whose value is not a valid id of the expected kind.
 type IDError struct {
 	Field string // the caller's name of the field
-	Want  Kind
+	Want  IDKind
 	Got   string
 }
 
@@ -47,7 +47,7 @@ func (e *IDError) Error() string {
 }
 
 // NewID returns a new id from a time (millisecond precision) and ten bytes of entropy.
-func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
+func NewID(kind IDKind, at time.Time, entropy io.Reader) (string, error) {
 	var b [16]byte
 	ms := uint64(at.UnixMilli())
 	binary.BigEndian.PutUint64(b[:8], ms<<16)
@@ -57,9 +57,9 @@ func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
 	return string(kind) + "_" + encodeULID(b), nil
 }
 
-// Derive returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes
-// the same ids as the first attempt.
-func Derive(kind Kind, parts ...string) string {
+// DeriveID returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes the
+// same ids as the first attempt.
+func DeriveID(kind IDKind, parts ...string) string {
 	sum := sha256.Sum256(appendParts(appendParts(make([]byte, 0, 192), string(kind)), parts...))
 	var b [16]byte
 	copy(b[:], sum[:])
@@ -67,26 +67,26 @@ func Derive(kind Kind, parts ...string) string {
 }
 
 // CheckID returns an *IDError if s is not an id of the kind.
-func CheckID(field string, kind Kind, s string) error {
+func CheckID(field string, kind IDKind, s string) error {
 	rest, ok := strings.CutPrefix(s, string(kind)+"_")
-	if !ok || len(rest) != ulidLen || rest[0] > '7' {
+	if !ok || len(rest) != ulidLength || rest[0] > '7' {
 		return &IDError{Field: field, Want: kind, Got: s}
 	}
 	for i := range len(rest) {
-		if strings.IndexByte(crockford, rest[i]) < 0 {
+		if strings.IndexByte(crockfordAlphabet, rest[i]) < 0 {
 			return &IDError{Field: field, Want: kind, Got: s}
 		}
 	}
 	return nil
 }
 
-// maxTenant is the maximum length of a tenant's name, which is a token of NATS subjects.
-const maxTenant = 64
+// maxTenantLength is the maximum length of a tenant's name, which is a token of NATS subjects.
+const maxTenantLength = 64
 
 // CheckTenant returns an error if s is not a valid tenant name: 1 to 64 characters of [a-z0-9_-], the first of
 // which is a letter or a digit.
 func CheckTenant(field, s string) error {
-	ok := len(s) > 0 && len(s) <= maxTenant && s[0] != '-' && s[0] != '_'
+	ok := len(s) > 0 && len(s) <= maxTenantLength && s[0] != '-' && s[0] != '_'
 	for i := 0; ok && i < len(s); i++ {
 		c := s[i]
 		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_'
@@ -100,9 +100,9 @@ func CheckTenant(field, s string) error {
 // encodeULID encodes 128 bits as 26 characters, most significant bits first.
 func encodeULID(b [16]byte) string {
 	hi, lo := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
-	var out [ulidLen]byte
-	for i := ulidLen - 1; i >= 0; i-- {
-		out[i] = crockford[lo&31]
+	var out [ulidLength]byte
+	for i := ulidLength - 1; i >= 0; i-- {
+		out[i] = crockfordAlphabet[lo&31]
 		lo = lo>>5 | hi<<59
 		hi >>= 5
 	}

@@ -57,12 +57,12 @@ func TestNewID_SortsByTime(t *testing.T) {
 	})
 }
 
-func TestDerive_FixedVectors(t *testing.T) {
+func TestDeriveID_FixedVectors(t *testing.T) {
 	t.Parallel()
 	// The log contains these ids: they must not change.
 	for want, got := range map[string]string{
-		"evt_7X34H9GW6HBRH0V9B2JX3E8GFT": events.Derive(events.KindEvent, "cmd_1", "0"),
-		"ses_3Z8D3Q7T1YWK19K79RTYFAB830": events.Derive(events.KindSession),
+		"evt_7X34H9GW6HBRH0V9B2JX3E8GFT": events.DeriveID(events.KindEvent, "cmd_1", "0"),
+		"ses_3Z8D3Q7T1YWK19K79RTYFAB830": events.DeriveID(events.KindSession),
 	} {
 		if got != want {
 			t.Errorf("derived %s, want %s", got, want)
@@ -70,8 +70,8 @@ func TestDerive_FixedVectors(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, parts := range [][]string{{}, {""}, {"", ""}, {"ab"}, {"a", "b"}, {"ab", ""}, {"", "ab"}} {
-		for _, k := range []events.Kind{events.KindEvent, events.KindBlock} {
-			id := events.Derive(k, parts...)
+		for _, k := range []events.IDKind{events.KindEvent, events.KindBlock} {
+			id := events.DeriveID(k, parts...)
 			if err := events.CheckID("id", k, id); err != nil {
 				t.Error(err)
 			}
@@ -85,7 +85,7 @@ func TestDerive_FixedVectors(t *testing.T) {
 
 func TestCheckID_NamesTheFieldAndTheKind(t *testing.T) {
 	t.Parallel()
-	good := events.Derive(events.KindSession, "a")
+	good := events.DeriveID(events.KindSession, "a")
 	for _, bad := range []string{
 		"", "ses_", "ses", good[4:], "exe" + good[3:], good + "0", good[:29], good[:29] + "*", good[:29] + ">", good[:29] + ".",
 		good[:29] + " ", good[:29] + "\x00", good[:29] + "I", good[:29] + "l", strings.ToLower(good), "ses_8" + good[5:], good[:28] + "é", "ses-" + good[4:],
@@ -103,7 +103,7 @@ func TestCheckID_NamesTheFieldAndTheKind(t *testing.T) {
 }
 
 func FuzzCheckID(f *testing.F) {
-	f.Add(events.Derive(events.KindSession, "a"))
+	f.Add(events.DeriveID(events.KindSession, "a"))
 	f.Add("ses_*")
 	f.Add("ses_01ARYZ6S41TSV4RRFFQ69G5FA\x00")
 	f.Fuzz(func(t *testing.T, s string) {

@@ -5,39 +5,40 @@ import (
 	"time"
 )
 
-// Role is the set of operations that an API key may perform in its tenant. Each role includes the roles below it.
-type Role string
+// KeyRole is a set of operations that an API key may perform in its tenant. Each role includes the operations of the
+// lower roles.
+type KeyRole string
 
 // The roles, from the least to the most powerful.
 const (
-	RoleUse     Role = "use"     // sessions, executions, their events and files
-	RoleOperate Role = "operate" // the catalogue, deletion of sessions, dead letters
-	RoleAdmin   Role = "admin"   // API keys
+	RoleUse     KeyRole = "use"     // sessions, executions, their events and files
+	RoleOperate KeyRole = "operate" // the catalogue, deletion of sessions, dead letters
+	RoleAdmin   KeyRole = "admin"   // API keys
 )
 
-// Roles returns all roles, from the least to the most powerful.
-func Roles() []Role { return []Role{RoleUse, RoleOperate, RoleAdmin} }
+// KeyRoles returns all roles, from the least to the most powerful.
+func KeyRoles() []KeyRole { return []KeyRole{RoleUse, RoleOperate, RoleAdmin} }
 
-// Known reports whether r is a role.
-func (r Role) Known() bool { return slices.Contains(Roles(), r) }
+// IsKnown reports whether r is one of KeyRoles.
+func (r KeyRole) IsKnown() bool { return slices.Contains(KeyRoles(), r) }
 
 // Includes reports whether r permits everything that other permits. An unknown role includes nothing.
-func (r Role) Includes(other Role) bool {
-	return r.Known() && other.Known() && slices.Index(Roles(), r) >= slices.Index(Roles(), other)
+func (r KeyRole) Includes(other KeyRole) bool {
+	return r.IsKnown() && other.IsKnown() && slices.Index(KeyRoles(), r) >= slices.Index(KeyRoles(), other)
 }
 
 // MaxKeyAgents is the maximum number of agents that an API key may be restricted to.
 const MaxKeyAgents = 64
 
-// KeyRights is what the holder of an API key may do.
+// KeyRights are the rights of an API key: its role, the agents that it may use, and when it expires.
 type KeyRights struct {
-	Role      Role      `json:"role,omitempty"`     // use, operate, admin; empty means admin
+	Role      KeyRole   `json:"role,omitempty"`     // use, operate, admin; empty means admin
 	Agents    []string  `json:"agents,omitempty"`   // slugs of the only agents that the key may use; empty means all
 	ExpiresAt time.Time `json:"expiresAt,omitzero"` // the key is rejected from this time on, by the clock of Postgres; zero means it never expires
 }
 
-// RoleOf returns the role. It is RoleAdmin for keys of builds without roles.
-func (r KeyRights) RoleOf() Role {
+// EffectiveRole returns the role of the key. It is RoleAdmin for keys of earlier builds, which have no role.
+func (r KeyRights) EffectiveRole() KeyRole {
 	if r.Role == "" {
 		return RoleAdmin
 	}
@@ -50,10 +51,10 @@ func AllowsAgent(agents []string, slug string) bool {
 	return len(agents) == 0 || slices.Contains(agents, slug)
 }
 
-// Excess returns the JSON name of the first right of r that other does not have, or "" if other has all of them.
-func (r KeyRights) Excess(other KeyRights) string {
+// FirstExcess returns the JSON name of the first right of r that other does not have, or "" if other has all of them.
+func (r KeyRights) FirstExcess(other KeyRights) string {
 	switch {
-	case !other.RoleOf().Includes(r.RoleOf()):
+	case !other.EffectiveRole().Includes(r.EffectiveRole()):
 		return "role"
 	case len(other.Agents) > 0 && (len(r.Agents) == 0 || slices.ContainsFunc(r.Agents, func(a string) bool { return !slices.Contains(other.Agents, a) })):
 		return "agents"
@@ -82,6 +83,6 @@ type KeyRevoked struct {
 
 // The reasons of KeyRevoked.
 const (
-	KeyMakerRevoked = "maker_revoked"
-	KeyExpired      = "expired"
+	KeyRevokedWithMaker = "maker_revoked"
+	KeyRevokedExpired   = "expired"
 )

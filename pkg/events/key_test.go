@@ -30,7 +30,7 @@ func TestKeyRights_Excess(t *testing.T) {
 		"an expiry is within no expiry":             {events.KeyRights{ExpiresAt: late}, events.KeyRights{}, ""},
 		"an earlier expiry does not make up a role": {events.KeyRights{Role: "admin", ExpiresAt: soon}, events.KeyRights{Role: "use"}, "role"},
 	} {
-		if got := c.own.Excess(c.other); got != c.want {
+		if got := c.own.FirstExcess(c.other); got != c.want {
 			t.Errorf("%s: got %q, want %q", name, got, c.want)
 		}
 	}

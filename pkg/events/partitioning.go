@@ -7,14 +7,14 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Partitioning defines how a log distributes ids over partitions, and partitions over the projector's groups. Its
-// value is the number of partitions that the metadata of the log's streams records: a power of two up to
-// MaxPartitions. Each partition is a group, so that a group's consumer has one filter subject. The zero Partitioning
-// is that of a log without a recorded number: 64 partitions in 8 groups.
+// Partitioning defines how a log distributes ids over partitions, and partitions over the projector's groups. Its value
+// is the number of partitions that the metadata of the log's streams records: a power of two up to MaxPartitions. Each
+// partition is a group, so that a group's consumer has one filter subject. The value 0 means a log without a recorded
+// number, which has 64 partitions in 8 groups.
 type Partitioning uint8
 
-// unrecordedGroups is the number of groups of a log without a recorded number of partitions.
-const unrecordedGroups = 8
+// unrecordedGroupCount is the number of groups of a log without a recorded number of partitions.
+const unrecordedGroupCount = 8
 
 // CheckPartitions returns an error if n cannot be the number of partitions of a log.
 func CheckPartitions(n int) error {
@@ -24,35 +24,35 @@ func CheckPartitions(n int) error {
 	return nil
 }
 
-// Count returns the number of partitions.
-func (p Partitioning) Count() int {
+// PartitionCount returns the number of partitions.
+func (p Partitioning) PartitionCount() int {
 	if p == 0 {
 		return MaxPartitions
 	}
 	return int(p)
 }
 
-// Groups returns the number of the projector's groups. They are numbered from 0.
-func (p Partitioning) Groups() int {
+// GroupCount returns the number of the projector's groups. They are numbered from 0.
+func (p Partitioning) GroupCount() int {
 	if p == 0 {
-		return unrecordedGroups
+		return unrecordedGroupCount
 	}
 	return int(p)
 }
 
-// Of returns the partition of a session id or catalogue id.
-func (p Partitioning) Of(id string) int { return Partition(id) % p.Count() }
+// PartitionOf returns the partition of a session id or catalogue id.
+func (p Partitioning) PartitionOf(id string) int { return Partition(id) % p.PartitionCount() }
 
-// Group returns the projector group of a session id or catalogue id, which is also its row of checkpoints.
-func (p Partitioning) Group(id string) int { return Partition(id) % p.Groups() }
+// GroupOfID returns the projector group of a session id or catalogue id. The group is also the key of its checkpoint.
+func (p Partitioning) GroupOfID(id string) int { return Partition(id) % p.GroupCount() }
 
-// GroupOf returns the projector group of a partition.
-func (p Partitioning) GroupOf(partition int) int { return partition % p.Groups() }
+// GroupOfPartition returns the projector group of a partition.
+func (p Partitioning) GroupOfPartition(partition int) int { return partition % p.GroupCount() }
 
-// InGroup returns the partitions of a projector group, ascending.
-func (p Partitioning) InGroup(group int) []int {
+// PartitionsInGroup returns the partitions of a projector group, ascending.
+func (p Partitioning) PartitionsInGroup(group int) []int {
 	var list []int
-	for n := group; n < p.Count(); n += p.Groups() {
+	for n := group; n < p.PartitionCount(); n += p.GroupCount() {
 		list = append(list, n)
 	}
 	return list
@@ -61,7 +61,7 @@ func (p Partitioning) InGroup(group int) []int {
 // Subject returns the NATS subject on which the log stores the commits of s. The caller must have validated s with
 // Check.
 func (p Partitioning) Subject(s Subject) string {
-	return "ev." + PartitionToken(p.Of(s.ID)) + "." + s.Tenant + "." + s.ID + "." + string(s.Aspect)
+	return "ev." + PartitionToken(p.PartitionOf(s.ID)) + "." + s.Tenant + "." + s.ID + "." + string(s.Aspect)
 }
 
 // ParseSubject parses a NATS subject of the log. It returns an error if the partition does not belong to the id.
@@ -74,7 +74,7 @@ func (p Partitioning) ParseSubject(subject string) (Subject, error) {
 	if err := s.Check(); err != nil {
 		return Subject{}, fmt.Errorf("subject %q: %w", truncate.Text(subject, 200), err)
 	}
-	if own := PartitionToken(p.Of(s.ID)); t[1] != own {
+	if own := PartitionToken(p.PartitionOf(s.ID)); t[1] != own {
 		return Subject{}, fmt.Errorf("subject %q: partition %s is not the id's %s", truncate.Text(subject, 200), t[1], own)
 	}
 	return s, nil

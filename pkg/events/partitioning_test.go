@@ -12,20 +12,20 @@ func TestPartitioning_SubjectsRoundTripAndGroupsAreConsistent(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{0, 1, 2, 4, 8, 16, 32, 64} {
 		p := events.Partitioning(n)
-		if n > 0 && (p.Count() != n || p.Groups() != n) {
-			t.Errorf("%d partitions: count %d, %d groups", n, p.Count(), p.Groups())
+		if n > 0 && (p.PartitionCount() != n || p.GroupCount() != n) {
+			t.Errorf("%d partitions: count %d, %d groups", n, p.PartitionCount(), p.GroupCount())
 		}
 		for i := range 200 {
-			s := events.LifeOf("acme", events.Derive(events.KindSession, fmt.Sprint(i)))
+			s := events.LifeSubject("acme", events.DeriveID(events.KindSession, fmt.Sprint(i)))
 			if got, err := p.ParseSubject(p.Subject(s)); err != nil || got != s {
 				t.Fatalf("%d partitions: %s is parsed as %v, %v", n, p.Subject(s), got, err)
 			}
-			if g := p.Group(s.ID); g != p.GroupOf(p.Of(s.ID)) || !slices.Contains(p.InGroup(g), p.Of(s.ID)) {
-				t.Fatalf("%d partitions: %s is in partition %d and in group %d", n, s.ID, p.Of(s.ID), g)
+			if g := p.GroupOfID(s.ID); g != p.GroupOfPartition(p.PartitionOf(s.ID)) || !slices.Contains(p.PartitionsInGroup(g), p.PartitionOf(s.ID)) {
+				t.Fatalf("%d partitions: %s is in partition %d and in group %d", n, s.ID, p.PartitionOf(s.ID), g)
 			}
-			for wrong := range p.Count() {
+			for wrong := range p.PartitionCount() {
 				name := "ev." + events.PartitionToken(wrong) + ".acme." + s.ID + ".life"
-				if _, err := p.ParseSubject(name); (err == nil) != (wrong == p.Of(s.ID)) {
+				if _, err := p.ParseSubject(name); (err == nil) != (wrong == p.PartitionOf(s.ID)) {
 					t.Fatalf("%d partitions: parse %s: %v", n, name, err)
 				}
 			}
@@ -36,12 +36,12 @@ func TestPartitioning_SubjectsRoundTripAndGroupsAreConsistent(t *testing.T) {
 // A log of an earlier build keeps its subjects and its groups.
 func TestPartitioning_WithoutARecordedNumberKeepsSubjects(t *testing.T) {
 	t.Parallel()
-	s := events.LifeOf("acme", events.Derive(events.KindSession, "recorded"))
+	s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "recorded"))
 	p := events.Partitioning(0)
-	if p.Count() != 64 || p.Groups() != 8 || p.Subject(s) != s.String() {
-		t.Errorf("%d partitions in %d groups, %s", p.Count(), p.Groups(), p.Subject(s))
+	if p.PartitionCount() != 64 || p.GroupCount() != 8 || p.Subject(s) != s.String() {
+		t.Errorf("%d partitions in %d groups, %s", p.PartitionCount(), p.GroupCount(), p.Subject(s))
 	}
-	if got, want := p.InGroup(3), []int{3, 11, 19, 27, 35, 43, 51, 59}; !slices.Equal(got, want) {
+	if got, want := p.PartitionsInGroup(3), []int{3, 11, 19, 27, 35, 43, 51, 59}; !slices.Equal(got, want) {
 		t.Errorf("group 3 has partitions %v, want %v", got, want)
 	}
 }

@@ -17,27 +17,29 @@ func (b Block) AppendJSON(dst []byte) ([]byte, error) {
 	if out, ok := b.appendJSON(dst); ok {
 		return out, nil
 	}
-	return appendMarshalled(dst, b)
+	return appendMarshalJSON(dst, b)
 }
 
-// appendData appends the JSON of a payload to b.
-func appendData(b []byte, p Payload) ([]byte, error) {
-	if out, ok := appendPayload(b, p); ok {
+// appendPayloadJSON appends the JSON of a payload to b, in the form that encoding/json writes without HTML escapes.
+func appendPayloadJSON(b []byte, p Payload) ([]byte, error) {
+	if out, ok := appendCompactPayload(b, p); ok {
 		return out, nil
 	}
-	return appendMarshalled(b, p)
+	return appendMarshalJSON(b, p)
 }
 
-func appendMarshalled(b []byte, v any) ([]byte, error) {
-	data, err := marshal(v)
+// appendMarshalJSON appends the JSON that encoding/json writes for v to b.
+func appendMarshalJSON(b []byte, v any) ([]byte, error) {
+	data, err := marshalJSON(v)
 	if err != nil {
 		return nil, err
 	}
 	return append(b, data...), nil
 }
 
-// appendPayload appends the JSON of a payload. If ok is false, encoding/json must encode it.
-func appendPayload(b []byte, p Payload) (out []byte, ok bool) {
+// appendCompactPayload appends the JSON of a payload of one of the frequent types. If ok is false, encoding/json must
+// encode the payload.
+func appendCompactPayload(b []byte, p Payload) (out []byte, ok bool) {
 	switch d := p.(type) {
 	case BlockStart:
 		if b, ok = d.Block.appendJSON(append(b, `{"block":`...)); ok && d.TextAfter != 0 {
@@ -77,6 +79,7 @@ func appendPayload(b []byte, p Payload) (out []byte, ok bool) {
 	return append(b, '}'), ok
 }
 
+// appendJSON appends the JSON of the usage to b.
 func (u Usage) appendJSON(b []byte) []byte {
 	b = compact.AppendUint(b, `{"inputTokens":`, uint64(u.InputTokens))
 	b = compact.AppendUint(b, `,"outputTokens":`, uint64(u.OutputTokens))
@@ -133,10 +136,10 @@ func (b Block) appendJSON(dst []byte) (out []byte, ok bool) {
 func isCompact(raw json.RawMessage) bool {
 	r := compact.NewReader(raw)
 	r.Raw()
-	return r.Done()
+	return r.AtEnd()
 }
 
-// appendOptional appends a member, unless its value is empty.
+// appendOptional appends a JSON member with a string value, unless the value is empty.
 func appendOptional(b []byte, key, value string) []byte {
 	if value == "" {
 		return b
@@ -144,6 +147,7 @@ func appendOptional(b []byte, key, value string) []byte {
 	return compact.AppendString(append(b, key...), value)
 }
 
+// appendBool appends true or false to b.
 func appendBool(b []byte, v bool) []byte {
 	if v {
 		return append(b, "true"...)
@@ -151,14 +155,15 @@ func appendBool(b []byte, v bool) []byte {
 	return append(b, "false"...)
 }
 
-// readPayload decodes the form that appendPayload writes. If ok is false, encoding/json must decode the data.
-func readPayload(t Type, data []byte) (p Payload, ok bool) {
+// decodeCompactPayload decodes a payload in the form that appendCompactPayload writes. If ok is false, encoding/json
+// must decode the data.
+func decodeCompactPayload(t Type, data []byte) (p Payload, ok bool) {
 	r := compact.NewReader(data)
 	switch t {
 	case "block_start":
 		r.Expect(`{"block":`)
 		d := BlockStart{Block: readBlock(&r)}
-		if r.Optional(`,"textAfter":`) {
+		if r.SkipOptional(`,"textAfter":`) {
 			d.TextAfter = r.Uint(math.MaxUint64)
 		}
 		p = d
@@ -200,7 +205,7 @@ func readPayload(t Type, data []byte) (p Payload, ok bool) {
 		r.Expect(`{"attempt":`)
 		d.Attempt = readUint32(&r)
 		r.Expect(`,"warm":`)
-		if d.Warm = r.Optional("true"); !d.Warm {
+		if d.Warm = r.SkipOptional("true"); !d.Warm {
 			r.Expect("false")
 		}
 		r.Expect(`,"pid":`)
@@ -220,26 +225,29 @@ func readPayload(t Type, data []byte) (p Payload, ok bool) {
 		return nil, false
 	}
 	r.Expect(`}`)
-	return p, r.Done()
+	return p, r.AtEnd()
 }
 
+// readUint32 reads a JSON number that fits into 32 bits.
 func readUint32(r *compact.Reader) uint32 { return uint32(r.Uint(math.MaxUint32)) } //nolint:gosec // limited
 
+// readUsage reads the form that Usage.appendJSON writes.
 func readUsage(r *compact.Reader) (u Usage) {
 	r.Expect(`{"inputTokens":`)
 	u.InputTokens = readUint32(r)
 	r.Expect(`,"outputTokens":`)
 	u.OutputTokens = readUint32(r)
-	if r.Optional(`,"cacheReadTokens":`) {
+	if r.SkipOptional(`,"cacheReadTokens":`) {
 		u.CacheReadTokens = readUint32(r)
 	}
-	if r.Optional(`,"cacheWriteTokens":`) {
+	if r.SkipOptional(`,"cacheWriteTokens":`) {
 		u.CacheWriteTokens = readUint32(r)
 	}
 	r.Expect(`}`)
 	return u
 }
 
+// readBlock reads the form that Block.appendJSON writes.
 func readBlock(r *compact.Reader) (b Block) {
 	r.Expect(`{"id":`)
 	b.ID = r.String()
@@ -257,14 +265,14 @@ func readBlock(r *compact.Reader) (b Block) {
 	b.Summary = r.OptionalString(`,"summary":`)
 	b.ToolName = r.OptionalString(`,"toolName":`)
 	b.ToolUseID = r.OptionalString(`,"toolUseId":`)
-	if r.Optional(`,"input":`) {
+	if r.SkipOptional(`,"input":`) {
 		b.Input = bytes.Clone(r.Raw()) // like that of encoding/json, it does not share memory with the data
 	}
 	b.DisplayName = r.OptionalString(`,"displayName":`)
 	b.Description = r.OptionalString(`,"description":`)
 	b.Output = r.OptionalString(`,"output":`)
-	b.IsError = r.Optional(`,"isError":true`)
-	if r.Optional(`,"durationMs":`) {
+	b.IsError = r.SkipOptional(`,"isError":true`)
+	if r.SkipOptional(`,"durationMs":`) {
 		b.DurationMs = readUint32(r)
 	}
 	b.SubagentID = r.OptionalString(`,"subagentId":`)

@@ -69,7 +69,7 @@ func TestPayloads_AreCodedLikeEncodingJSON(t *testing.T) {
 		v := reflect.New(reflect.TypeOf(rapid.SampledFrom(codecPayloads).Draw(t, "type"))).Elem()
 		fill(t, v)
 		p := v.Interface().(Payload)
-		got, err := appendData([]byte("x"), p)
+		got, err := appendPayloadJSON([]byte("x"), p)
 		if err == nil {
 			got = got[1:]
 		}
@@ -97,11 +97,11 @@ func TestPayloads_UsualOnesAreCodedWithoutReflection(t *testing.T) {
 	t.Parallel()
 	b := Block{ID: "blk_1", Kind: KindToolUse, Status: StatusComplete, ToolName: "bash", ToolUseID: "t", Input: json.RawMessage(`{"command":"ls \u003c"}`), Output: "é\n", IsError: true, DurationMs: 3}
 	for _, p := range append([]Payload{BlockStart{Block: b}, BlockStart{Block: b, TextAfter: math.MaxUint64}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
-		data, ok := appendPayload(nil, p)
+		data, ok := appendCompactPayload(nil, p)
 		if !ok {
 			t.Errorf("%+v is encoded by encoding/json", p)
 		}
-		back, ok := readPayload(p.EventType(), data)
+		back, ok := decodeCompactPayload(p.EventType(), data)
 		if !ok || !reflect.DeepEqual(back, p) {
 			t.Errorf("%s is decoded as %+v, %v", data, back, ok)
 		}
@@ -110,11 +110,11 @@ func TestPayloads_UsualOnesAreCodedWithoutReflection(t *testing.T) {
 
 // requireSamePayload compares the decoded data of a type with the result of encoding/json.
 func requireSamePayload(t interface{ Fatalf(string, ...any) }, name Type, data []byte) {
-	got, ok := readPayload(name, data)
+	got, ok := decodeCompactPayload(name, data)
 	if !ok {
 		return
 	}
-	entry, _ := Lookup(name)
+	entry, _ := LookupType(name)
 	want, err := entry.decode(data)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%s %s:\ngot  %+v\nwant %+v, %v", name, data, got, want, err)
@@ -124,7 +124,7 @@ func requireSamePayload(t interface{ Fatalf(string, ...any) }, name Type, data [
 func FuzzDecodePayloadLikeEncodingJSON(f *testing.F) {
 	b := Block{ID: "blk_1", Kind: "k\xff", Input: json.RawMessage(`{"a":[1]}`), IsError: true, DurationMs: 3, Content: "\u2028<"}
 	for i, p := range append([]Payload{BlockStart{Block: b}, BlockStart{Block: b, TextAfter: math.MaxUint64}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
-		data, err := appendData(nil, p)
+		data, err := appendPayloadJSON(nil, p)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -145,11 +145,11 @@ func TestSizeOfJSON_EqualsTheEncodedLength(t *testing.T) {
 		if stored, err := json.Marshal(json.RawMessage(raw)); err == nil {
 			want = len(stored)
 		}
-		if got := sizeOfJSON(json.RawMessage(raw)); got != want {
+		if got := jsonSize(json.RawMessage(raw)); got != want {
 			t.Errorf("%q: %d, want %d", raw, got, want)
 		}
 	}
-	if got := sizeOfJSON(nil); got != 4 {
+	if got := jsonSize(nil); got != 4 {
 		t.Errorf("nil: %d, want 4", got)
 	}
 }
@@ -218,7 +218,7 @@ func setFirst(v reflect.Value, n int) (passed int, set bool) {
 // not know a new field would drop it.
 func TestAppendData_KeepsEachField(t *testing.T) {
 	t.Parallel()
-	for _, e := range Catalogue() {
+	for _, e := range EventTypes() {
 		for n := 0; ; n++ {
 			v := reflect.New(reflect.TypeOf(e.New())).Elem()
 			if _, set := setFirst(v, n); !set {
@@ -228,11 +228,11 @@ func TestAppendData_KeepsEachField(t *testing.T) {
 			if !ok {
 				t.Fatalf("%s is not a payload", v.Type())
 			}
-			want, err := marshal(p)
+			want, err := marshalJSON(p)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := appendData(nil, p)
+			got, err := appendPayloadJSON(nil, p)
 			if err != nil || string(got) != string(want) {
 				t.Errorf("%s, field %d: %s, %v\nwant %s", e.Type, n, got, err, want)
 			}

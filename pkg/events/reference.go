@@ -9,30 +9,30 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Scope is the kind of the owner of a catalogue entry: the platform, the tenant or an account.
-type Scope string
+// ReferenceScope is the kind of the owner of a catalogue entry: the platform, the tenant or an account.
+type ReferenceScope string
 
 // The scopes. Entries of the platform are stored under PlatformTenant and can be read by every tenant.
 const (
-	ScopePlatform     Scope = "platform"
-	ScopeOrganization Scope = "organization" // the tenant; "" means this scope
-	ScopeAccount      Scope = "identity_account"
+	ScopePlatform     ReferenceScope = "platform"
+	ScopeOrganization ReferenceScope = "organization" // the tenant; "" means this scope
+	ScopeAccount      ReferenceScope = "identity_account"
 )
 
 // PlatformTenant is the tenant of the entries that every tenant may use. Only the root key may write them.
 const PlatformTenant = "platform"
 
-// Latest is the tag that always names the newest version.
-const Latest = "latest"
+// LatestTag is the tag that always names the newest version.
+const LatestTag = "latest"
 
 // Reference names a version of a catalogue entry. Its string form is
 // [platform/|identity_account/][org/]slug[@version]. Parsing, from the string form or from JSON, turns the scope
 // organization into "", so that equal references compare equal.
 type Reference struct {
-	Scope   Scope  `json:"scope,omitempty"`   // "" means organization
-	Org     string `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
-	Slug    string `json:"slug"`              // 1 to 64 characters: groups of a-z and 0-9 joined by single dots or hyphens
-	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
+	Scope   ReferenceScope `json:"scope,omitempty"`   // "" means organization
+	Org     string         `json:"org,omitempty"`     // within the scope: an organization of the tenant, or the account
+	Slug    string         `json:"slug"`              // 1 to 64 characters: groups of a-z and 0-9 joined by single dots or hyphens
+	Version string         `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }
 
 // ReferenceError is returned for a reference that is not valid.
@@ -48,13 +48,13 @@ func (e *ReferenceError) Error() string {
 	return e.Field + ": " + e.Detail
 }
 
-// maxReference is the maximum size of the string form in bytes.
-const maxReference = 512
+// maxReferenceBytes is the maximum size in bytes of a reference in its string form.
+const maxReferenceBytes = 512
 
 // ParseReference parses a reference in the form that Reference.String returns.
 func ParseReference(s string) (Reference, error) {
-	if len(s) > maxReference {
-		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("a reference has at most %d bytes", maxReference)}
+	if len(s) > maxReferenceBytes {
+		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("a reference has at most %d bytes", maxReferenceBytes)}
 	}
 	path, version, tagged := strings.Cut(s, "@")
 	if tagged && version == "" {
@@ -62,10 +62,10 @@ func ParseReference(s string) (Reference, error) {
 	}
 	r := Reference{Version: version}
 	parts := strings.Split(path, "/")
-	switch Scope(parts[0]) {
+	switch ReferenceScope(parts[0]) {
 	case ScopePlatform, ScopeOrganization, ScopeAccount:
 		if len(parts) > 1 {
-			r.Scope, parts = Scope(parts[0]), parts[1:]
+			r.Scope, parts = ReferenceScope(parts[0]), parts[1:]
 		}
 	}
 	switch len(parts) {
@@ -79,12 +79,12 @@ func ParseReference(s string) (Reference, error) {
 	default:
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("%q is not [scope/][org/]slug[@version]", truncate.Text(s, 64))}
 	}
-	r = r.plain()
+	r = r.withoutDefaultScope()
 	return r, r.Check()
 }
 
-// plain returns r with "" for the scope organization.
-func (r Reference) plain() Reference {
+// withoutDefaultScope returns r with scope "" instead of organization.
+func (r Reference) withoutDefaultScope() Reference {
 	if r.Scope == ScopeOrganization {
 		r.Scope = ""
 	}
@@ -94,8 +94,8 @@ func (r Reference) plain() Reference {
 // String returns the form that ParseReference reads.
 func (r Reference) String() string {
 	var b strings.Builder
-	r = r.plain()
-	switch Scope(r.Org) {
+	r = r.withoutDefaultScope()
+	switch ReferenceScope(r.Org) {
 	case ScopePlatform, ScopeOrganization:
 		if r.Scope == "" { // parsing would take an organization of this name for a scope
 			b.WriteString(string(ScopeOrganization) + "/")
@@ -128,7 +128,7 @@ func (r *Reference) UnmarshalJSON(raw []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
 	err := dec.Decode((*object)(r))
-	*r = r.plain()
+	*r = r.withoutDefaultScope()
 	return err
 }
 
@@ -155,28 +155,30 @@ func (r Reference) Check() error {
 	return nil
 }
 
-// Tenant returns the tenant under which the entry is stored, for a reference of tenant own.
-func (r Reference) Tenant(own string) string {
+// OwnerTenant returns the tenant that owns the entry to which r refers: PlatformTenant, or else own, the tenant that
+// uses the reference.
+func (r Reference) OwnerTenant(own string) string {
 	if r.Scope == ScopePlatform {
 		return PlatformTenant
 	}
 	return own
 }
 
-// Subject returns the log subject of the entry.
+// Subject returns the log subject of the catalogue entry to which r refers. tenant is the tenant that uses the
+// reference.
 func (r Reference) Subject(kind Aspect, tenant string) Subject {
 	scope := r.Scope
 	if scope == "" {
 		scope = ScopeOrganization
 	}
-	tenant = r.Tenant(tenant)
+	tenant = r.OwnerTenant(tenant)
 	return Subject{Tenant: tenant, ID: CatalogueID(kind, tenant, string(scope), r.Org, r.Slug), Aspect: kind}
 }
 
-// Bare returns the reference without its version. It identifies the entry itself.
-func (r Reference) Bare() Reference {
+// WithoutVersion returns the reference without its version. It identifies the entry itself.
+func (r Reference) WithoutVersion() Reference {
 	r.Version = ""
-	return r.plain()
+	return r.withoutDefaultScope()
 }
 
 // IsDigest reports whether s is a SHA-256 in lower-case hex.
@@ -184,12 +186,12 @@ func IsDigest(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// maxName is the maximum length of slugs and tags in characters.
-const maxName = 64
+// maxTagLength is the maximum length of slugs and tags in characters.
+const maxTagLength = 64
 
 // IsTag reports whether s is a valid tag. A digest is not a tag.
 func IsTag(s string) bool {
-	ok := len(s) > 0 && len(s) <= maxName && !IsDigest(s) && s[0] != '.' && s[0] != '-'
+	ok := len(s) > 0 && len(s) <= maxTagLength && !IsDigest(s) && s[0] != '.' && s[0] != '-'
 	for i := 0; ok && i < len(s); i++ {
 		c := s[i]
 		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' || c == '-' || c == '_'
@@ -199,7 +201,7 @@ func IsTag(s string) bool {
 
 // isSlug reports whether s matches ^[a-z0-9]+([.-][a-z0-9]+)*$, the form of agent skill names.
 func isSlug(s string) bool {
-	if s == "" || len(s) > maxName {
+	if s == "" || len(s) > maxTagLength {
 		return false
 	}
 	afterSeparator := true

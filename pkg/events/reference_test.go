@@ -107,7 +107,7 @@ func TestReferenceSubject_IdentifiesTheEntry(t *testing.T) {
 	for name, r := range map[string]events.Reference{
 		"with its scope": {Scope: events.ScopeOrganization, Slug: "a"}, "with a version": {Slug: "a", Version: digest},
 	} {
-		if of(r) != of(plain) || r.Bare() != plain {
+		if of(r) != of(plain) || r.WithoutVersion() != plain {
 			t.Errorf("%s another entry: %v", name, of(r))
 		}
 	}
@@ -120,7 +120,7 @@ func TestReferenceSubject_IdentifiesTheEntry(t *testing.T) {
 			t.Errorf("%s has the id of another", r)
 		}
 		seen[s.ID] = true
-		if want := r.Tenant("acme"); s.Tenant != want || (r.Scope == events.ScopePlatform) != (want == events.PlatformTenant) {
+		if want := r.OwnerTenant("acme"); s.Tenant != want || (r.Scope == events.ScopePlatform) != (want == events.PlatformTenant) {
 			t.Errorf("the subject of %s has the tenant %s", r, s.Tenant)
 		}
 	}

@@ -68,8 +68,8 @@ type ExecutionFailed struct {
 	Unstopped  bool   `json:"unstopped,omitempty"` // the stop request did not reach the runner: the agent may continue until an executor reaches its sandbox
 }
 
-// NotStopped returns f with Unstopped set, and with a message that states why the agent could not be stopped.
-func (f ExecutionFailed) NotStopped(why error) ExecutionFailed {
+// WithStopFailure returns f with Unstopped set, and with a message that states why the agent could not be stopped.
+func (f ExecutionFailed) WithStopFailure(why error) ExecutionFailed {
 	f.Unstopped = true
 	f.Message += "; the agent could not be stopped and may continue until an executor reaches its sandbox: " + why.Error()
 	return f
@@ -247,7 +247,7 @@ type DayUsage struct {
 	Day   string      `json:"day"` // in UTC, as 2026-01-31
 	Spent BudgetUsage `json:"spent"`
 
-	Logged Output `json:"logged,omitzero"` // events that the session appended to the log
+	Logged OutputSize `json:"logged,omitzero"` // events that the session appended to the log
 }
 
 // ContentRemoved records that all content of the session was removed from streams and buckets.

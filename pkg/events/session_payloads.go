@@ -76,11 +76,11 @@ type SessionForked struct {
 	RecordsSession  string `json:"recordsSession,omitempty"`  // session that owns Records, if not the parent
 }
 
-// Files returns the id of the session that owns the snapshot of the files.
-func (f SessionForked) Files() string { return cmp.Or(f.SnapshotSession, f.Parent) }
+// FilesOwner returns the id of the session that owns the snapshot with the files of the fork.
+func (f SessionForked) FilesOwner() string { return cmp.Or(f.SnapshotSession, f.Parent) }
 
-// State returns the id of the session that owns the snapshot of the agent's records.
-func (f SessionForked) State() string { return cmp.Or(f.RecordsSession, f.Parent) }
+// RecordsOwner returns the id of the session that owns the snapshot with the agent's records for the fork.
+func (f SessionForked) RecordsOwner() string { return cmp.Or(f.RecordsSession, f.Parent) }
 
 // SessionOptionsUpdated replaces options and metadata of the session.
 type SessionOptionsUpdated struct {

@@ -5,28 +5,33 @@ import (
 	"encoding/json"
 )
 
-// eventOverhead is the approximate size in bytes of an event without its text and data.
-const eventOverhead = 256
+// eventOverheadBytes is the approximate size in bytes of an event without its text and data.
+const eventOverheadBytes = 256
 
-// Output is the amount of an agent's output: the events of its runner's journal, and their size in bytes.
-type Output struct {
+// OutputSize is the amount of an agent's output: the number of events of its runner's journal, and their size in bytes.
+type OutputSize struct {
 	Events uint64 `json:"events,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"`
 }
 
 // Plus returns the sum of o and p.
-func (o Output) Plus(p Output) Output { return Output{o.Events + p.Events, o.Bytes + p.Bytes} }
+func (o OutputSize) Plus(p OutputSize) OutputSize {
+	return OutputSize{o.Events + p.Events, o.Bytes + p.Bytes}
+}
 
-// Exceeds reports whether o exceeds one of the limits. A limit of 0 means no limit.
-func (o Output) Exceeds(limit Output) bool {
+// Exceeds reports whether o exceeds a field of limit. A limit of 0 means no limit.
+func (o OutputSize) Exceeds(limit OutputSize) bool {
 	return limit.Events > 0 && o.Events > limit.Events || limit.Bytes > 0 && o.Bytes > limit.Bytes
 }
 
-// OutputOf returns the amount that an event counts as: one event, and the bytes of its text and data plus 256. A
-// stored event that is read again counts the same.
-func OutputOf(e Event) Output { return Output{1, uint64(eventOverhead + sizeOf(e.Data))} } //nolint:gosec // lengths
+// OutputSizeOf returns the amount of output that an event counts as: one event, and the bytes of its text and data plus
+// eventOverheadBytes. A stored event that is read again counts the same.
+func OutputSizeOf(e Event) OutputSize {
+	return OutputSize{1, uint64(eventOverheadBytes + payloadSize(e.Data))}
+} //nolint:gosec // lengths
 
-func sizeOf(p Payload) int {
+// payloadSize returns the size in bytes of the text and data of a payload.
+func payloadSize(p Payload) int {
 	switch d := p.(type) {
 	case BlockStart:
 		return d.Block.size()
@@ -38,15 +43,14 @@ func sizeOf(p Payload) int {
 		return len(d.Message)
 	case Error:
 		return len(d.Message)
-	case Opaque:
-		return sizeOfJSON(d.Raw)
+	case OpaquePayload:
+		return jsonSize(d.Raw)
 	}
 	return 0
 }
 
-// sizeOfJSON returns the length of raw in its stored form, which does not depend on the original spaces and
-// escapes.
-func sizeOfJSON(raw json.RawMessage) int {
+// jsonSize returns the length of raw in its stored form, which does not depend on the original spaces and escapes.
+func jsonSize(raw json.RawMessage) int {
 	switch {
 	case raw == nil:
 		return len("null")
@@ -60,23 +64,25 @@ func sizeOfJSON(raw json.RawMessage) int {
 	return len(stored)
 }
 
-func sizeOfTodos(list []TodoItem) (n int) {
+func todosSize(list []TodoItem) (n int) {
 	for _, t := range list {
 		n += len(t.Content)
 	}
 	return n
 }
 
+// size returns the size in bytes of the text and data of the block.
 func (b Block) size() int {
-	n := len(b.Content) + len(b.Summary) + sizeOfJSON(b.Input) + len(b.DisplayName) + len(b.Description) + len(b.Output) + len(b.Message)
+	n := len(b.Content) + len(b.Summary) + jsonSize(b.Input) + len(b.DisplayName) + len(b.Description) + len(b.Output) + len(b.Message)
 	for _, p := range b.Parts {
 		n += len(p.Text) + len(p.Data)
 	}
-	return n + sizeOfTodos(b.Todos)
+	return n + todosSize(b.Todos)
 }
 
+// size returns the size in bytes of the text and data of the updates.
 func (u BlockUpdates) size() int {
-	n := sizeOfJSON(u.Input) + sizeOfTodos(u.Todos)
+	n := jsonSize(u.Input) + todosSize(u.Todos)
 	for _, s := range []*string{u.DisplayName, u.Description, u.Summary, u.Output} {
 		if s != nil {
 			n += len(*s)

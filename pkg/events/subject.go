@@ -8,7 +8,8 @@ import (
 // MaxPartitions is the largest number of partitions of a log.
 const MaxPartitions = 64
 
-// Aspect is the last token of a log subject. Each aspect has one kind of writer.
+// Aspect is the last token of a log subject: life or run for a session, or the kind of a catalogue entry. Each aspect
+// has one kind of writer.
 type Aspect string
 
 // The aspects. A session has life, written by the session service, and run, written by the executor that holds the
@@ -25,8 +26,8 @@ const (
 	LimitsAspect Aspect = "limits"
 )
 
-// Catalogued reports whether an aspect belongs to the catalogue.
-func (a Aspect) Catalogued() bool {
+// IsCatalogue reports whether an aspect belongs to the catalogue.
+func (a Aspect) IsCatalogue() bool {
 	switch a {
 	case Key, Agent, Instance, Environment, Skill, TenantBudget, LimitsAspect:
 		return true
@@ -41,16 +42,16 @@ type Subject struct {
 	Aspect Aspect
 }
 
-// LifeOf returns the subject of a session's life.
-func LifeOf(tenant, session string) Subject { return Subject{tenant, session, Life} }
+// LifeSubject returns the subject of a session's life.
+func LifeSubject(tenant, session string) Subject { return Subject{tenant, session, Life} }
 
-// RunOf returns the subject of a session's runs.
-func RunOf(tenant, session string) Subject { return Subject{tenant, session, Run} }
+// RunSubject returns the subject of a session's runs.
+func RunSubject(tenant, session string) Subject { return Subject{tenant, session, Run} }
 
 // CatalogueID returns the id that replaces the session id in the subject of a catalogue entry. It is derived from
 // the fields that must be unique, so that the log's expected-sequence check is the unique constraint.
 func CatalogueID(kind Aspect, tenant, scope, org, slug string) string {
-	return Derive("cat", string(kind), tenant, scope, org, slug)
+	return DeriveID("cat", string(kind), tenant, scope, org, slug)
 }
 
 // Partition returns the partition of a session id or catalogue id among MaxPartitions: FNV-1a mod 64. The numbers of
@@ -70,7 +71,7 @@ func PartitionToken(p int) string {
 // Partition returns the partition of the subject among MaxPartitions.
 func (s Subject) Partition() int { return Partition(s.ID) }
 
-// String returns the name of the chain in signatures, signed heads and reports. It does not depend on the log's
+// String returns the name of the subject in signatures, signed heads and reports. It does not depend on the log's
 // Partitioning: it is the NATS subject in a log with MaxPartitions. The caller must have validated the tokens with
 // Check.
 func (s Subject) String() string { return Partitioning(0).Subject(s) }
@@ -83,13 +84,13 @@ func (s Subject) Check() error {
 	switch {
 	case s.Aspect == Life, s.Aspect == Run:
 		return CheckID("sessionId", KindSession, s.ID)
-	case s.Aspect.Catalogued():
+	case s.Aspect.IsCatalogue():
 		return CheckID("catalogue id", "cat", s.ID)
 	}
 	return fmt.Errorf("aspect: %q is unknown", s.Aspect)
 }
 
-// ParseSubject parses what Subject.String returns.
+// ParseSubject parses the form that Subject.String returns.
 func ParseSubject(subject string) (Subject, error) { return Partitioning(0).ParseSubject(subject) }
 
 // LiveSubject returns the subject on which the projector announces changes of a session.

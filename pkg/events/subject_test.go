@@ -13,16 +13,16 @@ import (
 func TestSubject_FixedVectors(t *testing.T) {
 	t.Parallel()
 	id := "ses_01ARYZ6S41TSV4RRFFQ69G5FAV"
-	s := events.LifeOf("acme", id)
+	s := events.LifeSubject("acme", id)
 	// The partition is part of stored subjects: it must not change.
 	const want = "ev.14.acme.ses_01ARYZ6S41TSV4RRFFQ69G5FAV.life"
 	if s.String() != want {
 		t.Errorf("the subject is %s, want %s", s, want)
 	}
-	if got := events.RunOf("acme", id); got.ID != s.ID || got.Partition() != s.Partition() || !strings.HasSuffix(got.String(), ".run") {
+	if got := events.RunSubject("acme", id); got.ID != s.ID || got.Partition() != s.Partition() || !strings.HasSuffix(got.String(), ".run") {
 		t.Errorf("the run's subject is %s", got)
 	}
-	if got := events.FrameSubject(events.Partitioning(0).Of(id), "xtr_1"); got != "dl.14.xtr_1" {
+	if got := events.FrameSubject(events.Partitioning(0).PartitionOf(id), "xtr_1"); got != "dl.14.xtr_1" {
 		t.Errorf("the subject of frames is %s", got)
 	}
 	if got := events.LiveSubject("acme", id); got != "live.acme."+id {
@@ -32,7 +32,7 @@ func TestSubject_FixedVectors(t *testing.T) {
 
 func TestParseSubject_RefusesInvalidSubjects(t *testing.T) {
 	t.Parallel()
-	good := events.LifeOf("acme", events.Derive(events.KindSession, "a")).String()
+	good := events.LifeSubject("acme", events.DeriveID(events.KindSession, "a")).String()
 	for _, bad := range []string{
 		"", ".", "ev", good + ".x", strings.Replace(good, "ev.", "dl.", 1), strings.Replace(good, ".acme.", ".Acme.", 1),
 		strings.Replace(good, ".acme.", ".*.", 1), strings.Replace(good, ".life", ".agent", 1), strings.Replace(good, ".life", "", 1),
@@ -51,7 +51,7 @@ func TestParseSubject_RoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := events.Subject{
 			Tenant: rapid.StringMatching(`[a-z0-9][a-z0-9_-]{0,63}`).Draw(t, "tenant"),
-			ID:     events.Derive(events.KindSession, rapid.String().Draw(t, "id")),
+			ID:     events.DeriveID(events.KindSession, rapid.String().Draw(t, "id")),
 			Aspect: rapid.SampledFrom([]events.Aspect{events.Life, events.Run, events.Key}).Draw(t, "aspect"),
 		}
 		if s.Aspect == events.Key {
@@ -87,7 +87,7 @@ func TestPartition_SpreadsIDsEvenly(t *testing.T) {
 	const each = 1000
 	var count [events.MaxPartitions]int
 	for i := range each * events.MaxPartitions {
-		count[events.Partition(events.Derive(events.KindSession, fmt.Sprint(i)))]++
+		count[events.Partition(events.DeriveID(events.KindSession, fmt.Sprint(i)))]++
 	}
 	for p, n := range count {
 		if n < each*3/4 || n > each*5/4 {
@@ -97,7 +97,7 @@ func TestPartition_SpreadsIDsEvenly(t *testing.T) {
 }
 
 func FuzzParseSubject(f *testing.F) {
-	f.Add(events.LifeOf("acme", events.Derive(events.KindSession, "a")).String())
+	f.Add(events.LifeSubject("acme", events.DeriveID(events.KindSession, "a")).String())
 	f.Add("ev.00.*.>.run")
 	f.Fuzz(func(t *testing.T, in string) {
 		s, err := events.ParseSubject(in)

@@ -22,8 +22,8 @@ const CodeTenantStorage = "TENANT_STORAGE"
 // tenant's sessions have reached EventsPerDay or EventBytesPerDay on this day.
 const CodeTenantEvents = "TENANT_EVENTS"
 
-// LimitsOf returns the log subject of a tenant's limits.
-func LimitsOf(tenant string) Subject {
+// LimitsSubject returns the log subject of a tenant's limits.
+func LimitsSubject(tenant string) Subject {
 	return Subject{Tenant: tenant, ID: CatalogueID(LimitsAspect, tenant, "", "", ""), Aspect: LimitsAspect}
 }
 

@@ -13,16 +13,16 @@ import (
 // for each event and each delta. The results are those of encoding/json, without HTML escapes; the tests compare them.
 
 // AppendJSON appends the JSON of the event to b. Data must be compact JSON, because its bytes are not changed.
-func (w Wire) AppendJSON(b []byte) ([]byte, error) {
-	b, err := w.appendHead(b)
+func (w WireEvent) AppendJSON(b []byte) ([]byte, error) {
+	b, err := w.appendBeforeData(b)
 	if err != nil {
 		return nil, err
 	}
-	return append(append(b, orNull(w.Data)...), '}'), nil
+	return append(append(b, nullIfEmpty(w.Data)...), '}'), nil
 }
 
-// appendHead appends the JSON of the event up to its data.
-func (w Wire) appendHead(b []byte) ([]byte, error) {
+// appendBeforeData appends the JSON of the event up to its member data.
+func (w WireEvent) appendBeforeData(b []byte) ([]byte, error) {
 	b = strconv.AppendUint(append(b, `{"seq":`...), uint64(w.Seq), 10)
 	b = compact.AppendString(append(b, `,"position":`...), w.Position)
 	if w.ID != "" {
@@ -44,21 +44,21 @@ func (w Wire) appendHead(b []byte) ([]byte, error) {
 	return append(b, `,"data":`...), nil
 }
 
-// AppendWire appends the JSON of ToWire's result to b.
+// AppendWire appends the JSON of the WireEvent that ToWire returns to b.
 func (e Event) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
-	b, err := Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, nil}.appendHead(b)
+	b, err := WireEvent{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, nil}.appendBeforeData(b)
 	if err != nil {
 		return nil, err
 	}
-	if b, err = appendData(b, e.Data); err != nil {
+	if b, err = appendPayloadJSON(b, e.Data); err != nil {
 		return nil, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 	}
 	return append(b, '}'), nil
 }
 
-// AppendWire appends the JSON of ToWire's result to b.
+// AppendWire appends the JSON of the WireEvent that ToWire returns to b.
 func (d Delta) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
-	b, err := Wire{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, nil}.appendHead(b)
+	b, err := WireEvent{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, nil}.appendBeforeData(b)
 	if err != nil {
 		return nil, err
 	}
@@ -83,18 +83,20 @@ func (d Delta) AppendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// DecodeWire returns the event that json.Unmarshal would return. Its data may refer to the bytes of raw.
-func DecodeWire(raw []byte) (Wire, error) {
-	if w, ok := readWire(raw); ok {
+// DecodeWireEvent decodes the JSON of a WireEvent as json.Unmarshal does. The data of the result may refer to the bytes
+// of raw.
+func DecodeWireEvent(raw []byte) (WireEvent, error) {
+	if w, ok := decodeCompactWireEvent(raw); ok {
 		return w, nil
 	}
-	var w Wire
+	var w WireEvent
 	err := json.Unmarshal(raw, &w)
 	return w, err
 }
 
-// readWire decodes the form that AppendJSON writes. If ok is false, the result is not valid.
-func readWire(raw []byte) (w Wire, ok bool) {
+// decodeCompactWireEvent decodes a WireEvent in the form that AppendJSON writes. If ok is false, raw has another form
+// and the result is not valid.
+func decodeCompactWireEvent(raw []byte) (w WireEvent, ok bool) {
 	r := compact.NewReader(raw)
 	r.Expect(`{"seq":`)
 	w.Seq = uint32(r.Uint(math.MaxUint32)) //nolint:gosec // limited
@@ -114,5 +116,5 @@ func readWire(raw []byte) (w Wire, ok bool) {
 	r.Expect(`,"data":`)
 	w.Data = r.Raw()
 	r.Expect(`}`)
-	return w, r.Done()
+	return w, r.AtEnd()
 }

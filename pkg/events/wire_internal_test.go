@@ -35,7 +35,7 @@ func anyDelta() *rapid.Generator[Delta] {
 
 // requireSameJSON compares an encoding with that of encoding/json without HTML escapes.
 func requireSameJSON(t *rapid.T, got []byte, err error, value any) {
-	want, wantErr := marshal(value)
+	want, wantErr := marshalJSON(value)
 	if (err == nil) != (wantErr == nil) {
 		t.Fatalf("error %v, want %v", err, wantErr)
 	}
@@ -48,7 +48,7 @@ func TestWireAppendJSON_EqualsEncodingJSON(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := anyText()
-		w := Wire{
+		w := WireEvent{
 			Seq: rapid.Uint32().Draw(t, "seq"), Position: text.Draw(t, "position"), ID: text.Draw(t, "id"), Type: Type(text.Draw(t, "type")),
 			Time: anyTime().Draw(t, "time"), SessionID: text.Draw(t, "session"), ExecutionID: text.Draw(t, "execution"),
 			ConversationID: text.Draw(t, "conversation"), Source: Source(text.Draw(t, "source")),
@@ -56,25 +56,25 @@ func TestWireAppendJSON_EqualsEncodingJSON(t *testing.T) {
 		}
 		got, err := w.AppendJSON(nil)
 		requireSameJSON(t, got, err, w)
-		var want Wire
+		var want WireEvent
 		if err != nil || json.Unmarshal(got, &want) != nil {
 			return
 		}
-		read, ok := readWire(got)
+		read, ok := decodeCompactWireEvent(got)
 		if !ok || !sameWire(read, want) {
 			t.Fatalf("%s: decoded %+v, %v, want %+v", got, read, ok, want)
 		}
 	})
 }
 
-func sameWire(a, b Wire) bool {
+func sameWire(a, b WireEvent) bool {
 	sameRest := bytes.Equal(a.Data, b.Data) && a.Time.Equal(b.Time) && a.Time.String() == b.Time.String()
 	a.Data, b.Data, a.Time, b.Time = nil, nil, time.Time{}, time.Time{}
 	return sameRest && a.Seq == b.Seq && a.Position == b.Position && a.ID == b.ID && a.Type == b.Type && a.SessionID == b.SessionID &&
 		a.ExecutionID == b.ExecutionID && a.ConversationID == b.ConversationID && a.Source == b.Source
 }
 
-// FuzzDecodeWire compares DecodeWire with json.Unmarshal.
+// FuzzDecodeWire compares DecodeWireEvent with json.Unmarshal.
 func FuzzDecodeWire(f *testing.F) {
 	const head = `{"seq":1,"position":"0-1","id":"evt_1","type":"log","time":"2026-01-02T03:04:05Z","sessionId":"s","executionId":"e","conversationId":"main","source":"server","data":`
 	for _, seed := range []string{
@@ -85,9 +85,9 @@ func FuzzDecodeWire(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		var want Wire
+		var want WireEvent
 		wantErr := json.Unmarshal(raw, &want)
-		got, err := DecodeWire(raw)
+		got, err := DecodeWireEvent(raw)
 		if (err == nil) != (wantErr == nil) || err == nil && !sameWire(got, want) {
 			t.Fatalf("got %+v, %v, want %+v, %v", got, err, want, wantErr)
 		}
@@ -127,7 +127,7 @@ func TestDecodeDelta_ReadsWhatServicesWriteWithoutEncodingJSON(t *testing.T) {
 			if err := json.Unmarshal(data, &want); err != nil {
 				t.Fatal(err)
 			}
-			if got, ok := readDelta(data); !ok || got != want {
+			if got, ok := decodeCompactDelta(data); !ok || got != want {
 				t.Fatalf("%s: got %+v, %v, want %+v", data, got, ok, want)
 			}
 		}
@@ -146,7 +146,7 @@ func BenchmarkWire(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	event, err := Wire{7, position, "evt_01JZZZZZZZZZZZZZZZZZZZZZZZ", "tool_call_requested", at, session, d.ExecutionID, "main", FromRunner,
+	event, err := WireEvent{7, position, "evt_01JZZZZZZZZZZZZZZZZZZZZZZZ", "tool_call_requested", at, session, d.ExecutionID, "main", FromRunner,
 		json.RawMessage(`{"toolUseId":"blk_01JZZZZZZZZZZZZZZZZZZZZZZZ","name":"shell","input":{"command":"ls -l","timeout":30}}`)}.AppendJSON(nil)
 	if err != nil {
 		b.Fatal(err)
@@ -159,16 +159,16 @@ func BenchmarkWire(b *testing.B) {
 		{"encode a text delta for clients/encoding json", func() error {
 			w, err := d.ToWire(session, 7, position)
 			if err == nil {
-				_, err = marshal(w)
+				_, err = marshalJSON(w)
 			}
 			return err
 		}},
 		{"encode a delta/by hand", func() error { _, err := d.AppendJSON(make([]byte, 0, 512)); return err }},
-		{"encode a delta/encoding json", func() error { _, err := marshal(d); return err }},
+		{"encode a delta/encoding json", func() error { _, err := marshalJSON(d); return err }},
 		{"decode a delta/by hand", func() error { _, err := DecodeDelta(delta); return err }},
 		{"decode a delta/encoding json", func() error { var d Delta; return json.Unmarshal(delta, &d) }},
-		{"decode an event/by hand", func() error { _, err := DecodeWire(event); return err }},
-		{"decode an event/encoding json", func() error { var w Wire; return json.Unmarshal(event, &w) }},
+		{"decode an event/by hand", func() error { _, err := DecodeWireEvent(event); return err }},
+		{"decode an event/encoding json", func() error { var w WireEvent; return json.Unmarshal(event, &w) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -35,7 +35,7 @@ func newBed(t *testing.T, nc *nats.Conn) *bed {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Shards: 1}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 1}))
 	return &bed{t: t, js: js}
 }
 
@@ -291,7 +291,7 @@ func TestWatcher_WatchesABucketThatWasMadeAgain(t *testing.T) {
 	b.clock.Add(int64(time.Minute))
 	b.renewed(w, one)
 	must(t, b.js.DeleteKeyValue(t.Context(), topology.BucketLeases))
-	must(t, topology.Provision(t.Context(), b.js, topology.Config{Shards: 1}))
+	must(t, topology.Provision(t.Context(), b.js, topology.ProvisionConfig{Shards: 1}))
 	b.clock.Add(int64(time.Minute))
 	b.renewed(w, one)
 }

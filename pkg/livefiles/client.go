@@ -37,12 +37,12 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	if err != nil {
 		return nil, 0, err
 	}
-	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAck(r.Transfer), messages: make(chan *nats.Msg, ackWindow+2)}
-	inbox := topology.FilesTo(r.Transfer)
+	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAckSubject(r.Transfer), messages: make(chan *nats.Msg, ackWindow+2)}
+	inbox := topology.FilesResponseSubject(r.Transfer)
 	if f.sub, err = c.nc.ChanSubscribe(inbox, f.messages); err != nil {
 		return nil, 0, err
 	}
-	if err := c.nc.PublishRequest(topology.FilesOn(provider, engine), inbox, raw); err != nil {
+	if err := c.nc.PublishRequest(topology.FilesRequestSubject(provider, engine), inbox, raw); err != nil {
 		return nil, 0, errors.Join(err, f.sub.Unsubscribe())
 	}
 	h, err := f.head()

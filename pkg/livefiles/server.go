@@ -43,7 +43,7 @@ func Serve(nc *nats.Conn, provider, engine string, source Source, log *slog.Logg
 	s := &Server{nc: nc, source: source, log: log, slots: make(chan struct{}, maxTransfers)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
-	subject := topology.FilesOn(provider, engine)
+	subject := topology.FilesRequestSubject(provider, engine)
 	if s.sub, err = nc.QueueSubscribe(subject, "files", s.handle); err != nil {
 		s.cancel()
 		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
@@ -73,7 +73,7 @@ func (s *Server) handle(msg *nats.Msg) {
 	}
 	// The request's own reply subject cannot be used: NATS remaps it between the accounts and lets only one message
 	// through.
-	to := topology.FilesTo(r.Transfer)
+	to := topology.FilesResponseSubject(r.Transfer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -123,7 +123,7 @@ func (s *Server) transfer(r Request, reply string) error {
 	}
 	defer content.Close() //nolint:errcheck // it is only read
 	acks := make(chan *nats.Msg, ackWindow+1)
-	sub, err := s.nc.ChanSubscribe(topology.FilesAck(r.Transfer), acks)
+	sub, err := s.nc.ChanSubscribe(topology.FilesAckSubject(r.Transfer), acks)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 				return err
 			}
 			srv, js := start(natsserver.MinStore + 100<<20)
-			if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+			if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 				t.Fatal(err)
 			}
 			for range (natsserver.MinStore + 50<<20) >> 20 {
@@ -58,7 +58,7 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 			}
 			srv.Shutdown()
 			_, js = start(natsserver.MinStore)
-			if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+			if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 				t.Errorf("provision a store over its limit: %v", err)
 			}
 			s, err := js.Stream(t.Context(), "OBJ_"+topology.BucketWorkspaces)

@@ -9,12 +9,12 @@ import "github.com/spoolhq/spool/pkg/events"
 // same events. A message is smaller than 1 MB: a larger batch is sent in several messages, and for an event that is too
 // large for one message only the seq is sent, as Tip.
 type Live struct {
-	Session string        `json:"sessionId"`
-	Tip     uint32        `json:"tip"`    // seq of the last event that Postgres has
-	Events  []events.Wire `json:"events"` // stored events, ascending by seq, without a gap in the message
+	Session string             `json:"sessionId"`
+	Tip     uint32             `json:"tip"`    // seq of the last event that Postgres has
+	Events  []events.WireEvent `json:"events"` // stored events, ascending by seq, without a gap in the message
 }
 
-// Started is announced on topology.CtlProjector when a projector starts to lead a group. Commits of its predecessor
+// Started is announced on topology.ProjectorStartSubject when a projector starts to lead a group. Commits of its predecessor
 // may not have been announced on LIVE, so gateways compare their sessions of the group with the read models.
 type Started struct {
 	Group int `json:"group"`

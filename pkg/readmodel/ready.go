@@ -17,12 +17,12 @@ func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool, partitions events.Pa
 	pauses := retry.Doubling(5*time.Millisecond, 100*time.Millisecond)
 	for {
 		var groups int
-		err := pool.QueryRow(ctx, "SELECT count(*) FROM checkpoints WHERE caught_up AND grp < $1", partitions.Groups()).Scan(&groups)
-		if err == nil && groups == partitions.Groups() {
+		err := pool.QueryRow(ctx, "SELECT count(*) FROM checkpoints WHERE caught_up AND grp < $1", partitions.GroupCount()).Scan(&groups)
+		if err == nil && groups == partitions.GroupCount() {
 			return nil
 		}
 		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
-			return fmt.Errorf("the read models have not caught up: %d of %d groups are ready: %w", groups, partitions.Groups(), ctx.Err())
+			return fmt.Errorf("the read models have not caught up: %d of %d groups are ready: %w", groups, partitions.GroupCount(), ctx.Err())
 		}
 	}
 }

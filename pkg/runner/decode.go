@@ -24,7 +24,7 @@ func DecodeMessage(raw []byte) (Message, error) {
 // values; the fuzz test compares them.
 func readLine(raw []byte) (*Line, bool) {
 	r := compact.NewReader(raw)
-	if !r.Optional(`{"line":`) {
+	if !r.SkipOptional(`{"line":`) {
 		return nil, false
 	}
 	var l Line
@@ -38,7 +38,7 @@ func readLine(raw []byte) (*Line, bool) {
 	l.ConversationID = r.OptionalString(`,"conversationId":`)
 	r.Expect(`,"data":`)
 	data := r.Raw()
-	if r.Expect(`}}`); !r.Done() {
+	if r.Expect(`}}`); !r.AtEnd() {
 		return nil, false
 	}
 	l.Data = bytes.Clone(data)
@@ -54,7 +54,7 @@ func DecodeDelta(data []byte) (d Delta, err error) {
 	d.Offset = uint32(r.Uint(math.MaxUint32)) //nolint:gosec // limited
 	r.Expect(`,"delta":`)
 	d.Delta = r.String()
-	if r.Expect(`}`); r.Done() {
+	if r.Expect(`}`); r.AtEnd() {
 		return d, nil
 	}
 	d = Delta{}

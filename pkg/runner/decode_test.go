@@ -20,7 +20,7 @@ func textLine(t testing.TB) []byte {
 	}
 	raw, err := json.Marshal(runner.Message{Line: &runner.Line{
 		N: 17, Type: events.TextDelta, Time: time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC),
-		ExecutionID: events.Derive(events.KindExecution, "a"), ConversationID: events.MainConversation, Data: data,
+		ExecutionID: events.DeriveID(events.KindExecution, "a"), ConversationID: events.MainConversation, Data: data,
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -86,7 +86,7 @@ type Verdict struct {
 // ApprovalID returns the id of an approval request in the log, from the execution, the name of the journal and the id in the journal. A
 // runner chooses the latter two, so that only the execution keeps it from naming a request of another execution.
 func ApprovalID(execution, journal, local string) string {
-	return events.Derive(events.KindApproval, execution, journal, local)
+	return events.DeriveID(events.KindApproval, execution, journal, local)
 }
 
 // Query is everything that an agent needs for one turn.

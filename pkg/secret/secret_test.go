@@ -39,7 +39,7 @@ func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 		}
 		return js
 	}
-	for _, kv := range topology.KeyValues() {
+	for _, kv := range topology.KeyValueBuckets() {
 		if kv.Config.Bucket == topology.BucketSecrets {
 			if _, err := as(topology.UserAdmin).CreateKeyValue(t.Context(), kv.Config); err != nil {
 				t.Fatal(err)
@@ -91,7 +91,7 @@ func TestOpen_ReturnsTheSealedValueToItsTenantOnly(t *testing.T) {
 	in, out, _ := buckets(t)
 	k := pair(t)
 	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
-	execution := events.Derive(events.KindExecution, "one")
+	execution := events.DeriveID(events.KindExecution, "one")
 	keys := map[string]bool{}
 	for _, x := range []string{"", "", execution} {
 		key, err := s.Seal(ctx, "acme", x, []byte(value))
@@ -118,7 +118,7 @@ func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 	in, out, session := buckets(t)
 	k := pair(t)
 	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
-	one, two := events.Derive(events.KindExecution, "one"), events.Derive(events.KindExecution, "two")
+	one, two := events.DeriveID(events.KindExecution, "one"), events.DeriveID(events.KindExecution, "two")
 	keys := map[string][]string{}
 	for _, x := range []string{one, one, two, ""} {
 		key, err := s.Seal(ctx, "acme", x, []byte(value))

@@ -37,7 +37,7 @@ func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	watches := map[string]*storage.Watch{}
@@ -87,7 +87,7 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	w := storage.NewWatch(storage.Config{JetStream: js, Reserve: 90, Logger: natstest.Logger(t)})

@@ -13,84 +13,85 @@ const AccountLog = "LOG"
 
 // Subjects of the consumer gate, which runs in AccountLog.
 const (
-	// GatePrefix is the prefix of requests to the gate. It is followed by the name of the service's user and the part of
-	// the subject after $JS.API.
+	// GatePrefix is the prefix of requests to the consumer gate. It is followed by the name of the service's user and
+	// the part of the subject after $JS.API.
 	GatePrefix = "gate."
 	// ReplyPrefix is the prefix of the reply subject of each request from another account.
 	ReplyPrefix = "_R_."
 
-	apiPrefix      = "$JS.API."
-	consumerCreate = apiPrefix + "CONSUMER.CREATE."
+	jetStreamAPIPrefix   = "$JS.API."
+	consumerCreatePrefix = jetStreamAPIPrefix + "CONSUMER.CREATE."
 )
 
-// Account returns the NATS account of a user.
-func Account(user string) string {
+// AccountOf returns the name of the NATS account to which a user belongs.
+func AccountOf(user string) string {
 	if user == UserAdmin || user == UserGate {
 		return AccountLog
 	}
 	return strings.ToUpper(user)
 }
 
-// Import is the permission of a service's account to send to a subject of another account. NATS rewrites the reply
+// AccountImport permits the account of a service to send to a subject of another account. NATS rewrites the reply
 // subjects of such requests: a response cannot leave the account that sent the request.
-type Import struct {
+type AccountImport struct {
 	Account string // the subject in Account
 	Subject string // in that account
 	To      string // the subject in the service's account
 }
 
-// Imports returns the subjects that the account of a service may send to in other accounts: the user's publish
-// permissions. What a service publishes to its own replicas stays in its account.
-func (u User) Imports() []Import {
-	list := []Import{{AccountLog, apiPrefix + "INFO", apiPrefix + "INFO"}} // without it NATS itself answers the JetStream API with an error
+// ServiceImports returns the subjects that the account of a service may send to in other accounts: the user's publish
+// permissions. The messages that a service publishes to its own replicas stay in its account.
+func (u User) ServiceImports() []AccountImport {
+	list := []AccountImport{{AccountLog, jetStreamAPIPrefix + "INFO", jetStreamAPIPrefix + "INFO"}} // without it NATS itself answers the JetStream API with an error
 	for _, subject := range u.Publish {
-		i := Import{subscriberAccount(subject), subject, subject}
-		if rest, ok := strings.CutPrefix(subject, apiPrefix); ok && strings.HasPrefix(subject, consumerCreate) {
+		i := AccountImport{subscriberAccount(subject), subject, subject}
+		if rest, ok := strings.CutPrefix(subject, jetStreamAPIPrefix); ok && strings.HasPrefix(subject, consumerCreatePrefix) {
 			i.Subject = GatePrefix + u.Name + "." + rest
 		}
-		if i.Account != Account(u.Name) && !slices.Contains(list, i) {
+		if i.Account != AccountOf(u.Name) && !slices.Contains(list, i) {
 			list = append(list, i)
 		}
 	}
 	return list
 }
 
-// subscriberAccount returns the account that subscribes to a subject.
+// subscriberAccount returns the account whose user subscribes to a subject, and from which the others import it.
 func subscriberAccount(subject string) string {
 	token, rest, _ := strings.Cut(subject, ".")
 	if user, ok := strings.CutPrefix(token, InboxPrefix("")); ok {
-		return Account(user)
+		return AccountOf(user)
 	}
 	switch {
 	case subject == LiveFilter: // the projector's account exports it as a stream
-		return Account(UserProjector)
-	case subject == CtlProjector, token == "files" && strings.HasPrefix(rest, "to."):
-		return Account(UserGateway)
+		return AccountOf(UserProjector)
+	case subject == ProjectorStartSubject, token == "files" && strings.HasPrefix(rest, "to."):
+		return AccountOf(UserGateway)
 	case token == "ctl", token == "files":
-		return Account(UserExecutor)
+		return AccountOf(UserExecutor)
 	}
 	return AccountLog
 }
 
 // streamImports returns the subjects of other accounts to which the account of a service listens; To is empty. Push
 // consumers deliver to inboxes in AccountLog. Announcements come from the account of the projector, and text in flight
-// from that of the executor, because NATS does not export as a stream what reached AccountLog through a service import.
-func (u User) streamImports() []Import {
-	list := []Import{{Account: AccountLog, Subject: inbox(u.Name)}}
+// from that of the executor, because NATS does not export a message as a stream if the message reached AccountLog
+// through a service import.
+func (u User) streamImports() []AccountImport {
+	list := []AccountImport{{Account: AccountLog, Subject: inboxFilter(u.Name)}}
 	for _, s := range u.Subscribe {
 		switch s {
 		case LiveFilter:
-			list = append(list, Import{Account: Account(UserProjector), Subject: s})
+			list = append(list, AccountImport{Account: AccountOf(UserProjector), Subject: s})
 		case FrameFilter:
-			list = append(list, Import{Account: Account(UserExecutor), Subject: s})
+			list = append(list, AccountImport{Account: AccountOf(UserExecutor), Subject: s})
 		}
 	}
 	return list
 }
 
-// logExports are the service exports of AccountLog. They must not overlap. The response threshold of streamed
+// logServiceExports are the service exports of AccountLog. They must not overlap. The response threshold of streamed
 // responses exceeds the longest wait of a pull request without a message, which is 30 s.
-const logExports = `      { service: "ev.>" }
+const logServiceExports = `      { service: "ev.>" }
       { service: "dl.>" }
       { service: "cmd.>" }
       { service: "job.>" }
@@ -119,20 +120,20 @@ func WriteAccounts(w io.Writer, maxFile string, password func(user string) strin
 	users := Users()
 	fmt.Fprintf(&b, "  # Owns JetStream.\n  %s {\n    jetstream: { max_file: %s }\n    users: [\n", AccountLog, maxFile)
 	for _, u := range users {
-		if Account(u.Name) == AccountLog {
+		if AccountOf(u.Name) == AccountLog {
 			writeUser(&b, u, password)
 		}
 	}
-	b.WriteString("    ]\n    exports: [\n" + logExports)
+	b.WriteString("    ]\n    exports: [\n" + logServiceExports)
 	for _, u := range users {
-		if account := Account(u.Name); account != AccountLog {
+		if account := AccountOf(u.Name); account != AccountLog {
 			fmt.Fprintf(&b, "      { service: %q, accounts: [%s] }\n", GatePrefix+u.Name+".>", account)
 		}
 	}
 	writeStreamExports(&b, AccountLog, users)
 	b.WriteString("    ]\n  }\n")
 	for _, u := range users {
-		if Account(u.Name) != AccountLog {
+		if AccountOf(u.Name) != AccountLog {
 			writeAccount(&b, u, users, password)
 		}
 	}
@@ -143,16 +144,16 @@ func WriteAccounts(w io.Writer, maxFile string, password func(user string) strin
 
 // writeAccount writes the account of a service.
 func writeAccount(b *strings.Builder, u User, users []User, password func(user string) string) {
-	account := Account(u.Name)
+	account := AccountOf(u.Name)
 	fmt.Fprintf(b, "  %s {\n    users: [\n", account)
 	writeUser(b, u, password)
 	b.WriteString("    ]\n    exports: [\n")
-	for _, subject := range exports(account, users) {
+	for _, subject := range serviceExports(account, users) {
 		fmt.Fprintf(b, "      { service: %q }\n", subject)
 	}
 	writeStreamExports(b, account, users)
 	b.WriteString("    ]\n    imports: [\n")
-	for _, i := range u.Imports() {
+	for _, i := range u.ServiceImports() {
 		fmt.Fprintf(b, "      { service: { account: %s, subject: %q }", i.Account, i.Subject)
 		if i.To != i.Subject {
 			fmt.Fprintf(b, ", to: %q", i.To)
@@ -168,23 +169,23 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 // writeStreamExports writes the subjects of an account to which other accounts listen.
 func writeStreamExports(b *strings.Builder, account string, users []User) {
 	for _, u := range users {
-		if Account(u.Name) == AccountLog {
+		if AccountOf(u.Name) == AccountLog {
 			continue
 		}
 		for _, i := range u.streamImports() {
 			if i.Account == account {
-				fmt.Fprintf(b, "      { stream: %q, accounts: [%s] }\n", i.Subject, Account(u.Name))
+				fmt.Fprintf(b, "      { stream: %q, accounts: [%s] }\n", i.Subject, AccountOf(u.Name))
 			}
 		}
 	}
 }
 
-// exports returns the subjects of a service's account to which other accounts send.
-func exports(account string, users []User) []string {
+// serviceExports returns the subjects of a service's account to which other accounts send.
+func serviceExports(account string, users []User) []string {
 	var list []string
 	for _, u := range users {
-		for _, i := range u.Imports() {
-			if Account(u.Name) != AccountLog && i.Account == account && !slices.Contains(list, i.Subject) {
+		for _, i := range u.ServiceImports() {
+			if AccountOf(u.Name) != AccountLog && i.Account == account && !slices.Contains(list, i.Subject) {
 				list = append(list, i.Subject)
 			}
 		}
@@ -213,14 +214,14 @@ func writeUser(b *strings.Builder, u User, password func(user string) string) {
 func DurableOwner(stream, name string) string {
 	switch stream {
 	case StreamCommands:
-		return map[string]string{CommandsSession: UserSession, CommandsSkills: UserSkills}[name]
+		return map[string]string{SessionCommandsDurable: UserSession, SkillsCommandsDurable: UserSkills}[name]
 	case StreamTimers, StreamDead:
 		return UserSession
 	case StreamJobs:
 		return UserExecutor
 	}
 	for i := range MaxShards {
-		if stream == EventsStream(i) && name == ReactorDurable(i) {
+		if stream == EventsStreamName(i) && name == ReactorDurable(i) {
 			return UserSession
 		}
 	}

@@ -24,7 +24,7 @@ var writable = map[string]struct{ stream, subject string }{
 	topology.UserSession:  {"KV_" + topology.BucketBudgets, "$KV." + topology.BucketBudgets + ".attack"},
 	topology.UserExecutor: {"KV_" + topology.BucketLeases, "$KV." + topology.BucketLeases + ".attack"},
 	topology.UserSkills:   {"OBJ_" + topology.BucketSkills, "$O." + topology.BucketSkills + ".C.attack"},
-	topology.UserJanitor:  {"EVENTS-0", events.RunOf("default", session).String()},
+	topology.UserJanitor:  {"EVENTS-0", events.RunSubject("default", session).String()},
 }
 
 // attacker is a user who sends requests with a reply subject that the user may not publish to.
@@ -137,10 +137,10 @@ type victim struct {
 
 func (v *victim) fill(ctx context.Context) {
 	v.t.Helper()
-	if err := topology.Provision(ctx, v.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, v.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		v.t.Fatal(err)
 	}
-	if _, err := v.js.Publish(ctx, events.LifeOf("default", session).String(), []byte("kept")); err != nil {
+	if _, err := v.js.Publish(ctx, events.LifeSubject("default", session).String(), []byte("kept")); err != nil {
 		v.t.Fatal(err)
 	}
 }
@@ -155,7 +155,7 @@ func (v *victim) changed(ctx context.Context) string {
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	m, err := s.GetLastMsgForSubject(ctx, events.LifeOf("default", session).String())
+	m, err := s.GetLastMsgForSubject(ctx, events.LifeSubject("default", session).String())
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return "the log is deleted"
@@ -203,7 +203,7 @@ func attack(t *testing.T, ns *server.Server, user string) {
 	a := &attacker{t: t, user: user, nc: nc, js: js}
 	targets := []string{"$JS.API.STREAM.PURGE.EVENTS-0", "$JS.API.STREAM.DELETE.EVENTS-0"}
 	if user != topology.UserSession { // the session service may write these subjects
-		targets = append(targets, keySubject(), events.LifeOf("default", session).String())
+		targets = append(targets, keySubject(), events.LifeSubject("default", session).String())
 	}
 	for name, trick := range replyTricks {
 		for _, reply := range targets {

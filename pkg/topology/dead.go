@@ -32,7 +32,7 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 		Reason: header.Get(HeaderDeadReason), Handler: header.Get(HeaderDeadHandler),
 	}
 	if d.Subject == "" {
-		d.Subject = strings.TrimPrefix(subject, Dead(""))
+		d.Subject = strings.TrimPrefix(subject, DeadSubject(""))
 	}
 	if n, err := strconv.ParseUint(header.Get(HeaderDeadDelivered), 10, 64); err == nil {
 		d.Delivered = n
@@ -44,8 +44,8 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 	return d
 }
 
-// parseAnyPartition parses a subject of a log with any number of partitions.
-func parseAnyPartition(subject string) (events.Subject, bool) {
+// parseLogSubject parses a NATS subject of a log with any number of partitions. It returns false for another subject.
+func parseLogSubject(subject string) (events.Subject, bool) {
 	for n := 1; n <= events.MaxPartitions; n *= 2 {
 		if s, err := events.Partitioning(n).ParseSubject(subject); err == nil { //nolint:gosec // at most 64
 			return s, true
@@ -54,7 +54,8 @@ func parseAnyPartition(subject string) (events.Subject, bool) {
 	return events.Subject{}, false
 }
 
-// messageOwner returns the tenant and the session that a message names. Each is "" if the message does not name it.
+// messageOwner returns the tenant and the session that a dead message names in its subject or data. Each is "" if the
+// message does not name it.
 func messageOwner(subject string, data []byte) (tenant, session string) {
 	switch kind, _, _ := strings.Cut(subject, "."); kind {
 	case "job", "timer":
@@ -62,7 +63,7 @@ func messageOwner(subject string, data []byte) (tenant, session string) {
 			return ref.Tenant, ref.Session
 		}
 	case "ev":
-		if s, ok := parseAnyPartition(subject); ok {
+		if s, ok := parseLogSubject(subject); ok {
 			if s.Aspect == events.Life || s.Aspect == events.Run {
 				return s.Tenant, s.ID
 			}
@@ -81,6 +82,9 @@ func messageOwner(subject string, data []byte) (tenant, session string) {
 	return "", ""
 }
 
-// Retryable reports whether a retry can have an effect: the message asked a service to look at a session. Commands
-// are not retried, because their senders received the error that the outcome is unknown, and may have sent them again.
-func (d DeadLetter) Retryable() bool { return d.Session != "" && !strings.HasPrefix(d.Subject, "cmd.") }
+// IsRetryable reports whether publishing the message again can have an effect: the message asked a service to look at a
+// session. Commands are not retried, because their senders received the error that the outcome is unknown, and may have
+// sent them again.
+func (d DeadLetter) IsRetryable() bool {
+	return d.Session != "" && !strings.HasPrefix(d.Subject, "cmd.")
+}

@@ -9,8 +9,8 @@ import (
 func Example() {
 	const session = "ses_01ARYZ6S41TSV4RRFFQ69G5FAV"
 	fmt.Println(topology.CommandSubject(topology.ServiceSession, "default", session))
-	fmt.Println(topology.JobOn("docker", "host-1"), topology.JobsOn("docker", "host-1"))
-	fmt.Println(topology.TimerSchedule(session), topology.TimerDue(session))
+	fmt.Println(topology.EngineJobSubject("docker", "host-1"), topology.EngineJobsDurable("docker", "host-1"))
+	fmt.Println(topology.TimerScheduleSubject(session), topology.TimerDueSubject(session))
 	// Output:
 	// cmd.session.14.default.ses_01ARYZ6S41TSV4RRFFQ69G5FAV
 	// job.docker.on.host-1 docker-on-host-1

@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// SessionRef is the whole content of a job, a timer and a hint: it names the session whose state the receiver must
-// look at. The work to do follows from the state.
+// SessionRef is the whole content of a job, a timer or a hint to an executor: it names the session whose state the
+// receiver must look at. The work to do follows from the state.
 type SessionRef struct {
 	Tenant  string `json:"tenant"`
 	Session string `json:"session"`
 }
 
-// Encode returns the data of a message that names the session.
+// Encode returns the JSON of the reference, for a message that names the session.
 func (r SessionRef) Encode() ([]byte, error) { return json.Marshal(r) }
 
-// DecodeSessionRef decodes a message and validates both ids.
+// DecodeSessionRef decodes the JSON of a SessionRef and validates both ids.
 func DecodeSessionRef(b []byte) (SessionRef, error) {
 	var r SessionRef
 	if err := json.Unmarshal(b, &r); err != nil {
@@ -43,9 +43,9 @@ type Lease struct {
 	Tenants   map[string]int `json:"tenants,omitempty"` // number of running executions per tenant
 }
 
-// CtlAnswer is the response to a request with a SessionRef on Ctl. A SessionRef that is published without a reply
-// subject is a hint that the session has a new event.
-type CtlAnswer struct {
+// CtlResponse is the response of an executor to a SessionRef that is sent as a request to ExecutorCtlSubject. A
+// SessionRef without a reply subject is a hint that the session has a new event.
+type CtlResponse struct {
 	Running string `json:"running,omitempty"` // the execution of the session that the executor runs; "" for none
 	Syncing bool   `json:"syncing,omitempty"` // the executor works on the session's sandbox between turns
 }

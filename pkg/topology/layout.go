@@ -17,12 +17,12 @@ import (
 const DefaultPartitions = 8
 
 // Metadata keys under which each stream records the layout of the log. A log with recorded partitions does not have
-// shardsKey: builds that do not know partitionsKey need it, and so do not run on a log whose subjects they would get
+// shardsMetadataKey: builds that do not know partitionsMetadataKey need it, and so do not run on a log whose subjects they would get
 // wrong.
 const (
-	shardsKey            = "spool-shards"
-	partitionsKey        = "spool-partitions"
-	partitionedShardsKey = "spool-partitioned-shards"
+	shardsMetadataKey            = "spool-shards"
+	partitionsMetadataKey        = "spool-partitions"
+	partitionedShardsMetadataKey = "spool-partitioned-shards"
 )
 
 // Layout is the distribution of a log over streams and partitions. It is fixed when the log is installed.
@@ -70,20 +70,20 @@ func ReadLayout(ctx context.Context, js jetstream.JetStream) (Layout, error) {
 	for shard := range l.Shards {
 		have := first
 		if shard > 0 {
-			if have, err = streamConfig(ctx, js, EventsStream(shard)); err != nil {
+			if have, err = streamConfig(ctx, js, EventsStreamName(shard)); err != nil {
 				return Layout{}, err
 			}
 		}
-		if err := l.check(shard, have); err != nil {
+		if err := l.checkStream(shard, have); err != nil {
 			return Layout{}, err
 		}
 	}
 	return l, nil
 }
 
-// Installed reports whether the log was installed, perhaps not completely.
-func Installed(ctx context.Context, js jetstream.JetStream) (bool, error) {
-	_, err := streamConfig(ctx, js, EventsStream(0))
+// IsInstalled reports whether the stream of the log's first shard exists. Other streams may still be missing.
+func IsInstalled(ctx context.Context, js jetstream.JetStream) (bool, error) {
+	_, err := streamConfig(ctx, js, EventsStreamName(0))
 	if errors.Is(err, ErrNotInstalled) {
 		return false, nil
 	}
@@ -97,7 +97,7 @@ func ReadPartitions(ctx context.Context, js jetstream.JetStream) (events.Partiti
 	if err != nil {
 		return 0, err
 	}
-	l, err := layoutOf(commands)
+	l, err := parseLayout(commands)
 	if err != nil {
 		return 0, err
 	}
@@ -110,11 +110,11 @@ func ReadPartitions(ctx context.Context, js jetstream.JetStream) (events.Partiti
 
 // readLayout returns the layout that EVENTS-0 records, and its configuration.
 func readLayout(ctx context.Context, js jetstream.JetStream) (Layout, jetstream.StreamConfig, error) {
-	have, err := streamConfig(ctx, js, EventsStream(0))
+	have, err := streamConfig(ctx, js, EventsStreamName(0))
 	if err != nil {
 		return Layout{}, have, err
 	}
-	l, err := layoutOf(have)
+	l, err := parseLayout(have)
 	return l, have, err
 }
 
@@ -130,8 +130,8 @@ func streamConfig(ctx context.Context, js jetstream.JetStream, name string) (jet
 	return s.CachedInfo().Config, nil
 }
 
-// layoutOf returns the layout that a stream's metadata records.
-func layoutOf(have jetstream.StreamConfig) (Layout, error) {
+// parseLayout returns the layout that the metadata of a stream of the log records.
+func parseLayout(have jetstream.StreamConfig) (Layout, error) {
 	number := func(field string, valid func(int) bool, want string) (int, error) {
 		text := have.Metadata[field]
 		n, err := strconv.Atoi(text)
@@ -140,33 +140,33 @@ func layoutOf(have jetstream.StreamConfig) (Layout, error) {
 		}
 		return n, nil
 	}
-	_, recorded := have.Metadata[partitionsKey]
-	_, partitionedShards := have.Metadata[partitionedShardsKey]
+	_, recorded := have.Metadata[partitionsMetadataKey]
+	_, partitionedShards := have.Metadata[partitionedShardsMetadataKey]
 	isShards := func(n int) bool { return n >= 1 && n <= MaxShards && MaxShards%n == 0 }
 	if !recorded && !partitionedShards {
-		shards, err := number(shardsKey, isShards, "1, 2, 4 or 8")
+		shards, err := number(shardsMetadataKey, isShards, "1, 2, 4 or 8")
 		return Layout{Shards: shards}, err
 	}
-	shards, err := number(partitionedShardsKey, isShards, "1, 2, 4 or 8")
+	shards, err := number(partitionedShardsMetadataKey, isShards, "1, 2, 4 or 8")
 	if err != nil {
 		return Layout{}, err
 	}
-	partitions, err := number(partitionsKey, func(n int) bool { return n >= shards && events.CheckPartitions(n) == nil }, fmt.Sprintf("a power of two from %d to %d", shards, events.MaxPartitions))
+	partitions, err := number(partitionsMetadataKey, func(n int) bool { return n >= shards && events.CheckPartitions(n) == nil }, fmt.Sprintf("a power of two from %d to %d", shards, events.MaxPartitions))
 	return Layout{Shards: shards, Partitions: events.Partitioning(partitions)}, err //nolint:gosec // at most 64
 }
 
-// check returns a *LayoutError unless a stream of the log has the layout, in its metadata and in its subjects.
-func (l Layout) check(shard int, have jetstream.StreamConfig) error {
+// checkStream returns a *LayoutError unless the metadata and the subjects of a shard's stream agree with the layout.
+func (l Layout) checkStream(shard int, have jetstream.StreamConfig) error {
 	if err := l.checkMetadata(have); err != nil {
 		return err
 	}
-	if sameSubjects(have.Subjects, l.subjects(shard)) {
+	if haveSameSubjects(have.Subjects, l.shardSubjects(shard)) {
 		return nil
 	}
-	for _, f := range l.subjects(shard) {
+	for _, f := range l.shardSubjects(shard) {
 		if l.Partitions != 0 || !slices.Contains(have.Subjects, f) {
-			return &LayoutError{have.Name, l.metadataField(), fmt.Sprintf("is %s, but the stream has the subjects %s: the metadata was changed after the log was installed; restore it",
-				have.Metadata[l.metadataField()], subjectsBrief(have.Subjects))}
+			return &LayoutError{have.Name, l.metadataKey(), fmt.Sprintf("is %s, but the stream has the subjects %s: the metadata was changed after the log was installed; restore it",
+				have.Metadata[l.metadataKey()], shortSubjects(have.Subjects))}
 		}
 	}
 	return nil // a log without recorded partitions, to which an operator added subjects; Provision removes them
@@ -174,50 +174,50 @@ func (l Layout) check(shard int, have jetstream.StreamConfig) error {
 
 // checkMetadata returns a *LayoutError unless a stream's metadata records the layout.
 func (l Layout) checkMetadata(have jetstream.StreamConfig) error {
-	other, err := layoutOf(have)
+	other, err := parseLayout(have)
 	if err != nil {
 		return err
 	}
 	if other != l {
-		field := shardsKey
+		field := shardsMetadataKey
 		if other.Partitions != 0 {
-			field = partitionsKey
+			field = partitionsMetadataKey
 		}
 		return &LayoutError{have.Name, field, fmt.Sprintf("records %s, but the other streams record %s: the metadata was changed, or the streams are of different installations", other, l)}
 	}
 	return nil
 }
 
-// metadataField returns the metadata key that identifies the layout.
-func (l Layout) metadataField() string {
+// metadataKey returns the key of the stream metadata that identifies the layout.
+func (l Layout) metadataKey() string {
 	if l.Partitions == 0 {
-		return shardsKey
+		return shardsMetadataKey
 	}
-	return partitionsKey
+	return partitionsMetadataKey
 }
 
-// metadata returns the metadata that records the layout.
+// metadata returns the stream metadata that records the layout.
 func (l Layout) metadata() map[string]string {
 	if l.Partitions == 0 {
-		return map[string]string{shardsKey: strconv.Itoa(l.Shards)}
+		return map[string]string{shardsMetadataKey: strconv.Itoa(l.Shards)}
 	}
-	return map[string]string{partitionsKey: strconv.Itoa(l.Partitions.Count()), partitionedShardsKey: strconv.Itoa(l.Shards)}
+	return map[string]string{partitionsMetadataKey: strconv.Itoa(l.Partitions.PartitionCount()), partitionedShardsMetadataKey: strconv.Itoa(l.Shards)}
 }
 
-// isRecorded reports whether a stream records any layout.
-func isRecorded(have jetstream.StreamConfig) bool {
+// hasLayoutMetadata reports whether the metadata of a stream records a layout.
+func hasLayoutMetadata(have jetstream.StreamConfig) bool {
 	for key := range maps.Keys(have.Metadata) {
-		if key == shardsKey || key == partitionsKey || key == partitionedShardsKey {
+		if key == shardsMetadataKey || key == partitionsMetadataKey || key == partitionedShardsMetadataKey {
 			return true
 		}
 	}
 	return false
 }
 
-// subjects returns the subjects of the log that a shard's stream stores.
-func (l Layout) subjects(shard int) []string {
+// shardSubjects returns the subjects of the log that a shard's stream stores.
+func (l Layout) shardSubjects(shard int) []string {
 	var list []string
-	for p := shard; p < l.Partitions.Count(); p += l.Shards {
+	for p := shard; p < l.Partitions.PartitionCount(); p += l.Shards {
 		list = append(list, PartitionFilter(p))
 	}
 	return list
@@ -228,5 +228,5 @@ func (l Layout) String() string {
 	if l.Partitions == 0 {
 		return fmt.Sprintf("%d shards without a number of partitions", l.Shards)
 	}
-	return fmt.Sprintf("%d shards and %d partitions", l.Shards, l.Partitions.Count())
+	return fmt.Sprintf("%d shards and %d partitions", l.Shards, l.Partitions.PartitionCount())
 }

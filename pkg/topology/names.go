@@ -12,7 +12,7 @@ import (
 
 //go:generate go run ./gen ../../docs/subjects.md
 
-// Names of the streams. The log itself is in EventsStream(0), EventsStream(1), ….
+// Names of the streams. The log itself is in EventsStreamName(0), EventsStreamName(1), ….
 const (
 	StreamDeltas   = "DELTAS"
 	StreamCommands = "COMMANDS"
@@ -25,14 +25,14 @@ const (
 // MaxShards is the maximum number of streams over which the log can be distributed.
 const MaxShards = 8
 
-// EventsStream returns the stream of a shard of the log.
-func EventsStream(shard int) string { return "EVENTS-" + strconv.Itoa(shard) }
+// EventsStreamName returns the name of the stream of a shard of the log.
+func EventsStreamName(shard int) string { return "EVENTS-" + strconv.Itoa(shard) }
 
 // ShardOf returns the shard of a partition.
 func ShardOf(partition, shards int) int { return partition % shards }
 
-// GroupShard returns the shard of all partitions of a projector group. The number of shards divides that of groups.
-func GroupShard(group, shards int) int { return group % shards }
+// ShardOfGroup returns the shard of all partitions of a projector group. The number of shards divides that of groups.
+func ShardOfGroup(group, shards int) int { return group % shards }
 
 // The services that process commands. The name is the second token of a command's subject.
 const (
@@ -46,22 +46,22 @@ func CommandSubject(service, tenant, id string) string {
 	return "cmd." + service + "." + events.PartitionToken(events.Partition(id)) + "." + tenant + "." + id
 }
 
-// CommandFilter matches every command of a service.
+// CommandFilter returns the filter that matches every command of a service.
 func CommandFilter(service string) string { return "cmd." + service + ".>" }
 
-// JobAny returns the subject of jobs for any executor of the provider.
-func JobAny(provider string) string { return "job." + provider + ".any" }
+// ProviderJobSubject returns the subject of jobs that any executor of a provider may take.
+func ProviderJobSubject(provider string) string { return "job." + provider + ".any" }
 
-// JobOn returns the subject of jobs for the executors of the engine that has the session's sandbox.
-func JobOn(provider, engine string) string { return "job." + provider + ".on." + engine }
+// EngineJobSubject returns the subject of jobs for the executors of the engine that has the session's sandbox.
+func EngineJobSubject(provider, engine string) string { return "job." + provider + ".on." + engine }
 
-// TimerSchedule returns the subject on which the message with a session's schedule is stored: when and with what TimerDue is published.
-// Publishing again replaces the schedule.
-func TimerSchedule(session string) string { return "timer.at." + session }
+// TimerScheduleSubject returns the subject on which the schedule of a session is stored: a message that makes the
+// server publish to TimerDueSubject at a given time. Publishing again replaces the schedule.
+func TimerScheduleSubject(session string) string { return "timer.at." + session }
 
-// TimerDue returns the subject to which the server publishes when a session's schedule fires, and on which the session service receives
+// TimerDueSubject returns the subject to which the server publishes when a session's schedule fires, and on which the session service receives
 // the timer. One message is kept per session.
-func TimerDue(session string) string { return "timer.due." + session }
+func TimerDueSubject(session string) string { return "timer.due." + session }
 
 // TimerDueFilter matches every fired timer.
 const TimerDueFilter = "timer.due.*"
@@ -106,30 +106,34 @@ func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(pa
 // FrameFilter matches the subjects of frames (events.FrameSubject). Gateways receive them by core subscriptions.
 const FrameFilter = "dl.*.*"
 
-// Ctl returns the core subject on which an executor receives hints and requests. No durable state depends on it.
-func Ctl(executor string) string { return "ctl." + executor }
+// ExecutorCtlSubject returns the core subject on which an executor receives hints and requests about sessions. No
+// durable state depends on it.
+func ExecutorCtlSubject(executor string) string { return "ctl." + executor }
 
 // LiveFilter matches the core subjects on which projectors announce committed changes to gateways
 // (events.LiveSubject). No stream stores these messages: a gateway that misses one reads the change from Postgres.
 const LiveFilter = "live.*.*"
 
-// CtlProjector is the core subject on which a projector announces its start, so that gateways look for events that
+// ProjectorStartSubject is the core subject on which a projector announces its start, so that gateways look for events that
 // they missed.
-const CtlProjector = "ctl.projector"
+const ProjectorStartSubject = "ctl.projector"
 
-// FilesOn returns the core subject for requests to the executors of an engine for files of running sandboxes.
-func FilesOn(provider, engine string) string { return "files.on." + provider + "." + engine }
+// FilesRequestSubject returns the core subject for requests for files of running sandboxes. The executors of one engine
+// subscribe to it.
+func FilesRequestSubject(provider, engine string) string {
+	return "files.on." + provider + "." + engine
+}
 
-// FilesTo returns the core subject of the executor's response: a header and chunks. It is not an inbox, so that an
-// executor cannot forge responses to other requests of a gateway.
-func FilesTo(transfer string) string { return "files.to." + transfer }
+// FilesResponseSubject returns the core subject on which an executor sends a requested file: a header and chunks. It is
+// not an inbox, so that an executor cannot forge responses to other requests of a gateway.
+func FilesResponseSubject(transfer string) string { return "files.to." + transfer }
 
-// FilesAck returns the core subject on which the gateway acknowledges the chunks that it has read.
-func FilesAck(transfer string) string { return "files.ack." + transfer }
+// FilesAckSubject returns the core subject on which the gateway acknowledges the chunks of a file that it has read.
+func FilesAckSubject(transfer string) string { return "files.ack." + transfer }
 
-// Dead returns the subject of dead letters by the subject, or the component, that they came from. See headers.go
-// for their headers.
-func Dead(origin string) string { return "dead." + origin }
+// DeadSubject returns the subject of a dead letter. origin is the subject of the message, or the component that it
+// comes from. See headers.go for the headers of dead letters.
+func DeadSubject(origin string) string { return "dead." + origin }
 
 // DeadFilter matches every dead letter, but not the advisories of the server in the same stream.
 const DeadFilter = "dead.>"
@@ -149,7 +153,7 @@ const (
 	BucketLeases = "leases"
 	// BucketIdempotency is the key-value bucket of requests with an Idempotency-Key.
 	BucketIdempotency = "idempotency"
-	// BucketPayloads is the object bucket of event data over events.MaxInline, by SHA-256 in hex.
+	// BucketPayloads is the object bucket of event data over events.MaxInlineBytes, by SHA-256 in hex.
 	BucketPayloads = "payloads"
 	// BucketWorkspaces is the object bucket of snapshots and of uploaded files.
 	BucketWorkspaces = "workspaces"
@@ -162,13 +166,13 @@ const (
 	BucketBudgets = "budgets"
 )
 
-// maxToken is the maximum length of a name that an operator uses in a subject, a key or a durable's name.
-const maxToken = 64
+// maxTokenLength is the maximum length of a name that an operator uses in a subject, a key or a durable's name.
+const maxTokenLength = 64
 
 // CheckToken returns an error if s is not allowed in a subject, a key and a durable's name: it must have 1 to 64
 // characters of A-Z, a-z, 0-9, - and _.
 func CheckToken(field, s string) error {
-	ok := len(s) > 0 && len(s) <= maxToken
+	ok := len(s) > 0 && len(s) <= maxTokenLength
 	for i := 0; ok && i < len(s); i++ {
 		c := s[i]
 		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'

@@ -14,13 +14,13 @@ func PasswordVariable(user string) string { return "SPOOL_NATS_PASSWORD_" + stri
 // The environment variables with the paths of the PEM files of the server's certificate and private key in
 // deploy/nats.conf.
 const (
-	CertificateVariable = "SPOOL_NATS_TLS_CERT"
-	KeyVariable         = "SPOOL_NATS_TLS_KEY"
+	TLSCertificateVariable = "SPOOL_NATS_TLS_CERT"
+	TLSKeyVariable         = "SPOOL_NATS_TLS_KEY"
 )
 
-// StoreVariable is the environment variable with the disk limit of the streams in deploy/nats.conf, for example
+// StoreLimitVariable is the environment variable with the disk limit of the streams in deploy/nats.conf, for example
 // 100GB.
-const StoreVariable = "SPOOL_NATS_MAX_STORE"
+const StoreLimitVariable = "SPOOL_NATS_MAX_STORE"
 
 // natsConfHead is the server configuration without the users. Settings that differ from the defaults of NATS are
 // the ones that `spool up` sets for its embedded server; ADR 11 has the reasons.
@@ -56,8 +56,8 @@ jetstream {
 // WriteNATSConf writes deploy/nats.conf: the configuration of a separate NATS server, with the accounts of
 // WriteAccounts.
 func WriteNATSConf(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, natsConfHead, CertificateVariable, KeyVariable, StoreVariable); err != nil {
+	if _, err := fmt.Fprintf(w, natsConfHead, TLSCertificateVariable, TLSKeyVariable, StoreLimitVariable); err != nil {
 		return err
 	}
-	return WriteAccounts(w, "$"+StoreVariable, func(user string) string { return "$" + PasswordVariable(user) })
+	return WriteAccounts(w, "$"+StoreLimitVariable, func(user string) string { return "$" + PasswordVariable(user) })
 }

@@ -27,7 +27,7 @@ func TestNATSConf_PassesTheTestsOfTheEmbeddedServer(t *testing.T) { // not paral
 	for _, u := range topology.Users() {
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
 	}
-	t.Setenv(topology.StoreVariable, "1GB")
+	t.Setenv(topology.StoreLimitVariable, "1GB")
 	ca := setCertificate(t)
 	opts, err := server.ProcessConfigFile(natsConf)
 	if err != nil {
@@ -82,8 +82,8 @@ func setCertificate(t *testing.T) (caFile string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(topology.CertificateVariable, filepath.Join(dir, certificate.CertificateFile))
-	t.Setenv(topology.KeyVariable, filepath.Join(dir, certificate.KeyFile))
+	t.Setenv(topology.TLSCertificateVariable, filepath.Join(dir, certificate.CertificateFile))
+	t.Setenv(topology.TLSKeyVariable, filepath.Join(dir, certificate.KeyFile))
 	return caFile
 }
 
@@ -116,7 +116,7 @@ func checkTLS(t *testing.T, opts *server.Options, caFile string) {
 }
 
 func TestNATSConf_RequiresEveryPassword(t *testing.T) {
-	t.Setenv(topology.StoreVariable, "1GB")
+	t.Setenv(topology.StoreLimitVariable, "1GB")
 	for _, u := range topology.Users() {
 		t.Setenv(topology.PasswordVariable(u.Name), "pw")
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// Config is the number of shards, partitions and replicas of an installation's streams.
-type Config struct {
+// ProvisionConfig holds the number of shards, partitions and replicas of an installation's streams, and further
+// settings of Provision.
+type ProvisionConfig struct {
 	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means the installed number, or 1 for a new
 	// installation. It cannot be changed later.
 	Shards int
@@ -27,7 +28,7 @@ type Config struct {
 	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
 	// installation. DELTAS always has one.
 	Replicas int
-	// DeltasAge is how long text in flight is stored, at least MinDeltasAge. 0 means the default DeltasAge.
+	// DeltasAge is how long text in flight is stored, at least MinDeltasMaxAge. 0 means the default DefaultDeltasMaxAge.
 	DeltasAge time.Duration
 	// KeyIDs are the names, role/id, of the keys that sign commits. When the first keys are added, each stream of
 	// the log records its last sequence, after which commits must be signed. The names are added to the recorded
@@ -42,7 +43,7 @@ type Config struct {
 	CommitVersion int
 }
 
-func (c Config) validate() error {
+func (c ProvisionConfig) validate() error {
 	if c.Shards != 0 && (c.Shards < 0 || c.Shards > MaxShards || MaxShards%c.Shards != 0) {
 		return fmt.Errorf("shards: %d must be 1, 2, 4 or 8", c.Shards)
 	}
@@ -54,8 +55,8 @@ func (c Config) validate() error {
 	if c.Replicas < 0 || c.Replicas > 5 {
 		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
 	}
-	if c.DeltasAge != 0 && c.DeltasAge < MinDeltasAge {
-		return fmt.Errorf("text-age: %s is less than %s", c.DeltasAge, MinDeltasAge)
+	if c.DeltasAge != 0 && c.DeltasAge < MinDeltasMaxAge {
+		return fmt.Errorf("text-age: %s is less than %s", c.DeltasAge, MinDeltasMaxAge)
 	}
 	if c.CommitVersion < 0 || c.CommitVersion > events.CommitVersion {
 		return fmt.Errorf("commit-version: %d must be 1 to %d", c.CommitVersion, events.CommitVersion)
@@ -77,7 +78,7 @@ const noPeers = jetstream.ErrorCode(10005)
 // builds. It is idempotent, and several callers may run it concurrently. If the cluster has no servers for a stream,
 // Provision tries again for half a minute. It returns an error that names the setting if the number of shards or an
 // immutable setting differs from the installation.
-func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
+func Provision(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
@@ -111,35 +112,35 @@ func provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	for _, s := range Streams(layout) {
 		s.Config.Metadata = layout.metadata()
 		if s.Config.Name == StreamDeltas {
-			s.Config.MaxAge = cmp.Or(cfg.DeltasAge, DeltasAge)
+			s.Config.MaxAge = cmp.Or(cfg.DeltasAge, DefaultDeltasMaxAge)
 		}
 		if err := ensureStream(ctx, js, s.Config, layout, cfg); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
 	}
-	if err := deleteLive(ctx, js); err != nil {
-		return fmt.Errorf("delete stream %s of an earlier build: %w", retiredLive, err)
+	if err := deleteLiveStream(ctx, js); err != nil {
+		return fmt.Errorf("delete stream %s of an earlier build: %w", retiredLiveStream, err)
 	}
 	return provisionBuckets(ctx, js, cfg.Replicas)
 }
 
-// retiredLive is the stream in which earlier builds stored for a minute what projectors announce on LiveFilter. No build
-// reads or needs it: projectors of earlier builds publish with core NATS too.
-const retiredLive = "LIVE"
+// retiredLiveStream is the stream in which earlier builds stored the messages that projectors publish on LiveFilter for
+// a minute. No build reads or needs it: projectors of earlier builds publish with core NATS too.
+const retiredLiveStream = "LIVE"
 
-// deleteLive deletes the stream LIVE of an earlier build. A stream of that name that Spool did not create is kept.
-func deleteLive(ctx context.Context, js jetstream.JetStream) error {
-	s, err := js.Stream(ctx, retiredLive)
+// deleteLiveStream deletes the stream LIVE of an earlier build. A stream of that name that Spool did not create is kept.
+func deleteLiveStream(ctx context.Context, js jetstream.JetStream) error {
+	s, err := js.Stream(ctx, retiredLiveStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if have := s.CachedInfo().Config; !isRecorded(have) || !sameSubjects(have.Subjects, []string{"live.>"}) {
+	if have := s.CachedInfo().Config; !hasLayoutMetadata(have) || !haveSameSubjects(have.Subjects, []string{"live.>"}) {
 		return nil
 	}
-	err = js.DeleteStream(ctx, retiredLive)
+	err = js.DeleteStream(ctx, retiredLiveStream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil // another caller deleted it meanwhile
 	}
@@ -161,8 +162,8 @@ func installedLayout(ctx context.Context, js jetstream.JetStream) (Layout, error
 		case err != nil:
 			return layout, err
 		case i < layout.Shards:
-			err = layout.check(i, have)
-		case isRecorded(have):
+			err = layout.checkStream(i, have)
+		case hasLayoutMetadata(have):
 			err = layout.checkMetadata(have)
 		}
 		if err != nil {
@@ -173,26 +174,26 @@ func installedLayout(ctx context.Context, js jetstream.JetStream) (Layout, error
 }
 
 // checkLayout returns an error that names the setting if the installed layout is not the requested one.
-func (c Config) checkLayout(have Layout) error {
+func (c ProvisionConfig) checkLayout(have Layout) error {
 	switch {
 	case c.Shards != 0 && c.Shards != have.Shards:
 		return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Shards, c.Shards, have.Shards)
 	case c.Partitions != 0 && have.Partitions == 0:
 		return fmt.Errorf("partitions: the log was installed by an earlier build and keeps its 64 partitions in 8 groups; leave the setting empty, or export into a new installation")
-	case c.Partitions != 0 && c.Partitions != have.Partitions.Count():
-		return fmt.Errorf("partitions: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Partitions.Count(), c.Partitions, have.Partitions.Count())
+	case c.Partitions != 0 && c.Partitions != have.Partitions.PartitionCount():
+		return fmt.Errorf("partitions: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Partitions.PartitionCount(), c.Partitions, have.Partitions.PartitionCount())
 	}
 	return nil
 }
 
-// ensureStream creates the stream, or updates the settings that Spool owns.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg Config) error {
+// ensureStream creates a stream, or updates the settings that Spool owns if the stream exists.
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg ProvisionConfig) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(cfg.Replicas, 1)
 	}
 	s, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if err := logMetadata(want, jetstream.StreamInfo{}, cfg); err != nil {
+		if err := addLogMetadata(want, jetstream.StreamInfo{}, cfg); err != nil {
 			return err
 		}
 		_, err = js.CreateStream(ctx, want)
@@ -206,9 +207,9 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		return err
 	}
 	have := s.CachedInfo().Config
-	if isRecorded(have) {
+	if hasLayoutMetadata(have) {
 		// Another caller may have installed another layout meanwhile.
-		if other, err := layoutOf(have); err != nil {
+		if other, err := parseLayout(have); err != nil {
 			return err
 		} else if err := cfg.checkLayout(other); err != nil {
 			return err
@@ -223,23 +224,23 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if cfg.Replicas == 0 {
 		want.Replicas = have.Replicas
 	}
-	if err := logMetadata(want, *s.CachedInfo(), cfg); err != nil {
+	if err := addLogMetadata(want, *s.CachedInfo(), cfg); err != nil {
 		return err
 	}
 	next := mergeSettings(have, want)
-	if sameSettings(have, next) {
+	if hasSameSettings(have, next) {
 		return nil
 	}
 	_, err = js.UpdateStream(ctx, next)
 	return err
 }
 
-// logMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
-func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Config) error {
-	if !isLog(want.Name) {
+// addLogMetadata adds the signing keys and the commit version to the metadata of a stream of the log.
+func addLogMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg ProvisionConfig) error {
+	if !isLogStream(want.Name) {
 		return nil
 	}
-	version, err := commitMetadata(have, cfg)
+	version, err := commitVersionMetadata(have, cfg)
 	if err != nil {
 		return err
 	}
@@ -248,8 +249,8 @@ func logMetadata(want jetstream.StreamConfig, have jetstream.StreamInfo, cfg Con
 	return nil
 }
 
-// isLog reports whether a stream is part of the log.
-func isLog(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
+// isLogStream reports whether a stream is part of the log.
+func isLogStream(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
 
 // checkImmutable returns an error for the first setting that differs and that the server cannot change.
 func checkImmutable(have, want jetstream.StreamConfig) error {
@@ -270,13 +271,14 @@ func checkImmutable(have, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// mergeSettings returns have with the settings that Spool owns, and keeps the operator's other settings, such as placement.
+// mergeSettings returns the installed configuration with the wanted values of the settings that Spool owns. It keeps
+// the operator's other settings, such as placement.
 func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
 	next.Discard, next.MaxAge = want.Discard, want.MaxAge
-	next.MaxMsgs, next.MaxBytes = serverLimit(want.MaxMsgs), serverLimit(want.MaxBytes)
-	next.MaxMsgsPerSubject = serverLimit(want.MaxMsgsPerSubject)
+	next.MaxMsgs, next.MaxBytes = toServerLimit(want.MaxMsgs), toServerLimit(want.MaxBytes)
+	next.MaxMsgsPerSubject = toServerLimit(want.MaxMsgsPerSubject)
 	next.AllowDirect = want.AllowDirect
 	next.AllowRollup = want.AllowRollup || have.AllowRollup
 	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
@@ -290,17 +292,17 @@ func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// serverLimit returns n in the server's form, in which -1 means no limit.
-func serverLimit(n int64) int64 {
+// toServerLimit converts a limit to the form that the server reports, in which -1 means no limit.
+func toServerLimit(n int64) int64 {
 	if n == 0 {
 		return -1
 	}
 	return n
 }
 
-// sameSettings reports whether two configurations agree in the settings that Spool owns and the server can change.
-func sameSettings(a, b jetstream.StreamConfig) bool {
-	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
+// hasSameSettings reports whether two configurations agree in the settings that Spool owns and the server can change.
+func hasSameSettings(a, b jetstream.StreamConfig) bool {
+	return a.Description == b.Description && haveSameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
 		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
 		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup &&
 		a.AllowMsgTTL == b.AllowMsgTTL && a.AllowMsgSchedules == b.AllowMsgSchedules && a.AllowAtomicPublish == b.AllowAtomicPublish &&
@@ -309,7 +311,7 @@ func sameSettings(a, b jetstream.StreamConfig) bool {
 
 // provisionBuckets creates or updates the key-value and object buckets.
 func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
-	for _, kv := range KeyValues() {
+	for _, kv := range KeyValueBuckets() {
 		c := kv.Config
 		keep, err := bucketReplicas(ctx, js, "KV_"+c.Bucket, replicas)
 		if err != nil {
@@ -334,10 +336,11 @@ func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int)
 	return nil
 }
 
-// bucketReplicas returns the number of replicas of a bucket: asked, or if that is 0 the present number, or 1 for a new bucket.
-func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
-	if asked != 0 {
-		return asked, nil
+// bucketReplicas returns the number of replicas of the bucket with the given stream: requested if it is not 0, else the
+// present number, or 1 for a new bucket.
+func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, requested int) (int, error) {
+	if requested != 0 {
+		return requested, nil
 	}
 	s, err := js.Stream(ctx, stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

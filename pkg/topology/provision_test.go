@@ -34,7 +34,7 @@ func TestProvision_TwiceChangesNothing(t *testing.T) {
 		t.Fatalf("shards of an empty server: %v, want ErrNotInstalled", err)
 	}
 	for range 2 {
-		if err := topology.Provision(ctx, js, topology.Config{Shards: 4}); err != nil {
+		if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 4}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -62,7 +62,7 @@ func TestProvision_Concurrently(t *testing.T) {
 	ctx, js := connect(t)
 	var g errgroup.Group
 	for range 8 {
-		g.Go(func() error { return topology.Provision(ctx, js, topology.Config{Shards: 2}) })
+		g.Go(func() error { return topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 2}) })
 	}
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
@@ -72,19 +72,19 @@ func TestProvision_Concurrently(t *testing.T) {
 func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {Partitions: -1}, {Partitions: 3}, {Partitions: 128}, {Shards: 4, Partitions: 2}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
+	for _, bad := range []topology.ProvisionConfig{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {Partitions: -1}, {Partitions: 3}, {Partitions: 128}, {Shards: 4, Partitions: 2}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
 		if err := topology.Provision(ctx, js, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)
 		}
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 2}); err != nil {
 		t.Fatal(err)
 	}
-	err := topology.Provision(ctx, js, topology.Config{Shards: 4})
+	err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 4})
 	if err == nil || !strings.Contains(err.Error(), "installed with 2, not 4") {
 		t.Errorf("changed shards: %v", err)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Errorf("without a number of shards: %v", err)
 	}
 	if err := js.DeleteStream(ctx, topology.StreamDead); err != nil {
@@ -93,7 +93,7 @@ func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: topology.StreamDead, Subjects: []string{"dead.>"}, Storage: jetstream.MemoryStorage}); err != nil {
 		t.Fatal(err)
 	}
-	err = topology.Provision(ctx, js, topology.Config{})
+	err = topology.Provision(ctx, js, topology.ProvisionConfig{})
 	if err == nil || !strings.Contains(err.Error(), "DEAD: storage is Memory and must be File") {
 		t.Errorf("changed storage: %v", err)
 	}
@@ -105,7 +105,7 @@ func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 func TestProvision_DeletesTheStreamLIVEOfEarlierBuilds(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	earlier := jetstream.StreamConfig{
@@ -132,7 +132,7 @@ func TestProvision_DeletesTheStreamLIVEOfEarlierBuilds(t *testing.T) {
 	wantDelivery("before")
 	var g errgroup.Group
 	for range 4 {
-		g.Go(func() error { return topology.Provision(ctx, js, topology.Config{}) })
+		g.Go(func() error { return topology.Provision(ctx, js, topology.ProvisionConfig{}) })
 	}
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestProvision_DeletesTheStreamLIVEOfEarlierBuilds(t *testing.T) {
 		if _, err := js.CreateStream(ctx, foreign); err != nil {
 			t.Fatal(err)
 		}
-		if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+		if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 			t.Fatal(err)
 		}
 		if err := js.DeleteStream(ctx, "LIVE"); err != nil {
@@ -163,7 +163,7 @@ func TestProvision_DeletesTheStreamLIVEOfEarlierBuilds(t *testing.T) {
 func TestProvision_KeepsTheOperatorsSettings(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := js.Stream(ctx, topology.StreamDead)
@@ -176,14 +176,14 @@ func TestProvision_KeepsTheOperatorsSettings(t *testing.T) {
 	if _, err := js.UpdateStream(ctx, c); err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	if s, err = js.Stream(ctx, topology.StreamDead); err != nil {
 		t.Fatal(err)
 	}
 	have := s.CachedInfo().Config
-	if have.MaxAge != topology.DeadAge || have.Metadata["team"] != "blue" || have.Compression != jetstream.S2Compression {
+	if have.MaxAge != topology.DeadMaxAge || have.Metadata["team"] != "blue" || have.Compression != jetstream.S2Compression {
 		t.Errorf("after provisioning: age %s, metadata %v, compression %v", have.MaxAge, have.Metadata, have.Compression)
 	}
 }
@@ -191,13 +191,13 @@ func TestProvision_KeepsTheOperatorsSettings(t *testing.T) {
 func TestDurables_CanBeCreated(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		for _, d := range []topology.Durable{
-			topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.ReactorConsumer(1, topology.DefaultPartitions), topology.TimersConsumer(),
-			topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "host-1"), topology.JobsOnConsumer("local", "host-2"),
+			topology.SessionCommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.ReactorConsumer(1, topology.DefaultPartitions), topology.TimersConsumer(),
+			topology.ProviderJobsConsumer("local"), topology.EngineJobsConsumer("local", "host-1"), topology.EngineJobsConsumer("local", "host-2"),
 		} {
 			c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
 			if err != nil {
@@ -215,10 +215,10 @@ func TestDurables_CanBeCreated(t *testing.T) {
 func TestDead_KeepsAdvisoriesOfMaxDeliveries(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	d := topology.CommandsConsumer()
+	d := topology.SessionCommandsConsumer()
 	d.Config.MaxDeliver = 1
 	c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
 	if err != nil {
@@ -264,17 +264,17 @@ func TestProvision_CommitVersion(t *testing.T) {
 		}
 		return s.CommitVersion
 	}
-	provision := func(cfg topology.Config) {
+	provision := func(cfg topology.ProvisionConfig) {
 		t.Helper()
 		if err := topology.Provision(ctx, js, cfg); err != nil {
 			t.Fatal(err)
 		}
 	}
-	provision(topology.Config{Shards: 2})
+	provision(topology.ProvisionConfig{Shards: 2})
 	if v := version(); v != events.CommitVersion {
 		t.Errorf("a new log has commits of version %d", v)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{CommitVersion: 1}); err == nil || !strings.HasPrefix(err.Error(), "provision stream EVENTS-0: commit-version: ") {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{CommitVersion: 1}); err == nil || !strings.HasPrefix(err.Error(), "provision stream EVENTS-0: commit-version: ") {
 		t.Errorf("a log went back to version 1: %v", err)
 	}
 	// A build that recorded no version left streams like these.
@@ -292,11 +292,11 @@ func TestProvision_CommitVersion(t *testing.T) {
 			t.Errorf("without the record of %s the log has commits of version %d", name, v)
 		}
 	}
-	provision(topology.Config{CommitVersion: 1})
+	provision(topology.ProvisionConfig{CommitVersion: 1})
 	if v := version(); v != 1 {
 		t.Errorf("provisioned for version 1, the log has commits of version %d", v)
 	}
-	provision(topology.Config{})
+	provision(topology.ProvisionConfig{})
 	if v := version(); v != events.CommitVersion {
 		t.Errorf("provisioned again, the log has commits of version %d", v)
 	}
@@ -307,17 +307,17 @@ func TestProvision_CommitVersion(t *testing.T) {
 func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 2}); err != nil {
 		t.Fatal(err)
 	}
-	subject := events.RunOf("default", events.Derive(events.KindSession, "batches")).String()
+	subject := events.RunSubject("default", events.DeriveID(events.KindSession, "batches")).String()
 	ack, err := js.Publish(ctx, subject, []byte("x"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	old := map[string]jetstream.StreamConfig{}
 	for i := range 2 {
-		s, err := js.Stream(ctx, topology.EventsStream(i))
+		s, err := js.Stream(ctx, topology.EventsStreamName(i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +331,7 @@ func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
 		}
 		old[cfg.Name] = cfg
 	}
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range old {

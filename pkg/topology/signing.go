@@ -15,13 +15,13 @@ import (
 
 // Metadata keys of the log's streams.
 const (
-	signedAfterKey = "spool-signed-after"
-	signingKeysKey = "spool-signing-keys"
-	commitKey      = "spool-commit-version"
+	signedAfterMetadataKey   = "spool-signed-after"
+	signingKeysMetadataKey   = "spool-signing-keys"
+	commitVersionMetadataKey = "spool-commit-version"
 )
 
-// Signing describes which commits of the log must be signed, with which keys, and which commit version writers use.
-type Signing struct {
+// SigningSettings describes which commits of the log must be signed, with which keys, and which commit version writers use.
+type SigningSettings struct {
 	// After has, for each shard, the sequence after which commits are signed.
 	After []uint64
 	// Keys are the names, role/id, of all keys that have been used. An empty list means that the log is not signed.
@@ -30,36 +30,36 @@ type Signing struct {
 	CommitVersion int
 }
 
-// Required reports whether a commit must be signed.
-func (s Signing) Required(shard int, seq uint64) bool {
+// MustBeSigned reports whether the commit at a stream sequence of a shard must be signed.
+func (s SigningSettings) MustBeSigned(shard int, seq uint64) bool {
 	return len(s.Keys) > 0 && shard < len(s.After) && seq > s.After[shard]
 }
 
 // ReadSigning returns the signing settings that Provision recorded for an installation with the given number of
 // shards.
-func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signing, error) {
-	var s Signing
+func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (SigningSettings, error) {
+	var s SigningSettings
 	signed := true
 	for shard := range shards {
-		stream, err := js.Stream(ctx, EventsStream(shard))
+		stream, err := js.Stream(ctx, EventsStreamName(shard))
 		if err != nil {
-			return Signing{}, fmt.Errorf("look for %s: %w", EventsStream(shard), err)
+			return SigningSettings{}, fmt.Errorf("look for %s: %w", EventsStreamName(shard), err)
 		}
 		metadata := stream.CachedInfo().Config.Metadata
-		version, err := commitVersion(metadata)
+		version, err := parseCommitVersion(metadata)
 		if err != nil {
-			return Signing{}, fmt.Errorf("stream %s: %w", EventsStream(shard), err)
+			return SigningSettings{}, fmt.Errorf("stream %s: %w", EventsStreamName(shard), err)
 		}
 		if shard == 0 || version < s.CommitVersion {
 			s.CommitVersion = version
 		}
-		keys := strings.Fields(metadata[signingKeysKey])
+		keys := strings.Fields(metadata[signingKeysMetadataKey])
 		if signed = signed && len(keys) > 0; !signed {
 			continue
 		}
-		after, err := strconv.ParseUint(metadata[signedAfterKey], 10, 64)
+		after, err := strconv.ParseUint(metadata[signedAfterMetadataKey], 10, 64)
 		if err != nil {
-			return Signing{}, fmt.Errorf("stream %s: metadata %s: %w", EventsStream(shard), signedAfterKey, err)
+			return SigningSettings{}, fmt.Errorf("stream %s: metadata %s: %w", EventsStreamName(shard), signedAfterMetadataKey, err)
 		}
 		s.After = append(s.After, after)
 		for _, key := range keys {
@@ -74,23 +74,23 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 	return s, nil
 }
 
-// commitVersion returns the commit version that a stream of the log records, or 1 if it records none.
-func commitVersion(metadata map[string]string) (int, error) {
-	text, recorded := metadata[commitKey]
+// parseCommitVersion returns the commit version that a stream of the log records, or 1 if it records none.
+func parseCommitVersion(metadata map[string]string) (int, error) {
+	text, recorded := metadata[commitVersionMetadataKey]
 	if !recorded {
 		return 1, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("metadata %s is %q, not a version of commits", commitKey, text)
+		return 0, fmt.Errorf("metadata %s is %q, not a version of commits", commitVersionMetadataKey, text)
 	}
 	return n, nil
 }
 
-// commitMetadata returns the metadata for the commit version of a stream of the log. The version never decreases,
+// commitVersionMetadata returns the metadata for the commit version of a stream of the log. The version never decreases,
 // because the log may already have commits of the newer version.
-func commitMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, error) {
-	installed, err := commitVersion(have.Config.Metadata)
+func commitVersionMetadata(have jetstream.StreamInfo, cfg ProvisionConfig) (map[string]string, error) {
+	installed, err := parseCommitVersion(have.Config.Metadata)
 	if err != nil {
 		return nil, err
 	}
@@ -98,21 +98,21 @@ func commitMetadata(have jetstream.StreamInfo, cfg Config) (map[string]string, e
 	if cfg.CommitVersion != 0 && cfg.CommitVersion < installed {
 		return nil, fmt.Errorf("commit-version: the log may hold commits of version %d already, and cannot go back to %d", installed, cfg.CommitVersion)
 	}
-	return map[string]string{commitKey: strconv.Itoa(max(want, installed))}, nil
+	return map[string]string{commitVersionMetadataKey: strconv.Itoa(max(want, installed))}, nil
 }
 
 // signingMetadata returns the metadata for the signing keys of a stream of the log: the given keys, added to the
 // recorded ones.
-func signingMetadata(have jetstream.StreamInfo, cfg Config) map[string]string {
+func signingMetadata(have jetstream.StreamInfo, cfg ProvisionConfig) map[string]string {
 	if len(cfg.KeyIDs) == 0 {
 		return nil
 	}
-	after, recorded := have.Config.Metadata[signedAfterKey]
-	all := strings.Fields(have.Config.Metadata[signingKeysKey])
+	after, recorded := have.Config.Metadata[signedAfterMetadataKey]
+	all := strings.Fields(have.Config.Metadata[signingKeysMetadataKey])
 	if !recorded || cfg.KeysLost {
 		after, all = strconv.FormatUint(have.State.LastSeq, 10), nil
 	}
 	all = append(all, cfg.KeyIDs...)
 	slices.Sort(all)
-	return map[string]string{signedAfterKey: after, signingKeysKey: strings.Join(slices.Compact(all), " ")}
+	return map[string]string{signedAfterMetadataKey: after, signingKeysMetadataKey: strings.Join(slices.Compact(all), " ")}
 }

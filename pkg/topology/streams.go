@@ -10,11 +10,12 @@ import (
 
 // Ages and limits of the streams and buckets.
 const (
-	// DeltasAge is the default age of text in flight. MinDeltasAge is the lowest.
-	DeltasAge    = 24 * time.Hour
-	MinDeltasAge = time.Minute
+	// DefaultDeltasMaxAge is the default age at which the stream DELTAS drops text in flight.
+	DefaultDeltasMaxAge = 24 * time.Hour
+	// MinDeltasMaxAge is the lowest age that an operator may set for the stream DELTAS.
+	MinDeltasMaxAge = time.Minute
 
-	DeadAge        = 30 * 24 * time.Hour
+	DeadMaxAge     = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
 
@@ -22,14 +23,14 @@ const (
 	// which its sender notices; no older command is dropped.
 	CommandsMaxMsgs  = 1_000_000
 	CommandsMaxBytes = 512 << 20
-	// CommandsAge is the maximum age of a command that no service has processed. The deadline of a command is at most
+	// CommandsMaxAge is the maximum age of a command that no service has processed. The deadline of a command is at most
 	// minutes, so it has passed by then.
-	CommandsAge = 24 * time.Hour
+	CommandsMaxAge = 24 * time.Hour
 	// JobsMaxMsgs limits the waiting jobs. A job is small, because it carries no instruction.
 	JobsMaxMsgs = 1_000_000
 )
 
-// Stream is a stream and the users that access it.
+// Stream is a stream's configuration and the users that access it.
 type Stream struct {
 	Config jetstream.StreamConfig
 	Kind   string // one phrase for the docs
@@ -51,9 +52,9 @@ func Streams(l Layout) []Stream {
 func eventsStream(shard int, l Layout) Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
-			Name:        EventsStream(shard),
+			Name:        EventsStreamName(shard),
 			Description: "The log: commits of sessions and of the catalogue.",
-			Subjects:    l.subjects(shard),
+			Subjects:    l.shardSubjects(shard),
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardNew,
 			Storage:     jetstream.FileStorage,
@@ -78,7 +79,7 @@ func deltasStream() Stream {
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
 			Storage:     jetstream.FileStorage,
-			MaxAge:      DeltasAge,
+			MaxAge:      DefaultDeltasMaxAge,
 			Replicas:    1,
 			PersistMode: jetstream.AsyncPersistMode,
 			AllowDirect: true,
@@ -100,7 +101,7 @@ func commandsStream() Stream {
 			Storage:     jetstream.FileStorage,
 			MaxMsgs:     CommandsMaxMsgs,
 			MaxBytes:    CommandsMaxBytes,
-			MaxAge:      CommandsAge,
+			MaxAge:      CommandsMaxAge,
 		},
 		Kind:   "work queue, 24 hours, refuses when full",
 		Writes: "gateway",
@@ -156,7 +157,7 @@ func deadStream() Stream {
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
 			Storage:     jetstream.FileStorage,
-			MaxAge:      DeadAge,
+			MaxAge:      DeadMaxAge,
 			AllowDirect: true,
 		},
 		Kind:   "30 days",
@@ -183,17 +184,17 @@ func headsStream() Stream {
 	}
 }
 
-// KeyValue is a key-value bucket and the users that access it.
-type KeyValue struct {
+// KeyValueBucket is the configuration of a key-value bucket and the users that access it.
+type KeyValueBucket struct {
 	Config jetstream.KeyValueConfig
 	Keys   string
 	Writes string
 	Reads  string
 }
 
-// KeyValues returns the key-value buckets.
-func KeyValues() []KeyValue {
-	return []KeyValue{
+// KeyValueBuckets returns all key-value buckets of an installation.
+func KeyValueBuckets() []KeyValueBucket {
+	return []KeyValueBucket{
 		{
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketLeases, Description: "Live executors: engine, capacity, address.",
@@ -224,17 +225,17 @@ func KeyValues() []KeyValue {
 	}
 }
 
-// Objects is an object bucket and the users that access it.
-type Objects struct {
+// ObjectBucket is the configuration of an object bucket and the users that access it.
+type ObjectBucket struct {
 	Config jetstream.ObjectStoreConfig
 	Names  string
 	Writes string
 	Reads  string
 }
 
-// ObjectBuckets returns the object buckets.
-func ObjectBuckets() []Objects {
-	return []Objects{
+// ObjectBuckets returns all object buckets of an installation.
+func ObjectBuckets() []ObjectBucket {
+	return []ObjectBucket{
 		{
 			Config: jetstream.ObjectStoreConfig{
 				Bucket: BucketPayloads, Description: "Event data that is too large for the log.", Storage: jetstream.FileStorage,
@@ -256,16 +257,16 @@ func ObjectBuckets() []Objects {
 	}
 }
 
-// subjectsBrief returns a short form of the subjects of a stream for docs and errors.
-func subjectsBrief(list []string) string {
+// shortSubjects returns a short form of the subjects of a stream for docs and errors.
+func shortSubjects(list []string) string {
 	if len(list) > 4 {
 		return list[0] + " … " + list[len(list)-1]
 	}
 	return strings.Join(list, ", ")
 }
 
-// sameSubjects reports whether two lists have the same subjects, in any order.
-func sameSubjects(a, b []string) bool {
+// haveSameSubjects reports whether two lists have the same subjects, in any order.
+func haveSameSubjects(a, b []string) bool {
 	a, b = slices.Clone(a), slices.Clone(b)
 	slices.Sort(a)
 	slices.Sort(b)

@@ -35,8 +35,8 @@ func Users() []User {
 func gatewayUser() User {
 	return User{
 		Name: UserGateway, Doc: "serves clients: writes commands, reads LIVE and Postgres, and reads from the log what Postgres does not have yet",
-		Publish: concat(
-			[]string{accountInfo, "cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
+		Publish: concatLists(
+			[]string{accountInfoPermission, "cmd.*.*.*.*", FilesRequestSubject("*", "*"), FilesAckSubject("*")},
 			keyValuePermissions(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
 			infoPermission(StreamCommands), writeObjectsPermissions(BucketWorkspaces),
 			// Uploads, and secrets that a client or the gateway encrypted: the gateway cannot decrypt them.
@@ -46,21 +46,21 @@ func gatewayUser() User {
 			// Operators read dead letters; commands retry or drop them.
 			getPermissions(StreamDead),
 			// Events that are in the log and not yet in the read models.
-			findInLogPermissions(),
+			getLogPermissions(),
 			// Text in flight: of a replay, and what a subscription missed.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
-		Subscribe: []string{inbox(UserGateway), LiveFilter, FrameFilter, CtlProjector, FilesTo("*")},
+		Subscribe: []string{inboxFilter(UserGateway), LiveFilter, FrameFilter, ProjectorStartSubject, FilesResponseSubject("*")},
 	}
 }
 
 func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
-		Publish: concat(
-			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
+		Publish: concatLists(
+			[]string{accountInfoPermission, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Responses to commands go to the gateway that sent them.
-			[]string{inbox(UserGateway)},
+			[]string{inboxFilter(UserGateway)},
 			readLogPermissions(), writePayloadsPermissions(), keyValuePermissions(BucketLeases),
 			// The limits of tenants, and the usage that the session service counts.
 			keyValuePermissions(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
@@ -69,25 +69,25 @@ func sessionUser() User {
 			// The secrets of an execution are removed after its end. The session service reads only their encrypted
 			// form.
 			keyValuePermissions(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
-			durablePermissions(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
-			durablePermissions(StreamTimers, TimersDue, TimerDueFilter), getPermissions(StreamTimers),
+			durablePermissions(StreamCommands, SessionCommandsDurable, CommandFilter(ServiceSession)),
+			durablePermissions(StreamTimers, TimersDurable, TimerDueFilter), getPermissions(StreamTimers),
 			reactorPermissions(), infoPermission(StreamJobs), getPermissions(StreamHeads),
 			// The session service fails executions whose job is dead, and removes dead letters that operators have
 			// handled.
-			durablePermissions(StreamDead, DeadJobs, DeadJobFilter), getPermissions(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
+			durablePermissions(StreamDead, DeadJobsDurable, DeadJobFilter), getPermissions(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
 		),
-		Subscribe: []string{inbox(UserSession)},
+		Subscribe: []string{inboxFilter(UserSession)},
 	}
 }
 
 func executorUser() User {
 	return User{
 		Name: UserExecutor, Doc: "runs agents; writes run and deltas",
-		Publish: concat(
+		Publish: concatLists(
 			// A job that reaches an executor of the wrong engine is moved to the right engine.
-			[]string{accountInfo, RunFilter, FrameFilter, "job.*.on.*", "dead.>", "ctl.*"},
+			[]string{accountInfoPermission, RunFilter, FrameFilter, "job.*.on.*", "dead.>", "ctl.*"},
 			// An executor asks another one on ctl whether it still holds a run.
-			[]string{inbox(UserExecutor), FilesTo("*")},
+			[]string{inboxFilter(UserExecutor), FilesResponseSubject("*")},
 			readLogPermissions(), writePayloadsPermissions(), writeObjectsPermissions(BucketWorkspaces), keyValuePermissions(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			readObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), keyValuePermissions(BucketBudgets),
 			// A durable for an engine has the engine's name, which is not known here.
@@ -95,32 +95,32 @@ func executorUser() User {
 			// The deltas of blocks whose sandbox was lost.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas}, infoPermission(StreamDead),
 		),
-		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
+		Subscribe: []string{inboxFilter(UserExecutor), "ctl.*", FilesRequestSubject("*", "*"), FilesAckSubject("*")},
 	}
 }
 
 func projectorUser() User {
 	return User{
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
-		Publish: concat(
-			[]string{LiveFilter, "dead.>", CtlProjector},
+		Publish: concatLists(
+			[]string{LiveFilter, "dead.>", ProjectorStartSubject},
 			readLogPermissions(), readPayloadsPermissions(), infoPermission(StreamDead),
 		),
-		Subscribe: []string{inbox(UserProjector)},
+		Subscribe: []string{inboxFilter(UserProjector)},
 	}
 }
 
 func skillsUser() User {
 	return User{
 		Name: UserSkills, Doc: "validates and stores skills; writes skill",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{SkillFilter, "dead.>"},
 			// Responses to commands go to the gateway that sent them.
-			[]string{inbox(UserGateway)},
+			[]string{inboxFilter(UserGateway)},
 			readLogPermissions(), writePayloadsPermissions(), writeObjectsPermissions(BucketSkills),
-			durablePermissions(StreamCommands, CommandsSkills, CommandFilter(ServiceSkills)), infoPermission(StreamDead),
+			durablePermissions(StreamCommands, SkillsCommandsDurable, CommandFilter(ServiceSkills)), infoPermission(StreamDead),
 		),
-		Subscribe: []string{inbox(UserSkills)},
+		Subscribe: []string{inboxFilter(UserSkills)},
 	}
 }
 
@@ -130,11 +130,11 @@ func janitorUser() User {
 	erase := func(stream string) []string { return []string{"$JS.API.STREAM.MSG.DELETE." + stream} }
 	var log []string
 	for i := range MaxShards {
-		log = append(log, erase(EventsStream(i))...)
+		log = append(log, erase(EventsStreamName(i))...)
 	}
 	return User{
 		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
-		Publish: concat(
+		Publish: concatLists(
 			[]string{RunFilter}, readLogPermissions(), log,
 			readPayloadsPermissions(), erase("OBJ_"+BucketPayloads),
 			readObjectsPermissions(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
@@ -145,7 +145,7 @@ func janitorUser() User {
 			// How far the usage of tenants is counted.
 			getPermissions("KV_"+BucketBudgets),
 		),
-		Subscribe: []string{inbox(UserJanitor)},
+		Subscribe: []string{inboxFilter(UserJanitor)},
 	}
 }
 
@@ -160,14 +160,15 @@ func adminUser() User {
 func gateUser() User {
 	return User{
 		Name: UserGate, Doc: "validates requests for consumers and forwards them to JetStream",
-		Publish:   []string{consumerCreate + ">", ReplyPrefix + ">"},
-		Subscribe: []string{GatePrefix + ">", inbox(UserGate)},
+		Publish:   []string{consumerCreatePrefix + ">", ReplyPrefix + ">"},
+		Subscribe: []string{GatePrefix + ">", inboxFilter(UserGate)},
 	}
 }
 
-func inbox(user string) string { return InboxPrefix(user) + ".>" }
+// inboxFilter returns the filter that matches all inboxes of a user.
+func inboxFilter(user string) string { return InboxPrefix(user) + ".>" }
 
-func concat(lists ...[]string) []string {
+func concatLists(lists ...[]string) []string {
 	var out []string
 	for _, l := range lists {
 		out = append(out, l...)
@@ -175,7 +176,8 @@ func concat(lists ...[]string) []string {
 	return out
 }
 
-// infoPermission returns the permission that a client needs before it uses a stream.
+// infoPermission returns the permission to request the information of a stream, which a client needs before it uses the
+// stream.
 func infoPermission(stream string) []string { return []string{"$JS.API.STREAM.INFO." + stream} }
 
 // getPermissions returns the permissions to read single messages: from any replica, and from the leader.
@@ -191,20 +193,20 @@ func orderedReadPermissions(stream string) []string {
 		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
 }
 
-// readLogPermissions returns the permissions to read every possible shard.
+// readLogPermissions returns the permissions to read the streams of all shards that an installation can have.
 func readLogPermissions() []string {
 	var out []string
 	for i := range MaxShards {
-		out = append(out, orderedReadPermissions(EventsStream(i))...)
+		out = append(out, orderedReadPermissions(EventsStreamName(i))...)
 	}
 	return out
 }
 
-// findInLogPermissions returns the permissions to request single commits from the leader of every shard.
-func findInLogPermissions() []string {
+// getLogPermissions returns the permissions to request single commits from the leader of every shard.
+func getLogPermissions() []string {
 	var out []string
 	for i := range MaxShards {
-		out = append(out, "$JS.API.STREAM.MSG.GET."+EventsStream(i))
+		out = append(out, "$JS.API.STREAM.MSG.GET."+EventsStreamName(i))
 	}
 	return out
 }
@@ -223,7 +225,7 @@ func durablePermissions(stream, name, filter string) []string {
 func reactorPermissions() []string {
 	var out []string
 	for i := range MaxShards {
-		stream, name := EventsStream(i), ReactorDurable(i)
+		stream, name := EventsStreamName(i), ReactorDurable(i)
 		out = append(out, "$JS.ACK."+stream+"."+name+".>")
 	}
 	return out
@@ -252,5 +254,5 @@ func readStreamPermissions(stream string) []string {
 	return append(orderedReadPermissions(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 
-// accountInfo is the permission to read the account's storage limit and usage.
-const accountInfo = apiPrefix + "INFO"
+// accountInfoPermission is the permission to read the account's storage limit and usage.
+const accountInfoPermission = jetStreamAPIPrefix + "INFO"

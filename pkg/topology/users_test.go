@@ -49,7 +49,7 @@ func runServer(t *testing.T, opts *server.Options) *server.Server {
 		t.Fatal("the server is not ready")
 	}
 	_, js := connectAs(t, ns, topology.UserAdmin)
-	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	gate, _ := connectAs(t, ns, topology.UserGate)
@@ -96,7 +96,7 @@ func TestUsers_MayPublishTheirRowsOnly(t *testing.T) {
 
 func checkPublish(t *testing.T, ns *server.Server) {
 	t.Helper()
-	life, run := events.LifeOf("default", session).String(), events.RunOf("default", session).String()
+	life, run := events.LifeSubject("default", session).String(), events.RunSubject("default", session).String()
 	key := events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", "k"), Aspect: events.Key}.String()
 	catalogued := func(kind events.Aspect) string {
 		return events.Reference{Slug: "k"}.Subject(kind, "default").String()
@@ -120,14 +120,14 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		events.FrameSubject(3, "xtr_01JZZZZZZZZZZZZZZZZZZZZZZZ"):                        {topology.UserExecutor},
 		"dl.03.default." + session:                                                      {},
 		topology.CommandSubject(topology.ServiceSession, "default", session):            {topology.UserGateway},
-		topology.JobAny("local"):                                                        {topology.UserSession},
-		topology.JobOn("local", "host"):                                                 {topology.UserSession, topology.UserExecutor},
-		topology.TimerSchedule(session):                                                 {topology.UserSession},
-		topology.TimerDue(session):                                                      {},
+		topology.ProviderJobSubject("local"):                                            {topology.UserSession},
+		topology.EngineJobSubject("local", "host"):                                      {topology.UserSession, topology.UserExecutor},
+		topology.TimerScheduleSubject(session):                                          {topology.UserSession},
+		topology.TimerDueSubject(session):                                               {},
 		events.LiveSubject("default", session):                                          {topology.UserProjector},
-		topology.CtlProjector:                                                           {topology.UserProjector, topology.UserSession, topology.UserExecutor},
-		topology.Ctl("xtr_01JZZZZZZZZZZZZZZZZZZZZZZZ"):                                  {topology.UserSession, topology.UserExecutor},
-		topology.Dead("session"):                                                        {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills},
+		topology.ProjectorStartSubject:                                                  {topology.UserProjector, topology.UserSession, topology.UserExecutor},
+		topology.ExecutorCtlSubject("xtr_01JZZZZZZZZZZZZZZZZZZZZZZZ"):                   {topology.UserSession, topology.UserExecutor},
+		topology.DeadSubject("session"):                                                 {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills},
 		"$KV." + topology.BucketLeases + ".x":                                           {topology.UserExecutor},
 		"$KV." + topology.BucketIdempotency + ".default.x":                              {topology.UserGateway},
 		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor, topology.UserSkills},
@@ -149,9 +149,9 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$JS.API.CONSUMER.CREATE.JOBS.local-any.job.local.any":                          {topology.UserGate, topology.UserExecutor},
 		"$JS.API.CONSUMER.MSG.NEXT.JOBS.local-any":                                      {topology.UserExecutor},
 		"$JS.API.DIRECT.GET.EVENTS-0." + run:                                            {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills, topology.UserJanitor},
-		topology.FilesOn("docker", "host"):                                              {topology.UserGateway},
-		topology.FilesTo("x"):                                                           {topology.UserExecutor},
-		topology.FilesAck("x"):                                                          {topology.UserGateway},
+		topology.FilesRequestSubject("docker", "host"):                                  {topology.UserGateway},
+		topology.FilesResponseSubject("x"):                                              {topology.UserExecutor},
+		topology.FilesAckSubject("x"):                                                   {topology.UserGateway},
 		"_INBOX_gateway.x":                                                              {topology.UserSession, topology.UserSkills},
 		"_INBOX_session.x":                                                              {},
 	}
@@ -213,14 +213,14 @@ func TestAccounts_PassOnCoreMessagesBetweenServices(t *testing.T) {
 	ns := runServerWithUsers(t)
 	for _, c := range []struct{ from, to, filter, subject string }{
 		{topology.UserProjector, topology.UserGateway, "live.*.*", "live.default." + session},
-		{topology.UserProjector, topology.UserGateway, topology.CtlProjector, topology.CtlProjector},
-		{topology.UserSession, topology.UserExecutor, topology.Ctl("xtr"), topology.Ctl("xtr")},
-		{topology.UserExecutor, topology.UserExecutor, topology.Ctl("other"), topology.Ctl("other")},
+		{topology.UserProjector, topology.UserGateway, topology.ProjectorStartSubject, topology.ProjectorStartSubject},
+		{topology.UserSession, topology.UserExecutor, topology.ExecutorCtlSubject("xtr"), topology.ExecutorCtlSubject("xtr")},
+		{topology.UserExecutor, topology.UserExecutor, topology.ExecutorCtlSubject("other"), topology.ExecutorCtlSubject("other")},
 		{topology.UserSession, topology.UserGateway, "_INBOX_gateway.a.*", "_INBOX_gateway.a.1"},
 		{topology.UserSkills, topology.UserGateway, "_INBOX_gateway.b.*", "_INBOX_gateway.b.1"},
-		{topology.UserGateway, topology.UserExecutor, topology.FilesOn("local", "host"), topology.FilesOn("local", "host")},
-		{topology.UserGateway, topology.UserExecutor, topology.FilesAck("x"), topology.FilesAck("x")},
-		{topology.UserExecutor, topology.UserGateway, topology.FilesTo("x"), topology.FilesTo("x")},
+		{topology.UserGateway, topology.UserExecutor, topology.FilesRequestSubject("local", "host"), topology.FilesRequestSubject("local", "host")},
+		{topology.UserGateway, topology.UserExecutor, topology.FilesAckSubject("x"), topology.FilesAckSubject("x")},
+		{topology.UserExecutor, topology.UserGateway, topology.FilesResponseSubject("x"), topology.FilesResponseSubject("x")},
 	} {
 		var subs []*nats.Subscription
 		for range 2 {
@@ -288,21 +288,21 @@ func checkWork(t *testing.T, ns *server.Server) {
 		must(who+" takes from "+d.Config.Durable, err)
 		must(who+" acknowledges", msg.DoubleAck(ctx))
 	}
-	take("session", sess, topology.CommandsConsumer())
-	_, err = sess.Publish(ctx, events.LifeOf("default", session).String(), []byte("{}"))
+	take("session", sess, topology.SessionCommandsConsumer())
+	_, err = sess.Publish(ctx, events.LifeSubject("default", session).String(), []byte("{}"))
 	must("session writes life", err)
 	take("session", sess, topology.ReactorConsumer(0, topology.DefaultPartitions))
-	_, err = sess.Publish(ctx, topology.JobAny("local"), []byte("{}"))
+	_, err = sess.Publish(ctx, topology.ProviderJobSubject("local"), []byte("{}"))
 	must("session publishes a job", err)
-	timer := nats.NewMsg(topology.TimerSchedule(session))
+	timer := nats.NewMsg(topology.TimerScheduleSubject(session))
 	timer.Header.Set("Nats-Schedule", "@at "+time.Now().Add(-time.Second).UTC().Format(time.RFC3339))
-	timer.Header.Set("Nats-Schedule-Target", topology.TimerDue(session))
+	timer.Header.Set("Nats-Schedule-Target", topology.TimerDueSubject(session))
 	_, err = sess.PublishMsg(ctx, timer)
 	must("session arms a timer", err)
 	take("session", sess, topology.TimersConsumer())
 
-	take("executor", exec, topology.JobsAnyConsumer("local"))
-	_, err = exec.Publish(ctx, topology.Dead(topology.JobAny("local")), []byte("{}"))
+	take("executor", exec, topology.ProviderJobsConsumer("local"))
+	_, err = exec.Publish(ctx, topology.DeadSubject(topology.ProviderJobSubject("local")), []byte("{}"))
 	must("executor gives a job up", err)
 	take("session", sess, topology.DeadJobsConsumer())
 	letters, err := gateway.Stream(ctx, topology.StreamDead)
@@ -335,7 +335,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 	if len(b) != 1<<18 {
 		t.Errorf("the payload has %d bytes", len(b))
 	}
-	c, err := proj.OrderedConsumer(ctx, topology.EventsStream(0), jetstream.OrderedConsumerConfig{FilterSubjects: []string{"ev.>"}})
+	c, err := proj.OrderedConsumer(ctx, topology.EventsStreamName(0), jetstream.OrderedConsumerConfig{FilterSubjects: []string{"ev.>"}})
 	must("projector opens the log", err)
 	_, err = c.Next(jetstream.FetchMaxWait(5 * time.Second))
 	must("projector reads the log", err)
@@ -346,9 +346,9 @@ func checkWork(t *testing.T, ns *server.Server) {
 	_, err = announced.NextMsg(5 * time.Second)
 	must("gateway receives the announcement", err)
 
-	log, err := jan.Stream(ctx, topology.EventsStream(0))
+	log, err := jan.Stream(ctx, topology.EventsStreamName(0))
 	must("janitor opens the log", err)
-	last, err := log.GetLastMsgForSubject(ctx, events.LifeOf("default", session).String())
+	last, err := log.GetLastMsgForSubject(ctx, events.LifeSubject("default", session).String())
 	must("janitor finds a commit", err)
 	must("janitor erases it", log.SecureDeleteMsg(ctx, last.Sequence))
 	if info, err := log.Info(ctx); err != nil || info.State.Msgs != 0 {
@@ -384,16 +384,16 @@ func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range []events.Partitioning{0, 1, 2, 4, 8, 16, 32, 64} {
 		for _, n := range []int{1, 2, 4, 8} {
-			if n > partitions.Count() {
+			if n > partitions.PartitionCount() {
 				continue
 			}
 			streams := topology.Streams(topology.Layout{Shards: n, Partitions: partitions})
-			for p := range partitions.Count() {
+			for p := range partitions.PartitionCount() {
 				found := 0
 				for shard := range n {
 					if slices.Contains(streams[shard].Config.Subjects, topology.PartitionFilter(p)) {
 						found++
-						if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(partitions.GroupOf(p), n) {
+						if shard != topology.ShardOf(p, n) || shard != topology.ShardOfGroup(partitions.GroupOfPartition(p), n) {
 							t.Errorf("partition %d of %d shards is in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
 						}
 					}
@@ -401,7 +401,7 @@ func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 				if found != 1 {
 					t.Errorf("partition %d is in %d of %d shards", p, found, n)
 				}
-				if !slices.Contains(partitions.InGroup(partitions.GroupOf(p)), p) {
+				if !slices.Contains(partitions.PartitionsInGroup(partitions.GroupOfPartition(p)), p) {
 					t.Errorf("partition %d is not in its group", p)
 				}
 			}

@@ -66,12 +66,12 @@ func (c Config) addModelSettings(l *worker.AgentLaunch, provider string, s event
 	values := map[string]string{command.PlaceholderModel: l.Model, command.PlaceholderBaseURL: cmp.Or(at.url, publicURLs()[provider]), command.PlaceholderKey: at.key}
 	fill := func(template string) string {
 		// The placeholders were checked when the session was created.
-		out, _ := layers.Expand(template, func(name string) (string, bool) { return values[name], true })
+		out, _ := layers.ExpandPlaceholders(template, func(name string) (string, bool) { return values[name], true })
 		return out
 	}
 	for _, env := range []map[string]string{preset.Env, s.Env} {
 		for name, template := range env {
-			if l.Model == "" && slices.Contains(layers.Placeholders(template), command.PlaceholderModel) {
+			if l.Model == "" && slices.Contains(layers.PlaceholderNames(template), command.PlaceholderModel) {
 				continue
 			}
 			l.Env[name] = fill(template)

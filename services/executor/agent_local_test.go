@@ -106,7 +106,7 @@ func TestAgent_HasItsFilesSkillsAndVariables(t *testing.T) {
 			skill := b.pushSkill("greet")
 			env := b.environment("e", 1, map[string]events.Variable{"WHOM": {Value: "Ada"}, "CREDENTIAL": {Secret: true, Sealed: b.seal(k, "a-secret-value")}})
 			agent := b.agent("a", 2, events.AgentSpec{
-				Architecture: "spool", Instructions: "You do things.", Skills: []events.Reference{skill.Bare()},
+				Architecture: "spool", Instructions: "You do things.", Skills: []events.Reference{skill.WithoutVersion()},
 				Files: []events.FileSpec{
 					{Path: "notes/todo.md", Content: "buy milk\n"},
 					{Path: "tool.sh", ContentBase64: "IyEvYmluL3NoCmVjaG8gaXQgcnVucwo=", Mode: 0o755},

@@ -101,7 +101,7 @@ func TestApprovals_ADecisionIsForOneRequest(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	s.life(decision(execution, s.untilWaiting(1)[0].ID, events.DecisionApprove))
-	s.until("the decision has reached the agent", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("the decision has reached the agent", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	close(again)
 	open := s.untilWaiting(2)
 	s.life(decision(execution, open[1].ID, events.DecisionSkip))
@@ -142,7 +142,7 @@ func TestApprovals_AFailedDecisionWaitsForTheNextBeat(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	id := s.untilWaiting(1)[0].ID
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		d := decision(execution, id, events.DecisionAnswer)(base, l).(session.DecideApproval)
 		d.Sealed = map[string]string{"pin": "k"}
 		return d
@@ -209,10 +209,10 @@ func TestApprovals_ADeathWhileWaitingKeepsTheTenantsLimit(t *testing.T) {
 	execution := s.post("ask")
 	s.untilWaiting(1)
 	work := other.post("work")
-	other.until("the other runs", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	other.until("the other runs", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	close(die)
-	s.until("the attempt died", func(l *eventlog.Loaded) bool { return l.Run.DiedAttempts == 1 })
-	s.until("its job was delivered again", func(l *eventlog.Loaded) bool {
+	s.until("the attempt died", func(l *eventlog.SessionState) bool { return l.Run.DiedAttempts == 1 })
+	s.until("its job was delivered again", func(l *eventlog.SessionState) bool {
 		return l.Run.Attempt == 2 || slices.ContainsFunc(s.events(), func(e events.Event) bool { _, ok := e.Data.(events.ExecutionHandedOver); return ok })
 	})
 	if l := s.load(); l.Run.Attempt != 1 {

@@ -67,14 +67,14 @@ func cautious(t *fakeTurn) {
 // untilWaiting waits until the execution waits for n decisions, and returns the requests.
 func (s *talk) untilWaiting(n int) []run.OpenApproval {
 	s.b.t.Helper()
-	l := s.until("it waits for a decision", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Waiting && len(l.Run.Approvals) == n })
+	l := s.until("it waits for a decision", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Waiting && len(l.Run.Approvals) == n })
 	return l.Run.Approvals
 }
 
 // decision is a person's decision on a request.
-func decision(execution, approval, what string) func(session.Base, *eventlog.Loaded) session.Command {
-	return func(base session.Base, l *eventlog.Loaded) session.Command {
-		d := session.DecideApproval{Base: base, ApprovalDecided: events.ApprovalDecided{ApprovalID: approval, Decision: what}, ExecutionID: execution}
+func decision(execution, approval, what string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		d := session.DecideApproval{CommandBase: base, ApprovalDecided: events.ApprovalDecided{ApprovalID: approval, Decision: what}, ExecutionID: execution}
 		for _, a := range l.Run.Approvals {
 			if a.ID == approval {
 				d.Open = &session.OpenApproval{Kind: a.Kind, Class: a.Class, Editable: a.Editable}
@@ -186,7 +186,7 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 	first := s.untilWaiting(1)[0]
 	s.life(decision(execution, first.ID, events.DecisionApproveAll))
 	var lost run.OpenApproval
-	s.until("the second request", func(l *eventlog.Loaded) bool {
+	s.until("the second request", func(l *eventlog.SessionState) bool {
 		if len(l.Run.Approvals) != 1 || l.Run.Approvals[0].ID == first.ID {
 			return false
 		}
@@ -195,7 +195,7 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 	})
 	close(die)
 	var again run.OpenApproval
-	s.until("the next attempt asks", func(l *eventlog.Loaded) bool {
+	s.until("the next attempt asks", func(l *eventlog.SessionState) bool {
 		if l.Run.Attempt != 2 || len(l.Run.Approvals) != 1 {
 			return false
 		}
@@ -206,7 +206,7 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 	if len(retracted) != 1 || retracted[0] != (events.ApprovalRetracted{ApprovalID: lost.ID, Reason: "attempt_failed"}) {
 		t.Errorf("retracted %+v, want %s", retracted, lost.ID)
 	}
-	base := session.Base{Meta: events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now()}}
+	base := session.CommandBase{CommandMeta: events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now()}}
 	l := s.load()
 	if _, err := session.Decide(l.Life, decision(execution, lost.ID, events.DecisionApprove)(base, l)); err == nil {
 		t.Error("a decision on a retracted request was accepted")
@@ -252,7 +252,7 @@ func TestApprovals_SecretAnswers(t *testing.T) {
 	s := b.session(of1(b.agent("careful", 3, events.AgentSpec{Architecture: "claude-code", Instructions: "Ask before you act.", Retries: events.Retries{Attempts: 2}})))
 	execution := s.post("go")
 	answer := func(id, key string) {
-		s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
+		s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 			d := decision(execution, id, events.DecisionAnswer)(base, l).(session.DecideApproval)
 			d.Sealed = map[string]string{"pin": key}
 			return d
@@ -262,7 +262,7 @@ func TestApprovals_SecretAnswers(t *testing.T) {
 	if v := <-got; !slices.Equal(v.Answers["pin"], []string{"hunter2"}) || !slices.Equal(v.Redact, []string{"hunter2"}) || v.Decision != events.DecisionAnswer {
 		t.Errorf("verdict %+v", v)
 	}
-	s.until("the next attempt", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 && len(l.Run.Approvals) == 1 })
+	s.until("the next attempt", func(l *eventlog.SessionState) bool { return l.Run.Attempt == 2 && len(l.Run.Approvals) == 1 })
 	answer(s.untilWaiting(1)[0].ID, "lost")
 	if v := <-got; v.Decision != events.DecisionReject || v.Comment == "" || len(v.Answers) > 0 {
 		t.Errorf("verdict without its answer: %+v", v)
@@ -308,7 +308,7 @@ func TestApprovals_CancelAWaitingExecution(t *testing.T) {
 	execution := s.post("go")
 	s.untilWaiting(1)
 	waited := time.Now()
-	s.until("the turn limit has passed", func(*eventlog.Loaded) bool { return time.Since(waited) > 600*time.Millisecond })
+	s.until("the turn limit has passed", func(*eventlog.SessionState) bool { return time.Since(waited) > 600*time.Millisecond })
 	if l := s.load(); l.Run.Phase != run.Waiting {
 		t.Fatalf("after the turn limit: %s, %+v", l.Run.Phase, s.last(execution))
 	}

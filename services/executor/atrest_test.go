@@ -14,7 +14,7 @@ func (b *bench) atRest(o events.Options) (s *talk, sandbox string) {
 	b.t.Helper()
 	s = b.session(short(o))
 	s.untilEnded(s.post("one"))
-	s.until("the turn's snapshot is there", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	s.until("the turn's snapshot is there", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.ID != "" })
 	b.noJobs()
 	return s, s.load().Run.Sandbox.ID
 }
@@ -22,7 +22,7 @@ func (b *bench) atRest(o events.Options) (s *talk, sandbox string) {
 // untilReleased waits until the session's sandbox has ended, and checks that the log records that once.
 func (s *talk) untilReleased(sandbox, reason string, kept bool) {
 	s.b.t.Helper()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	s.b.until("the sandbox is ended", func() bool { _, ended := s.b.provider.wiped(sandbox); return ended })
 	if wiped, _ := s.b.provider.wiped(sandbox); wiped == kept {
 		s.b.t.Errorf("the workspace is wiped: %t", wiped)
@@ -35,8 +35,8 @@ func (s *talk) untilReleased(sandbox, reason string, kept bool) {
 }
 
 func (s *talk) terminate() {
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 }
 
@@ -58,8 +58,8 @@ func TestRelease_GivesWayWhileItsSnapshotRuns(t *testing.T) {
 		},
 		"to a cancel": func(s *talk, sandbox string) {
 			execution := mint(s.b.t, events.KindExecution)
-			s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-				return session.Post{Base: base, ExecutionID: execution, Content: "two", ActiveEnded: l.View().ActiveEnded}
+			s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: "two", ActiveEnded: l.RunView().ActiveEnded}
 			})
 			s.cancel(execution)
 			s.job()
@@ -156,9 +156,9 @@ func TestTurn_ControlDuringARestore(t *testing.T) {
 	b.run()
 	s, _ := b.atRest(events.Options{})
 	s.put("a.txt", "A")
-	s.until("the file is in a snapshot", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 1 })
+	s.until("the file is in a snapshot", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.Applied == 1 })
 	s.idle()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.noJobs()
 	restore := b.store.blockRestores()
 	execution := s.post("two")

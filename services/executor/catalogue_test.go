@@ -34,13 +34,13 @@ func (b *bench) define(kind events.Aspect, slug string, n int, payload func(even
 
 func (b *bench) defineAt(kind events.Aspect, ref events.Reference, payload events.Payload) {
 	b.t.Helper()
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.ctx, ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	id := mint(b.t, events.KindCommand)
-	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload})
+	list, err := versions.Decide(e.State, versions.ApplyVersion{Version: ref.Version, Data: payload})
 	if err == nil {
 		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
 	}
@@ -70,8 +70,8 @@ func of1(refs ...events.Reference) func(*events.SessionCreated) {
 func (s *talk) postWith(text string, variables map[string]events.Variable) string {
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded, Environment: variables}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded, Environment: variables}
 	})
 	s.job()
 	return execution
@@ -127,13 +127,13 @@ func TestResolution_QueryHasTheWholeDefinition(t *testing.T) {
 		Architecture: "claude-code", Instructions: "You review code.", MemoryFile: "Mind the tests.", Skills: []events.Reference{{Slug: "pdf"}, {Slug: "lost"}},
 		Tools: events.ToolChoice{Deny: []string{"WebSearch"}}, Subagents: []events.SubagentSpec{{Name: "helper"}}, Commands: []events.CommandSpec{{Name: "go", Prompt: "Go."}},
 		MCPServers: []events.MCPServer{
-			{Name: "db", Type: events.MCPStdio, Command: []string{"db", "--host=${HOST}"}, Env: map[string]string{"T": "x${TOKEN}"}},
-			{Name: "web", Type: events.MCPHTTP, URL: "https://${HOST}/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}, TimeoutMs: 1000},
+			{Name: "db", Type: events.MCPTypeStdio, Command: []string{"db", "--host=${HOST}"}, Env: map[string]string{"T": "x${TOKEN}"}},
+			{Name: "web", Type: events.MCPTypeHTTP, URL: "https://${HOST}/mcp", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}, TimeoutMs: 1000},
 		},
 		Environment: map[string]events.Declaration{"COLOR": {Value: "red"}, "SIZE": {Value: "big"}, "HOST": {Required: true}},
 		Limits:      events.Limits{Turns: 7},
 	})
-	s := b.session(of1(agent, env.Bare()))
+	s := b.session(of1(agent, env.WithoutVersion()))
 	execution := s.postWith("go", map[string]events.Variable{"SIZE": {Value: "small"}})
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed {
 		t.Fatalf("it ended as %s", l.Run.Phase)
@@ -202,17 +202,17 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	a := b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"V": {Value: "one"}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
-	s := b.session(of1(agent, env.Bare()))
+	s := b.session(of1(agent, env.WithoutVersion()))
 	execution := s.post("go")
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	b.environment("e", 3, map[string]events.Variable{"V": {Value: "two"}})
 	a.wire.kill()
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	first := b.provider.onlyBox().runner
 	first.die() // its sandbox goes too
-	s.until("it starts again", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 })
+	s.until("it starts again", func(l *eventlog.SessionState) bool { return l.Run.Attempt == 2 })
 	allow <- struct{}{}
 	allow <- struct{}{}
 	s.untilEnded(execution)
@@ -325,8 +325,8 @@ func TestServers_OnlyTheProxyGetsHeaders(t *testing.T) {
 	b.run()
 	env := b.environment("e", 1, map[string]events.Variable{"TOKEN": {Secret: true, Sealed: "s1"}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", MCPServers: []events.MCPServer{
-		{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}", "Accept": "application/json"}},
-		{Name: "own", Type: events.MCPStdio, Command: []string{"own"}},
+		{Name: "web", Type: events.MCPTypeHTTP, URL: "https://mcp.example/x", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}", "Accept": "application/json"}},
+		{Name: "own", Type: events.MCPTypeStdio, Command: []string{"own"}},
 	}})
 	s := b.session(of1(agent, env))
 	execution := s.post("go")
@@ -421,13 +421,13 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	ref := b.define(events.Skill, "pdf", 7, func(r events.Reference) events.Payload {
 		return events.SkillPushed{Ref: r, Name: "pdf", Description: "PDFs.", Document: "---\nname: pdf\n---\nHow to pdf."}
 	})
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.ctx, ref.Subject(events.Skill, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.ctx, ref.Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := mint(t, events.KindCommand)
-	list, err := versions.Decide(e.State, versions.Remove{Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	list, err := versions.Decide(e.State, versions.RemoveEntry{Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	if err == nil {
 		err = entries.Append(b.ctx, &e, events.Actor{Kind: "service", ID: "test"}, id, list)
 	}
@@ -444,7 +444,7 @@ func TestRemovedSkill_OnlyItsTextIsUsed(t *testing.T) {
 	if told := of[events.Error](s); len(told) != 1 || told[0].Code != "SKILL_REMOVED" {
 		t.Errorf("told %+v", told)
 	}
-	spec.Skills = []events.Reference{ref.Bare()}
+	spec.Skills = []events.Reference{ref.WithoutVersion()}
 	loose := b.session(of1(b.agent("loose", 9, spec)))
 	loose.untilEnded(loose.post("go"))
 	if failed := of[events.ExecutionFailed](loose); len(failed) != 1 || failed[0].Code != "SKILL_NOT_FOUND" {
@@ -462,7 +462,7 @@ func TestPlatformEnvironment_IsForEveryTenant(t *testing.T) {
 	shared := events.Reference{Scope: events.ScopePlatform, Slug: "shared", Version: digestOf(1)}
 	b.defineAt(events.Environment, shared, events.EnvironmentApplied{Ref: shared, Spec: events.EnvironmentSpec{Variables: map[string]events.Variable{"S": {Secret: true, Sealed: "platform.e.s1"}}}})
 	agent := b.agent("a", 2, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
-	s := b.session(of1(agent, shared.Bare()))
+	s := b.session(of1(agent, shared.WithoutVersion()))
 	s.untilEnded(s.post("go"))
 	if q := b.provider.onlyBox().runner.receivedQueries()[0]; q.Env["S"] != "shared-value" {
 		t.Errorf("S is %q", q.Env["S"])

@@ -44,15 +44,15 @@ func TestHostsClock_DoesNotMatter(t *testing.T) {
 			b.off = off
 			wrong := b.run(sweeps)
 			right.wire.kill()
-			s.until("the executor whose host's clock is off has claimed", func(l *eventlog.Loaded) bool { return l.Run.Holder == wrong.ID() })
+			s.until("the executor whose host's clock is off has claimed", func(l *eventlog.SessionState) bool { return l.Run.Holder == wrong.ID() })
 			b.egress.say(execution, events.ModelCalled{Provider: "p", Model: "m"})
 			allow <- struct{}{}
 			s.untilBlocks(2)
-			s.until("the request to the model is in the log", func(*eventlog.Loaded) bool { return len(of[events.ModelCalled](s)) == 1 })
+			s.until("the request to the model is in the log", func(*eventlog.SessionState) bool { return len(of[events.ModelCalled](s)) == 1 })
 			b.off = 0
 			third := b.run(sweeps)
 			wrong.wire.kill()
-			s.until("an executor whose host's clock is right has claimed", func(l *eventlog.Loaded) bool { return l.Run.Holder == third.ID() })
+			s.until("an executor whose host's clock is right has claimed", func(l *eventlog.SessionState) bool { return l.Run.Holder == third.ID() })
 			allow <- struct{}{}
 			s.untilEnded(execution)
 			third.wire.kill()

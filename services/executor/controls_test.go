@@ -228,7 +228,7 @@ func TestDelete_CancelsTheTurnAndWipesTheSandbox(t *testing.T) {
 	box := b.provider.onlyBox()
 	s.remove()
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "session_deleted" {
 		t.Errorf("end: %+v", s.last(execution))
 	}
@@ -249,11 +249,11 @@ func TestIdle_EndsTheSandbox(t *testing.T) {
 	s.untilEnded(s.post("one"))
 	box := b.provider.onlyBox()
 	time.Sleep(2 * time.Millisecond)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Expire{Base: base, Run: l.View()}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.HandleDeadline{CommandBase: base, Run: l.RunView()}
 	})
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.noJobs()
 	if wiped, ok := b.provider.wiped(box.spec.ID); !ok || wiped {
 		t.Errorf("terminated %v, wiped %v", ok, wiped)

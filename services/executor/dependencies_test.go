@@ -256,7 +256,7 @@ func TestDependencies_AreContinuedByTheNextExecutor(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	close(l.hold)
 	s.untilEnded(execution)
 	if _, ok := s.last(execution).(events.ExecutionCompleted); !ok {

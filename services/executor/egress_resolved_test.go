@@ -42,14 +42,14 @@ func TestEgress_AllowlistIsThatOfTheStart(t *testing.T) {
 	a := b.run()
 	agent := b.agent("a", 1, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things.", Egress: []string{"pypi.org"}})
 	first, second := b.hosts("e", 2, "HEAD,GET Api.example.com", "PyPI.org."), b.hosts("f", 3, "c.example.com", "GET,HEAD api.example.com")
-	s := b.session(of1(agent, first.Bare(), second.Bare()), func(c *events.SessionCreated) { c.Options.Egress = []string{"own.example.com", "pypi.org"} })
+	s := b.session(of1(agent, first.WithoutVersion(), second.WithoutVersion()), func(c *events.SessionCreated) { c.Options.Egress = []string{"own.example.com", "pypi.org"} })
 	execution := s.post("go")
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	b.hosts("e", 4, "another.example.com")
 	a.wire.kill()
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
 	s.untilEnded(execution)
 	want := []events.AllowedHost{
@@ -141,7 +141,7 @@ func TestEgress_TooLongAllowlistEndsTheExecution(t *testing.T) {
 	}
 	agent := b.agent("a", 1, events.AgentSpec{Architecture: "claude-code", Instructions: "You do things."})
 	env := b.hosts("e", 2, names("b")...)
-	s := b.session(of1(agent, env.Bare()), func(c *events.SessionCreated) { c.Options.Egress = names("a") })
+	s := b.session(of1(agent, env.WithoutVersion()), func(c *events.SessionCreated) { c.Options.Egress = names("a") })
 	execution := s.post("go")
 	s.untilEnded(execution)
 	if failed, _ := s.last(execution).(events.ExecutionFailed); failed.Code != "EGRESS_INVALID" || !strings.Contains(failed.Message, "egress of "+env.String()) || !strings.Contains(failed.Message, "256") {

@@ -112,7 +112,7 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	}
 	s := b.session(func(c *events.SessionCreated) { c.Architecture, c.Provider = "spool", executor.ProviderDocker })
 	first := s.post("write a program")
-	s.jobAt(topology.JobAny(executor.ProviderDocker))
+	s.jobAt(topology.ProviderJobSubject(executor.ProviderDocker))
 	if l := s.untilEnded(first); l.Run.Phase != run.Completed {
 		t.Fatalf("end: %+v\n%s", s.last(first), types(s.events()))
 	}

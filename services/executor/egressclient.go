@@ -104,7 +104,7 @@ func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (in
 
 // Lines returns the lines after the line after of the egress proxy's journal of a sandbox. If settled is set, the proxy first waits
 // for open model requests that are about to end.
-func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.JournalLine, error) {
+func (c egressClient) Lines(ctx context.Context, sandbox string, after run.JournalPosition, settled bool) ([]metering.JournalLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	lines, err := c.api.JournalLines(ctx, sandbox, after.Journal, after.N, settled)
@@ -119,7 +119,7 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 }
 
 // Ack allows the egress proxy to remove the lines of a sandbox's journal up to and including upTo.
-func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
+func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.JournalPosition) error {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	return wrapRefusal(c.api.AckLines(ctx, sandbox, upTo.Journal, upTo.N))

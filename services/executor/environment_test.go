@@ -41,22 +41,22 @@ func of[P events.Payload](s *talk) (out []P) {
 	return out
 }
 
-func (s *talk) do(c func(session.Base, *eventlog.Loaded) session.Command) {
+func (s *talk) do(c func(session.CommandBase, *eventlog.SessionState) session.Command) {
 	s.b.t.Helper()
 	s.life(c)
 	s.job()
 }
 
 func (s *talk) put(path, content string) {
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.PutFile{Base: base, File: session.File{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PutFile{CommandBase: base, FileUpload: session.FileUpload{Path: path, Object: content}, Held: l.Run.Snapshot.Applied}
 	})
 }
 
 func (s *talk) idle() {
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
 		base.Now = base.Now.Add(2 * time.Hour)
-		return session.Expire{Base: base, Run: l.View()}
+		return session.HandleDeadline{CommandBase: base, Run: l.RunView()}
 	})
 }
 
@@ -75,17 +75,17 @@ func TestIdle_NextTurnHasTheSameFiles(t *testing.T) {
 	b.run()
 	s := b.session(short(events.Options{}))
 	s.untilEnded(s.post("one"))
-	s.until("the turn's snapshot is there", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	s.until("the turn's snapshot is there", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.ID != "" })
 	first := b.provider.onlyBox()
 	s.put("a.txt", "A")
-	s.until("the file is in a snapshot", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 1 })
+	s.until("the file is in a snapshot", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.Applied == 1 })
 	if got := first.files.all(); got != "a.txt=A" {
 		t.Fatalf("the workspace has %q", got)
 	}
 	s.put("b.txt", "B") // in the workspace, then in the last snapshot
-	s.until("the second is applied", func(l *eventlog.Loaded) bool { return l.Run.Applied == 2 })
+	s.until("the second is applied", func(l *eventlog.SessionState) bool { return l.Run.Applied == 2 })
 	s.idle()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.until("it is wiped", func() bool { wiped, gone := b.provider.wiped(first.ID()); return wiped && gone })
 	s.put("c.txt", "C") // while there is no sandbox
 	s.untilEnded(s.post("two"))
@@ -118,8 +118,10 @@ func TestFiles_AreAppliedDuringATurn(t *testing.T) {
 	s.untilStarted()
 	s.put("a.txt", "A")
 	s.put("../evil", "E")
-	s.do(func(base session.Base, _ *eventlog.Loaded) session.Command { return session.RequestSync{Base: base} })
-	l := s.until("all of it is done", func(l *eventlog.Loaded) bool { return l.Run.Applied == 2 && l.Run.Synced == 1 })
+	s.do(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+		return session.RequestSync{CommandBase: base}
+	})
+	l := s.until("all of it is done", func(l *eventlog.SessionState) bool { return l.Run.Applied == 2 && l.Run.Synced == 1 })
 	if l.Run.IsIdle() {
 		t.Fatal("the turn has ended")
 	}
@@ -181,7 +183,7 @@ func TestSnapshot_IsNotEndedByALateSignal(t *testing.T) {
 	s.job()
 	b.until("the second job is acknowledged for the third", func() bool { return b.jobs() == 2 })
 	close(block)
-	s.until("the snapshot", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	s.until("the snapshot", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.ID != "" })
 	b.noJobs()
 }
 
@@ -210,28 +212,28 @@ func TestPause_ResumesInTheSameProcess(t *testing.T) {
 	s := b.session(short(events.Options{}))
 	execution := s.post("go")
 	s.untilStarted()
-	pause := func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestPause{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	pause := func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestPause{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 	s.do(pause)
 	if l := s.load(); l.Run.Phase != run.Running {
 		t.Fatalf("phase %s with a request open", l.Run.Phase)
 	}
 	b.egress.set(0)
-	l := s.until("it stands still", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
+	l := s.until("it stands still", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Paused })
 	id := l.Run.Sandbox.ID
 	if !b.provider.isPaused(id) || !l.Run.Sandbox.Paused {
 		t.Fatal("the sandbox is not paused")
 	}
 	b.noJobs()
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestResume{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestResume{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
-	s.until("it goes on", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("it goes on", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	s.do(pause)
-	s.until("it stands still again", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	s.until("it stands still again", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Paused })
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "cancelled" {
@@ -252,8 +254,8 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 	execution := s.post("go")
 	s.untilStarted()
 	id := s.load().Run.Sandbox.ID
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 	l := s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCancelled); !ok || c.Reason != "terminated" {
@@ -263,13 +265,13 @@ func TestTerminate_EndsTheSandboxAndKeepsTheWorkspace(t *testing.T) {
 		t.Errorf("wiped %v, gone %v, kept %+v", wiped, gone, l.Run.Lost)
 	}
 	next := s.post("again")
-	s.until("the next has started", func(l *eventlog.Loaded) bool { return l.Run.Execution == next && l.Run.Phase == run.Running })
+	s.until("the next has started", func(l *eventlog.SessionState) bool { return l.Run.Execution == next && l.Run.Phase == run.Running })
 	if box := b.provider.onlyBox(); !box.kept || box.spec.Workspace != id {
 		t.Errorf("the next sandbox has workspace %q of %q, kept: %v", box.spec.Workspace, id, box.kept)
 	}
 	s.cancel(next)
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestTerminate{Base: base, ExecutionID: next, ActiveEnded: l.View().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ExecutionID: next, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(next)
 	b.noJobs()
@@ -289,8 +291,8 @@ func TestTerminate_OfAStoppedRunner(t *testing.T) {
 	r.mu.Lock()
 	r.stopped, r.attaches = true, 0
 	r.mu.Unlock()
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 	})
 	b.run()
 	l := s.untilEnded(execution)
@@ -315,7 +317,7 @@ func TestMaxAge_ReplacesTheSandboxBetweenTurns(t *testing.T) {
 	s := b.session(short(events.Options{SandboxMaxAgeMs: 1}))
 	s.untilEnded(s.post("one"))
 	s.put("a.txt", "A")
-	s.until("the file is there", func(l *eventlog.Loaded) bool { return l.Run.Applied == 1 })
+	s.until("the file is there", func(l *eventlog.SessionState) bool { return l.Run.Applied == 1 })
 	first := s.load().Run.Sandbox.ID
 	s.untilEnded(s.post("two"))
 	box := b.provider.onlyBox()
@@ -519,7 +521,7 @@ func TestSnapshot_FailureKeepsTheSandbox(t *testing.T) {
 	b.run()
 	s := b.session(short(events.Options{}))
 	s.untilEnded(s.post("one"))
-	s.until("the turn's snapshot is there", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
+	s.until("the turn's snapshot is there", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.ID != "" })
 	b.store.mu.Lock()
 	b.store.fail = errors.New("the object store is away")
 	b.store.mu.Unlock()
@@ -535,7 +537,7 @@ func TestSnapshot_FailureKeepsTheSandbox(t *testing.T) {
 	b.store.mu.Lock()
 	b.store.fail = nil
 	b.store.mu.Unlock()
-	s.until("it is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("it is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.noJobs()
 }
 

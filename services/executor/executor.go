@@ -202,9 +202,9 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err := e.openDependencies(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
-	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
+	control, err := e.deps.NATS.Subscribe(topology.ExecutorCtlSubject(e.id), e.handleControl)
 	if err != nil {
-		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
+		return fmt.Errorf("executor: subscribe to %s: %w", topology.ExecutorCtlSubject(e.id), err)
 	}
 	files, err := e.serveLiveFiles()
 	if err != nil {

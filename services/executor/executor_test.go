@@ -46,7 +46,7 @@ func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 		text := ""
 		for _, d := range b.deltas {
 			text += d.Text
-			if want := events.Derive(events.KindBlock, l.Run.Sandbox.Journal, "b1-"+first); d.BlockID != want || d.Epoch != 1 || d.ExecutionID != first {
+			if want := events.DeriveID(events.KindBlock, l.Run.Sandbox.Journal, "b1-"+first); d.BlockID != want || d.Epoch != 1 || d.ExecutionID != first {
 				t.Errorf("delta %+v, want block %s", d, want)
 			}
 		}

@@ -73,7 +73,7 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 	other.post("other")
 	// The consumer delivers every job before the other tenant's.
 	b.untilWithin(within+jobs*200*time.Millisecond, "the other tenant's job was delivered", func() bool {
-		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.JobsAny("local"))
+		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.ProviderJobsDurable("local"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestFairness_ASlotGoesToTheTenantThatRunsLeast(t *testing.T) {
 		s.post("go")
 	}
 	b.until("every job was delivered", func() bool {
-		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.JobsAny("local"))
+		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.ProviderJobsDurable("local"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 				executions[s] = s.post("go")
 			}
 			for s, execution := range executions {
-				s.until("the turn has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) })
+				s.until("the turn has ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(execution) })
 			}
 			if n := most.Load(); n != 2 {
 				t.Errorf("%d turns of the tenant ran at once, its limit is 2", n)
@@ -297,12 +297,12 @@ func TestTenantSandboxes_IdlestGivesWay(t *testing.T) {
 			}
 			for _, s := range []*talk{second, third} {
 				execution := s.post("long")
-				s.until("the turn runs", func(l *eventlog.Loaded) bool { return l.Run.Execution == execution && l.Run.Phase == run.Running })
+				s.until("the turn runs", func(l *eventlog.SessionState) bool { return l.Run.Execution == execution && l.Run.Phase == run.Running })
 			}
 			waiting := first.post("three")
 			other := b.sessionOf("other", short(events.Options{}))
 			other.untilEnded(other.post("one"))
-			if l := first.load(); l.Run.Ended(waiting) || l.Run.Execution == waiting {
+			if l := first.load(); l.Run.HasEnded(waiting) || l.Run.Execution == waiting {
 				t.Error("a third turn runs with two sandboxes")
 			}
 			second.interrupt()

@@ -70,7 +70,7 @@ func (p *fakeProvider) Create(_ context.Context, spec sandbox.Spec) (sandbox.San
 	p.specs[spec.ID] = spec
 	kept := spec.Workspace != "" && p.workspaces[spec.Workspace]
 	p.workspaces[spec.ID] = true
-	b := &fakeBox{spec: spec, kept: kept, files: &fakeFiles{content: map[string]string{}}, runner: newFakeRunner(p.script, events.Derive(events.KindJournal, spec.ID)), frozen: func() bool { return p.isPaused(spec.ID) }}
+	b := &fakeBox{spec: spec, kept: kept, files: &fakeFiles{content: map[string]string{}}, runner: newFakeRunner(p.script, events.DeriveID(events.KindJournal, spec.ID)), frozen: func() bool { return p.isPaused(spec.ID) }}
 	p.boxes[spec.ID] = b
 	return b, nil
 }

@@ -56,7 +56,7 @@ func TestExecutorKilled_AnotherFollowsTheAgent(t *testing.T) {
 	a.wire.kill()
 	b.run()
 	allow <- struct{}{} // while nobody follows
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
 	l := s.untilEnded(execution)
 	if l.Run.Phase != run.Completed || l.Run.Attempt != 1 || len(b.provider.onlyBox().runner.receivedQueries()) != 1 {
@@ -83,7 +83,7 @@ func TestHandover_HappensAtOnce(t *testing.T) {
 	if err := a.stop(); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	if took := time.Since(began); took > 4*time.Second {
 		t.Errorf("handed over after %s", took)
 	}
@@ -127,7 +127,7 @@ func TestFrozenExecutor_IsFenced(t *testing.T) {
 	a.wire.freeze()
 	allow <- struct{}{} // it reads this block and tries to append it
 	b.run()
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	s.untilBlocks(2)
 	a.wire.thaw()
 	// The log refuses its append, or the runner its command, whichever it sends first.
@@ -181,7 +181,7 @@ func TestJobs_SurviveAStaleAcknowledgement(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	// The suspended process: it receives the job, and neither handles it nor sends heartbeats.
-	durable := topology.JobsAnyConsumer(b.sandbox)
+	durable := topology.ProviderJobsConsumer(b.sandbox)
 	durable.Config.MaxWaiting = 8192 // as pkg/bus creates it
 	consumer, err := b.js.CreateOrUpdateConsumer(t.Context(), durable.Stream, durable.Config)
 	if err != nil {
@@ -194,7 +194,7 @@ func TestJobs_SurviveAStaleAcknowledgement(t *testing.T) {
 	b.run()
 	allow <- struct{}{}
 	s.untilBlocks(1)
-	s.jobAt(topology.JobAny(b.sandbox))
+	s.jobAt(topology.ProviderJobSubject(b.sandbox))
 	b.until("the delivery of the second job", func() bool {
 		info, err := consumer.Info(t.Context())
 		return err == nil && info.NumPending == 0
@@ -390,10 +390,10 @@ func TestSandboxAnnounced_IsCreatedByTheNextHolder(t *testing.T) {
 	gone := mint(t, events.KindExecutor)
 	s.claimAs(gone)
 	id := mint(t, events.KindSandbox)
-	m := events.NewEventList(events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
+	m := events.NewEventList(events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()})
 	m.Add(execution, events.SandboxCreating{SandboxID: id, Provider: "local", Engine: b.engine})
-	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.Loaded) run.Command {
-		return run.Record{Epoch: l.Run.Epoch, Events: m.Events()}
+	s.decide(events.Actor{Kind: "executor", ID: gone}, func(l *eventlog.SessionState) run.Command {
+		return run.RecordEvents{Epoch: l.Run.Epoch, Events: m.Events()}
 	})
 	b.run()
 	if l := s.untilEnded(execution); l.Run.Sandbox.ID != id || l.Run.Epoch != 2 {
@@ -406,7 +406,7 @@ func TestClaimsExhausted_EndsTheExecution(t *testing.T) {
 	b := newBench(t, answers)
 	s := b.session()
 	execution := s.post("go")
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()
@@ -490,7 +490,7 @@ func TestRun_WaitsForItsBucket(t *testing.T) {
 	}
 	installed := make(chan error, 1)
 	b.logger = slog.New(slog.NewTextHandler(&lineTrigger{text: topology.BucketLeases, call: func() {
-		installed <- topology.Provision(b.ctx, b.js, topology.Config{Shards: 1})
+		installed <- topology.Provision(b.ctx, b.js, topology.ProvisionConfig{Shards: 1})
 	}}, nil))
 	b.run()
 	if err := <-installed; err != nil {
@@ -531,9 +531,9 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 	first := s.post("hang")
 	b.until("the block is open", func() bool { return strings.Contains(types(s.events()), "block_start") })
 	a.wire.kill()
-	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.Loaded) run.Command {
-		return run.Abandon{
-			Meta:        events.Meta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
+	s.decide(events.Actor{Kind: "service", ID: "session"}, func(l *eventlog.SessionState) run.Command {
+		return run.AbandonExecution{
+			CommandMeta: events.CommandMeta{CommandID: mint(t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: first, Turn: l.Life.Active.Turn, By: "session/test", Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "gone"},
 		}
 	})

@@ -95,7 +95,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	if b.js, err = jetstream.New(b.nc); err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, b.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, b.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	b.log = openLog(t, b.js)
@@ -123,7 +123,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 
 func openLog(t *testing.T, js jetstream.JetStream) eventlog.Log {
 	t.Helper()
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: natstest.Logger(t)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: natstest.Logger(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,11 +326,11 @@ func (l *watchedLog) askedInVain() int {
 	return l.asked
 }
 
-func (l *watchedLog) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+func (l *watchedLog) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	l.mu.Lock()
 	l.at++
 	l.mu.Unlock()
-	return l.Log.At(ctx, p)
+	return l.Log.CommitAt(ctx, p)
 }
 
 // readsOfCommits returns how often a single commit was read.
@@ -342,7 +342,7 @@ func (l *watchedLog) readsOfCommits() int {
 
 func (l *watchedLog) Last(ctx context.Context, s events.Subject, fresh eventlog.Freshness) (eventlog.Head, error) {
 	l.mu.Lock()
-	away := l.away && fresh == eventlog.Leader
+	away := l.away && fresh == eventlog.LeaderOnly
 	if away {
 		l.asked++
 	}
@@ -376,8 +376,8 @@ func (c *runningExecutor) runs(s *talk) bool {
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
-	var answer topology.CtlAnswer
-	msg, err := s.b.nc.Request(topology.Ctl(c.ID()), ref, time.Second)
+	var answer topology.CtlResponse
+	msg, err := s.b.nc.Request(topology.ExecutorCtlSubject(c.ID()), ref, time.Second)
 	return err != nil || json.Unmarshal(msg.Data, &answer) != nil || answer.Running != ""
 }
 
@@ -387,7 +387,7 @@ func (l *watchedLog) refusals() int {
 	return l.refused
 }
 
-func mint(t testing.TB, kind events.Kind) string {
+func mint(t testing.TB, kind events.IDKind) string {
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -420,18 +420,18 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	for _, f := range change {
 		f(&c)
 	}
-	s.life(func(base session.Base, _ *eventlog.Loaded) session.Command {
-		return session.Create{Base: base, SessionCreated: c}
+	s.life(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+		return session.CreateSession{CommandBase: base, SessionCreated: c}
 	})
 	return s
 }
 
 // life decides and appends a command, as the session service does.
-func (s *talk) life(command func(session.Base, *eventlog.Loaded) session.Command) {
+func (s *talk) life(command func(session.CommandBase, *eventlog.SessionState) session.Command) {
 	s.b.t.Helper()
 	l := s.load()
 	id := mint(s.b.t, events.KindCommand)
-	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: time.Now().UTC()}}, l))
+	list, err := session.Decide(l.Life, command(session.CommandBase{CommandMeta: events.CommandMeta{CommandID: id, Now: time.Now().UTC()}}, l))
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -443,9 +443,9 @@ func (s *talk) life(command func(session.Base, *eventlog.Loaded) session.Command
 	}
 }
 
-func (s *talk) load() *eventlog.Loaded {
+func (s *talk) load() *eventlog.SessionState {
 	s.b.t.Helper()
-	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.Leader)
+	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.LeaderOnly)
 	if err != nil {
 		s.b.t.Fatal(err)
 	}
@@ -456,37 +456,37 @@ func (s *talk) load() *eventlog.Loaded {
 func (s *talk) post(text string) (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: text, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.job()
 	return execution
 }
 
 func (s *talk) interrupt() {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestInterrupt{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) cancel(execution string) {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 func (s *talk) remove() {
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.DeleteSession{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}
 	})
 }
 
 // job publishes the job that the reactor would publish, to the engine of the session's sandbox.
 func (s *talk) job() {
 	s.b.t.Helper()
-	subject := topology.JobAny(s.b.sandbox)
+	subject := topology.ProviderJobSubject(s.b.sandbox)
 	if sb := s.load().Run.Sandbox; sb.ID != "" {
-		subject = topology.JobOn(s.b.sandbox, sb.Engine)
+		subject = topology.EngineJobSubject(s.b.sandbox, sb.Engine)
 	}
 	s.jobAt(subject)
 }
@@ -506,7 +506,7 @@ func (s *talk) jobAt(subject string) {
 func (s *talk) events() []events.Event {
 	s.b.t.Helper()
 	var out []events.Event
-	for n, err := range eventlog.Session(s.b.ctx, s.b.log, s.tenant, s.id) {
+	for n, err := range eventlog.SessionEvents(s.b.ctx, s.b.log, s.tenant, s.id) {
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
@@ -527,9 +527,9 @@ func types(list []events.Event) string {
 }
 
 // until polls the session's state.
-func (s *talk) until(what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
+func (s *talk) until(what string, ok func(*eventlog.SessionState) bool) *eventlog.SessionState {
 	s.b.t.Helper()
-	var last *eventlog.Loaded
+	var last *eventlog.SessionState
 	s.b.until(what, func() bool {
 		last = s.load()
 		return ok(last)
@@ -537,9 +537,9 @@ func (s *talk) until(what string, ok func(*eventlog.Loaded) bool) *eventlog.Load
 	return last
 }
 
-func (s *talk) untilEnded(execution string) *eventlog.Loaded {
+func (s *talk) untilEnded(execution string) *eventlog.SessionState {
 	s.b.t.Helper()
-	l := s.until("execution "+execution+" has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) })
+	l := s.until("execution "+execution+" has ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(execution) })
 	s.check()
 	return l
 }
@@ -600,7 +600,7 @@ func (s *talk) check() {
 			}
 			delete(open, d.Block.ID)
 		}
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			terminal[e.ExecutionID] = true
 			if len(open) > 0 {
 				s.b.t.Errorf("blocks %v are open at the end of %s", open, e.ExecutionID)
@@ -633,7 +633,7 @@ func (s *talk) last(execution string) events.Payload {
 	s.b.t.Helper()
 	list := s.events()
 	for _, e := range slices.Backward(list) {
-		if e.ExecutionID == execution && events.Terminal(e.Type()) {
+		if e.ExecutionID == execution && events.IsTerminal(e.Type()) {
 			return e.Data
 		}
 	}
@@ -644,9 +644,9 @@ func (s *talk) last(execution string) events.Payload {
 // claimAs claims as an executor that does not exist any more.
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
-	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.Loaded) run.Command {
-		return run.Claim{
-			Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
+	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.SessionState) run.Command {
+		return run.ClaimExecution{
+			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
 		}
 	})
@@ -654,7 +654,7 @@ func (s *talk) claimAs(executor string) {
 
 // decide appends the events of a command. Like the services, it decides again if another commit came first: the last
 // append of an executor that was cut off may still arrive.
-func (s *talk) decide(actor events.Actor, command func(*eventlog.Loaded) run.Command) {
+func (s *talk) decide(actor events.Actor, command func(*eventlog.SessionState) run.Command) {
 	s.b.t.Helper()
 	for {
 		l := s.load()

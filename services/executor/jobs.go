@@ -32,7 +32,7 @@ type jobReceiver struct {
 func newJobReceiver(e *Executor) (*jobReceiver, error) {
 	j := &jobReceiver{e: e}
 	var err error
-	j.router, err = j.newRouter(topology.JobsAnyConsumer(e.cfg.Sandbox), topology.JobsOnConsumer(e.cfg.Sandbox, e.cfg.Engine))
+	j.router, err = j.newRouter(topology.ProviderJobsConsumer(e.cfg.Sandbox), topology.EngineJobsConsumer(e.cfg.Sandbox, e.cfg.Engine))
 	return j, err
 }
 
@@ -43,7 +43,7 @@ func (j *jobReceiver) newRouter(durables ...topology.Durable) (*bus.Router, erro
 		return nil, err
 	}
 	for _, d := range durables {
-		cfg, topic, err := bus.ForDurable(j.e.js, d)
+		cfg, topic, err := bus.ConfigForDurable(j.e.js, d)
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +131,7 @@ func (j *jobReceiver) abandonedEngines(ctx context.Context) (map[string]bool, er
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", topology.StreamJobs, err)
 	}
-	prefix := topology.JobOn(j.e.cfg.Sandbox, "")
+	prefix := topology.EngineJobSubject(j.e.cfg.Sandbox, "")
 	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+"*"))
 	if err != nil {
 		return nil, fmt.Errorf("look into %s: %w", topology.StreamJobs, err)
@@ -149,7 +149,7 @@ func (j *jobReceiver) abandonedEngines(ctx context.Context) (map[string]bool, er
 // receiveJobsOf starts to receive the jobs of another engine, until the returned function is called.
 func (j *jobReceiver) receiveJobsOf(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
-	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
+	router, err := j.newRouter(topology.EngineJobsConsumer(j.e.cfg.Sandbox, engine))
 	if err != nil {
 		j.e.deps.Logger.Error("jobs of an engine that is gone cannot be taken", "engine", engine, "error", err)
 		return stop

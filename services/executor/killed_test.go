@@ -103,15 +103,15 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	// The file is the last event that the runner reports while the tool runs. If an executor read it later, that would
 	// count as progress.
 	b.until("the log has the tool's call and its file", func() bool { return strings.Contains(types(s.events()), "file_created") })
-	for range run.MaxClaims + 3 {
+	for range run.MaxClaimsWithoutProgress + 3 {
 		epoch := s.load().Run.Epoch
 		current.kill()
 		current = b.process()
-		l := s.until("the next executor has attached", func(l *eventlog.Loaded) bool {
+		l := s.until("the next executor has attached", func(l *eventlog.SessionState) bool {
 			// The first claim without progress stores nothing when it attaches; each later one counts as a claim again.
-			return l.Run.Ended(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
+			return l.Run.HasEnded(execution) || l.Run.Epoch > epoch && l.Run.Claims <= 1
 		})
-		if l.Run.Ended(execution) {
+		if l.Run.HasEnded(execution) {
 			t.Fatalf("the execution ended under epoch %d: %+v", l.Run.Epoch, s.last(execution))
 		}
 	}
@@ -125,12 +125,12 @@ func TestKilledExecutors_DuringASilentToolCallEndNothing(t *testing.T) {
 	if done, ok := s.last(execution).(events.ExecutionCompleted); !ok || !strings.Contains(done.Result, "waited") || len(starts(s.events())) != 1 {
 		t.Errorf("the end is %+v after %s", s.last(execution), types(s.events()))
 	}
-	if n := len(of[events.ExecutionAttached](s)); !exists(filepath.Join(dir, "effect")) || n < run.MaxClaims {
+	if n := len(of[events.ExecutionAttached](s)); !exists(filepath.Join(dir, "effect")) || n < run.MaxClaimsWithoutProgress {
 		t.Errorf("the tool's effect is there: %t; %d of %d claims attached", exists(filepath.Join(dir, "effect")), n, l.Run.Epoch)
 	}
 	s.remove()
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.until("no process of the sandbox is left", func() bool { return len(processesOf(s.id)) == 0 })
 }
 

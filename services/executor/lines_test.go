@@ -85,7 +85,7 @@ func TestPoison_GoesToDead(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, answers)
 	b.run()
-	if _, err := b.js.Publish(b.ctx, topology.JobAny("local"), []byte(`{"tenant":"default","session":"*"}`)); err != nil {
+	if _, err := b.js.Publish(b.ctx, topology.ProviderJobSubject("local"), []byte(`{"tenant":"default","session":"*"}`)); err != nil {
 		t.Fatal(err)
 	}
 	s := b.session()
@@ -95,7 +95,7 @@ func TestPoison_GoesToDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	msg, err := dead.GetLastMsgForSubject(b.ctx, topology.Dead(topology.JobAny("local")))
+	msg, err := dead.GetLastMsgForSubject(b.ctx, topology.DeadSubject(topology.ProviderJobSubject("local")))
 	if err != nil || !strings.Contains(msg.Header.Get(topology.HeaderDeadReason), "session") {
 		t.Errorf("dead letter: %+v, %v", msg, err)
 	}

@@ -107,7 +107,7 @@ func (s *talk) removeAll(e *runningExecutor) {
 	s.b.t.Helper()
 	s.remove()
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	s.b.noJobs()
 	if _, err := os.Stat(filepath.Join(e.WorkspacesDir(), s.id)); !os.IsNotExist(err) {
 		s.b.t.Errorf("the workspace is left: %v", err)
@@ -267,8 +267,8 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 					}
 				}
 			}
-			s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-				return session.RequestTerminate{Base: base, ActiveEnded: l.View().ActiveEnded, HasSandbox: true}
+			s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.RequestTerminate{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded, HasSandbox: true}
 			})
 			if running {
 				s.untilEnded(execution)
@@ -278,7 +278,7 @@ func TestLocalTerminate_OfAStoppedRunner(t *testing.T) {
 			} else {
 				s.job()
 			}
-			s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+			s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 			b.until("nothing runs", func() bool { return len(processesOf(s.id)) == 0 })
 		})
 	}

@@ -324,7 +324,7 @@ func TestLoops_ContinueWithoutDamagedEvents(t *testing.T) {
 	s.job()
 	b.until("another executor has claimed the execution", func() bool { return s.load().Run.Epoch == 2 })
 	close(resume)
-	if l := s.until("the execution has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) }); l.Run.Phase != run.Completed {
+	if l := s.until("the execution has ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(execution) }); l.Run.Phase != run.Completed {
 		t.Errorf("end: %+v", l.Run)
 	}
 }

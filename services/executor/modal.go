@@ -123,11 +123,11 @@ func (c Config) checkSandboxPrice() error {
 
 // sandboxRate returns the price by which the running time of sandboxes is charged. The running time of Modal sandboxes
 // is metered even without a price.
-func (c Config) sandboxRate() run.Rate {
+func (c Config) sandboxRate() run.SandboxRate {
 	if c.Sandbox != ProviderModal {
-		return run.Rate{}
+		return run.SandboxRate{}
 	}
-	return run.Rate{Provider: ProviderModal, USDPerSecond: c.ModalSandboxPrice}
+	return run.SandboxRate{Provider: ProviderModal, USDPerSecond: c.ModalSandboxPrice}
 }
 
 // sandboxLife returns the time after which the provider ends a sandbox by itself; 0 means never.

@@ -41,7 +41,7 @@ func withPrice(c *executor.Config) { c.ModalSandboxPrice = 0.25 }
 func (s *talk) giveUp() {
 	s.terminate()
 	s.job()
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 }
 
 // checkUsage compares the session's sandbox_usage with the times at which its sandboxes were ready and ended, and returns the
@@ -88,7 +88,7 @@ func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 	s.untilBlocks(1)
 	a.wire.kill()
 	b.run(withPrice)
-	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 	allow <- struct{}{}
 	s.untilEnded(first)
 	allow <- struct{}{}
@@ -117,9 +117,9 @@ func TestSandboxUsage_OfALostSandbox(t *testing.T) {
 	b.run()
 	s := b.session()
 	execution := s.post("go")
-	s.until("it runs", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("it runs", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	b.provider.onlyBox().runner.die()
-	s.until("another attempt runs", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 && l.Run.Phase == run.Running })
+	s.until("another attempt runs", func(l *eventlog.SessionState) bool { return l.Run.Attempt == 2 && l.Run.Phase == run.Running })
 	allow <- struct{}{}
 	s.untilEnded(execution)
 	s.giveUp()

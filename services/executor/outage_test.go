@@ -89,9 +89,9 @@ func (o outage) awaitAttempts(s *talk, execution string, times int64) {
 	s.b.t.Helper()
 	from := o.refused.Load()
 	for i := range times {
-		s.b.until(fmt.Sprintf("the engine is found away, time %d", i+1), func() bool { return o.refused.Load() > from+i || s.load().Run.Ended(execution) })
+		s.b.until(fmt.Sprintf("the engine is found away, time %d", i+1), func() bool { return o.refused.Load() > from+i || s.load().Run.HasEnded(execution) })
 	}
-	if l := s.load(); l.Run.Ended(execution) {
+	if l := s.load(); l.Run.HasEnded(execution) {
 		s.b.t.Fatalf("the execution ended while the engine was away: %+v", s.last(execution))
 	}
 }
@@ -111,7 +111,7 @@ func TestOutage_InMidTurnLosesNothing(t *testing.T) {
 	s.untilBlocks(1)
 	o.begin()
 	allow <- struct{}{} // while nobody follows
-	o.awaitAttempts(s, execution, 3*run.MaxClaims)
+	o.awaitAttempts(s, execution, 3*run.MaxClaimsWithoutProgress)
 	o.away.Store(false)
 	allow <- struct{}{}
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 || b.provider.made != 1 {
@@ -199,7 +199,7 @@ func TestOutage_ExecutorKilledMeanwhile(t *testing.T) {
 	b.run(impatient)
 	o.awaitAttempts(s, execution, 3)
 	o.away.Store(false)
-	s.until("the next executor follows", func(l *eventlog.Loaded) bool { return l.Run.Epoch > 1 })
+	s.until("the next executor follows", func(l *eventlog.SessionState) bool { return l.Run.Epoch > 1 })
 	allow <- struct{}{}
 	if l := s.untilEnded(execution); l.Run.Phase != run.Completed || l.Run.Attempt != 1 {
 		t.Errorf("after the outage: %+v", s.last(execution))

@@ -6,13 +6,13 @@ import (
 )
 
 // outputLimits returns the limits of an agent's output in one execution.
-func (c Config) outputLimits() events.Output {
-	return events.Output{Events: uint64(c.OutputEvents), Bytes: uint64(c.OutputBytes)} //nolint:gosec // not negative
+func (c Config) outputLimits() events.OutputSize {
+	return events.OutputSize{Events: uint64(c.OutputEvents), Bytes: uint64(c.OutputBytes)} //nolint:gosec // not negative
 }
 
 // sessionOutputLimits returns the limits of agents' output in all executions of a session together.
-func (c Config) sessionOutputLimits() events.Output {
-	return events.Output{Events: uint64(c.SessionEvents), Bytes: uint64(c.SessionBytes)} //nolint:gosec // not negative
+func (c Config) sessionOutputLimits() events.OutputSize {
+	return events.OutputSize{Events: uint64(c.SessionEvents), Bytes: uint64(c.SessionBytes)} //nolint:gosec // not negative
 }
 
 // outputPace returns the limit of an agent's output per second.

@@ -52,9 +52,9 @@ func TestPause_KilledBeforeTheLogKnowsKeepsTheSandbox(t *testing.T) {
 		t.Fatalf("the log knows already: %s", l.Run.Phase)
 	}
 	b.run()
-	s.until("it stands still", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
+	s.until("it stands still", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Paused })
 	s.do(resume(execution))
-	s.until("it goes on", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("it goes on", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	s.interrupt()
 	s.untilEnded(execution)
 	if starts, made := len(of[events.ExecutionStarted](s)), b.provider.made; starts != 1 || made != 1 {
@@ -76,16 +76,16 @@ func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	execution := s.post("go")
 	s.untilStarted()
 	s.do(pause(execution))
-	s.until("it stands still", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Paused })
+	s.until("it stands still", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Paused })
 	s.do(resume(execution))
 	<-thawed
 	s.life(pause(execution))
 	b.run()
-	s.until("it stands still again", func(l *eventlog.Loaded) bool {
+	s.until("it stands still again", func(l *eventlog.SessionState) bool {
 		return l.Run.Phase == run.Paused && b.provider.isPaused(l.Run.Sandbox.ID)
 	})
-	s.do(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+	s.do(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestCancel{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	})
 	s.untilEnded(execution)
 	if starts, made := len(of[events.ExecutionStarted](s)), b.provider.made; starts != 1 || made != 1 {
@@ -93,14 +93,14 @@ func TestResume_KilledBeforeTheAgentGoesOn(t *testing.T) {
 	}
 }
 
-func pause(execution string) func(session.Base, *eventlog.Loaded) session.Command {
-	return func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestPause{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+func pause(execution string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestPause{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 }
 
-func resume(execution string) func(session.Base, *eventlog.Loaded) session.Command {
-	return func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.RequestResume{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+func resume(execution string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.RequestResume{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 	}
 }

@@ -278,7 +278,7 @@ func (e *fakeEgress) set(open int) {
 	e.open = open
 }
 
-func (e *fakeEgress) Lines(_ context.Context, _ string, after run.Line, _ bool) ([]metering.JournalLine, error) {
+func (e *fakeEgress) Lines(_ context.Context, _ string, after run.JournalPosition, _ bool) ([]metering.JournalLine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var out []metering.JournalLine
@@ -307,4 +307,4 @@ func (e *fakeEgress) say(execution string, data ...events.Payload) {
 	e.lines = append(e.lines, data...)
 }
 
-func (e *fakeEgress) Ack(context.Context, string, run.Line) error { return nil }
+func (e *fakeEgress) Ack(context.Context, string, run.JournalPosition) error { return nil }

@@ -16,12 +16,12 @@ import (
 func (s *talk) recover() (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		message, err := s.b.sessions.Message(s.b.ctx, l, l.Life.Active)
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		message, err := s.b.sessions.AcceptedMessage(s.b.ctx, l, l.Life.Active)
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
-		return session.Recover{Base: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.View()}
+		return session.RecoverExecution{CommandBase: base, ExecutionID: execution, Failed: l.Life.Active.ExecutionID, Message: message, Run: l.RunView()}
 	})
 	s.job()
 	return execution
@@ -104,7 +104,7 @@ func TestRecover_InANewSandbox(t *testing.T) {
 	b.run()
 	s := b.retryingSession(events.Retries{Attempts: 1})
 	failed := s.post("compute it")
-	s.until("the agent's session is known", func(l *eventlog.Loaded) bool { return l.Run.AgentSession != "" })
+	s.until("the agent's session is known", func(l *eventlog.SessionState) bool { return l.Run.AgentSession != "" })
 	b.provider.onlyBox().runner.die()
 	s.untilEnded(failed)
 	if f, ok := s.last(failed).(events.ExecutionFailed); !ok || f.Code != "SANDBOX_LOST" {

@@ -35,17 +35,17 @@ func TestSyncAtRest_DoesNotOverwriteANewTurn(t *testing.T) {
 	slow.log.setAway(true)
 	b.run()
 	execution := mint(t, events.KindExecution)
-	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.Post{Base: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.View().ActiveEnded}
+	s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PostQuery{CommandBase: base, ExecutionID: execution, Content: "edit", ActiveEnded: l.RunView().ActiveEnded}
 	})
-	asked, err := b.nc.SubscribeSync(topology.Ctl(slow.ID()))
+	asked, err := b.nc.SubscribeSync(topology.ExecutorCtlSubject(slow.ID()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.until("the other executor has run the turn, or has asked whether it may", func() bool {
 		s.job() // the slow one takes some of them
 		n, _, err := asked.Pending()
-		return err != nil || n > 0 || s.load().Run.Ended(execution)
+		return err != nil || n > 0 || s.load().Run.HasEnded(execution)
 	})
 	close(put)
 	slow.log.setAway(false)
@@ -74,7 +74,7 @@ func TestSyncAtRest_OfALostExecutorHoldsNobodyUp(t *testing.T) {
 	first.wire.kill()
 	b.run()
 	s.untilEnded(s.post("two"))
-	s.until("the file is in place", func(l *eventlog.Loaded) bool { return l.Run.Applied == 1 })
+	s.until("the file is in place", func(l *eventlog.SessionState) bool { return l.Run.Applied == 1 })
 	b.noJobs()
 	s.check()
 }

@@ -131,7 +131,7 @@ func TestBackoff_HoldsNoSlot(t *testing.T) {
 	b.run(func(c *executor.Config) { c.Slots = 1 })
 	s := b.retryingSession(events.Retries{Attempts: 3, BackoffMs: 1500})
 	execution := s.post("go")
-	s.until("the first attempt died", func(l *eventlog.Loaded) bool { return l.Run.DiedAttempts == 1 })
+	s.until("the first attempt died", func(l *eventlog.SessionState) bool { return l.Run.DiedAttempts == 1 })
 	other := b.session()
 	other.untilEnded(other.post("other"))
 	if l := s.load(); l.Run.DiedAttempts != 1 || l.Run.Phase != run.Starting {
@@ -167,7 +167,7 @@ func TestBackoff_SurvivesTheExecutor(t *testing.T) {
 	a := b.run()
 	s := b.retryingSession(events.Retries{Attempts: 2, BackoffMs: 5000})
 	execution := s.post("go")
-	l := s.until("the first attempt died", func(l *eventlog.Loaded) bool { return l.Run.DiedAttempts == 1 })
+	l := s.until("the first attempt died", func(l *eventlog.SessionState) bool { return l.Run.DiedAttempts == 1 })
 	due := l.Run.NotBefore
 	a.wire.kill()
 	b.run()
@@ -196,7 +196,7 @@ func TestRetries_SingleAttemptWithItsExecutorLost(t *testing.T) {
 	a := b.run()
 	s := b.retryingSession(events.Retries{Attempts: 1})
 	execution := s.post("go")
-	s.until("the agent runs", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("the agent runs", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	a.wire.kill()
 	b.provider.onlyBox().runner.die()
 	b.run()
@@ -213,7 +213,7 @@ func TestCancel_EndsTheWaitForAnAttempt(t *testing.T) {
 	b.run()
 	s := b.retryingSession(events.Retries{Attempts: 5, BackoffMs: 300_000})
 	execution := s.post("go")
-	s.until("the first attempt died", func(l *eventlog.Loaded) bool { return l.Run.DiedAttempts == 1 })
+	s.until("the first attempt died", func(l *eventlog.SessionState) bool { return l.Run.DiedAttempts == 1 })
 	s.cancel(execution)
 	if l := s.untilEnded(execution); l.Run.Phase != run.Cancelled {
 		t.Errorf("end: %+v", s.last(execution))
@@ -249,7 +249,7 @@ func TestRetries_SingleAttemptWithItsEngineLost(t *testing.T) {
 	a := b.run()
 	s := b.retryingSession(events.Retries{Attempts: 1})
 	execution := s.post("go")
-	s.until("the agent runs", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Running })
+	s.until("the agent runs", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Running })
 	first := b.provider.onlyBox().spec.ID
 	a.wire.kill()
 	b.engine = "here"

@@ -28,10 +28,10 @@ func TestSandboxLife_IdleSandboxIsEndedBefore(t *testing.T) {
 	s := b.session(short(events.Options{}))
 	s.untilEnded(s.post("one"))
 	s.put("a.txt", "A")
-	s.until("the file is there", func(l *eventlog.Loaded) bool { return l.Run.Applied == 1 })
+	s.until("the file is there", func(l *eventlog.SessionState) bool { return l.Run.Applied == 1 })
 	first := s.load().Run.Sandbox.ID
 	forward(20 * time.Hour)
-	s.until("the sandbox is ended", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is ended", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	if ends := of[events.SandboxTerminated](s); len(ends) != 1 || ends[0].Reason != "max_age" || ends[0].Kept {
 		t.Errorf("ends %+v", ends)
 	}

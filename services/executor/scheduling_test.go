@@ -36,7 +36,7 @@ func TestJobs_SnapshotOfOneSessionDoesNotDelayAnother(t *testing.T) {
 		t.Errorf("the snapshot had ended by then: file changes up to %d are recorded", l.Run.Applied)
 	}
 	close(block)
-	a.until("every file is in a snapshot", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 46 })
+	a.until("every file is in a snapshot", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.Applied == 46 })
 	b.noJobs()
 	a.check()
 }
@@ -67,7 +67,7 @@ func TestJobs_SnapshotsOfManySessionsDoNotDelayATurn(t *testing.T) {
 	}
 	close(block)
 	for _, s := range list[1:] {
-		s.until("its file is in a snapshot", func(l *eventlog.Loaded) bool { return l.Run.Snapshot.Applied == 1 })
+		s.until("its file is in a snapshot", func(l *eventlog.SessionState) bool { return l.Run.Snapshot.Applied == 1 })
 	}
 	b.noJobs()
 }
@@ -92,7 +92,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 		"stopped in a turn":            {"", here, func(c *runningExecutor) { _ = c.stop() }},
 		"killed, its own job came anew": {here, here, func(c *runningExecutor) {
 			c.wire.freeze()
-			time.Sleep(topology.JobWait + time.Second)
+			time.Sleep(topology.JobAckWait + time.Second)
 			c.wire.thaw()
 			time.Sleep(time.Second)
 			c.wire.kill()
@@ -114,7 +114,7 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 			block := b.store.blockSnapshots()
 			if test.handled == "" {
 				long := s.post("long")
-				s.until("the long turn runs", func(l *eventlog.Loaded) bool { return l.Run.Execution == long && l.Run.Phase == run.Running })
+				s.until("the long turn runs", func(l *eventlog.SessionState) bool { return l.Run.Execution == long && l.Run.Phase == run.Running })
 			} else {
 				s.life(putFile("0.txt"))
 				s.jobAt(test.handled)
@@ -124,7 +124,9 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 				s.life(putFile(fmt.Sprintf("%d.txt", i)))
 				s.jobAt(test.further)
 			}
-			s.life(func(base session.Base, _ *eventlog.Loaded) session.Command { return session.RequestSync{Base: base} })
+			s.life(func(base session.CommandBase, _ *eventlog.SessionState) session.Command {
+				return session.RequestSync{CommandBase: base}
+			})
 			s.jobAt(test.further)
 			b.until("the handler's job and the latest are left", func() bool { return b.jobs() == 2 })
 			test.end(first)
@@ -136,8 +138,8 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 			if test.handled == "" {
 				s.interrupt()
 			}
-			s.until("every file is in a snapshot", func(l *eventlog.Loaded) bool {
-				return l.Run.IsIdle() && l.Run.Synced == 1 && len(l.Life.After(l.Run.Snapshot.Applied)) == 0
+			s.until("every file is in a snapshot", func(l *eventlog.SessionState) bool {
+				return l.Run.IsIdle() && l.Run.Synced == 1 && len(l.Life.ChangesAfter(l.Run.Snapshot.Applied)) == 0
 			})
 			b.noJobs()
 			s.check()
@@ -145,9 +147,9 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 	}
 }
 
-func putFile(path string) func(session.Base, *eventlog.Loaded) session.Command {
-	return func(base session.Base, l *eventlog.Loaded) session.Command {
-		return session.PutFile{Base: base, File: session.File{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
+func putFile(path string) func(session.CommandBase, *eventlog.SessionState) session.Command {
+	return func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+		return session.PutFile{CommandBase: base, FileUpload: session.FileUpload{Path: path, Object: path}, Held: l.Run.Snapshot.Applied}
 	}
 }
 
@@ -181,8 +183,8 @@ func TestOrphan_IsFollowedWithoutASlot(t *testing.T) {
 	}{
 		"cancel": {end: func(s *talk, execution string) { s.cancel(execution) }, code: "cancelled"},
 		"terminate": {end: func(s *talk, execution string) {
-			s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
-				return session.RequestTerminate{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
+			s.life(func(base session.CommandBase, l *eventlog.SessionState) session.Command {
+				return session.RequestTerminate{CommandBase: base, ExecutionID: execution, ActiveEnded: l.RunView().ActiveEnded}
 			})
 		}, code: "terminated"},
 		"budget": {options: events.Options{Budget: events.Budget{Tokens: 100}}, end: func(s *talk, execution string) {
@@ -255,10 +257,10 @@ func TestOrphan_LostSandboxWaitsForASlot(t *testing.T) {
 			box := b.provider.box(orphan.load().Run.Sandbox.ID)
 			first.wire.kill()
 			if when == "after the takeover" {
-				orphan.until("it is followed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+				orphan.until("it is followed", func(l *eventlog.SessionState) bool { return l.Run.Epoch == 2 })
 			}
 			box.runner.die()
-			orphan.until("the attempt has died", func(*eventlog.Loaded) bool { return len(of[events.AttemptFailed](orphan)) == 1 })
+			orphan.until("the attempt has died", func(*eventlog.SessionState) bool { return len(of[events.AttemptFailed](orphan)) == 1 })
 			third := b.session(short(events.Options{}))
 			third.post("wait")
 			if own.load().Run.IsIdle() || len(of[events.ExecutionStarted](orphan)) != 1 {
@@ -270,7 +272,7 @@ func TestOrphan_LostSandboxWaitsForASlot(t *testing.T) {
 				return len(of[events.ExecutionStarted](orphan)) == 2 || len(of[events.ExecutionStarted](third)) == 1
 			})
 			third.interrupt()
-			orphan.until("the second attempt has started", func(*eventlog.Loaded) bool { return len(of[events.ExecutionStarted](orphan)) == 2 })
+			orphan.until("the second attempt has started", func(*eventlog.SessionState) bool { return len(of[events.ExecutionStarted](orphan)) == 2 })
 			orphan.cancel(execution)
 			orphan.untilEnded(execution)
 			if l := orphan.load(); l.Run.Claims > 1 {
@@ -298,12 +300,12 @@ func TestAdoption_EndsInMidTurn(t *testing.T) {
 	b.engine = "here"
 	b.run(func(c *executor.Config) { c.EngineGone = time.Second })
 	execution := s.post("two") // on job.local.on.elsewhere
-	s.until("it runs on the other engine", func(l *eventlog.Loaded) bool {
+	s.until("it runs on the other engine", func(l *eventlog.SessionState) bool {
 		return l.Run.Execution == execution && l.Run.Phase == run.Running && l.Run.Sandbox.Engine == "here"
 	})
 	b.engine = "elsewhere"
 	b.run()
-	s.until("it was handed over and taken again", func(l *eventlog.Loaded) bool { return l.Run.Epoch >= 3 })
+	s.until("it was handed over and taken again", func(l *eventlog.SessionState) bool { return l.Run.Epoch >= 3 })
 	s.cancel(execution)
 	if l := s.untilEnded(execution); l.Run.Phase != run.Cancelled || l.Run.Sandbox.Engine != "here" {
 		t.Errorf("it ended as %s on %s", l.Run.Phase, l.Run.Sandbox.Engine)

@@ -59,8 +59,8 @@ func newServedBench(t *testing.T) (*bench, *served) {
 
 func boxes(more ...events.MCPServer) events.AgentSpec {
 	return events.AgentSpec{Architecture: "claude-code", Instructions: "You call servers.", MCPServers: append([]events.MCPServer{
-		{Name: "desk", Type: events.MCPStdio, Command: []string{"desk"}},
-		{Name: "one", Type: events.MCPDocker, Image: "one:1", Command: []string{"--for=${WHOM}"}, Env: map[string]string{"T": "x${TOKEN}"}},
+		{Name: "desk", Type: events.MCPTypeStdio, Command: []string{"desk"}},
+		{Name: "one", Type: events.MCPTypeDocker, Image: "one:1", Command: []string{"--for=${WHOM}"}, Env: map[string]string{"T": "x${TOKEN}"}},
 	}, more...)}
 }
 
@@ -83,7 +83,7 @@ func TestServers_RunBeforeTheQuery(t *testing.T) {
 	b, served := newServedBench(t)
 	b.run()
 	env := b.environment("street", 31, map[string]events.Variable{"WHOM": {Value: "Ada"}, "TOKEN": {Secret: true, Sealed: "s1"}})
-	agent := b.agent("boxer", 11, boxes(events.MCPServer{Name: "two", Type: events.MCPDocker, Image: "two:2", TimeoutMs: 7}))
+	agent := b.agent("boxer", 11, boxes(events.MCPServer{Name: "two", Type: events.MCPTypeDocker, Image: "two:2", TimeoutMs: 7}))
 	s := b.session(of1(agent, env), func(c *events.SessionCreated) { c.Options.Egress = []string{"a.example"} })
 	s.untilEnded(s.post("go"))
 	s.untilEnded(s.post("again"))

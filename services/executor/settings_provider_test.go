@@ -266,7 +266,7 @@ func TestSettingDocker(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		_, err = p.Create(ctx, sandbox.Spec{ID: id, Image: image, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
+		_, err = p.Create(ctx, sandbox.Spec{ID: id, Image: image, Labels: sandbox.Labels{Tenant: "default", Session: events.DeriveID(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
 		return id, err
 	}
 	id, err := create(cfg, "")
@@ -390,7 +390,7 @@ func inodes(t *testing.T, cfg Config) int {
 			t.Error(err)
 		}
 	}()
-	b, err := p.Create(t.Context(), sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.Derive(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
+	b, err := p.Create(t.Context(), sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: events.DeriveID(events.KindSession, id), Engine: cfg.Engine, Epoch: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

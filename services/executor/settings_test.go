@@ -201,7 +201,7 @@ func TestSettingBeat(t *testing.T) {
 			s.untilEnded(execution)
 			continue
 		}
-		if s.load().Run.Ended(execution) {
+		if s.load().Run.HasEnded(execution) {
 			t.Error("it was found without a beat")
 		}
 		s.job() // which ends the wait

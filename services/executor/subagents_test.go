@@ -41,7 +41,7 @@ func TestSubagentSkills_StayForEveryAttempt(t *testing.T) {
 	}
 	s := b.session(of1(b.agent("reviewer", 11, events.AgentSpec{
 		Architecture: "claude-code", Instructions: "You review code.", Skills: refs("csv", "lost"), Retries: events.Retries{Attempts: 2, BackoffMs: 2000}, // so that it is claimed again
-		MCPServers: []events.MCPServer{{Name: "db", Type: events.MCPStdio, Command: []string{"db"}}},
+		MCPServers: []events.MCPServer{{Name: "db", Type: events.MCPTypeStdio, Command: []string{"db"}}},
 		Subagents: []events.SubagentSpec{
 			{Name: "printer", Instructions: "You print.", Skills: refs("pdf", "csv", "lost"), MCPServers: []string{"db"}}, {Name: "plain", Instructions: "You do nothing."},
 		},

@@ -71,18 +71,18 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 	b := newLocalBench(t, silent)
 	current := b.run()
 	s, execution, _, dir := silentTool(b, current)
-	for range run.MaxClaims + 2 {
+	for range run.MaxClaimsWithoutProgress + 2 {
 		next := b.run()
 		epoch := s.load().Run.Epoch
 		if err := current.stop(); err != nil {
 			t.Fatal(err)
 		}
-		if l := s.until("the next executor has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch > epoch || l.Run.Ended(execution) }); l.Run.Ended(execution) {
+		if l := s.until("the next executor has claimed", func(l *eventlog.SessionState) bool { return l.Run.Epoch > epoch || l.Run.HasEnded(execution) }); l.Run.HasEnded(execution) {
 			t.Fatalf("the execution ended under epoch %d: %+v", l.Run.Epoch, s.last(execution))
 		}
 		current = next
 	}
-	s.until("the last executor has attached", func(*eventlog.Loaded) bool {
+	s.until("the last executor has attached", func(*eventlog.SessionState) bool {
 		list := s.events()
 		d, ok := list[len(list)-1].Data.(events.ExecutionAttached)
 		return ok && d.Epoch == s.load().Run.Epoch
@@ -94,7 +94,7 @@ func TestRollingRestarts_DuringASilentToolCallEndNothing(t *testing.T) {
 	if done, ok := s.last(execution).(events.ExecutionCompleted); !ok || !strings.Contains(done.Result, "waited") || len(starts(s.events())) != 1 {
 		t.Errorf("the end is %+v after %s", s.last(execution), types(s.events()))
 	}
-	if l.Run.Epoch < run.MaxClaims+3 {
+	if l.Run.Epoch < run.MaxClaimsWithoutProgress+3 {
 		t.Errorf("the execution was claimed %d times", l.Run.Epoch)
 	}
 	s.removeAll(current)
@@ -108,7 +108,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 	first := b.run()
 	s, execution, pid, dir := silentTool(b, first)
 	first.wire.kill()
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	if !lives(pid) {
@@ -117,7 +117,7 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 	var before atomic.Bool
 	b.stored = func(d events.Draft) {
 		for _, ev := range d.Events {
-			if events.Terminal(ev.Type()) && lives(pid) {
+			if events.IsTerminal(ev.Type()) && lives(pid) {
 				before.Store(true)
 			}
 		}
@@ -147,10 +147,10 @@ func TestClaimsExhausted_KillsTheAgentBeforeTheEndIsInTheLog(t *testing.T) {
 // lose ends the execution as the session service does when its executor is gone.
 func (s *talk) lose(execution string) {
 	s.b.t.Helper()
-	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.Loaded) run.Command {
-		return run.Abandon{
-			Meta: events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
-			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("no executor holds the execution")),
+	s.decide(events.Actor{Kind: "service", ID: "session/one"}, func(l *eventlog.SessionState) run.Command {
+		return run.AbandonExecution{
+			CommandMeta: events.CommandMeta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()}, ExecutionID: execution, Turn: l.Life.Active.Turn, By: "session/one",
+			Outcome: events.ExecutionFailed{Code: "EXECUTOR_LOST"}.WithStopFailure(errors.New("no executor holds the execution")),
 		}
 	})
 }
@@ -227,7 +227,7 @@ func TestClaimsExhausted_SaysThatTheAgentCouldNotBeStopped(t *testing.T) {
 	allow <- struct{}{}
 	s.untilBlocks(1)
 	first.wire.kill()
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	away.Store(true)
@@ -286,7 +286,7 @@ func TestClaimsExhausted_EndsTheSandboxOfARunnerThatDoesNotObey(t *testing.T) {
 	b := newBench(t, steps(2, allow))
 	s, execution := abandoned(b, allow)
 	id := s.load().Run.Sandbox.ID
-	for range run.MaxClaims {
+	for range run.MaxClaimsWithoutProgress {
 		s.claimAs(mint(t, events.KindExecutor))
 	}
 	b.run()
@@ -306,7 +306,7 @@ func TestExecutorLost_TheSweepEndsTheSandboxOfARunnerThatDoesNotObey(t *testing.
 	id := s.load().Run.Sandbox.ID
 	s.lose(execution)
 	b.run(func(c *executor.Config) { c.SweepEvery = 50 * time.Millisecond })
-	s.until("the sandbox is given up", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID == "" })
+	s.until("the sandbox is given up", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID == "" })
 	b.until("the sandbox is ended", func() bool { _, terminated := b.provider.wiped(id); return terminated })
 	s.checkSandboxEnded(id)
 }

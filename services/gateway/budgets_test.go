@@ -78,7 +78,7 @@ func TestBudgets_AreSetWithTheRootKey(t *testing.T) {
 	admin.do("PUT", "/api/budgets/month", `{"tenant":"acme","budget":{"turns":3,"tokens":1000,"costUsd":0.5,"timeMs":9007199254740992}}`).want(t, 200)
 	admin.do("PUT", "/api/budgets/total", `{"tenant":"acme","budget":{"tokens":50}}`).want(t, 200)
 	now := time.Now()
-	month, until := events.PeriodMonth.Span(now)
+	month, until := events.PeriodMonth.Bounds(now)
 	w.addUsage("acme", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Turns: 1, Tokens: 20, CostUSD: 0.25, TimeMs: 7})
 	w.addUsage("acme", now.UTC().Format(time.DateOnly), "5", events.BudgetUsage{Tokens: 10, CostUSD: 0.125})
 	w.addUsage("acme", "2020-01-31", "0", events.BudgetUsage{Tokens: 20})

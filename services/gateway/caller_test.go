@@ -82,7 +82,7 @@ func TestCaller_RefusesInvalidUsers(t *testing.T) {
 	w.serveCommands()
 	g := w.gateway(gateway.Config{})
 	for name, user := range map[string]string{
-		"too long": strings.Repeat("ä", events.MaxUser/2) + "b", "not UTF-8": "ann\xff", "a tab": "ann\tbob", "a control character": "ann\u0085bob", "an invisible one": "ann\u200bbob",
+		"too long": strings.Repeat("ä", events.MaxUserBytes/2) + "b", "not UTF-8": "ann\xff", "a tab": "ann\tbob", "a control character": "ann\u0085bob", "an invisible one": "ann\u200bbob",
 	} {
 		for _, route := range []string{"POST /api/sessions", "GET /api/sessions", "GET /api/ws", "GET /api/audit"} {
 			method, path, _ := strings.Cut(route, " ")
@@ -98,7 +98,7 @@ func TestCaller_RefusesInvalidUsers(t *testing.T) {
 	if err := g.createOverGRPC("spool-user", "ann", "spool-user", "bob"); !strings.Contains(fmt.Sprint(status.Convert(err).Details()), `"spool-user"`) {
 		t.Errorf("two users over gRPC: %v", err)
 	}
-	g.do("POST", "/api/sessions", "{}", header("Spool-User", strings.Repeat("ä", events.MaxUser/2))).want(t, 201)
+	g.do("POST", "/api/sessions", "{}", header("Spool-User", strings.Repeat("ä", events.MaxUserBytes/2))).want(t, 201)
 }
 
 // TestCaller_IdempotencyKeyBelongsToOneUser tests that a repeat under the same Idempotency-Key for another user is a

@@ -70,15 +70,15 @@ func (w *world) applyCatalogue(c command.Command, read func(any)) (command.Answe
 }
 
 func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect, ch change, err error) {
-	meta := events.Meta{CommandID: c.ID, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
+	meta := events.CommandMeta{CommandID: c.ID, Now: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)}
 	apply := func(ref events.Reference, tags []string, spec any, data func(events.Reference) events.Payload) change {
 		ref.Version, err = definition.Digest(spec)
-		return change{ref, versions.Apply{Meta: meta, Version: ref.Version, Tags: tags, Data: data(ref)}, spec, nil}
+		return change{ref, versions.ApplyVersion{CommandMeta: meta, Version: ref.Version, Tags: tags, Data: data(ref)}, spec, nil}
 	}
 	remove := func(data func(events.Reference) events.Payload) change {
 		var b command.Remove
 		read(&b)
-		return change{ref: b.Ref, command: versions.Remove{Meta: meta, Version: b.Ref.Version, Data: data(b.Ref)}}
+		return change{ref: b.Ref, command: versions.RemoveEntry{CommandMeta: meta, Version: b.Ref.Version, Data: data(b.Ref)}}
 	}
 	switch c.Type {
 	case command.TypeApplyAgent:
@@ -116,7 +116,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 	case command.TypeTagSkill:
 		var b command.TagSkill
 		read(&b)
-		return events.Skill, change{ref: b.Ref, command: versions.Tag{Meta: meta, Version: b.Ref.Version, Tag: b.Tag, Data: func(version string) events.Payload {
+		return events.Skill, change{ref: b.Ref, command: versions.MoveTag{CommandMeta: meta, Version: b.Ref.Version, Tag: b.Tag, Data: func(version string) events.Payload {
 			b.Ref.Version = version
 			return events.SkillTagged{Ref: b.Ref, Tag: b.Tag}
 		}}}, nil
@@ -127,7 +127,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 }
 
 // push checks and stores a ZIP, similar to the skills service.
-func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
+func (w *world) push(meta events.CommandMeta, b command.PushSkill) (change, error) {
 	bucket, err := w.js.ObjectStore(context.Background(), topology.BucketSkills)
 	if err != nil {
 		return change{}, err
@@ -152,7 +152,7 @@ func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
 	if _, err := bucket.PutBytes(context.Background(), b.SHA256, content); err != nil {
 		return change{}, err
 	}
-	ch.command = versions.Apply{Meta: meta, Version: b.SHA256, Tags: b.Tags, Data: d}
+	ch.command = versions.ApplyVersion{CommandMeta: meta, Version: b.SHA256, Tags: b.Tags, Data: d}
 	ch.spec = map[string]any{"name": d.Name, "description": d.Description, "bytes": d.Bytes, "unpackedBytes": d.UnpackedBytes, "files": d.Files}
 	return ch, nil
 }
@@ -173,7 +173,7 @@ func (w *world) applyEntry(kind events.Aspect, tenant string, ch change) (comman
 	if state == nil {
 		state = &versions.State{}
 	}
-	known := state.At(ch.ref.Version) > 0
+	known := state.CommitSeqOf(ch.ref.Version) > 0
 	list, err := versions.Decide(*state, ch.command)
 	var refused *versions.Error
 	if errors.As(err, &refused) {
@@ -186,7 +186,7 @@ func (w *world) applyEntry(kind events.Aspect, tenant string, ch change) (comman
 	a.Same = len(list) == 0 || known
 	for _, e := range list {
 		w.position++
-		next := versions.Evolve(*state, e).Settle(uint64(w.position))
+		next := versions.Evolve(*state, e).WithCommitSeq(uint64(w.position))
 		state = &next
 		w.entries[subject.ID] = state
 		if tagged, ok := e.Data.(events.SkillTagged); ok {
@@ -204,13 +204,13 @@ func (w *world) writeEntry(kind events.Aspect, subject events.Subject, ch change
 			w.t.Errorf("%s: %v", sql, err)
 		}
 	}
-	scope, group := ch.ref.Scope, events.Partitioning(topology.DefaultPartitions).Group(subject.ID)
+	scope, group := ch.ref.Scope, events.Partitioning(topology.DefaultPartitions).GroupOfID(subject.ID)
 	if scope == "" {
 		scope = events.ScopeOrganization
 	}
 	do(`INSERT INTO catalogue_entries VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11)
 		ON CONFLICT (tenant, id) DO UPDATE SET latest = $8, state = $9, removed = $10`, subject.Tenant, subject.ID, group, string(kind), string(scope), ch.ref.Org, ch.ref.Slug,
-		state.Tags[events.Latest], string(encode(w.t, state)), state.Removed, at)
+		state.Tags[events.LatestTag], string(encode(w.t, state)), state.Removed, at)
 	if ch.spec != nil {
 		document := ""
 		if ch.pushed != nil {

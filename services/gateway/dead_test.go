@@ -14,7 +14,7 @@ import (
 // addDeadLetter adds a letter to DEAD.
 func (w *world) addDeadLetter(subject, body, reason string) {
 	w.t.Helper()
-	msg := nats.NewMsg(topology.Dead(subject))
+	msg := nats.NewMsg(topology.DeadSubject(subject))
 	msg.Data = []byte(body)
 	msg.Header.Set(topology.HeaderDeadSubject, subject)
 	msg.Header.Set(topology.HeaderDeadReason, reason)

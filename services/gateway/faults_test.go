@@ -137,18 +137,18 @@ func TestReadModelsBehind_EndsTheWait(t *testing.T) {
 	t.Run("streams are notified", func(t *testing.T) {
 		t.Parallel()
 		c := g.ws(id, 1)
-		w.exec("UPDATE checkpoints SET lag_ms = 5000 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(id))
+		w.exec("UPDATE checkpoints SET lag_ms = 5000 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(id))
 		if r := c.want("session:lag"); !r.Lagging || r.SessionID != id {
 			t.Errorf("got %+v", r)
 		}
-		w.exec("UPDATE checkpoints SET lag_ms = 0 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(id))
+		w.exec("UPDATE checkpoints SET lag_ms = 0 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(id))
 		if r := c.want("session:lag"); r.Lagging {
 			t.Errorf("got %+v", r)
 		}
 	})
 	t.Run("the read models are folded again", func(t *testing.T) {
 		id := oldID(t, events.KindSession)
-		w.exec("UPDATE checkpoints SET caught_up = false WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(id))
+		w.exec("UPDATE checkpoints SET caught_up = false WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(id))
 		g.get("/api/sessions/"+id).wantProblem(t, 503, "UNAVAILABLE", "")
 		w.exec("UPDATE checkpoints SET caught_up = true")
 		g.get("/api/sessions/"+id).wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
@@ -171,7 +171,7 @@ func TestLag_IsReportedWithoutAProjector(t *testing.T) {
 	if r := c.want("session:lag"); !r.Lagging {
 		t.Errorf("got %+v", r)
 	}
-	w.exec("UPDATE checkpoints SET position = 5000 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(id))
+	w.exec("UPDATE checkpoints SET position = 5000 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(id))
 	if r := c.want("session:lag"); r.Lagging {
 		t.Errorf("got %+v", r)
 	}

@@ -56,17 +56,17 @@ func (s *served) rpc(session string, after uint32) *rpc {
 	return &rpc{st, cancel, conn}
 }
 
-func (r *rpc) next() (events.Wire, error) {
+func (r *rpc) next() (events.WireEvent, error) {
 	for {
 		m, err := r.stream.Recv()
 		if err != nil {
-			return events.Wire{}, problemOf(err)
+			return events.WireEvent{}, problemOf(err)
 		}
 		if m.GetLag() != nil {
 			continue
 		}
 		e := m.GetEvent()
-		return events.Wire{
+		return events.WireEvent{
 			Seq: e.Seq, Position: e.Position, ID: e.GetId(), Type: events.Type(e.Type), Time: e.Time.AsTime(), SessionID: e.SessionId,
 			ExecutionID: e.GetExecutionId(), ConversationID: e.GetConversationId(), Source: events.Source(e.Source), Data: json.RawMessage(e.Data.GetText()),
 		}, nil

@@ -34,7 +34,7 @@ type raw interface {
 
 func (c *ws) raw() (uint32, string, []byte) {
 	r := c.want("session:event")
-	var w events.Wire
+	var w events.WireEvent
 	must(c.t, json.Unmarshal(r.Event, &w))
 	return w.Seq, string(w.Type), r.Event
 }
@@ -53,7 +53,7 @@ func (s sseBytes) raw() (seq uint32, kind string, event []byte) {
 		case "event":
 			kind = value
 		case "data":
-			var w events.Wire
+			var w events.WireEvent
 			must(s.t, json.Unmarshal([]byte(value), &w))
 			return w.Seq, kind, []byte(value)
 		}
@@ -132,7 +132,7 @@ func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 	const first, second, ofMessage = `{"run":1152921504606846976,"a":"<é>"}`, `["later",{"metadata":null}]`, `{"ticket":"T-1"}`
 	session := newID(t, events.KindSession)
 	one, two := newID(t, events.KindExecution), newID(t, events.KindExecution)
-	block := events.Derive(events.KindBlock, one, "answer")
+	block := events.DeriveID(events.KindBlock, one, "answer")
 	var want []string
 	emit := func(show string, list ...events.Event) {
 		w.emit("default", session, list...)
@@ -144,7 +144,7 @@ func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 		return events.Event{ExecutionID: exe, ConversationID: events.MainConversation, Data: d}
 	}
 	message := func(exe, metadata string) events.Event {
-		return of(exe, events.MessageAccepted{BlockID: events.Derive(events.KindBlock, exe, "message"), Content: "q", Metadata: json.RawMessage(metadata)})
+		return of(exe, events.MessageAccepted{BlockID: events.DeriveID(events.KindBlock, exe, "message"), Content: "q", Metadata: json.RawMessage(metadata)})
 	}
 	const firstAlone, firstBoth = `{"session":` + first + `}`, `{"session":` + first + `,"message":` + ofMessage + `}`
 	const secondAlone, secondBoth = `{"session":` + second + `}`, `{"session":` + second + `,"message":` + ofMessage + `}`
@@ -162,7 +162,7 @@ func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 	emit(firstAlone, events.Event{Data: events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}}) // without metadata the former one stays
 	emit(secondAlone, events.Event{Data: events.SessionOptionsUpdated{Metadata: json.RawMessage(second)}})
 	emit(secondBoth, of(one, events.ExecutionCompleted{Result: "done"}))
-	emit(secondAlone, of(two, events.MessageAccepted{BlockID: events.Derive(events.KindBlock, two, "message"), Content: "no metadata"}))
+	emit(secondAlone, of(two, events.MessageAccepted{BlockID: events.DeriveID(events.KindBlock, two, "message"), Content: "no metadata"}))
 	emit(secondAlone, of(two, events.ExecutionCompleted{Result: "done"}))
 
 	none := make([]string, len(want))

@@ -70,7 +70,7 @@ func TestRecover_RefusalsHaveTypes(t *testing.T) {
 	s := w.serveCommands()
 	g := w.gateway(gateway.Config{})
 	exe := g.do("POST", "/api/executions", `{"content":"hello"}`).want(t, 202).text("executionId")
-	unknown := events.Derive(events.KindExecution, "unknown")
+	unknown := events.DeriveID(events.KindExecution, "unknown")
 	for _, c := range []struct {
 		execution, body string
 		status          int

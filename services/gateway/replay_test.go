@@ -148,7 +148,7 @@ func (c wsReplay) next() (sentPiece, error) {
 	}
 	switch r.Type {
 	case "session:event":
-		var w events.Wire
+		var w events.WireEvent
 		must(c.t, json.Unmarshal(r.Event, &w))
 		return sentPiece{string(w.Type), string(r.Event)}, nil
 	case "session:left":
@@ -205,7 +205,7 @@ func live(e *spoolv1.Event) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(events.Wire{
+	err := enc.Encode(events.WireEvent{
 		Seq: e.Seq, Position: e.Position, ID: e.GetId(), Type: events.Type(e.Type), Time: e.Time.AsTime(), SessionID: e.SessionId,
 		ExecutionID: e.GetExecutionId(), ConversationID: e.GetConversationId(), Source: events.Source(e.Source), Data: json.RawMessage(e.Data.GetText()),
 	})
@@ -227,13 +227,13 @@ func all(t *testing.T, c replayed) (list []sentPiece) {
 }
 
 // split divides the items of a replay by their kind.
-func split(list []sentPiece) (kept []string, text []events.Wire, notices []sentPiece) {
+func split(list []sentPiece) (kept []string, text []events.WireEvent, notices []sentPiece) {
 	for _, one := range list {
 		switch one.kind {
 		case "replay_started", "gap_shortened", "block_whole", "replay_ended":
 			notices = append(notices, one)
 		case string(events.TextDelta):
-			var w events.Wire
+			var w events.WireEvent
 			if err := json.Unmarshal([]byte(one.data), &w); err != nil {
 				panic(err)
 			}
@@ -314,7 +314,7 @@ func TestReplay_SendsStoredEventsAndText(t *testing.T) {
 				}
 				one, pieces := newWatcher(), 0
 				for _, s := range got[1 : len(got)-1] {
-					var e events.Wire
+					var e events.WireEvent
 					must(t, json.Unmarshal([]byte(s.data), &e))
 					must(t, one.take(e))
 				}
@@ -397,7 +397,7 @@ func TestReplay_NamesBlocksWithoutDeltas(t *testing.T) {
 	}
 	said := func(block string, shownBytes int) string {
 		for i, s := range w.stored(id) {
-			var e events.Wire
+			var e events.WireEvent
 			must(t, json.Unmarshal([]byte(s), &e))
 			if d, ok := e.Event().Data.(events.BlockComplete); ok && d.Block.ID == block {
 				return fmt.Sprintf(`{"seq":%d,"blockId":%q,"shownBytes":%d}`, i+1, block, shownBytes)
@@ -455,7 +455,7 @@ func TestReplay_PartEndsInTheSameState(t *testing.T) {
 						t.Fatalf("%v: %d events, notices %v", part, len(kept), notices)
 					}
 					for _, s := range got[1 : len(got)-1] {
-						var e events.Wire
+						var e events.WireEvent
 						must(t, json.Unmarshal([]byte(s.data), &e))
 						if done, ok := e.Event().Data.(events.BlockComplete); ok && int(one.text[done.Block.ID]) != len(done.Block.Content) {
 							t.Errorf("cut after %d: %d bytes of the text %q arrived", cut, one.text[done.Block.ID], done.Block.Content)
@@ -653,16 +653,16 @@ func TestReplay_ExecutionHasOnlyItsEvents(t *testing.T) {
 	var want []string
 	var last uint32
 	for i, s := range w.stored(id) {
-		var e events.Wire
+		var e events.WireEvent
 		must(t, json.Unmarshal([]byte(s), &e))
 		if e.ExecutionID == exes[1] && last == 0 {
 			want = append(want, s)
-			if events.Terminal(e.Type) {
+			if events.IsTerminal(e.Type) {
 				last = uint32(i + 1)
 			}
 		}
 	}
-	var first events.Wire
+	var first events.WireEvent
 	must(t, json.Unmarshal([]byte(want[0]), &first))
 	for name, open := range g.replayExecution(id, exes[1], 1) {
 		kept, text, notices := split(all(t, open()))

@@ -145,7 +145,7 @@ func TestStream_BytesAreTheStoredOnes(t *testing.T) {
 	id := w.session("default")
 	s, c := g.sse(id, 1), g.ws(id, 1)
 	defer s.close()
-	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: "main", Data: events.Opaque{
+	w.emit("default", id, events.Event{ExecutionID: newID(t, events.KindExecution), ConversationID: "main", Data: events.OpaquePayload{
 		Name: "from_a_newer_version", Raw: json.RawMessage(`{"n":1152921504606846976,"f":1.50,"t":"<&>\u0000 é","a":{"b":[[]]},"a":1}`)}})
 	var stored string
 	must(t, w.pool.QueryRow(t.Context(), "SELECT event FROM events WHERE session = $1 AND seq = 2", id).Scan(&stored))
@@ -216,7 +216,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		emitEvent(true)
-		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).Group(id)})))
+		must(t, w.projector.Publish(topology.ProjectorStartSubject, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).GroupOfID(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
@@ -325,7 +325,7 @@ type readAheadStream struct {
 }
 
 type readResult struct {
-	event events.Wire
+	event events.WireEvent
 	err   error
 }
 
@@ -343,7 +343,7 @@ func readAhead(s stream) *readAheadStream {
 	return r
 }
 
-func (r *readAheadStream) next() (events.Wire, error) {
+func (r *readAheadStream) next() (events.WireEvent, error) {
 	result := <-r.results
 	return result.event, result.err
 }
@@ -377,7 +377,7 @@ func (w *world) announced(session string, from, to int) readmodel.Live {
 	defer rows.Close()
 	for rows.Next() {
 		var raw string
-		var e events.Wire
+		var e events.WireEvent
 		must(w.t, rows.Scan(&raw))
 		must(w.t, json.Unmarshal([]byte(raw), &e))
 		l.Events = append(l.Events, e)

@@ -31,13 +31,13 @@ type sessions struct {
 // serveCommands runs a session service until the test ends.
 func (w *world) serveCommands() *sessions {
 	w.t.Helper()
-	return w.serve(topology.CommandsConsumer())
+	return w.serve(topology.SessionCommandsConsumer())
 }
 
 // serveSkills runs the same service as the skills service.
 func (w *world) serveSkills() *sessions {
 	w.t.Helper()
-	return w.serve(topology.SkillsConsumer())
+	return w.serve(topology.SkillsCommandsConsumer())
 }
 
 func (w *world) serve(d topology.Durable) *sessions {
@@ -111,7 +111,7 @@ func (s *sessions) execute(c command.Command) command.Answer {
 	}
 	post := func(b command.PostMessage) events.Event {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
-			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment, Permissions: b.Permissions}}
+			BlockID: events.DeriveID(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment, Permissions: b.Permissions}}
 	}
 	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
 		return a

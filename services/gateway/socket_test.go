@@ -92,7 +92,7 @@ func TestWebSocket_JoinsBeforeTheProjectorHasFolded(t *testing.T) {
 	id := newID(t, events.KindSession)
 	log, err := jslog.New(jslog.Config{JetStream: w.js, Partitions: topology.DefaultPartitions})
 	must(t, err)
-	_, err = log.Append(t.Context(), eventlog.Head{Subject: events.LifeOf("default", id)}, eventlogtest.Draft(id, "accepted"))
+	_, err = log.Append(t.Context(), eventlog.Head{Subject: events.LifeSubject("default", id)}, eventlogtest.Draft(id, "accepted"))
 	must(t, err)
 	c := g.dial()
 	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q}`, id))

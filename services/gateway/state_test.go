@@ -177,11 +177,11 @@ func TestState_ContinuesFromASavedState(t *testing.T) {
 	id := w.session("default")
 	w.turn("default", id, "one", "first answer")
 	marked := func(seq uint32, agent string, version int) {
-		s := history.State{V: history.Version, Seq: seq, Session: history.Session{Status: "open", Agent: agent}, Count: history.Count{Executions: 1, Blocks: 3}}
+		s := history.State{V: history.StateVersion, Seq: seq, Session: history.Session{Status: "open", Agent: agent}, Count: history.Counts{Executions: 1, Blocks: 3}}
 		w.exec("INSERT INTO session_states VALUES ('default', $1, $2, $3, $4)", id, int64(seq), version, string(encode(t, s)))
 	}
-	marked(5, "saved at 5", history.Version)
-	marked(6, "of another version", history.Version+1)
+	marked(5, "saved at 5", history.StateVersion)
+	marked(6, "of another version", history.StateVersion+1)
 	for at, want := range map[int]string{4: "default", 5: "saved at 5", 6: "saved at 5", 7: "saved at 5"} {
 		a := g.get(fmt.Sprintf("/api/sessions/%s/state?at=%d", id, at)).want(t, 200)
 		if a.text("session", "agent") != want || a.number("seq") != float64(at) || a.text("position") == "" {
@@ -328,7 +328,7 @@ func TestCompare_FindsTheFirstDifference(t *testing.T) {
 	}
 	// A fork is compared with the part of its parent after the fork.
 	fork := w.session("default")
-	w.emit("default", fork, events.Event{Data: events.Opaque{Name: "session_forked", Raw: json.RawMessage(fmt.Sprintf(`{"parent":%q,"asked":7,"effective":7}`, c))}})
+	w.emit("default", fork, events.Event{Data: events.OpaquePayload{Name: "session_forked", Raw: json.RawMessage(fmt.Sprintf(`{"parent":%q,"asked":7,"effective":7}`, c))}})
 	w.turn("default", fork, "one", "another")
 	for _, pair := range [][2]string{{c, fork}, {fork, c}} {
 		if got := g.get("/api/sessions/"+pair[0]+"/compare?with="+pair[1]).want(t, 200); got.field("equal") != true || got.field("fork") != true || got.number("equalEvents") != 4 {

@@ -27,7 +27,7 @@ const patience = 3 * time.Minute
 // stream is a client of one session, on WebSocket or SSE.
 type stream interface {
 	// next returns the next event or text delta.
-	next() (events.Wire, error)
+	next() (events.WireEvent, error)
 	// close closes the connection.
 	close()
 }
@@ -63,12 +63,12 @@ func (s *served) sse(session string, after uint32, query ...string) *sse {
 	return &sse{lines: bufio.NewReader(resp.Body), cancel: cancel, body: resp.Body}
 }
 
-func (s *sse) next() (events.Wire, error) {
+func (s *sse) next() (events.WireEvent, error) {
 	id, kind := "", ""
 	for {
 		line, err := s.lines.ReadString('\n')
 		if err != nil {
-			return events.Wire{}, err
+			return events.WireEvent{}, err
 		}
 		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
 		switch name {
@@ -83,9 +83,9 @@ func (s *sse) next() (events.Wire, error) {
 				continue
 			case "problem":
 				a := answer{body: []byte(value)}
-				return events.Wire{}, errProblem{a.text("code"), a.text("field"), a.text("detail")}
+				return events.WireEvent{}, errProblem{a.text("code"), a.text("field"), a.text("detail")}
 			}
-			var w events.Wire
+			var w events.WireEvent
 			if err := json.Unmarshal([]byte(value), &w); err != nil {
 				return w, err
 			}
@@ -181,22 +181,22 @@ func (s *served) ws(session string, after uint32) *ws {
 	return c
 }
 
-func (c *ws) next() (events.Wire, error) {
+func (c *ws) next() (events.WireEvent, error) {
 	for {
 		r, err := c.receive()
 		if err != nil {
-			return events.Wire{}, err
+			return events.WireEvent{}, err
 		}
 		switch r.Type {
 		case "session:event":
-			var w events.Wire
+			var w events.WireEvent
 			return w, json.Unmarshal(r.Event, &w)
 		case "session:lag":
 			c.lag++
 		case "error":
-			return events.Wire{}, errProblem{r.Code, r.Field, r.Message}
+			return events.WireEvent{}, errProblem{r.Code, r.Field, r.Message}
 		default:
-			return events.Wire{}, fmt.Errorf("got %+v", r)
+			return events.WireEvent{}, fmt.Errorf("got %+v", r)
 		}
 	}
 }
@@ -208,19 +208,19 @@ func (c *ws) close() {
 
 // watcher is a client that keeps its state over several connections.
 type watcher struct {
-	view *blocks.View
+	view *blocks.BlockView
 	seq  uint32
 	list []uint32          // seqs of the stored events, in order of arrival
 	text map[string]uint32 // by open block: end of the text received on this connection
 }
 
-func newWatcher() *watcher { return &watcher{view: blocks.NewView(), text: map[string]uint32{}} }
+func newWatcher() *watcher { return &watcher{view: blocks.NewBlockView(), text: map[string]uint32{}} }
 
 // reconnected resets the state of one connection.
 func (w *watcher) reconnected() { w.text = map[string]uint32{} }
 
 // take checks the order of an event and folds it.
-func (w *watcher) take(e events.Wire) error {
+func (w *watcher) take(e events.WireEvent) error {
 	if e.Type != events.TextDelta {
 		if e.Seq != w.seq+1 {
 			return fmt.Errorf("seq %d comes after %d", e.Seq, w.seq)
@@ -284,7 +284,7 @@ func play(t testing.TB) (out []turn) {
 			}
 			out = append(out, turn{events: list})
 		}
-		id := func(name string) string { return events.Derive(events.KindBlock, exe, name) }
+		id := func(name string) string { return events.DeriveID(events.KindBlock, exe, name) }
 		say := func(name, text string) { out = append(out, turn{block: id(name), text: text}) }
 		open := func(name string, kind events.BlockKind) events.Payload {
 			return events.BlockStart{Block: events.Block{ID: id(name), Kind: kind}}

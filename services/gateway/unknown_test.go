@@ -21,10 +21,10 @@ func TestState_UnknownEventsChangeOnlyTheSeq(t *testing.T) {
 	id, other := w.session("default"), w.session("default")
 	x := w.turn("default", id, "one", "answer")
 	w.emit("default", id,
-		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.Opaque{Name: "plan_proposed", Raw: json.RawMessage(`{"steps":[1,{"a":"\u0000"}],"text":"line\nfeed"}`)}},
-		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.Opaque{Name: "block_complete", Raw: json.RawMessage(`{"unprojectable":true}`)}},
-		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.Opaque{Name: "block_start", Raw: json.RawMessage(`{"unprojectable":true}`)}},
-		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.Opaque{Name: "execution_completed", Raw: json.RawMessage(`[]`)}},
+		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.OpaquePayload{Name: "plan_proposed", Raw: json.RawMessage(`{"steps":[1,{"a":"\u0000"}],"text":"line\nfeed"}`)}},
+		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.OpaquePayload{Name: "block_complete", Raw: json.RawMessage(`{"unprojectable":true}`)}},
+		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.OpaquePayload{Name: "block_start", Raw: json.RawMessage(`{"unprojectable":true}`)}},
+		events.Event{ExecutionID: x, Source: events.FromRunner, Data: events.OpaquePayload{Name: "execution_completed", Raw: json.RawMessage(`[]`)}},
 	)
 	w.turn("default", other, "one", "answer")
 	stored := w.stored(id)

@@ -106,7 +106,7 @@ func TestWait_AnswersWhenTheExecutionEnds(t *testing.T) {
 				g.wantReaders(t, 1)
 				sent := s.lastCommand(t)
 				earlier := newID(t, events.KindExecution)
-				w.emit("default", sent.SessionID, events.Event{ExecutionID: earlier, Data: events.MessageAccepted{BlockID: events.Derive(events.KindBlock, earlier, "m"), Content: "y"}})
+				w.emit("default", sent.SessionID, events.Event{ExecutionID: earlier, Data: events.MessageAccepted{BlockID: events.DeriveID(events.KindBlock, earlier, "m"), Content: "y"}})
 				w.finish(sent.SessionID, earlier, events.ExecutionCompleted{})
 				w.emit("default", sent.SessionID, events.Event{ExecutionID: sent.ExecutionID, Data: events.ExecutionStarted{Attempt: 1}})
 				cursor := w.finish(sent.SessionID, sent.ExecutionID, c.end)
@@ -321,7 +321,7 @@ func TestWait_EndsWithTheGateway(t *testing.T) {
 func TestWait_ReadModelsBehind(t *testing.T) {
 	t.Parallel()
 	accept := func(execution string) events.Event {
-		return events.Event{ExecutionID: execution, Data: events.MessageAccepted{BlockID: events.Derive(events.KindBlock, execution, "message"), Content: "x"}}
+		return events.Event{ExecutionID: execution, Data: events.MessageAccepted{BlockID: events.DeriveID(events.KindBlock, execution, "message"), Content: "x"}}
 	}
 	t.Run("the command is not in the read models", func(t *testing.T) {
 		t.Parallel()
@@ -384,7 +384,7 @@ func TestWait_ReadModelsBehind(t *testing.T) {
 		end := events.Event{ID: newID(t, events.KindEvent), ExecutionID: sent.ExecutionID, Source: events.FromServer, Time: time.Now(), Data: events.ExecutionCompleted{}}
 		wire, err := end.ToWire(sent.SessionID, 4, "0-9")
 		must(t, err)
-		w.announce("default", readmodel.Live{Session: sent.SessionID, Tip: 4, Events: []events.Wire{wire}})
+		w.announce("default", readmodel.Live{Session: sent.SessionID, Tip: 4, Events: []events.WireEvent{wire}})
 		g.wantReaders(t, 1) // the wait has found that the rows are missing
 		w.mu.Lock()
 		w.unannounced = true

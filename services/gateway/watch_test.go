@@ -94,7 +94,7 @@ func (s *served) slowConn() *grpc.ClientConn {
 func (w *world) queued(tenant, session string) (execution string) {
 	w.t.Helper()
 	execution = newID(w.t, events.KindExecution)
-	w.emit(tenant, session, events.Event{ExecutionID: execution, Data: events.MessageAccepted{BlockID: events.Derive(events.KindBlock, execution, "message"), Content: "do it"}})
+	w.emit(tenant, session, events.Event{ExecutionID: execution, Data: events.MessageAccepted{BlockID: events.DeriveID(events.KindBlock, execution, "message"), Content: "do it"}})
 	return execution
 }
 
@@ -370,7 +370,7 @@ func TestWatch_ReportsLag(t *testing.T) {
 	one := g.watch(&spoolv1.WatchExecutionRequest{ExecutionId: w.queued("default", session)})
 	one.want(2, "queued")
 	setLag := func(ms int) {
-		w.exec("UPDATE checkpoints SET lag_ms = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(session), ms)
+		w.exec("UPDATE checkpoints SET lag_ms = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(session), ms)
 	}
 	setLag(5000)
 	if m := one.want(2, "queued"); !m.Lag.GetLagging() || m.Lag.LagMs != 5000 {

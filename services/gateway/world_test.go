@@ -93,7 +93,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
 	db := readmodeltest.Database(t)
 	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, executor: nc, js: js, frames: map[int]uint64{}, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
@@ -212,14 +212,14 @@ func (w *world) emitText(tenant, session, block, text string) {
 func (w *world) emitDelta(tenant, session string, d events.Delta) {
 	w.t.Helper()
 	const partitions = events.Partitioning(topology.DefaultPartitions)
-	p := partitions.Of(session)
+	p := partitions.PartitionOf(session)
 	w.mu.Lock()
 	w.frames[p]++
 	number, unannounced := w.frames[p], w.unannounced
 	w.mu.Unlock()
 	raw := encode(w.t, d)
 	nc, subject := w.executor, events.FrameSubject(p, "xtr_test")
-	data := events.AppendFrameDelta(events.AppendFrame(nil, number), events.FrameSession(tenant, session), raw)
+	data := events.AppendFrameDelta(events.AppendFrameHeader(nil, number), events.FrameSessionKey(tenant, session), raw)
 	if unannounced {
 		nc, subject, data = w.nc, "dl."+events.PartitionToken(p)+"."+tenant+"."+session, raw
 	}
@@ -251,7 +251,7 @@ func (w *world) commit(tenant, session string, list []events.Event) {
 		live.Events = append(live.Events, p.event(e, i))
 	}
 	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
-	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(session), w.position)
+	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(session), w.position)
 	if err := tx.Commit(ctx); err != nil {
 		w.t.Error(err) // not Fatal, because another goroutine may have called
 	}
@@ -286,10 +286,10 @@ func (p projection) stored(tenant string, bytes int64) {
 		ON CONFLICT (tenant, id) DO UPDATE SET stored_bytes = tenant_usage.stored_bytes + $2`, tenant, bytes)
 }
 
-func (p projection) event(e events.Event, i int) events.Wire {
+func (p projection) event(e events.Event, i int) events.WireEvent {
 	f := p.f
 	f.seq++
-	e.ID = events.Derive(events.KindEvent, f.position, strconv.Itoa(i))
+	e.ID = events.DeriveID(events.KindEvent, f.position, strconv.Itoa(i))
 	if e.Source == "" {
 		e.Source = events.FromServer
 	}
@@ -307,7 +307,7 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.SessionCreated:
 		f.agent = d.Agent
 		p.do(`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at, tip, tip_position)
-			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, events.Partitioning(topology.DefaultPartitions).Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
+			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, events.Partitioning(topology.DefaultPartitions).GroupOfID(f.id), d.Agent, d.AgentVersion, d.Architecture,
 			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
 		p.do("UPDATE sessions SET agent_ref = $3, instance = $4, environments = $5 WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.AgentRef.String(), d.Instance.String(),
 			string(encode(p.w.t, texts(d.Environments))))
@@ -375,7 +375,7 @@ func (p projection) cancelled(e events.Event, reason string) {
 
 func (p projection) block(e events.Event) {
 	f := p.f
-	id := blocks.Target(e)
+	id := blocks.ChangedBlockID(e)
 	if id == "" {
 		return
 	}
@@ -399,7 +399,7 @@ func (w *world) addKey(tenant string, d events.KeyCreated) {
 	if !d.Rights.ExpiresAt.IsZero() {
 		expires = &d.Rights.ExpiresAt
 	}
-	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now(), NULL, $7, $8, $9, $10)", tenant, d.KeyID, events.Partitioning(topology.DefaultPartitions).Group(d.KeyID), d.Name, d.Prefix, d.SHA256,
+	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now(), NULL, $7, $8, $9, $10)", tenant, d.KeyID, events.Partitioning(topology.DefaultPartitions).GroupOfID(d.KeyID), d.Name, d.Prefix, d.SHA256,
 		string(d.Rights.Role), strings.Join(d.Rights.Agents, ","), expires, d.CreatedBy)
 }
 
@@ -420,7 +420,7 @@ func encode(t testing.TB, v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-func newID(t testing.TB, kind events.Kind) string {
+func newID(t testing.TB, kind events.IDKind) string {
 	t.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	must(t, err)
@@ -428,7 +428,7 @@ func newID(t testing.TB, kind events.Kind) string {
 }
 
 // oldID returns an id from the past, for which reads do not wait.
-func oldID(t testing.TB, kind events.Kind) string {
+func oldID(t testing.TB, kind events.IDKind) string {
 	t.Helper()
 	id, err := events.NewID(kind, time.Now().Add(-time.Hour), rand.Reader)
 	must(t, err)

@@ -33,7 +33,7 @@ func (a *announcer) announceTakeover() error {
 	if err != nil {
 		return err
 	}
-	return a.nc.Publish(topology.CtlProjector, data)
+	return a.nc.Publish(topology.ProjectorStartSubject, data)
 }
 
 // announceChanges publishes the announcements of a batch of commits to gateways, one session after the other. If a

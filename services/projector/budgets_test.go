@@ -18,7 +18,7 @@ import (
 
 // budget returns a writer for a tenant's budget.
 func (w *world) budget(tenant string, p events.Period) *session {
-	subject := events.BudgetOf(tenant, p)
+	subject := events.BudgetSubject(tenant, p)
 	return &session{w: w, tenant: tenant, id: subject.ID, life: eventlog.Head{Subject: subject}}
 }
 
@@ -40,7 +40,7 @@ func tenantUsageOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.
 	}
 	t.Budgets, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (b budget.Budget, err error) {
 		err = r.Scan(&b.Period, &b.Limit.Turns, &b.Limit.Tokens, &b.Limit.CostUSD, &b.Limit.TimeMs)
-		b.From, b.Until = b.Period.Span(now)
+		b.From, b.Until = b.Period.Bounds(now)
 		return b, err
 	})
 	if err != nil {
@@ -62,7 +62,7 @@ func tenantUsageOn(ctx context.Context, conn *pgx.Conn, tenant string, now time.
 	if err := json.Unmarshal([]byte(limits), &t.Limits); err != nil {
 		return t, err
 	}
-	t.Used.Day, _ = events.PeriodDay.Span(now)
+	t.Used.Day, _ = events.PeriodDay.Bounds(now)
 	return t, conn.QueryRow(ctx, "SELECT coalesce(sum(events), 0), coalesce(sum(event_bytes), 0) FROM spool.tenant_usage WHERE tenant = $1 AND day >= $2", tenant, t.Used.Day).
 		Scan(&t.Used.Logged.Events, &t.Used.Logged.Bytes)
 }
@@ -99,7 +99,7 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 
 	agentOnly, metered, other := w.session(1).create(), w.session(6).create(), w.session(2)
 	other.tenant = "other"
-	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
+	other.life.Subject, other.run.Subject = events.LifeSubject("other", other.id), events.RunSubject("other", other.id)
 	other.create()
 	for _, s := range []*session{agentOnly, other} {
 		s.turn(1) // 30 tokens, $0.25 and 1,234 ms, as reported by the agent
@@ -151,7 +151,7 @@ func TestTenantUsage_IsCountedByDay(t *testing.T) {
 	for _, p := range []events.Period{events.PeriodDay, events.PeriodMonth} {
 		b := w.budget("default", p)
 		b.append(&b.life, "", events.TenantBudgetSet{Tenant: "default", Period: p, Budget: limit})
-		from, until := p.Span(now)
+		from, until := p.Bounds(now)
 		want = append(want, budget.Budget{Period: p, From: from, Until: until, Limit: limit})
 	}
 	w.session(-1).create().turn(1)

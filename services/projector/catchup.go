@@ -132,5 +132,5 @@ func (it queuedCommit) groupNumber(partitions events.Partitioning, shard int) in
 	if it.rec.Subject.ID == "" {
 		return shard
 	}
-	return partitions.Group(it.rec.Subject.ID)
+	return partitions.GroupOfID(it.rec.Subject.ID)
 }

@@ -13,26 +13,26 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// outputInLog returns what the sessions of a tenant have appended to the log, including deletions, as events.OutputOf
+// outputInLog returns what the sessions of a tenant have appended to the log, including deletions, as events.OutputSizeOf
 // counts it.
-func (w *world) outputInLog(tenant string) (sum events.Output) {
+func (w *world) outputInLog(tenant string) (sum events.OutputSize) {
 	w.t.Helper()
 	for rec, err := range w.log.Read(w.t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		if rec.Subject.Tenant != tenant || rec.Subject.Aspect.Catalogued() {
+		if rec.Subject.Tenant != tenant || rec.Subject.Aspect.IsCatalogue() {
 			continue
 		}
 		for _, e := range rec.Events {
-			sum = sum.Plus(events.OutputOf(e))
+			sum = sum.Plus(events.OutputSizeOf(e))
 		}
 	}
 	return sum
 }
 
 // awaitOutput waits until the read models hold what a tenant has added to the log on the day of testTime.
-func (w *world) awaitOutput(tenant string, want events.Output) budget.Tenant {
+func (w *world) awaitOutput(tenant string, want events.OutputSize) budget.Tenant {
 	w.t.Helper()
 	var have budget.Tenant
 	eventually(w.t, "the read models hold what "+tenant+" has added to the log", func() (err error) {
@@ -53,11 +53,11 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Now = func() time.Time { return testTime } })
 	kept, gone, other := w.session(1).create(), w.session(6).create(), w.session(2)
 	other.tenant = "other"
-	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
+	other.life.Subject, other.run.Subject = events.LifeSubject("other", other.id), events.RunSubject("other", other.id)
 	other.create().turn(1)
 	kept.turn(1)
 	gone.turn(1)
-	subject := events.LimitsOf("default")
+	subject := events.LimitsSubject("default")
 	limits := &session{w: w, tenant: "default", id: subject.ID, life: eventlog.Head{Subject: subject}}
 	limits.append(&limits.life, "", events.TenantLimitsSet{Tenant: "default", Limits: events.TenantLimits{EventsPerDay: 1, EventBytesPerDay: 1 << 40}})
 	eventually(t, "the read models hold the limits", func() error { // which another group folds
@@ -89,7 +89,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 		t.Fatal(err)
 	}
 	day := testTime.Format(time.DateOnly)
-	took := events.Output{Events: shares[day].Events, Bytes: shares[day].EventBytes}
+	took := events.OutputSize{Events: shares[day].Events, Bytes: shares[day].EventBytes}
 	var erase []uint64
 	for rec, err := range w.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 		if err != nil {
@@ -101,7 +101,7 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	}
 	spent := events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Spent: spent, Logged: took}}})
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,5 +115,5 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 	left := w.outputInLog("default")
 	kept.turn(3)
 	added := w.outputInLog("default")
-	w.awaitOutput("default", events.Output{Events: all.Events + added.Events - left.Events, Bytes: all.Bytes + added.Bytes - left.Bytes})
+	w.awaitOutput("default", events.OutputSize{Events: all.Events + added.Events - left.Events, Bytes: all.Bytes + added.Bytes - left.Bytes})
 }

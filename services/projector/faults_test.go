@@ -179,7 +179,7 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	w.migrate()
 	var mu sync.Mutex
 	starts := map[string]int{}
-	count, err := w.nc.Subscribe(topology.CtlProjector, func(m *nats.Msg) {
+	count, err := w.nc.Subscribe(topology.ProjectorStartSubject, func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		starts[string(m.Data)]++
@@ -191,12 +191,12 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	first := w.start()
 	w.start()
 	var sessions []*session
-	for g := range w.log.Partitioning().Groups() {
+	for g := range w.log.Partitioning().GroupCount() {
 		sessions = append(sessions, w.session(g).create())
 	}
 	w.awaitProjected(sessions...)
 	mu.Lock()
-	for g := range w.log.Partitioning().Groups() {
+	for g := range w.log.Partitioning().GroupCount() {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
 			t.Errorf("group %d was started %d times, want 1", g, n)
 		}
@@ -271,7 +271,7 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	s.turn(1)
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = repeatingLog{w.log} })
 	eventually(t, "the log's end", func() error {
-		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", w.log.Partitioning().Group(s.id)) {
+		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", w.log.Partitioning().GroupOfID(s.id)) {
 			return errNotYet
 		}
 		return nil
@@ -436,7 +436,7 @@ func TestRun_AcceptsAPurgedCheckpoint(t *testing.T) {
 	s.append(&s.life, "", events.SessionDeleted{})
 	w.awaitProjected(s, kept)
 	stop()
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

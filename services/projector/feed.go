@@ -37,7 +37,7 @@ var errCommitsLate = errors.New("commits arrive too late")
 func (g *groupProjection) queueCommits(ctx context.Context, after eventlog.Position) {
 	f := commitReader{group: g.n, partitions: g.p.deps.Log.Partitioning(), after: after, retry: newBackoff(g.logger, "read the log")}
 	queue := func(it queuedCommit, bytes int) error { return g.records.push(ctx, it, bytes) }
-	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().InGroup(g.n), Foreign: true}
+	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().PartitionsInGroup(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
 		g.arrived()

@@ -46,7 +46,7 @@ type groupProjection struct {
 // newGroupProjection returns the projection of the group n. It does nothing before lockAndProject.
 func newGroupProjection(p *Projector, n int, logger *slog.Logger) *groupProjection {
 	return &groupProjection{
-		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
+		p: p, n: n, shard: topology.ShardOfGroup(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
 		records: newQueue[queuedCommit](p.cfg.BufferBytes),
 	}
 }
@@ -138,7 +138,7 @@ func (p *Projector) checkpointMismatch(ctx context.Context, c store.Checkpoint, 
 	if int(c.Shard) != shard {
 		return fmt.Sprintf("the checkpoint is in shard %d, the group in shard %d", c.Shard, shard), nil
 	}
-	rec, err := p.deps.Log.At(ctx, eventlog.Position{Shard: shard, Seq: uint64(c.Position)})
+	rec, err := p.deps.Log.CommitAt(ctx, eventlog.Position{Shard: shard, Seq: uint64(c.Position)})
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return "", ctx.Err()

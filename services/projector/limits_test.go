@@ -25,7 +25,7 @@ func TestTenantLimits_AreProjected(t *testing.T) {
 			return err
 		})
 	}
-	subject := events.LimitsOf("default")
+	subject := events.LimitsSubject("default")
 	s := &session{w: w, tenant: "default", id: subject.ID, life: eventlog.Head{Subject: subject}}
 	set := func(l events.TenantLimits) {
 		s.append(&s.life, "", events.TenantLimitsSet{Tenant: "default", Limits: l})

@@ -14,7 +14,7 @@ func (w *world) filterCounts(shards int) map[string][]int {
 	w.t.Helper()
 	out := map[string][]int{}
 	for shard := range shards {
-		name := topology.EventsStream(shard)
+		name := topology.EventsStreamName(shard)
 		stream, err := w.js.Stream(w.t.Context(), name)
 		if err != nil {
 			w.t.Fatal(err)
@@ -37,7 +37,7 @@ func (w *world) filterCounts(shards int) map[string][]int {
 // expectConsumers waits until each group has one consumer of the log with the given number of filters.
 func (w *world) expectConsumers(layout topology.Layout, filters int) {
 	w.t.Helper()
-	groups := layout.Partitions.Groups()
+	groups := layout.Partitions.GroupCount()
 	eventually(w.t, "consumers", func() error {
 		found := w.filterCounts(layout.Shards)
 		tails := 0
@@ -94,8 +94,8 @@ func TestRun_ReadsEachPartitionWithOneFilter(t *testing.T) {
 			if n := queryOne[int](w, "SELECT count(*) FROM events"); n != events {
 				t.Errorf("%d events are projected, want %d", n, events)
 			}
-			if n := queryOne[int](w, "SELECT count(*) FROM checkpoints"); n != c.layout.Partitions.Groups() {
-				t.Errorf("there are %d checkpoints, want %d", n, c.layout.Partitions.Groups())
+			if n := queryOne[int](w, "SELECT count(*) FROM checkpoints"); n != c.layout.Partitions.GroupCount() {
+				t.Errorf("there are %d checkpoints, want %d", n, c.layout.Partitions.GroupCount())
 			}
 			for _, compare := range []bool{true, false, true} {
 				if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log, Logger: logger(t)}, compare); err != nil {

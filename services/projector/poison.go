@@ -42,11 +42,11 @@ func (g *groupProjection) reportPoisonToDead(ctx context.Context, list []fold.Po
 		if err != nil {
 			return err
 		}
-		stream, origin := topology.EventsStream(pos.Shard), p.Subject
+		stream, origin := topology.EventsStreamName(pos.Shard), p.Subject
 		if origin == "" {
 			origin = stream
 		}
-		msg := nats.NewMsg(topology.Dead(origin))
+		msg := nats.NewMsg(topology.DeadSubject(origin))
 		for key, value := range map[string]string{
 			topology.HeaderDeadReason:    p.Reason,
 			topology.HeaderDeadSubject:   p.Subject,

@@ -29,7 +29,7 @@ func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := dead.GetLastMsgForSubject(t.Context(), topology.Dead(w.log.Partitioning().Subject(s.run.Subject)))
+	m, err := dead.GetLastMsgForSubject(t.Context(), topology.DeadSubject(w.log.Partitioning().Subject(s.run.Subject)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,11 +106,11 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	if deps.Tip == nil {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return lastStreamSequence(ctx, js, shard) }
 	}
-	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().Groups())}
+	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().GroupCount())}
 	open := func(ctx context.Context) (*store.Store, error) {
 		return store.Open(ctx, cfg.DatabaseURL, readmodel.Schema)
 	}
-	p.writer, p.connections = newSharedWriter(open), newStoreConnections(open, deps.Log.Partitioning().Groups())
+	p.writer, p.connections = newSharedWriter(open), newStoreConnections(open, deps.Log.Partitioning().GroupCount())
 	for shard := range deps.Log.Shards() {
 		p.backlogReaders = append(p.backlogReaders, &backlogReader{log: deps.Log, shard: shard})
 	}
@@ -119,9 +119,9 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 
 // lastStreamSequence returns the stream sequence of the last message in a shard's stream.
 func lastStreamSequence(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
-	s, err := js.Stream(ctx, topology.EventsStream(shard))
+	s, err := js.Stream(ctx, topology.EventsStreamName(shard))
 	if err != nil {
-		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStream(shard), err)
+		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStreamName(shard), err)
 	}
 	return s.CachedInfo().State.LastSeq, nil
 }
@@ -133,7 +133,7 @@ func (p *Projector) Run(ctx context.Context) error {
 	for {
 		err := readmodel.Migrate(ctx, p.cfg.DatabaseURL)
 		if err == nil {
-			err = store.PrepareGroups(ctx, p.cfg.DatabaseURL, readmodel.Schema, p.deps.Log.Partitioning().Groups())
+			err = store.PrepareGroups(ctx, p.cfg.DatabaseURL, readmodel.Schema, p.deps.Log.Partitioning().GroupCount())
 		}
 		if err == nil {
 			break
@@ -152,7 +152,7 @@ func (p *Projector) Run(ctx context.Context) error {
 		p.writer.runCommits(ctx)
 		return nil
 	})
-	for n := range p.deps.Log.Partitioning().Groups() {
+	for n := range p.deps.Log.Partitioning().GroupCount() {
 		all.Go(func() error {
 			p.projectGroup(ctx, n)
 			return nil

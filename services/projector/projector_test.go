@@ -62,7 +62,7 @@ func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 		t.Fatalf("message of LIVE: %+v", l)
 	}
 	kept := queryOne[string](w, "SELECT event FROM events WHERE session = $1 AND seq = 1", s.id)
-	var wire events.Wire
+	var wire events.WireEvent
 	if err := json.Unmarshal([]byte(kept), &wire); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestUnknownTypesAndInvalidText_AreStored(t *testing.T) {
 	w.start()
 	s := w.session(-1).create()
 	deep := strings.Repeat(`[`, 9000) + strings.Repeat(`]`, 9000)
-	s.append(&s.life, "", events.Opaque{Name: "from_the_future", Raw: json.RawMessage(`{"deep":` + deep + `,"nul":"\u0000","esc":"\u001b[31m"}`)})
+	s.append(&s.life, "", events.OpaquePayload{Name: "from_the_future", Raw: json.RawMessage(`{"deep":` + deep + `,"nul":"\u0000","esc":"\u001b[31m"}`)})
 	x := s.post(1)
 	s.append(&s.run, x,
 		events.ExecutionFailed{Code: "X", Message: "nul \x00 and \x1b[31m"},

@@ -62,7 +62,7 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Rebuil
 		deps.Now = time.Now
 	}
 	began := deps.Now()
-	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().Groups())}
+	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().GroupCount())}
 	logger := deps.Logger.With("doing", "rebuild")
 	r, err = (&rebuild{p: p, logger: logger, defers: true}).foldAndFinish(ctx, compare)
 	if errors.Is(err, errIndexRefused) {
@@ -145,7 +145,7 @@ func (b *rebuild) createShadowSchema(ctx context.Context) (err error) {
 		return err
 	}
 	for _, schema := range []string{readmodel.Schema, readmodel.ShadowSchema} {
-		if err := store.PrepareGroups(ctx, url, schema, b.p.deps.Log.Partitioning().Groups()); err != nil {
+		if err := store.PrepareGroups(ctx, url, schema, b.p.deps.Log.Partitioning().GroupCount()); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (b *rebuild) createShadowSchema(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	for n := range b.p.deps.Log.Partitioning().Groups() {
+	for n := range b.p.deps.Log.Partitioning().GroupCount() {
 		g := &shadowGroup{groupProjection: newGroupProjection(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
@@ -381,7 +381,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 // are bytes, which cost the garbage collector less than events.
 type undecodedLog interface {
 	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
-	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
+	ResolveEvents(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
 }
 
 // decodeCommits decodes the events of commits that an undecodedLog yielded. A commit that cannot be decoded gets a
@@ -398,7 +398,7 @@ func (g *shadowGroup) decodeCommits(ctx context.Context, items []queuedCommit) e
 			continue
 		}
 		for {
-			rec, err := log.Resolve(ctx, it.rec)
+			rec, err := log.ResolveEvents(ctx, it.rec)
 			if err == nil || f.isPoison(rec, err) {
 				if err != nil {
 					it.poison = newPoisonCommit(g.p.deps.Log.Partitioning(), g.n, rec, err)

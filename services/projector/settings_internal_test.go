@@ -62,9 +62,9 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 func remembers(t *testing.T, m *fold.Model, sessions int) bool {
 	t.Helper()
 	batch := func(n int) fold.CommitBatch {
-		id := events.Derive(events.KindSession, fmt.Sprint(n))
-		created := events.Event{ID: events.Derive(events.KindEvent, id), Data: events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}}
-		return fold.CommitBatch{Records: []eventlog.Record{{Position: eventlog.Position{Seq: uint64(n + 1)}, Subject: events.LifeOf("default", id), Events: []events.Event{created}}}}
+		id := events.DeriveID(events.KindSession, fmt.Sprint(n))
+		created := events.Event{ID: events.DeriveID(events.KindEvent, id), Data: events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}}
+		return fold.CommitBatch{Records: []eventlog.Record{{Position: eventlog.Position{Seq: uint64(n + 1)}, Subject: events.LifeSubject("default", id), Events: []events.Event{created}}}}
 	}
 	for n := range sessions {
 		missing := m.MissingRows(batch(n))

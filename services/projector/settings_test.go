@@ -96,7 +96,7 @@ func TestSettingLockRetry_ShorterIntervalTakesOver(t *testing.T) {
 	all := func(what string, leads func() float64) {
 		t.Helper()
 		eventually(t, what, func() error {
-			if n := leads(); int(n) != w.log.Partitioning().Groups() {
+			if n := leads(); int(n) != w.log.Partitioning().GroupCount() {
 				return fmt.Errorf("the replica leads %v groups", n)
 			}
 			return nil

@@ -46,7 +46,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 
 	want := map[int64]string{}
 	var state history.State
-	for n, err := range eventlog.Session(t.Context(), w.log, long.tenant, long.id) {
+	for n, err := range eventlog.SessionEvents(t.Context(), w.log, long.tenant, long.id) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 		t.Fatalf("the log has %d events", state.Seq)
 	}
 	for seq, text := range want {
-		if got := queryOne[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.Version); got != text {
+		if got := queryOne[string](w, "SELECT state FROM session_states WHERE session = $1 AND seq = $2 AND version = $3", long.id, seq, history.StateVersion); got != text {
 			t.Errorf("the state at %d is\n%s\nwant\n%s", seq, got, text)
 		}
 	}

@@ -54,7 +54,7 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.start()
 	kept, gone, other := w.session(1).create(), w.session(6).create(), w.session(2)
 	other.tenant = "other"
-	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
+	other.life.Subject, other.run.Subject = events.LifeSubject("other", other.id), events.RunSubject("other", other.id)
 	other.create()
 	all := func() int64 { return w.inLog(kept.id) + w.inLog(gone.id) }
 	w.awaitStoredBytes("default", all())
@@ -89,12 +89,12 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 		t.Errorf("the deleted session stores %d bytes, want %d", shares[""].Stored, want)
 	}
 	day := testTime.Format(time.DateOnly)
-	logged := events.Output{Events: shares[day].Events, Bytes: shares[day].EventBytes}
+	logged := events.OutputSize{Events: shares[day].Events, Bytes: shares[day].EventBytes}
 	before := all() + objects
 	gone.append(&gone.run, "", events.RunRetired{Usage: []events.DayUsage{{Day: day, Logged: logged}}, Stored: shares[""].Stored})
 	w.awaitProjected(gone)
 	w.awaitStoredBytes("default", before)
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}

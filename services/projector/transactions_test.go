@@ -16,7 +16,7 @@ import (
 
 // oneOfEachGroup creates a session in each group.
 func (w *world) oneOfEachGroup() (list []*session) {
-	for g := range w.log.Partitioning().Groups() {
+	for g := range w.log.Partitioning().GroupCount() {
 		list = append(list, w.session(g).create())
 	}
 	return list
@@ -40,7 +40,7 @@ func (w *world) countStarts() (starts func(group int) int) {
 	w.t.Helper()
 	var mu sync.Mutex
 	counts := map[string]int{}
-	sub, err := w.nc.Subscribe(topology.CtlProjector, func(m *nats.Msg) {
+	sub, err := w.nc.Subscribe(topology.ProjectorStartSubject, func(m *nats.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
 		counts[string(m.Data)]++
@@ -59,7 +59,7 @@ func (w *world) countStarts() (starts func(group int) int) {
 // awaitLocked waits until a replica leads each group and has read the log to its end.
 func (w *world) awaitLocked() {
 	w.t.Helper()
-	groups := w.log.Partitioning().Groups()
+	groups := w.log.Partitioning().GroupCount()
 	eventually(w.t, "all groups are led and caught up", func() error {
 		n := queryOne[int](w, "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE locktype = 'advisory' AND granted AND d.datname = current_database()")
 		caughtUp := queryOne[int](w, "SELECT count(*) FROM checkpoints WHERE caught_up")

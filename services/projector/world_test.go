@@ -76,7 +76,7 @@ func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *
 	if err := topology.Provision(t.Context(), js, installation(layout)); err != nil {
 		t.Fatal(err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +85,11 @@ func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *
 }
 
 // installation returns the settings that install a layout.
-func installation(l topology.Layout) topology.Config {
+func installation(l topology.Layout) topology.ProvisionConfig {
 	if l.Partitions == 0 {
-		return topology.Config{Shards: l.Shards}
+		return topology.ProvisionConfig{Shards: l.Shards}
 	}
-	return topology.Config{Shards: l.Shards, Partitions: l.Partitions.Count()}
+	return topology.ProvisionConfig{Shards: l.Shards, Partitions: l.Partitions.PartitionCount()}
 }
 
 // migrate creates the tables without a projector.
@@ -212,7 +212,7 @@ func (w *world) awaitProjected(sessions ...*session) {
 			}
 			defer conn.Close(context.Background()) //nolint:errcheck // the test has ended
 			var position int64
-			if err := conn.QueryRow(w.t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", w.log.Partitioning().Group(s.id)).Scan(&position); err != nil {
+			if err := conn.QueryRow(w.t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", w.log.Partitioning().GroupOfID(s.id)).Scan(&position); err != nil {
 				return err
 			}
 			if want := int64(max(s.life.Seq, s.run.Seq)); position < want {
@@ -243,10 +243,10 @@ func (w *world) session(group int) *session {
 	defer serialMu.Unlock()
 	for {
 		serial++
-		id := events.Derive(events.KindSession, w.t.Name(), fmt.Sprint(serial))
-		if group < 0 || w.log.Partitioning().Group(id) == group {
+		id := events.DeriveID(events.KindSession, w.t.Name(), fmt.Sprint(serial))
+		if group < 0 || w.log.Partitioning().GroupOfID(id) == group {
 			return &session{w: w, tenant: "default", id: id,
-				life: eventlog.Head{Subject: events.LifeOf("default", id)}, run: eventlog.Head{Subject: events.RunOf("default", id)}}
+				life: eventlog.Head{Subject: events.LifeSubject("default", id)}, run: eventlog.Head{Subject: events.RunSubject("default", id)}}
 		}
 	}
 }
@@ -256,7 +256,7 @@ var testTime = time.Date(2026, 5, 6, 7, 8, 9, 123456789, time.UTC)
 func (s *session) event(execution string, data events.Payload) events.Event {
 	s.n++
 	e := events.Event{
-		ID: events.Derive(events.KindEvent, s.id, fmt.Sprint(s.n)), Time: testTime.Add(time.Duration(s.n) * time.Millisecond),
+		ID: events.DeriveID(events.KindEvent, s.id, fmt.Sprint(s.n)), Time: testTime.Add(time.Duration(s.n) * time.Millisecond),
 		ExecutionID: execution, Source: events.FromServer, Data: data,
 	}
 	switch data.(type) {
@@ -272,7 +272,7 @@ func (s *session) append(head *eventlog.Head, execution string, list ...events.P
 	for _, p := range list {
 		d.Events = append(d.Events, s.event(execution, p))
 	}
-	d.ID = events.Derive(events.KindCommit, s.id, fmt.Sprint(s.n))
+	d.ID = events.DeriveID(events.KindCommit, s.id, fmt.Sprint(s.n))
 	next, err := s.w.log.Append(context.Background(), *head, d)
 	if err != nil {
 		s.w.t.Fatal(err)
@@ -290,10 +290,10 @@ func (s *session) create() *session {
 }
 
 func (s *session) execution(n int) string {
-	return events.Derive(events.KindExecution, s.id, fmt.Sprint(n))
+	return events.DeriveID(events.KindExecution, s.id, fmt.Sprint(n))
 }
 func (s *session) blockID(name string) string {
-	return events.Derive(events.KindBlock, s.id, name)
+	return events.DeriveID(events.KindBlock, s.id, name)
 }
 
 // post accepts, dispatches and starts a query.
@@ -405,14 +405,14 @@ func (w *world) checkAgainstLog(sessions ...*session) {
 			w.t.Fatal(err)
 		}
 		i := 0
-		for n, err := range eventlog.Session(w.t.Context(), w.log, s.tenant, s.id) {
+		for n, err := range eventlog.SessionEvents(w.t.Context(), w.log, s.tenant, s.id) {
 			if err != nil {
 				w.t.Fatal(err)
 			}
 			if i >= len(have) {
 				w.t.Fatalf("%s: Postgres has %d events, the log more", s.id, len(have))
 			}
-			var wire events.Wire
+			var wire events.WireEvent
 			if err := json.Unmarshal([]byte(have[i].Event), &wire); err != nil {
 				w.t.Fatal(err)
 			}

@@ -35,27 +35,27 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	const blocks = 5
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
 	store := func(c run.Command) {
 		t.Helper()
 		d, err := run.Decide(l.Run, c)
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
-	store(run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_gone"})
-	store(run.Record{Epoch: l.Run.Epoch, Events: []events.Event{{
+	store(run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_gone"})
+	store(run.RecordEvents{Epoch: l.Run.Epoch, Events: []events.Event{{
 		ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: id(events.KindSandbox), Provider: "local", Engine: "m", Journal: "jnl"},
 	}}})
 	input := json.RawMessage(`"` + strings.Repeat("x", 228_000) + `"`)
 	for i := range blocks {
-		store(run.Record{Epoch: l.Run.Epoch, Events: []events.Event{{
+		store(run.RecordEvents{Epoch: l.Run.Epoch, Events: []events.Event{{
 			ID: id(events.KindEvent), Time: time.Now(), ExecutionID: exe, Source: events.FromRunner, N: uint64(i + 1),
 			Data: events.BlockStart{Block: events.Block{ID: "b" + strconv.Itoa(i), Kind: events.KindToolUse, Status: events.StatusPending, Input: input}},
 		}}})
 	}
 	ahead.Store(int64(2 * time.Minute))
 	s.fireTimer(sid)
-	s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "failed", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 	var completed int
 	list := s.history(sid)
 	for _, e := range list {

@@ -30,7 +30,7 @@ func TestCommand_CommitNamesActorOfTheCommand(t *testing.T) {
 	}
 	head := func(c command.Command) eventlog.Head {
 		t.Helper()
-		h, err := s.log.Last(t.Context(), events.LifeOf("default", c.SessionID), eventlog.Leader)
+		h, err := s.log.Last(t.Context(), events.LifeSubject("default", c.SessionID), eventlog.LeaderOnly)
 		must(t, err)
 		return h
 	}

@@ -27,16 +27,16 @@ func TestControl_BeforeTheNextAttemptHasItsOwnJob(t *testing.T) {
 		must(t, err)
 		return info.State.LastSeq
 	}
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe && jobs() == 1 })
-	claim := run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_one"}
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe && jobs() == 1 })
+	claim := run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_one"}
 	d, err := run.Decide(l.Run, claim)
 	must(t, err)
 	must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
-	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add(exe, events.AttemptFailed{Attempt: 1, Attempts: 2, Code: "AGENT_EXITED", WaitMs: 60_000})
-	d, err = run.Decide(l.Run, run.Record{Epoch: 1, Events: m.Events()})
+	d, err = run.Decide(l.Run, run.RecordEvents{Epoch: 1, Events: m.Events()})
 	must(t, err)
 	must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	s.send(command.TypeCancel, sid, exe, nil)
-	s.await(sid, "with a second job", func(*eventlog.Loaded) bool { return jobs() == 2 })
+	s.await(sid, "with a second job", func(*eventlog.SessionState) bool { return jobs() == 2 })
 }

@@ -124,7 +124,7 @@ func TestBudget_IsAppliedAtDispatch(t *testing.T) {
 		t.Fatal(a.Error)
 	}
 	third := s.post(sid)
-	if l := s.await(sid, "the third", func(l *eventlog.Loaded) bool { return l.Run.Ended(third) }); l.Run.SessionUsage().Turns != 3 {
+	if l := s.await(sid, "the third", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(third) }); l.Run.SessionUsage().Turns != 3 {
 		t.Errorf("the session used %+v", l.Run.SessionUsage())
 	}
 	s.failedWith(sid, s.post(sid), "had 3 turns")

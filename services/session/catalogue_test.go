@@ -54,9 +54,9 @@ func (s *stack) mustRefuse(c command.CreateSession, code, field string) {
 	}
 }
 
-func (s *stack) load(sid string) *eventlog.Loaded {
+func (s *stack) load(sid string) *eventlog.SessionState {
 	s.t.Helper()
-	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.LeaderOnly)
 	must(s.t, err)
 	return l
 }
@@ -234,14 +234,14 @@ func TestApply_ConcurrentVersions(t *testing.T) {
 		}
 	}
 	all.Wait()
-	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	e, err := eventlog.Catalogue{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.LeaderOnly)
 	must(t, err)
 	seen := map[string]bool{}
 	for _, v := range e.State.Versions {
 		seen[v.Digest] = true
 	}
-	if len(e.State.Versions) != versions || len(seen) != versions || !seen[e.State.Tags[events.Latest]] {
-		t.Errorf("%d versions, %d of them different, latest %s", len(e.State.Versions), len(seen), e.State.Tags[events.Latest])
+	if len(e.State.Versions) != versions || len(seen) != versions || !seen[e.State.Tags[events.LatestTag]] {
+		t.Errorf("%d versions, %d of them different, latest %s", len(e.State.Versions), len(seen), e.State.Tags[events.LatestTag])
 	}
 }
 
@@ -261,10 +261,10 @@ func TestApply_RedeliveredCommandChangesNothing(t *testing.T) {
 	if again.Error != nil || again.Ref.Version != first.Ref.Version {
 		t.Errorf("answered %+v, %v", again, again.Error)
 	}
-	e, err := eventlog.Entries{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.Leader)
+	e, err := eventlog.Catalogue{Log: s.log}.Load(t.Context(), reviewer.Subject(events.Agent, "default"), eventlog.LeaderOnly)
 	must(t, err)
-	if e.State.Tags[events.Latest] != second.Version {
-		t.Errorf("the latest is %s again", e.State.Tags[events.Latest])
+	if e.State.Tags[events.LatestTag] != second.Version {
+		t.Errorf("the latest is %s again", e.State.Tags[events.LatestTag])
 	}
 }
 
@@ -318,11 +318,11 @@ func TestSecrets_AreForgottenAtTheEndOfTheirExecution(t *testing.T) {
 	// An end in a message that is not part of the log removes nothing.
 	end, err := events.Draft{ID: id(events.KindCommit), Actor: events.Actor{Kind: "service", ID: "forger"}, Events: []events.Event{{
 		ID: id(events.KindEvent), Time: time.Now().UTC(), ExecutionID: first, ConversationID: events.MainConversation, Source: events.FromServer, Data: events.ExecutionCancelled{},
-	}}}.Seal(events.RunOf("default", sid), "")
+	}}}.Seal(events.RunSubject("default", sid), "")
 	must(t, err)
 	data, err := end.Encode()
 	must(t, err)
-	_, err = s.js.PublishMsg(t.Context(), &nats.Msg{Subject: s.log.Partitioning().Subject(events.RunOf("default", sid)), Header: nats.Header{jetstream.StreamHeader: {"SKILLS"}}, Data: data})
+	_, err = s.js.PublishMsg(t.Context(), &nats.Msg{Subject: s.log.Partitioning().Subject(events.RunSubject("default", sid)), Header: nats.Header{jetstream.StreamHeader: {"SKILLS"}}, Data: data})
 	must(t, err)
 	dead, err := s.js.Stream(t.Context(), topology.StreamDead)
 	must(t, err)

@@ -25,7 +25,7 @@ func (s *stack) startCopyOnHost(off time.Duration) {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	clock := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamCommands, Host: func() time.Time { return time.Now().Add(off) }})
 	svc, err := service.New(service.Config{}, service.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: clock, Copy: "off by " + off.String()})
@@ -54,19 +54,19 @@ func TestHostClock_DoesNotMatter(t *testing.T) {
 			fired, err := s.js.Stream(t.Context(), topology.StreamTimers)
 			must(t, err)
 			eventually(t, "the timer to be handled", func() bool {
-				c, err := fired.Consumer(t.Context(), topology.TimersDue)
+				c, err := fired.Consumer(t.Context(), topology.TimersDurable)
 				must(t, err)
 				return c.CachedInfo().NumPending+uint64(c.CachedInfo().NumAckPending) == 0
 			})
-			if l := s.await(limited, "there", func(*eventlog.Loaded) bool { return true }); l.Life.Active.ExecutionID != waits || l.Run.Ended(waits) || l.Life.Status != "open" {
+			if l := s.await(limited, "there", func(*eventlog.SessionState) bool { return true }); l.Life.Active.ExecutionID != waits || l.Run.HasEnded(waits) || l.Life.Status != "open" {
 				t.Fatalf("the session was ended early: %v", s.history(limited))
 			}
 			w.runJob("of the query")
 			rests := s.create(events.Options{IdleTimeoutMs: 1000})
 			exe := s.post(rests)
 			w.runJob("of the second session")
-			s.await(rests, "at the end", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
-			s.await(rests, "idle", func(l *eventlog.Loaded) bool { return l.Life.Idle })
+			s.await(rests, "at the end", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
+			s.await(rests, "idle", func(l *eventlog.SessionState) bool { return l.Life.Idle })
 			for rec, err := range s.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 				must(t, err)
 				for _, e := range rec.Events {
@@ -101,7 +101,7 @@ func TestArmTimer_LooksUpTheStreamOnce(t *testing.T) {
 		stream, err := s.js.Stream(t.Context(), topology.StreamTimers)
 		must(t, err)
 		eventually(t, "the timer", func() bool {
-			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerSchedule(sid))
+			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerScheduleSubject(sid))
 			return err == nil
 		})
 	}

@@ -35,7 +35,7 @@ func (d *deadLetterStore) findLetter(ctx context.Context, tenant string, sequenc
 		return nil, fmt.Errorf("read dead letter %d: %w", sequence, err)
 	}
 	letter := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
-	if !strings.HasPrefix(msg.Subject, topology.Dead("")) || letter.Tenant != "" && letter.Tenant != tenant {
+	if !strings.HasPrefix(msg.Subject, topology.DeadSubject("")) || letter.Tenant != "" && letter.Tenant != tenant {
 		return nil, nil
 	}
 	return &letter, nil
@@ -47,7 +47,7 @@ func (d *deadLetterStore) Retry(ctx context.Context, tenant string, sequence uin
 	if letter == nil || err != nil {
 		return err
 	}
-	if !letter.Retryable() {
+	if !letter.IsRetryable() {
 		return &command.Error{Code: "DEAD_LETTER_FINAL", Field: "id", Detail: "the letter belongs to no session, or is a command, whose sender was told to send it again: drop the letter"}
 	}
 	err = d.react.RepublishJob(ctx, letter.Tenant, letter.Session, cause)

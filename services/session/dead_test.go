@@ -28,7 +28,7 @@ func (s *stack) giveUpJobs(reason string) (stop func()) {
 	must(s.t, err)
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: dead, Logger: slog.New(slog.DiscardHandler)})
 	must(s.t, err)
-	cfg, topic, err := bus.ForDurable(s.js, topology.JobsAnyConsumer("local"))
+	cfg, topic, err := bus.ConfigForDurable(s.js, topology.ProviderJobsConsumer("local"))
 	must(s.t, err)
 	sub, err := bus.NewSubscriber(cfg)
 	must(s.t, err)
@@ -58,7 +58,7 @@ func TestDeadJob_FailsItsExecution(t *testing.T) {
 	sid := s.create(events.Options{})
 	first, second := s.post(sid), s.post(sid)
 	stop := s.giveUpJobs("nobody can do this")
-	s.await(sid, "with both executions ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Phase == run.Failed })
+	s.await(sid, "with both executions ended", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(second) && l.Run.Phase == run.Failed })
 	stop()
 	for _, e := range s.history(sid) {
 		f, failed := e.Data.(events.ExecutionFailed)
@@ -108,12 +108,12 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the query")
-	s.await(sid, "idle with its sandbox", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
 	s.mustSend(command.TypeSync, sid, "")
 	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
-	letter := nats.NewMsg(topology.Dead(msg.Subject()))
+	letter := nats.NewMsg(topology.DeadSubject(msg.Subject()))
 	letter.Data = msg.Data()
 	letter.Header.Set(topology.HeaderDeadSubject, msg.Subject())
 	letter.Header.Set(topology.HeaderDeadReason, "it could not be done")
@@ -128,10 +128,10 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 		t.Fatalf("retry: %+v, letters %v", a, s.letters())
 	}
 	w.runJob("of the retry")
-	s.await(sid, "synced", func(l *eventlog.Loaded) bool { return l.Run.Synced == 1 })
+	s.await(sid, "synced", func(l *eventlog.SessionState) bool { return l.Run.Synced == 1 })
 
 	of := topology.CommandSubject(topology.ServiceSession, "default", sid)
-	_, err = s.js.Publish(t.Context(), topology.Dead(of), []byte("{"))
+	_, err = s.js.Publish(t.Context(), topology.DeadSubject(of), []byte("{"))
 	must(t, err)
 	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
 		t.Errorf("retry of a command: %+v", a)

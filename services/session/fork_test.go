@@ -27,7 +27,7 @@ type countingLog struct {
 }
 
 func (c *countingLog) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
-	if s == events.LifeOf("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
+	if s == events.LifeSubject("default", c.session) && c.expectedLoads.Add(-1) >= 0 {
 		c.loadedHead.Done()
 	}
 	return c.Log.Last(ctx, s, f)
@@ -55,7 +55,7 @@ func (s *stack) createLong(sid string, n int) {
 	if a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{}); a.Error != nil {
 		s.t.Fatal(a.Error)
 	}
-	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.LeaderOnly)
 	must(s.t, err)
 	for i := range n / 50 {
 		var list []events.Event
@@ -97,7 +97,7 @@ func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 	for _, at := range []uint32{3999, 2500, 1001, 1500} {
 		forked(at, 1100) // up to the next position that the service has remembered, and the rest of its commit
 	}
-	l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+	l, err := s.ses.Load(t.Context(), "default", sid, eventlog.LeaderOnly)
 	must(t, err)
 	must(t, s.ses.AppendRunPart(t.Context(), l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit),
 		run.Decision{Epoch: 1, Events: []events.Event{{ID: id(events.KindEvent), Source: events.FromRunner, Data: events.Log{Level: "info", Message: "later"}}}}))
@@ -134,7 +134,7 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 		t.Errorf("%d forks read %d events of a session that has %d", forks, n, length)
 	}
 	for _, fork := range ids {
-		l, err := s.ses.Load(t.Context(), "default", fork, eventlog.Leader)
+		l, err := s.ses.Load(t.Context(), "default", fork, eventlog.LeaderOnly)
 		if err != nil || l.Life.Fork == nil || l.Life.Fork.Parent != sid || l.Life.Fork.Effective != length {
 			t.Errorf("fork %s is %+v, %v", fork, l.Life.Fork, err)
 		}

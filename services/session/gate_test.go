@@ -27,7 +27,7 @@ func TestSettingGate(t *testing.T) {
 		stop, err := c.gate.Serve(url, "", slog.New(slog.DiscardHandler))
 		must(t, err)
 		t.Cleanup(stop)
-		_, err = js.OrderedConsumer(t.Context(), topology.EventsStream(0), jetstream.OrderedConsumerConfig{})
+		_, err = js.OrderedConsumer(t.Context(), topology.EventsStreamName(0), jetstream.OrderedConsumerConfig{})
 		if !errors.Is(err, c.want) {
 			t.Errorf("%+v: %v, want %v", c.gate, err, c.want)
 		}

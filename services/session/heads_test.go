@@ -44,7 +44,7 @@ func (s *stack) chain() *heads.Chain {
 // endOfLog returns the last sequence of the log.
 func (s *stack) endOfLog() uint64 {
 	s.t.Helper()
-	stream, err := s.js.Stream(s.t.Context(), topology.EventsStream(0))
+	stream, err := s.js.Stream(s.t.Context(), topology.EventsStreamName(0))
 	must(s.t, err)
 	return stream.CachedInfo().State.LastSeq
 }
@@ -54,7 +54,7 @@ func (s *stack) awaitSigned() *heads.Chain {
 	s.t.Helper()
 	for deadline, end := time.Now().Add(within), s.endOfLog(); ; time.Sleep(20 * pause) {
 		c := s.chain()
-		if through, _ := c.Proved(); through >= end {
+		if through, _ := c.ProvedThrough(); through >= end {
 			return c
 		}
 		if time.Now().After(deadline) {
@@ -64,7 +64,7 @@ func (s *stack) awaitSigned() *heads.Chain {
 }
 
 // verify compares the log with its signed heads.
-func (s *stack) verify(scope eventlog.Scope) eventlog.Report {
+func (s *stack) verify(scope eventlog.VerifyScope) eventlog.VerifyReport {
 	s.t.Helper()
 	var err error
 	scope.Heads, err = jslog.ReadHeads(s.t.Context(), s.js, 1, headsKey(s.t))
@@ -85,7 +85,7 @@ type stored struct {
 func (s *stack) forge(edit func(list []stored)) {
 	s.t.Helper()
 	ctx := s.t.Context()
-	name := topology.EventsStream(0)
+	name := topology.EventsStreamName(0)
 	stream, err := s.js.Stream(ctx, name)
 	must(s.t, err)
 	info := stream.CachedInfo()
@@ -128,7 +128,7 @@ func rechain(t *testing.T, list []stored, from int) {
 		must(t, err)
 		if i >= from {
 			c.Prev = prev
-			c = c.Rechain(subject, c.Events)
+			c = c.WithStoredEvents(subject, c.Events)
 			list[i].data, err = json.Marshal(c)
 			must(t, err)
 		}
@@ -207,7 +207,7 @@ func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 			s.awaitSigned()
 			svc.stop()
 			s.forge(func(list []stored) { c.edit(t, list, sids[1]) })
-			r := s.verify(eventlog.Scope{})
+			r := s.verify(eventlog.VerifyScope{})
 			for _, want := range c.want {
 				if !reports(r, want) {
 					t.Errorf("no fault contains %q: %+v", want, r.Problems)
@@ -223,7 +223,7 @@ func TestSignedHeads_FindChangedAndRemovedCommits(t *testing.T) {
 	}
 }
 
-func reports(r eventlog.Report, why string) bool {
+func reports(r eventlog.VerifyReport, why string) bool {
 	for _, p := range r.Problems {
 		if strings.Contains(p.Why, why) {
 			return true
@@ -269,14 +269,14 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 		sid := s.create(events.Options{})
 		s.awaitEnd(sid, s.postText(sid, "hello"))
 	}
-	l, err := s.log.Last(t.Context(), events.RunOf("default", s.session()), eventlog.Leader)
+	l, err := s.log.Last(t.Context(), events.RunSubject("default", s.session()), eventlog.LeaderOnly)
 	must(t, err)
 	for deadline := time.Now().Add(within); ; time.Sleep(20 * pause) {
 		c := s.chain()
 		if faults := c.Faults(); len(faults) > 0 {
 			t.Fatalf("the chain has faults: %+v", faults)
 		}
-		if through, _ := c.Proved(); through > begin {
+		if through, _ := c.ProvedThrough(); through > begin {
 			t.Fatalf("the pass over all sessions signed up to %d, an hour too early", through)
 		}
 		if s.isSigned(l) {
@@ -286,7 +286,7 @@ func TestSignedHeads_AreOneChainOfSeveralCopies(t *testing.T) {
 			t.Fatalf("the end of %s at %d was never signed", l.Subject, l.Seq)
 		}
 	}
-	if r := s.verify(eventlog.Scope{}); r.Problem != nil {
+	if r := s.verify(eventlog.VerifyScope{}); r.Problem != nil {
 		t.Errorf("the log has the fault %v", r.Problem)
 	}
 }
@@ -299,7 +299,7 @@ func (s *stack) isSigned(want eventlog.Head) bool {
 	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
 		m, err := stream.GetMsg(s.t.Context(), seq)
 		must(s.t, err)
-		e, _, err := heads.Open(m.Data, headsKey(s.t))
+		e, _, err := heads.OpenEntry(m.Data, headsKey(s.t))
 		must(s.t, err)
 		if slices.Contains(e.Heads, heads.Head{Subject: want.Subject.String(), Seq: want.Seq, Hash: want.Hash}) {
 			return true
@@ -378,7 +378,7 @@ func TestSignedHeads_ContinueAfterADamagedEntry(t *testing.T) {
 	s.startCopy("two", session.Config{HeadsKey: headsSeed, HeadsEvery: time.Second})
 	s.session()
 	s.awaitSigned()
-	if r := s.verify(eventlog.Scope{}); !reports(r, "signed heads: decode") {
+	if r := s.verify(eventlog.VerifyScope{}); !reports(r, "signed heads: decode") {
 		t.Errorf("the damaged entry is not reported: %+v", r.Problems)
 	}
 }

@@ -14,14 +14,14 @@ import (
 // instance returns the instance that a reference names, and the number of commits of its entry.
 func (s *stack) instance(ref events.Reference) (applied events.InstanceApplied, commits int) {
 	s.t.Helper()
-	entries := eventlog.Entries{Log: s.ses.Log}
+	entries := eventlog.Catalogue{Log: s.ses.Log}
 	p, err := entries.Resolve(s.t.Context(), events.Instance, "default", ref)
 	must(s.t, err)
 	applied, ok := p.(events.InstanceApplied)
 	if !ok {
 		s.t.Fatalf("%s is a %T", ref, p)
 	}
-	e, err := entries.Load(s.t.Context(), ref.Subject(events.Instance, "default"), eventlog.Leader)
+	e, err := entries.Load(s.t.Context(), ref.Subject(events.Instance, "default"), eventlog.LeaderOnly)
 	must(s.t, err)
 	return applied, len(e.State.Commands)
 }
@@ -42,7 +42,7 @@ func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 	if a := s.send(command.TypeStartExecution, id(events.KindSession), id(events.KindExecution), bad); a.Error == nil {
 		t.Errorf("the answer to an empty message is %+v", a)
 	}
-	if e, err := (eventlog.Entries{Log: s.ses.Log}).Load(t.Context(), want.Subject(events.Instance, "default"), eventlog.Leader); err != nil || e.Head.Seq != 0 {
+	if e, err := (eventlog.Catalogue{Log: s.ses.Log}).Load(t.Context(), want.Subject(events.Instance, "default"), eventlog.LeaderOnly); err != nil || e.Head.Seq != 0 {
 		t.Fatalf("a refused request created %+v, %v", e, err)
 	}
 
@@ -74,7 +74,7 @@ func TestCreateSession_OfAnAgentGetsADefaultInstance(t *testing.T) {
 			t.Errorf("session %s has instance %s and agent %s, want %s", sid, l.Life.Instance, l.Life.AgentRef, applied.Ref)
 		}
 	}
-	head, err := s.ses.Log.Last(t.Context(), want.Subject(events.Instance, "default"), eventlog.Leader)
+	head, err := s.ses.Log.Last(t.Context(), want.Subject(events.Instance, "default"), eventlog.LeaderOnly)
 	actor := head.Commit.Actor
 	if service, copied, _ := strings.Cut(actor.Service, "/"); err != nil || actor.Kind != "service" || actor.ID != "session" || service != "session" || copied == "" {
 		t.Errorf("the instance was created by %+v, %v", head.Commit.Actor, err)

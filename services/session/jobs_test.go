@@ -24,7 +24,7 @@ type worker struct {
 
 func (s *stack) worker() *worker {
 	s.t.Helper()
-	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.ProviderJobsConsumer("local").Config)
 	must(s.t, err)
 	return &worker{s, c}
 }
@@ -75,7 +75,7 @@ func TestPauseAndResumeBeforeTheClaim_PublishesAnotherJob(t *testing.T) {
 		s.mustSend(command.TypeResume, sid, exe)
 	}
 	w.runJob("after the last resume")
-	s.await(sid, "at the end", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "at the end", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 }
 
 // TestSyncBehindAPausedExecution_PublishesAnotherJob tests that the job of a snapshot is acknowledged while a later
@@ -88,20 +88,20 @@ func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the first turn")
-	s.await(sid, "idle with its sandbox", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
 	s.mustSend(command.TypeSync, sid, "")
 	w.waiting(1)
 	second := s.post(sid)
 	w.waiting(2)
 	s.mustSend(command.TypePause, sid, second)
-	s.await(sid, "paused behind the sync", func(l *eventlog.Loaded) bool {
-		return l.Life.PausedNow(second) && l.Life.Syncs == 1 && l.Due() == run.Nothing
+	s.await(sid, "paused behind the sync", func(l *eventlog.SessionState) bool {
+		return l.Life.ShouldBePaused(second) && l.Life.Syncs == 1 && l.DueWork() == run.NoWork
 	})
 	w.runJob("of the sync")
 	w.runJob("of the second turn")
 	s.mustSend(command.TypeCancel, sid, second)
 	w.runJob("of the sync, again")
-	s.await(sid, "synced", func(l *eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Synced == 1 })
+	s.await(sid, "synced", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(second) && l.Run.Synced == 1 })
 }
 
 // TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease tests that the session service ends an execution that
@@ -114,14 +114,14 @@ func TestTerminateOfAPausedExecution_PublishesTheJobOfTheRelease(t *testing.T) {
 	sid := s.create(events.Options{})
 	first := s.post(sid)
 	w.runJob("of the first turn")
-	s.await(sid, "idle with its sandbox", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Run.Sandbox.ID != "" })
+	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
 	second := s.post(sid)
 	w.waiting(1)
 	s.mustSend(command.TypePause, sid, second)
 	w.runJob("of the second turn")
 	s.mustSend(command.TypeTerminate, sid, second)
 	w.runJob("of the release")
-	l := s.await(sid, "released", func(l *eventlog.Loaded) bool { return l.Run.Ended(second) && l.Run.Sandbox.ID == "" })
+	l := s.await(sid, "released", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(second) && l.Run.Sandbox.ID == "" })
 	if l.Life.Status != session.Open {
 		t.Fatalf("the session is %s", l.Life.Status)
 	}

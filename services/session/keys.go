@@ -23,7 +23,7 @@ type apiKeyChains struct {
 func newAPIKeyChains(js jetstream.JetStream, l eventlog.Log) apiKeyChains {
 	out := apiKeyChains{partitions: l.Partitioning()}
 	for i := range l.Shards() {
-		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStream(i)))
+		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStreamName(i)))
 	}
 	return out
 }

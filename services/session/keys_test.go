@@ -110,7 +110,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for _, key := range want {
-		if got := revoked[key]; got != (events.KeyRevoked{KeyID: key, Reason: events.KeyMakerRevoked, Cause: parent}) {
+		if got := revoked[key]; got != (events.KeyRevoked{KeyID: key, Reason: events.KeyRevokedWithMaker, Cause: parent}) {
 			t.Errorf("got %+v for %s", got, key)
 		}
 	}
@@ -131,7 +131,7 @@ func TestKeys_RevocationRevokesDescendants(t *testing.T) {
 func (s *stack) oldKey(maker string) string {
 	s.t.Helper()
 	key := id(events.KindKey)
-	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add("", events.KeyCreated{KeyID: key, Name: "old", SHA256: strings.Repeat("b", 64)})
 	head := eventlog.Head{Subject: events.Subject{Tenant: "default", ID: events.CatalogueID(events.Key, "default", "", "", key), Aspect: events.Key}}
 	_, err := s.log.Append(s.t.Context(), head, events.Draft{ID: id(events.KindCommit), Actor: events.Actor{Kind: "key", ID: maker}, Events: m.Events()})
@@ -357,7 +357,7 @@ func TestSettingMaxKeys(t *testing.T) {
 	s.mustKey("", events.KeyRights{})
 	full()
 	_, revoked := s.keyEvents()
-	if got := revoked[expired]; len(revoked) != 2 || got.Reason != events.KeyExpired {
+	if got := revoked[expired]; len(revoked) != 2 || got.Reason != events.KeyRevokedExpired {
 		t.Errorf("revoked are %+v", revoked)
 	}
 }

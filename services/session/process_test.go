@@ -38,7 +38,7 @@ func TestProcess_LogsAtTheConfiguredLevel(t *testing.T) {
 			nc := natstest.Conn(t, srv)
 			js, err := jetstream.New(nc)
 			must(t, err)
-			must(t, topology.Provision(t.Context(), js, topology.Config{}))
+			must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{}))
 			s := &stack{t: t, srv: srv, nc: nc, js: js, ses: eventlog.Sessions{}}
 			var log bytes.Buffer
 			serve := exec.CommandContext(t.Context(), binary, "--metrics-listen=127.0.0.1:0")

@@ -15,21 +15,23 @@ import (
 // end ends the active execution as an executor does, after its agent has received the query if started is set.
 func (s *stack) end(sid, exe string, started bool, outcome events.Payload) {
 	s.t.Helper()
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
-	meta := func() events.Meta { return events.Meta{CommandID: id(events.KindCommand), Now: time.Now()} }
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
+	meta := func() events.CommandMeta {
+		return events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}
+	}
 	store := func(c run.Command) {
 		s.t.Helper()
 		d, err := run.Decide(l.Run, c)
 		must(s.t, err)
 		must(s.t, s.ses.AppendRun(s.t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
-	store(run.Claim{Meta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
+	store(run.ClaimExecution{CommandMeta: meta(), ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_test"})
 	if started {
 		m := events.NewEventList(meta())
 		m.Add(exe, events.ExecutionStarted{Attempt: 1})
-		store(run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
+		store(run.RecordEvents{Epoch: l.Run.Epoch, Events: m.Events()})
 	}
-	store(run.End{Meta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
+	store(run.EndExecution{CommandMeta: meta(), Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: outcome})
 }
 
 // recover sends a command to recover an execution, and returns the id of the new execution with the answer.
@@ -91,8 +93,8 @@ func TestRecover_RepeatsTheMessageAsANewExecution(t *testing.T) {
 	if a.Error != nil {
 		t.Fatal(a.Error)
 	}
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == second })
-	m, err := s.ses.Message(t.Context(), l, l.Life.Active)
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == second })
+	m, err := s.ses.AcceptedMessage(t.Context(), l, l.Life.Active)
 	must(t, err)
 	if m.RecoveredFrom != first || !m.Continue || len(m.Parts) != 1 || string(m.Metadata) != `{"ticket":7}` || m.Environment["REGION"].Value != "us" || !m.Permissions.Unattended || len(m.Permissions.Rules) != 1 {
 		t.Errorf("the second recovery has the message %+v", m)
@@ -145,7 +147,7 @@ func TestRecover_RefusesWhatHasNotFailedLast(t *testing.T) {
 	exe := s.post(closed)
 	s.end(closed, exe, true, modelError)
 	l := s.load(closed)
-	m := events.NewEventList(events.Meta{CommandID: id(events.KindCommand), Now: time.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()})
 	m.Add("", events.SessionClosed{Reason: "limit"})
 	must(t, s.ses.AppendLife(t.Context(), l, events.Actor{Kind: "service"}, id(events.KindCommand), m.Events()))
 	s.mustRefuseRecovery(closed, exe, "SESSION_CLOSED")
@@ -174,8 +176,8 @@ func TestRecover_NeedsTheSecretsOfTheMessageAgain(t *testing.T) {
 	if a.Error != nil {
 		t.Fatal(a.Error)
 	}
-	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == recovery })
-	m, err := s.ses.Message(t.Context(), l, l.Life.Active)
+	l := s.await(sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == recovery })
+	m, err := s.ses.AcceptedMessage(t.Context(), l, l.Life.Active)
 	must(t, err)
 	if m.Environment["TOKEN"] != fresh {
 		t.Errorf("the recovery has the variables %+v", m.Environment)

@@ -12,7 +12,7 @@ import (
 	service "github.com/spoolhq/spool/services/session"
 )
 
-// replica is a log with a replica that stopped following the leader. The replica answers reads with eventlog.Any.
+// replica is a log with a replica that stopped following the leader. The replica answers reads with eventlog.AnyReplica.
 type replica struct {
 	eventlog.Log
 	mu    sync.Mutex
@@ -24,7 +24,7 @@ func (r *replica) Last(ctx context.Context, s events.Subject, f eventlog.Freshne
 	r.mu.Lock()
 	head, stale := r.heads[s]
 	r.mu.Unlock()
-	if stale && f == eventlog.Any {
+	if stale && f == eventlog.AnyReplica {
 		return head, nil
 	}
 	return r.Log.Last(ctx, s, f)
@@ -32,8 +32,8 @@ func (r *replica) Last(ctx context.Context, s events.Subject, f eventlog.Freshne
 
 // freeze makes the replica stop at the present state of a session.
 func (r *replica) freeze(t *testing.T, sid string) {
-	for _, s := range []events.Subject{events.LifeOf("default", sid), events.RunOf("default", sid)} {
-		head, err := r.Log.Last(t.Context(), s, eventlog.Leader)
+	for _, s := range []events.Subject{events.LifeSubject("default", sid), events.RunSubject("default", sid)} {
+		head, err := r.Log.Last(t.Context(), s, eventlog.LeaderOnly)
 		must(t, err)
 		r.mu.Lock()
 		r.heads[s] = head

@@ -19,7 +19,7 @@ import (
 const window = 100 * time.Millisecond
 
 // idFromClock returns an id from a gateway whose clock is ahead by the given time.
-func idFromClock(t *testing.T, kind events.Kind, ahead time.Duration) string {
+func idFromClock(t *testing.T, kind events.IDKind, ahead time.Duration) string {
 	s, err := events.NewID(kind, time.Now().Add(ahead), rand.Reader)
 	must(t, err)
 	return s
@@ -30,7 +30,7 @@ func idFromClock(t *testing.T, kind events.Kind, ahead time.Duration) string {
 func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	stream, err := s.js.Stream(t.Context(), topology.EventsStream(0))
+	stream, err := s.js.Stream(t.Context(), topology.EventsStreamName(0))
 	must(t, err)
 	cfg := stream.CachedInfo().Config
 	cfg.Duplicates = window
@@ -67,7 +67,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 					t.Fatal(first.Error)
 				}
 				if c.typ == command.TypePostMessage || c.typ == command.TypeStartExecution {
-					s.await(sid, "at the end of the query", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
+					s.await(sid, "at the end of the query", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 				}
 				began := time.Now()
 				for i := range 70 {
@@ -78,7 +78,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 					}
 				}
 				<-time.After(time.Until(began.Add(2 * window)))
-				s.await(sid, "at rest", func(l *eventlog.Loaded) bool { return l.Due() == "" })
+				s.await(sid, "at rest", func(l *eventlog.SessionState) bool { return l.DueWork() == "" })
 				before := len(s.history(sid))
 				again, err := s.trySend(cmd, c.typ, sid, exe, c.body)
 				must(t, err)
@@ -130,9 +130,9 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 // checkLog checks the whole log, or one session of it.
 func (s *stack) checkLog(sid string) {
 	s.t.Helper()
-	var scope eventlog.Scope
+	var scope eventlog.VerifyScope
 	if sid != "" {
-		scope = eventlog.Scope{Tenant: "default", Session: sid}
+		scope = eventlog.VerifyScope{Tenant: "default", Session: sid}
 	}
 	report, err := eventlog.Verify(s.t.Context(), s.log, scope)
 	if err != nil || report.Problem != nil {

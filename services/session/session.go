@@ -108,8 +108,8 @@ func (c Config) withDefaults() (Config, error) {
 		name  string
 		value int
 	}{{"command-workers", c.CommandWorkers}, {"reactor-workers", c.ReactorWorkers}} {
-		if n.value < 1 || n.value > topology.ReactorPending {
-			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, topology.ReactorPending)
+		if n.value < 1 || n.value > topology.ReactorMaxAckPending {
+			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, topology.ReactorMaxAckPending)
 		}
 	}
 	if c.MaxKeys < 1 || c.MaxKeys > 10_000 {
@@ -231,7 +231,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 // router.
 func (s *Service) registerHandlers(commands *command.Handler) error {
 	add := func(name string, d topology.Durable, workers int, fn bus.HandlerFunc) error {
-		cfg, topic, err := bus.ForDurable(s.js, d)
+		cfg, topic, err := bus.ConfigForDurable(s.js, d)
 		if err != nil {
 			return err
 		}
@@ -243,7 +243,7 @@ func (s *Service) registerHandlers(commands *command.Handler) error {
 		// Commits, timers and commands are redelivered without a limit, so that an outage of NATS does not lose one.
 		return s.router.Handle(name, topic, sub, fn, bus.WithMaxDeliveries(-1))
 	}
-	if err := add("commands", topology.CommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {
+	if err := add("commands", topology.SessionCommandsConsumer(), s.cfg.CommandWorkers, commands.Handle); err != nil {
 		return err
 	}
 	if err := add("timers", topology.TimersConsumer(), s.cfg.ReactorWorkers, s.react.HandleTimer); err != nil {

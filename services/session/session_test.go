@@ -48,8 +48,8 @@ func newStackOn(t *testing.T, srv *natsserver.Server) *stack {
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	return &stack{t, srv, nc, js, log, eventlog.Sessions{Log: log}}
 }
@@ -91,7 +91,7 @@ func (s *stack) startCopyWith(name string, cfg session.Config, between func(even
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	svc, err := session.New(cfg, session.Deps{NATS: nc, Log: between(log), Logger: slog.New(slog.DiscardHandler), Copy: name})
 	must(s.t, err)
@@ -121,7 +121,7 @@ func (r *runningCopy) end(cut bool) {
 	})
 }
 
-func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+func id(kind events.IDKind) string { return events.DeriveID(kind, fmt.Sprint(rand.Uint64())) }
 
 // send sends a command through COMMANDS and returns its answer.
 func (s *stack) send(typ command.Type, sid, exe string, body any) command.Answer {
@@ -185,7 +185,7 @@ func (s *stack) post(sid string) string {
 
 // executors runs n workers that take jobs, claim executions and complete them, until the test ends.
 func (s *stack) executors(n int) {
-	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.JobsAnyConsumer("local").Config)
+	c, err := s.js.CreateOrUpdateConsumer(s.t.Context(), topology.StreamJobs, topology.ProviderJobsConsumer("local").Config)
 	must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -214,33 +214,33 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 		return
 	}
 	for ctx.Err() == nil {
-		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
+		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
 		if err != nil {
 			continue
 		}
 		var d run.Decision
-		meta := events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}
-		switch l.Due() {
-		case run.Nothing, run.Refuse:
+		meta := events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}
+		switch l.DueWork() {
+		case run.NoWork, run.EndUnstarted:
 			return
-		case run.Release:
-			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+		case run.ReleaseSandbox:
+			d, err = run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
 				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(&l.Life)},
 			}}})
-		case run.Sync:
-			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
+		case run.SyncWorkspace:
+			d, err = run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.FilesApplied{N: l.Life.Changes},
 			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
 				Data: events.WorkspaceSynced{Snapshot: "snp", Applied: l.Life.Changes, Request: l.Life.Syncs},
 			}}})
-		case run.Execute:
+		case run.ExecuteTurn:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
-				d, err = run.Decide(l.Run, run.Claim{Meta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
+				d, err = run.Decide(l.Run, run.ClaimExecution{CommandMeta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
 				break
 			}
-			d, err = run.Decide(l.Run, run.End{Meta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
+			d, err = run.Decide(l.Run, run.EndExecution{CommandMeta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), ExecutionID: l.Run.Execution, Source: events.FromServer, Data: events.ExecutionStarted{Attempt: 1},
 			}, {
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer, Data: events.SandboxReady{SandboxID: "sbx", Provider: "local", Journal: "jnl"},
@@ -268,10 +268,10 @@ const pause = 5 * time.Millisecond
 
 // await loads a session until ok accepts its state. The state must persist, because two loads can miss a state that
 // another one follows. Use ended for the end of an execution that others follow.
-func (s *stack) await(sid, what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
+func (s *stack) await(sid, what string, ok func(*eventlog.SessionState) bool) *eventlog.SessionState {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
-		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
+		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.LeaderOnly)
 		must(s.t, err)
 		if ok(l) {
 			return l
@@ -288,7 +288,7 @@ func (s *stack) awaitEnd(sid, exe string) []events.Event {
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		list := s.history(sid)
 		for i, e := range list {
-			if e.ExecutionID == exe && events.Terminal(e.Type()) {
+			if e.ExecutionID == exe && events.IsTerminal(e.Type()) {
 				return list[:i+1]
 			}
 		}
@@ -300,7 +300,7 @@ func (s *stack) awaitEnd(sid, exe string) []events.Event {
 
 func (s *stack) history(sid string) []events.Event {
 	var list []events.Event
-	for n, err := range eventlog.Session(s.t.Context(), s.log, "default", sid) {
+	for n, err := range eventlog.SessionEvents(s.t.Context(), s.log, "default", sid) {
 		must(s.t, err)
 		list = append(list, n.Event)
 	}
@@ -337,7 +337,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 				sent = append(sent, s.post(sid))
 			}
 			last := sent[len(sent)-1]
-			s.await(sid, "at the end of its last execution", func(l *eventlog.Loaded) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
+			s.await(sid, "at the end of its last execution", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(last) && len(l.Life.Queue) == 0 })
 			s.checkOrder(sid, sent)
 		})
 	}
@@ -355,7 +355,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 	if copies["one"] == 0 || copies["two"] == 0 {
 		t.Fatalf("dispatches by copy: %v; want some by each", copies)
 	}
-	report, err := eventlog.Verify(t.Context(), s.log, eventlog.Scope{})
+	report, err := eventlog.Verify(t.Context(), s.log, eventlog.VerifyScope{})
 	if err != nil || report.Problem != nil || len(report.Open) > 0 {
 		t.Fatalf("verify: %v, open %v, %v", report.Problem, report.Open, err)
 	}
@@ -366,7 +366,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 func (s *stack) checkOrder(sid string, sent []string) {
 	var ends []string
 	for _, e := range s.history(sid) {
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			ends = append(ends, e.ExecutionID)
 		}
 	}
@@ -404,9 +404,9 @@ func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	first, second, third := s.post(sid), s.post(sid), s.post(sid)
 	s.send(command.TypeCancel, sid, second, nil) // queued, so it is withdrawn
 	s.send(command.TypeCancel, sid, first, nil)  // dispatched, but never claimed
-	s.await(sid, "dispatched the third", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
+	s.await(sid, "dispatched the third", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == third })
 	s.send(command.TypeInterrupt, sid, "", nil)
-	s.await(sid, "idle", func(l *eventlog.Loaded) bool { return l.Run.Ended(third) })
+	s.await(sid, "idle", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(third) })
 	list := s.history(sid)
 	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
 		t.Fatalf("history %v", list)
@@ -433,12 +433,12 @@ func TestIdleTimeout_FiresOnce(t *testing.T) {
 		s.awaitEnd(sid, s.post(sid))
 	}
 	one.stop()
-	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
-	at, _ := l.Life.Deadline(l.View())
+	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.SessionState) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
+	at, _ := l.Life.NextDeadline(l.RunView())
 	<-time.After(time.Until(at))
 	s.startCopy("two", session.Config{})
 	s.startCopy("three", session.Config{})
-	s.await(sid, "idle with its sandbox gone", func(l *eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
+	s.await(sid, "idle with its sandbox gone", func(l *eventlog.SessionState) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
 	if n := count[events.SessionIdle](s.awaitEnd(sid, s.post(sid))); n != 1 {
 		t.Fatalf("idle %d times", n)
 	}
@@ -451,7 +451,7 @@ func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
-	s.await(sid, "closed", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
+	s.await(sid, "closed", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Life.Status == "closed" })
 	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {
 		t.Fatalf("%s: withdrawn %d times", second, n)
 	}
@@ -479,8 +479,8 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	s.lease("xtr_alive")
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
-		l := s.await(c.sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
-		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
+		l := s.await(c.sid, "dispatched", func(l *eventlog.SessionState) bool { return l.Life.Active.ExecutionID == exe })
+		d, err := run.Decide(l.Run, run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
 		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
@@ -492,12 +492,12 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 		s.fireTimer(sid)
 	}
 	for _, sid := range []string{never, gone} {
-		l := s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
+		l := s.await(sid, "failed", func(l *eventlog.SessionState) bool { return l.Run.Phase == run.Failed })
 		if f := last[events.ExecutionFailed](s.history(l.ID)); f.Code != "EXECUTOR_LOST" {
 			t.Fatalf("failed with %+v", f)
 		}
 	}
-	if l := s.await(alive, "there", func(*eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
+	if l := s.await(alive, "there", func(*eventlog.SessionState) bool { return true }); l.Run.Phase.IsTerminal() {
 		t.Fatal("an execution whose holder is alive was ended")
 	}
 }
@@ -534,7 +534,7 @@ func (s *stack) lease(executor string) {
 func (s *stack) fireTimer(sid string) {
 	body, err := topology.SessionRef{Tenant: "default", Session: sid}.Encode()
 	must(s.t, err)
-	_, err = s.js.Publish(s.t.Context(), topology.TimerDue(sid), body)
+	_, err = s.js.Publish(s.t.Context(), topology.TimerDueSubject(sid), body)
 	must(s.t, err)
 }
 

@@ -33,7 +33,7 @@ func TestSettingLimits(t *testing.T) {
 		{events.Options{}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 480_000, SessionLimitMs: 32_400_000}},
 		{events.Options{TurnLimitMs: 1000}, events.Options{IdleTimeoutMs: 420_000, TurnLimitMs: 1000, SessionLimitMs: 32_400_000}},
 	} {
-		l, err := s.ses.Load(t.Context(), "default", s.create(c.given), eventlog.Leader)
+		l, err := s.ses.Load(t.Context(), "default", s.create(c.given), eventlog.LeaderOnly)
 		must(t, err)
 		if o := l.Life.Options; o.IdleTimeoutMs != c.want.IdleTimeoutMs || o.TurnLimitMs != c.want.TurnLimitMs || o.SessionLimitMs != c.want.SessionLimitMs {
 			t.Errorf("with %+v the session has %+v, want %+v", c.given, o, c.want)
@@ -59,7 +59,7 @@ func TestSettingProviders(t *testing.T) {
 		provider := func(asked string) (string, *command.Error) {
 			sid := id(events.KindSession)
 			a := s.send(command.TypeCreateSession, sid, "", command.CreateSession{Provider: asked})
-			l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+			l, err := s.ses.Load(t.Context(), "default", sid, eventlog.LeaderOnly)
 			must(t, err)
 			return l.Life.Provider, a.Error
 		}
@@ -102,7 +102,7 @@ func TestSettingSandboxImages(t *testing.T) {
 	}
 	server := func(image string) func(*events.AgentSpec) {
 		return func(a *events.AgentSpec) {
-			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: image}}
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPTypeDocker, Image: image}}
 		}
 	}
 	for _, c := range []struct{ name, got, want string }{
@@ -136,7 +136,7 @@ func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	for slug, change := range map[string]func(*events.AgentSpec){
 		"imaged": func(a *events.AgentSpec) { a.Image = "old:1" },
 		"served": func(a *events.AgentSpec) {
-			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPDocker, Image: "old:1"}}
+			a.Image, a.MCPServers = "", []events.MCPServer{{Name: "m", Type: events.MCPTypeDocker, Image: "old:1"}}
 		},
 	} {
 		s.mustApply(s.send(command.TypeApplyAgent, "", "", command.ApplyAgent{Ref: events.Reference{Slug: slug}, Spec: agentSpec(change)}))
@@ -198,8 +198,8 @@ func TestSettingWorkers(t *testing.T) {
 		at   eventlog.Freshness
 		cfg  func(int) session.Config
 	}{
-		{"CommandWorkers", eventlog.Any, func(n int) session.Config { return session.Config{CommandWorkers: n} }},
-		{"ReactorWorkers", eventlog.Leader, func(n int) session.Config { return session.Config{ReactorWorkers: n} }},
+		{"CommandWorkers", eventlog.AnyReplica, func(n int) session.Config { return session.Config{CommandWorkers: n} }},
+		{"ReactorWorkers", eventlog.LeaderOnly, func(n int) session.Config { return session.Config{ReactorWorkers: n} }},
 	} {
 		for _, workers := range []int{1, 3} {
 			t.Run(c.name+" "+strconv.Itoa(workers), func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	s.executors(1)
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	s.await(sid, "at the end", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "at the end", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(exe) })
 	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
 	s.send("nonsense", sid, "", nil)
 	count := func(name string, labels ...string) float64 { return metricValue(t, registry, name, labels...) }
@@ -334,7 +334,7 @@ func TestSettingHostPaths(t *testing.T) {
 		if a.Error != nil {
 			code, field = a.Error.Code, a.Error.Field
 		}
-		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.LeaderOnly)
 		must(t, err)
 		if code != c.code || l.Life.Options.HostPath != c.want || code != "" && field != "sessionOptions.hostPath" {
 			t.Errorf("%v, %+v: %q of %q, the session has %q", c.roots, c.ask, code, field, l.Life.Options.HostPath)

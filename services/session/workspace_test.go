@@ -31,7 +31,7 @@ func TestCreateSession_ResolvesOptions(t *testing.T) {
 	}
 	options := func() events.Options {
 		t.Helper()
-		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
+		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.LeaderOnly)
 		must(t, err)
 		return l.Life.Options
 	}

@@ -33,7 +33,7 @@ func TestProcess_ServesAndLogsJSON(t *testing.T) {
 	js, err := jetstream.New(natstest.Conn(t, b.srv))
 	must(t, err)
 	b.admin, b.gateway = js, js
-	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{}))
 	b.uploads, err = natsstore.Open(t.Context(), js, topology.BucketSkills)
 	must(t, err)
 	env := append(os.Environ(), "SPOOL_NATS_URL="+b.srv.ClientURL(), "SPOOL_METRICS_LISTEN="+free(t), "SPOOL_LOG_LEVEL=debug", "SPOOL_SKILL_SCRATCH="+t.TempDir())

@@ -130,7 +130,7 @@ func (l *lines) has(s string) bool {
 func TestNew_RefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	for field, c := range map[string]skills.Config{
-		"workers:": {Workers: topology.SkillsPending + 1}, "scratch:": {Scratch: "/nowhere/at/all"}, "are required": {},
+		"workers:": {Workers: topology.SkillsMaxAckPending + 1}, "scratch:": {Scratch: "/nowhere/at/all"}, "are required": {},
 	} {
 		if _, err := skills.New(c, skills.Deps{}); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s %v", field, err)
@@ -211,7 +211,7 @@ func TestRun_WaitsForTheBucket(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	must(t, topology.Provision(t.Context(), b.admin, topology.ProvisionConfig{}))
 	select {
 	case <-svc.Ready():
 	case <-time.After(20 * time.Second):

@@ -45,8 +45,8 @@ type Config struct {
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
 	settings.Default(&c)
-	if c.Workers < 1 || c.Workers > topology.SkillsPending {
-		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsPending)
+	if c.Workers < 1 || c.Workers > topology.SkillsMaxAckPending {
+		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsMaxAckPending)
 	}
 	if c.Scratch == "" {
 		c.Scratch = os.TempDir()
@@ -115,7 +115,7 @@ func (s *Service) addHandler(name string, counts *metrics) error {
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: s.deps.Logger}); err != nil {
 		return err
 	}
-	cfg, topic, err := bus.ForDurable(s.js, topology.SkillsConsumer())
+	cfg, topic, err := bus.ConfigForDurable(s.js, topology.SkillsCommandsConsumer())
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (s *Service) addHandler(name string, counts *metrics) error {
 		return err
 	}
 	s.handler = command.New(command.Config{
-		Entries: eventlog.Entries{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
+		Entries: eventlog.Catalogue{Log: s.deps.Log}, NATS: s.deps.NATS, Now: s.deps.Now, Logger: s.deps.Logger,
 		Service: name, Scratch: s.cfg.Scratch, Done: counts.observeCommand, Kept: counts.kept.Inc,
 	})
 	// A command is redelivered without a limit, so that an outage of NATS does not lose it; its deadline ends it.

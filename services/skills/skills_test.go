@@ -45,7 +45,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func id(kind events.Kind) string { return events.Derive(kind, fmt.Sprint(rand.Uint64())) }
+func id(kind events.IDKind) string { return events.DeriveID(kind, fmt.Sprint(rand.Uint64())) }
 
 func sum(b []byte) string {
 	h := sha256.Sum256(b)
@@ -57,8 +57,8 @@ type fixture struct {
 	t       *testing.T
 	srv     *natsserver.Server
 	gateway jetstream.JetStream
-	uploads *natsstore.Store // with the rights of the gateway
-	entries eventlog.Entries // with the rights of admin
+	uploads *natsstore.Store   // with the rights of the gateway
+	entries eventlog.Catalogue // with the rights of admin
 	admin   jetstream.JetStream
 }
 
@@ -66,10 +66,10 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	b := &fixture{t: t, srv: natstest.RunConfig(t, natsserver.Config{Accounts: true})}
 	b.admin, b.gateway = b.connectAs(topology.UserAdmin), b.connectAs(topology.UserGateway)
-	must(t, topology.Provision(t.Context(), b.admin, topology.Config{}))
+	must(t, topology.Provision(t.Context(), b.admin, topology.ProvisionConfig{}))
 	log, err := jslog.New(jslog.Config{JetStream: b.admin})
 	must(t, err)
-	b.entries = eventlog.Entries{Log: log}
+	b.entries = eventlog.Catalogue{Log: log}
 	b.uploads, err = natsstore.Open(t.Context(), b.gateway, topology.BucketSkills)
 	must(t, err)
 	return b
@@ -108,7 +108,7 @@ func (b *fixture) run(cfg skills.Config, deps skills.Deps) (stop func()) {
 	must(b.t, err)
 	deps.NATS = nc
 	if deps.Log == nil {
-		deps.Log, err = jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+		deps.Log, err = jslog.New(jslog.Config{JetStream: js, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 		must(b.t, err)
 	}
 	if deps.Logger == nil {
@@ -241,7 +241,7 @@ func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
 		t.Errorf("log %+v", h)
 	}
-	head, err := b.entries.Log.Last(t.Context(), at("").Subject(events.Skill, tenant), eventlog.Leader)
+	head, err := b.entries.Log.Last(t.Context(), at("").Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	must(t, err)
 	if actor := head.Commit.Actor; actor.ID != "u1" || !strings.HasPrefix(actor.Service, "skills/") {
 		t.Errorf("pushed by %+v", actor)
@@ -383,7 +383,7 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 	if a := b.ok(tag("", "newest")); *a.Ref != at(sum(two)) {
 		t.Errorf("latest: %+v", a)
 	}
-	b.ok(tag(sum(one), events.Latest)) // latest is moved back
+	b.ok(tag(sum(one), events.LatestTag)) // latest is moved back
 	means("", sum(one))
 	b.ok(remove("old"))
 	means(sum(one), "")
@@ -493,15 +493,15 @@ func TestOldVersions_BeyondTheState(t *testing.T) {
 	b := newFixture(t)
 	b.startCopy(skills.Config{})
 	oldest := sum(version(0))
-	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.Leader)
+	e, err := b.entries.Load(t.Context(), ref.Subject(events.Skill, tenant), eventlog.LeaderOnly)
 	must(t, err)
 	for i := range versions.MaxVersions + 2 {
 		cmd, v := id(events.KindCommand), at(sum(version(i)))
-		list, err := versions.Decide(e.State, versions.Apply{Meta: events.Meta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
+		list, err := versions.Decide(e.State, versions.ApplyVersion{CommandMeta: events.CommandMeta{CommandID: cmd}, Version: v.Version, Data: events.SkillPushed{Ref: v}})
 		must(t, err)
 		must(t, b.entries.Append(t.Context(), &e, events.Actor{Kind: "user"}, cmd, list))
 	}
-	if e.State.At(oldest) != 0 {
+	if e.State.CommitSeqOf(oldest) != 0 {
 		t.Fatal("the state still holds the oldest version")
 	}
 	if _, err := b.entries.Resolve(t.Context(), events.Skill, tenant, at(oldest)); err != nil {

@@ -202,7 +202,7 @@ func (d *clientDriver) countOpenQueries(session string) (n int) {
 
 // storeEvent stores an event or a delta that a client received. It also stores an event whose seq does not follow the
 // last one, so that the check at the end of the run finds it.
-func (d *clientDriver) storeEvent(c *followingClient, w events.Wire) {
+func (d *clientDriver) storeEvent(c *followingClient, w events.WireEvent) {
 	if w.Type == events.TextDelta {
 		d.storePiece(c, w)
 		return
@@ -217,14 +217,14 @@ func (d *clientDriver) storeEvent(c *followingClient, w events.Wire) {
 		d.stall = max(d.stall, now.Sub(d.received))
 	}
 	d.received = now
-	if events.Terminal(w.Type) {
+	if events.IsTerminal(w.Type) {
 		delete(d.open, w.ExecutionID)
 		d.ended[w.ExecutionID] = true
 	}
 }
 
 // storePiece stores a piece of a block's text that a client received while the block was being written.
-func (d *clientDriver) storePiece(c *followingClient, w events.Wire) {
+func (d *clientDriver) storePiece(c *followingClient, w events.WireEvent) {
 	var delta events.Delta
 	if err := json.Unmarshal(w.Data, &delta); err != nil {
 		d.recordViolation("text in flight of %s: %v: %s", c.session, err, w.Data)
@@ -300,7 +300,7 @@ func (d *clientDriver) followSSE(ctx context.Context, c *followingClient, gatewa
 		if !ok {
 			continue
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(data), &w); err != nil {
 			return err
 		}
@@ -341,7 +341,7 @@ func (d *clientDriver) followSocket(ctx context.Context, c *followingClient, gat
 		idle.Reset(streamIdleTimeout)
 		var m struct {
 			Type, Code, Message string
-			Event               events.Wire
+			Event               events.WireEvent
 		}
 		if err := json.Unmarshal(raw, &m); err != nil {
 			return err

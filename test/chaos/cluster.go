@@ -100,7 +100,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	for _, r := range [][2]string{
 		{"listen: 0.0.0.0:4222", "listen: " + addr}, {"http: 127.0.0.1:8222", "http: " + c.natsHTTP},
 		// All processes of the run use loopback, so the server needs no TLS.
-		{"\ntls {\n  cert_file: $" + topology.CertificateVariable + "\n  key_file: $" + topology.KeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
+		{"\ntls {\n  cert_file: $" + topology.TLSCertificateVariable + "\n  key_file: $" + topology.TLSKeyVariable + "\n  min_version: \"1.2\"\n}\n", ""},
 		{"store_dir: /data", "store_dir: " + strconv.Quote(filepath.Join(c.dir, "nats"))},
 	} {
 		if strings.Count(text, r[0]) != 1 {
@@ -135,7 +135,7 @@ func (c *cluster) startNATS(ctx context.Context) error {
 func (c *cluster) runSpool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
-		"SPOOL_NATS_PASSWORD="+natsPassword(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
+		"SPOOL_NATS_PASSWORD="+natsPassword(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.WriterRoles()...), "SPOOL_DATABASE_URL="+c.database)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return string(out), fmt.Errorf("spool %s: %w", strings.Join(args, " "), err)
@@ -242,7 +242,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 			case "janitor", "skills":
 				env = append(env, "SPOOL_LOG_KEYS="+logKeysSetting(s.name))
 			case "session", "executor", "projector":
-				env = append(env, "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.Writers()...))
+				env = append(env, "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.WriterRoles()...))
 			}
 			env = append(env, s.env...)
 			if s.name == "gateway" {
@@ -309,11 +309,11 @@ func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	keys, err := eventlog.ParseKeys(logKeysSetting(eventlog.Writers()...), "")
+	keys, err := eventlog.ParseKeys(logKeysSetting(eventlog.WriterRoles()...), "")
 	if err != nil {
 		return nc, nil, err
 	}
-	signing, err := jslog.Signing(ctx, js, layout.Shards, keys, jslog.Verifier)
+	signing, err := jslog.CheckSigning(ctx, js, layout.Shards, keys, jslog.RoleVerifier)
 	if err != nil {
 		return nc, nil, err
 	}

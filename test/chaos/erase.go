@@ -127,5 +127,5 @@ func streamsContaining(store, text string) (found []string, err error) {
 // holdsSessionContent reports whether a stream holds content of sessions that the janitor erases. It returns false for
 // COMMANDS, which holds a message only until it is executed, and for DELTAS, whose messages expire.
 func holdsSessionContent(stream string) bool {
-	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{"OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
+	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStreamName(0), "0")) || slices.Contains([]string{"OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
 }

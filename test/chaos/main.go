@@ -242,7 +242,7 @@ func (d *clientDriver) collectObservations(ctx context.Context, sessions []strin
 		behind := false
 		for _, id := range sessions {
 			var list []check.Event
-			for n, err := range eventlog.Session(ctx, log, defaultTenant, id) {
+			for n, err := range eventlog.SessionEvents(ctx, log, defaultTenant, id) {
 				if err != nil {
 					return e, err
 				}

@@ -53,7 +53,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 		if err := s.CallAPI(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": content}, &a); err != nil {
 			t.Fatal(err)
 		}
-		end, err := s.AwaitEvent(key, session, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
+		end, err := s.AwaitEvent(key, session, 0, func(w events.WireEvent) bool { return w.ExecutionID == a.ExecutionID && events.IsTerminal(w.Type) })
 		if err != nil {
 			t.Fatal(err)
 		}

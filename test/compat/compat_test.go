@@ -385,7 +385,7 @@ func (o *old) checkStates(t *testing.T) {
 	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		get := func(path string, out any) error { return o.CallAPI(key, "GET", path, nil, out) }
 		for n := range s.Events {
-			view := blocks.NewView()
+			view := blocks.NewBlockView()
 			for _, w := range s.Events[:n+1] {
 				view.Apply(w.Event())
 			}
@@ -417,7 +417,7 @@ func same(t *testing.T, where string, s compat.RecordedSession, i int, raw []byt
 func (o *old) sse(t *testing.T, key string, s compat.RecordedSession, after int) {
 	t.Helper()
 	at := after
-	_, err := o.AwaitEvent(key, s.ID, uint32(after), func(w events.Wire) bool {
+	_, err := o.AwaitEvent(key, s.ID, uint32(after), func(w events.WireEvent) bool {
 		if w.Type == events.TextDelta {
 			return false
 		}
@@ -462,7 +462,7 @@ func (o *old) socket(t *testing.T, key string, s compat.RecordedSession, after i
 			Code  string
 		}
 		o.must(t, json.Unmarshal(raw, &m))
-		var w events.Wire
+		var w events.WireEvent
 		switch {
 		case m.Type == "error":
 			t.Fatalf("WebSocket after %d: %s", after, raw)
@@ -488,15 +488,15 @@ func (o *old) checkEnds(t *testing.T) {
 			switch {
 			case e.Type == (events.MessageAccepted{}).EventType():
 				open[e.ExecutionID] = true
-			case events.Terminal(e.Type):
+			case events.IsTerminal(e.Type):
 				delete(open, e.ExecutionID)
 			}
 		}
 		if len(open) == 0 {
 			t.Fatal("the recording has no open query")
 		}
-		if _, err := o.AwaitEvent(o.manifest.Keys[s.Tenant], s.ID, 0, func(w events.Wire) bool {
-			if events.Terminal(w.Type) {
+		if _, err := o.AwaitEvent(o.manifest.Keys[s.Tenant], s.ID, 0, func(w events.WireEvent) bool {
+			if events.IsTerminal(w.Type) {
 				delete(open, w.ExecutionID)
 			}
 			return len(open) == 0
@@ -540,7 +540,7 @@ func (o *old) runTurns(t *testing.T) {
 			return
 		}
 		o.must(t, err)
-		end, err := o.AwaitEvent(key, s.ID, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
+		end, err := o.AwaitEvent(key, s.ID, 0, func(w events.WireEvent) bool { return w.ExecutionID == a.ExecutionID && events.IsTerminal(w.Type) })
 		o.must(t, err)
 		want, says := (events.ExecutionCompleted{}).EventType(), "remember"
 		switch s.Name {
@@ -564,11 +564,11 @@ func (o *old) useCatalogue(t *testing.T) {
 	// The data folder also contains the key of secrets. Without it the turn would end with SECRET_UNREADABLE.
 	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
 	var resolved string
-	end, err := o.AwaitEvent(key, made.SessionID, 0, func(w events.Wire) bool {
+	end, err := o.AwaitEvent(key, made.SessionID, 0, func(w events.WireEvent) bool {
 		if w.Type == (events.ExecutionResolved{}).EventType() {
 			resolved = string(w.Data)
 		}
-		return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type)
+		return w.ExecutionID == a.ExecutionID && events.IsTerminal(w.Type)
 	})
 	o.must(t, err)
 	if end.Type != (events.ExecutionCompleted{}).EventType() {

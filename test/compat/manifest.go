@@ -38,7 +38,7 @@ type RecordedSession struct {
 	// Files are the paths in the session's last snapshot.
 	Files []string `json:"files,omitempty"`
 	// Events are the session's entries of GET /api/sessions/{id}/events.
-	Events []events.Wire `json:"events,omitempty"`
+	Events []events.WireEvent `json:"events,omitempty"`
 }
 
 // RecordedCommit describes one message of the recorded log.

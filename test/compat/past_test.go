@@ -36,7 +36,7 @@ func (o *old) checkReplays(t *testing.T) {
 			}
 			for i, want := range s.Events {
 				same(t, name, s, i, []byte(r.Events[i]))
-				var got events.Wire
+				var got events.WireEvent
 				o.must(t, json.Unmarshal([]byte(r.Events[i]), &got))
 				if got.Seq != want.Seq || !got.Time.Equal(want.Time) {
 					t.Errorf("%s: event %d has the time %s, want %s", name, got.Seq, got.Time, want.Time)
@@ -56,7 +56,7 @@ func (o *old) checkForks(t *testing.T) {
 		last := uint32(len(s.Events))
 		for i, e := range s.Events {
 			seq := uint32(i + 1)
-			if seq != 1 && seq != last && !events.Terminal(e.Type) && e.Type != (events.ExecutionStarted{}).EventType() {
+			if seq != 1 && seq != last && !events.IsTerminal(e.Type) && e.Type != (events.ExecutionStarted{}).EventType() {
 				continue
 			}
 			want := forkPoint(s.Events, seq)
@@ -112,11 +112,11 @@ func (o *old) remembers(t *testing.T, key, session string) {
 	t.Helper()
 	var a struct{ ExecutionID string }
 	o.must(t, o.CallAPI(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
-	end, err := o.AwaitEvent(key, session, 0, func(w events.Wire) bool {
+	end, err := o.AwaitEvent(key, session, 0, func(w events.WireEvent) bool {
 		if w.Type == (events.Error{}).EventType() {
 			t.Errorf("the fork's agent began with %s", w.Data)
 		}
-		return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type)
+		return w.ExecutionID == a.ExecutionID && events.IsTerminal(w.Type)
 	})
 	o.must(t, err)
 	if !strings.Contains(string(end.Data), "heron") {
@@ -126,7 +126,7 @@ func (o *old) remembers(t *testing.T, key, session string) {
 
 // forkPoint returns the last event up to seq after which no query is running, and for which a snapshot has the
 // agent's records that was taken before the next query was claimed.
-func forkPoint(list []events.Wire, seq uint32) (point uint32) {
+func forkPoint(list []events.WireEvent, seq uint32) (point uint32) {
 	open, claimed := map[string]bool{}, ""
 	known, ended := false, 0 // known: a snapshot has the agent's records; ended: the index of the last end
 	for i, e := range list[:seq] {
@@ -139,7 +139,7 @@ func forkPoint(list []events.Wire, seq uint32) (point uint32) {
 			known = true
 		}
 		rests := false
-		if events.Terminal(e.Type) {
+		if events.IsTerminal(e.Type) {
 			delete(open, e.ExecutionID)
 			if e.ExecutionID == claimed {
 				claimed, ended, rests = "", i, true
@@ -153,7 +153,7 @@ func forkPoint(list []events.Wire, seq uint32) (point uint32) {
 }
 
 // snapshotFollows reports whether a snapshot is stored before the next query is claimed.
-func snapshotFollows(list []events.Wire) bool {
+func snapshotFollows(list []events.WireEvent) bool {
 	for _, e := range list {
 		switch e.Type {
 		case (events.WorkspaceSynced{}).EventType():

@@ -160,17 +160,17 @@ func (e *StatusError) Error() string { return e.message }
 
 // AwaitEvent reads the event stream of a session, after the event with the seq after. It returns the first event or
 // delta for which want returns true.
-func (s *Server) AwaitEvent(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
+func (s *Server) AwaitEvent(key, session string, after uint32, want func(events.WireEvent) bool) (events.WireEvent, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/api/sessions/"+session+fmt.Sprintf("/events/stream?after=%d", after), nil)
 	if err != nil {
-		return events.Wire{}, err
+		return events.WireEvent{}, err
 	}
 	req.Header.Set("Authorization", "Bearer "+key)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return events.Wire{}, err
+		return events.WireEvent{}, err
 	}
 	defer resp.Body.Close() //nolint:errcheck // the connection is cut off
 	lines := bufio.NewScanner(resp.Body)
@@ -180,7 +180,7 @@ func (s *Server) AwaitEvent(key, session string, after uint32, want func(events.
 		if !ok {
 			continue
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(data), &w); err != nil {
 			return w, err
 		}
@@ -188,5 +188,5 @@ func (s *Server) AwaitEvent(key, session string, after uint32, want func(events.
 			return w, nil
 		}
 	}
-	return events.Wire{}, fmt.Errorf("the stream of session %s ended first: %w", session, errors.Join(lines.Err(), ctx.Err()))
+	return events.WireEvent{}, fmt.Errorf("the stream of session %s ended first: %w", session, errors.Join(lines.Err(), ctx.Err()))
 }

@@ -57,11 +57,11 @@ func (s server) call(ctx context.Context, method, path string, body any, status 
 }
 
 // events returns the whole history of a session.
-func (s server) events(ctx context.Context, session string) ([]events.Wire, error) {
-	var all []events.Wire
+func (s server) events(ctx context.Context, session string) ([]events.WireEvent, error) {
+	var all []events.WireEvent
 	for after := uint32(0); ; {
 		var page struct {
-			Events    []events.Wire
+			Events    []events.WireEvent
 			Tip, Next uint32
 		}
 		if err := s.call(ctx, "GET", fmt.Sprintf("/api/sessions/%s/events?after=%d&limit=200", session, after), nil, http.StatusOK, &page); err != nil {
@@ -79,12 +79,12 @@ func (s server) events(ctx context.Context, session string) ([]events.Wire, erro
 type stream struct {
 	session string
 	conn    *websocket.Conn
-	seen    []events.Wire
-	view    *blocks.View
+	seen    []events.WireEvent
+	view    *blocks.BlockView
 	deltas  int
 }
 
-func newStream(session string) *stream { return &stream{session: session, view: blocks.NewView()} }
+func newStream(session string) *stream { return &stream{session: session, view: blocks.NewBlockView()} }
 
 // join connects and requests the events after the last one received.
 func (s *stream) join(ctx context.Context, at server) error {
@@ -108,22 +108,22 @@ func (s *stream) leave() { _ = s.conn.CloseNow() } // the server may have closed
 func (s *stream) cursor() uint32 { return uint32(len(s.seen)) } //nolint:gosec // a session has fewer events
 
 // next reads one event or delta. A gap, a repetition and an event out of order are errors.
-func (s *stream) next(ctx context.Context) (events.Wire, error) {
+func (s *stream) next(ctx context.Context) (events.WireEvent, error) {
 	for {
 		_, raw, err := s.conn.Read(ctx)
 		if err != nil {
-			return events.Wire{}, err
+			return events.WireEvent{}, err
 		}
 		var m struct {
 			Type, Code, Message string
-			Event               events.Wire
+			Event               events.WireEvent
 		}
 		if err := json.Unmarshal(raw, &m); err != nil {
-			return events.Wire{}, err
+			return events.WireEvent{}, err
 		}
 		switch {
 		case m.Type == "error":
-			return events.Wire{}, fmt.Errorf("%s: %s", m.Code, m.Message)
+			return events.WireEvent{}, fmt.Errorf("%s: %s", m.Code, m.Message)
 		case m.Type != "session:event":
 			continue
 		case m.Event.Type == events.TextDelta:
@@ -148,10 +148,10 @@ func (s *stream) next(ctx context.Context) (events.Wire, error) {
 }
 
 // until reads events up to the end of an execution.
-func (s *stream) until(ctx context.Context, execution string) (events.Wire, error) {
+func (s *stream) until(ctx context.Context, execution string) (events.WireEvent, error) {
 	for {
 		w, err := s.next(ctx)
-		if err != nil || w.ExecutionID == execution && events.Terminal(w.Type) {
+		if err != nil || w.ExecutionID == execution && events.IsTerminal(w.Type) {
 			return w, err
 		}
 	}
@@ -168,11 +168,11 @@ func (s *stream) catchUp(ctx context.Context, n int) error {
 }
 
 // compareWithLog compares the events that the client received with the log.
-func (s *stream) compareWithLog(log []events.Wire) error {
+func (s *stream) compareWithLog(log []events.WireEvent) error {
 	if len(s.seen) != len(log) {
 		return fmt.Errorf("the client saw %d events, the log has %d", len(s.seen), len(log))
 	}
-	fold := blocks.NewView()
+	fold := blocks.NewBlockView()
 	for i, w := range log {
 		fold.Apply(w.Event())
 		got, err := json.Marshal(s.seen[i])

@@ -84,7 +84,7 @@ func (p *project) key(url string) string {
 // conversation is a session and its log.
 type conversation struct {
 	session, architecture, word string
-	log                         []events.Wire
+	log                         []events.WireEvent
 }
 
 // use runs all conversations concurrently and compares the events that each client received with the log.
@@ -172,12 +172,12 @@ func (c *conversation) run(ctx context.Context, gateways []server, i int) (delta
 }
 
 // turn posts a message and follows its execution to the end.
-func (c *conversation) turn(ctx context.Context, at server, text string, s *stream) (events.Wire, error) {
+func (c *conversation) turn(ctx context.Context, at server, text string, s *stream) (events.WireEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var accepted struct{ ExecutionID string }
 	if err := at.call(ctx, "POST", "/api/sessions/"+c.session+"/messages", map[string]any{"content": text}, http.StatusAccepted, &accepted); err != nil {
-		return events.Wire{}, err
+		return events.WireEvent{}, err
 	}
 	end, err := s.until(ctx, accepted.ExecutionID)
 	if err != nil {
@@ -199,7 +199,7 @@ func (c *conversation) ends() error {
 		if w.Type == (events.MessageAccepted{}).EventType() {
 			accepted[w.ExecutionID]++
 		}
-		if events.Terminal(w.Type) {
+		if events.IsTerminal(w.Type) {
 			ended[w.ExecutionID]++
 		}
 	}
@@ -336,7 +336,7 @@ func (p *project) checkSessions(gateways []server, all []*conversation) {
 		if err := errors.Join(s.join(ctx, gateways[(i+1)%2]), s.catchUp(ctx, len(log)), s.compareWithLog(log)); err != nil {
 			p.t.Errorf("%s: %v", c.session, err)
 		}
-		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.Wire) bool { return a.Seq == b.Seq && a.ID == b.ID }) {
+		if len(log) < len(c.log) || !slices.EqualFunc(log[:len(c.log)], c.log, func(a, b events.WireEvent) bool { return a.Seq == b.Seq && a.ID == b.ID }) {
 			p.t.Errorf("%s had %d events and now has %d different ones", c.session, len(c.log), len(log))
 		}
 		if !went[c.architecture] {

@@ -41,7 +41,7 @@ func (p *project) kill(gateways []server) {
 		if err != nil {
 			p.t.Fatal(err)
 		}
-		if events.Terminal(w.Type) {
+		if events.IsTerminal(w.Type) {
 			p.t.Fatalf("the turn ended before the executor was killed: %s %s", w.Type, w.Data)
 		}
 		if w.Type == events.TextDelta {

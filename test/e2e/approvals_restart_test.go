@@ -58,7 +58,7 @@ func (k cautious) asksUnseen(text string) (execution string, r events.ApprovalRe
 	k.t.Helper()
 	execution = k.c.PostMessage(k.session, text)
 	harness.Eventually(k.t, "the log has the request", func() bool {
-		l, err := eventlog.Sessions{Log: k.c.Servers.Log}.Load(k.t.Context(), harness.DefaultTenant, k.session, eventlog.Leader)
+		l, err := eventlog.Sessions{Log: k.c.Servers.Log}.Load(k.t.Context(), harness.DefaultTenant, k.session, eventlog.LeaderOnly)
 		if err != nil {
 			k.t.Fatal(err)
 		}

@@ -101,7 +101,7 @@ func (a asker) begin(t *testing.T, c *harness.Cluster, slug string, permissions 
 // asks posts a text and reads the stream until the agent asks n times.
 func (k cautious) asks(text string, n int) (execution string, list []events.ApprovalRequested) {
 	k.t.Helper()
-	execution = k.post(text, func(w events.Wire) bool {
+	execution = k.post(text, func(w events.WireEvent) bool {
 		if r, ok := w.Event().Data.(events.ApprovalRequested); ok {
 			list = append(list, r)
 		}
@@ -121,7 +121,7 @@ func (k cautious) asksAgain() events.ApprovalRequested {
 		if r, ok := w.Event().Data.(events.ApprovalRequested); ok {
 			return r
 		}
-		if events.Terminal(w.Type) {
+		if events.IsTerminal(w.Type) {
 			k.t.Fatalf("ended with %s %s", w.Type, w.Data)
 		}
 	}

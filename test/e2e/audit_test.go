@@ -106,7 +106,7 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	user.asEndUser("Änne").gets(http.StatusOK, "PATCH", "/api/sessions/"+id, map[string]any{"metadata": map[string]any{"a": 1}}, nil)
 	admin.asEndUser("ann").applies("agents", "organization", "reviewer", map[string]any{"architecture": "spool", "instructions": "You review code with care."})
 
-	session := lifeActors(t, c, events.LifeOf("acme", id))
+	session := lifeActors(t, c, events.LifeSubject("acme", id))
 	for typ, want := range map[events.Type]string{"session_created": "ann", "message_accepted": "bob", "session_options_updated": "Änne"} {
 		got := session[typ]
 		if service, copied, _ := strings.Cut(got.Service, "/"); service != "session" || copied == "" {
@@ -116,7 +116,7 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 			t.Errorf("%s was caused by %+v", typ, got)
 		}
 	}
-	for typ, got := range lifeActors(t, c, events.RunOf("acme", id)) {
+	for typ, got := range lifeActors(t, c, events.RunSubject("acme", id)) {
 		if got.Kind != "executor" || got.Service != "executor/"+got.ID || got.Key+got.User+got.Address != "" {
 			t.Errorf("%s was written by %+v", typ, got)
 		}
@@ -196,7 +196,7 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 		t.Errorf("after the deletion the audit lists %+v", deleted)
 	}
 	awaitErasedOf(t, c, c.NewJanitor(janitor.Config{Grace: time.Millisecond}), "acme", id)
-	if first := lifeActors(t, c, events.LifeOf("acme", id)); len(first) != 1 {
+	if first := lifeActors(t, c, events.LifeSubject("acme", id)); len(first) != 1 {
 		t.Errorf("the log still has %v of the session's life", first)
 	}
 	if list := admin.audits(of); !reflect.DeepEqual(list, deleted) {

@@ -63,7 +63,7 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 	c := harness.New(t, harness.Options{})
 	session := c.CreateSession("spool", nil)
 	before := len(eventsOf(t, c, session))
-	missing := events.Derive(events.KindSession, "nobody's")
+	missing := events.DeriveID(events.KindSession, "nobody's")
 	post := func(text string) []byte {
 		b, err := json.Marshal(map[string]string{"content": text})
 		if err != nil {
@@ -99,7 +99,7 @@ func TestInvalidRequests_AreRefused(t *testing.T) {
 		{"cursor below zero", "GET", "/api/sessions/" + session + "/events?after=-1", nil, 400, "INVALID_REQUEST", "after"},
 		{"cursor of 2^64", "GET", "/api/sessions/" + session + "/events?after=18446744073709551616", nil, 400, "INVALID_REQUEST", "after"},
 		{"cursor from the future", "GET", "/api/sessions/" + session + "/events/stream?after=4000000000", nil, 409, "CURSOR_AHEAD", "after"},
-		{"execution that is not there", "POST", "/api/executions/" + events.Derive(events.KindExecution, "x") + "/cancel", []byte(`{}`), 404, "EXECUTION_NOT_FOUND", "executionId"},
+		{"execution that is not there", "POST", "/api/executions/" + events.DeriveID(events.KindExecution, "x") + "/cancel", []byte(`{}`), 404, "EXECUTION_NOT_FOUND", "executionId"},
 		{"no such route", "GET", "/api/dance", nil, 404, "NOT_FOUND", ""},
 	} {
 		status, raw := request(t, b.method, c.URL(0)+b.path, nil, b.body)
@@ -191,7 +191,7 @@ func TestTenants_AreSeparate(t *testing.T) {
 	if err := json.Unmarshal(raw, &s); err != nil {
 		t.Fatal(err)
 	}
-	missing := events.Derive(events.KindSession, "nobody's")
+	missing := events.DeriveID(events.KindSession, "nobody's")
 	for _, path := range []string{"", "/events", "/events/stream", "/blocks", "/conversations", "/executions", "/files?live=1", "/files/a.txt?live=1"} {
 		status, raw := request(t, "GET", c.URL(0)+"/api/sessions/"+s.SessionID+path, map[string]string{"Authorization": "Bearer spool_sk_wrong"}, nil)
 		refused(t, "wrong key on "+path, 401, "UNAUTHENTICATED", "Authorization", status, raw)
@@ -209,10 +209,10 @@ func TestTenants_AreSeparate(t *testing.T) {
 	refused(t, "posting to a foreign session", 404, "SESSION_NOT_FOUND", "sessionId", status, raw)
 }
 
-func eventsOf(t *testing.T, c *harness.Cluster, session string) []events.Wire {
+func eventsOf(t *testing.T, c *harness.Cluster, session string) []events.WireEvent {
 	t.Helper()
 	var page struct {
-		Events []events.Wire `json:"events"`
+		Events []events.WireEvent `json:"events"`
 	}
 	c.Call(0, "GET", "/api/sessions/"+session+"/events?limit=1000", nil, &page)
 	return page.Events

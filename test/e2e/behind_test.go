@@ -56,7 +56,7 @@ func TestNoProjector_ControlsOfWhatWasAcceptedTakeEffect(t *testing.T) {
 	waiting := ours.made(http.StatusAccepted, "/api/sessions/"+fresh+"/messages", message).ExecutionID
 	other := ours.made(http.StatusAccepted, "/api/sessions/"+known+"/messages", message).ExecutionID
 	withFile := map[string]any{"content": "with a file", "workspaceFiles": []any{map[string]any{"path": "a", "content": "x"}}}
-	none, noExecution := events.Derive(events.KindSession, "nobody's"), events.Derive(events.KindExecution, "nobody's")
+	none, noExecution := events.DeriveID(events.KindSession, "nobody's"), events.DeriveID(events.KindExecution, "nobody's")
 
 	for _, r := range []behindRequest{
 		{"GET of a session", "GET", "/api/sessions/" + fresh, nil},

@@ -49,7 +49,7 @@ func budgets(t *testing.T, c *harness.Cluster, proxied bool) {
 		t.Helper()
 		c.Call(0, "PUT", "/api/budgets/month", map[string]any{"budget": map[string]any{bound: n}}, nil)
 	}
-	ended := func(w events.Wire, code, says string) {
+	ended := func(w events.WireEvent, code, says string) {
 		t.Helper()
 		var d events.ExecutionFailed
 		if w.Type != d.EventType() {

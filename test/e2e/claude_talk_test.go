@@ -48,20 +48,20 @@ func (k *talk) inSubtest(t *testing.T) *talk {
 type turn struct {
 	t         *testing.T
 	execution string
-	end       events.Wire
-	events    []events.Wire
+	end       events.WireEvent
+	events    []events.WireEvent
 	blocks    []events.Block
 }
 
 // post posts a message, and reads the stream as long as more returns true.
-func (k *talk) post(text string, more func(events.Wire) bool) string {
+func (k *talk) post(text string, more func(events.WireEvent) bool) string {
 	k.t.Helper()
 	s, err := k.c.JoinSocket(0, k.session, k.s)
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	if k.s = s; more == nil {
-		more = func(events.Wire) bool { return false }
+		more = func(events.WireEvent) bool { return false }
 	}
 	execution := k.c.PostMessage(k.session, text)
 	for wanted := true; wanted; {
@@ -69,7 +69,7 @@ func (k *talk) post(text string, more func(events.Wire) bool) string {
 		if err != nil {
 			k.t.Fatalf("%s: %v; %s", text, err, k.c.DescribeStoppedStream(k.session, s))
 		}
-		if w.ExecutionID == execution && events.Terminal(w.Type) {
+		if w.ExecutionID == execution && events.IsTerminal(w.Type) {
 			k.t.Fatalf("%s: ended too early with %s %s\n%s", text, w.Type, w.Data, s.View)
 		}
 		wanted = w.ExecutionID != execution || more(w)
@@ -192,10 +192,10 @@ func (k *talk) audit() {
 	if k.s == nil || k.t.Failed() {
 		return
 	}
-	var list []events.Wire
+	var list []events.WireEvent
 	for next, tip := uint32(0), uint32(1); next < tip; {
 		var page struct {
-			Events    []events.Wire
+			Events    []events.WireEvent
 			Next, Tip uint32
 		}
 		k.get(fmt.Sprintf("/api/sessions/%s/events?limit=7&after=%d", k.session, next), &page)
@@ -212,7 +212,7 @@ func (k *talk) audit() {
 		if e.Type == (events.MessageAccepted{}).EventType() {
 			ends[e.ExecutionID] = nil
 		}
-		if events.Terminal(e.Type) {
+		if events.IsTerminal(e.Type) {
 			ends[e.ExecutionID] = append(ends[e.ExecutionID], e.Type)
 		}
 	}
@@ -233,9 +233,9 @@ func (k *talk) audit() {
 
 // states compares the state at every event with the fold of the log up to there, and with the view of a client at
 // that event.
-func (k *talk) states(list []events.Wire) {
+func (k *talk) states(list []events.WireEvent) {
 	k.t.Helper()
-	view := blocks.NewView()
+	view := blocks.NewBlockView()
 	for n, w := range list {
 		view.Apply(w.Event())
 		state, err := harness.ReadState(func(path string, out any) error { k.get(path, out); return nil }, k.session, w.Seq, 200)

@@ -83,7 +83,7 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 	var d struct {
 		Equal     bool
 		Summary   string
-		Event     *events.Wire
+		Event     *events.WireEvent
 		WithEvent struct{ Seq uint32 }
 	}
 	if one.get("/api/sessions/"+one.session+"/compare?with="+two.session, &d); !d.Equal {
@@ -155,7 +155,7 @@ func claudeDenied(t *testing.T, c *harness.Cluster) {
 func claudeInterrupt(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	var shown strings.Builder
-	execution := k.post("talk for ever", func(w events.Wire) bool {
+	execution := k.post("talk for ever", func(w events.WireEvent) bool {
 		if w.Type == events.TextDelta {
 			shown.Write(w.Data)
 		}
@@ -178,7 +178,7 @@ func claudeCancel(t *testing.T, c *harness.Cluster) {
 	needProc(t)
 	k := newTalk(t, c, nil)
 	mark := "mark" + strings.ReplaceAll(k.session, "_", "")
-	execution := k.post("sleep with the mark "+mark, func(w events.Wire) bool {
+	execution := k.post("sleep with the mark "+mark, func(w events.WireEvent) bool {
 		return w.Type != (events.PermissionDecided{}).EventType()
 	})
 	sleeping := func() bool {
@@ -228,7 +228,7 @@ func claudeOverloaded(t *testing.T, c *harness.Cluster) {
 func claudeKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
 	first := k.mustComplete("Remember the number 31", "31")
-	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	execution := k.post("talk for ever", func(w events.WireEvent) bool { return w.Type != events.TextDelta })
 	awaitRecord(t, first)
 	if err := syscall.Kill(int(first.started().PID), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -290,18 +290,18 @@ func claudeDeleted(t *testing.T, c *harness.Cluster) {
 // claudeDeletedMidway deletes a session during an answer, which is cancelled with that reason.
 func claudeDeletedMidway(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)
-	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	execution := k.post("talk for ever", func(w events.WireEvent) bool { return w.Type != events.TextDelta })
 	k.s.Close()
 	k.s = nil
 	k.c.DeleteSession(k.session)
 	// The read models of the session are gone, so the test reads the log.
 	var ends []events.Payload
-	for e, err := range eventlog.Session(t.Context(), c.Servers.Log, harness.DefaultTenant, k.session) {
+	for e, err := range eventlog.SessionEvents(t.Context(), c.Servers.Log, harness.DefaultTenant, k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, terminated := e.Event.Data.(events.SandboxTerminated)
-		if terminated || e.Event.ExecutionID == execution && events.Terminal(e.Event.Type()) {
+		if terminated || e.Event.ExecutionID == execution && events.IsTerminal(e.Event.Type()) {
 			ends = append(ends, e.Event.Data)
 		}
 	}

@@ -86,7 +86,7 @@ func createMarkedSession(t *testing.T, c *harness.Cluster, marker string) string
 
 // contents are the streams whose files hold the content of sessions that the janitor erases. DELTAS also has content,
 // which ends by age.
-var contents = []string{topology.EventsStream(0), "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
+var contents = []string{topology.EventsStreamName(0), "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}
 
 // streamsWith returns the streams whose files contain a text.
 func streamsWith(t *testing.T, store, text string) map[string]bool {
@@ -174,11 +174,11 @@ func awaitErasedOf(t *testing.T, c *harness.Cluster, j *janitor.Janitor, tenant,
 		if _, err := j.RunPass(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		l, err := sessions.Load(t.Context(), tenant, id, eventlog.Leader)
+		l, err := sessions.Load(t.Context(), tenant, id, eventlog.LeaderOnly)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rec, err := c.Servers.Log.At(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
+		rec, err := c.Servers.Log.CommitAt(t.Context(), sessions.Position(id, max(l.RunHead.Seq, 1)))
 		return err == nil && rec.Subject == l.RunHead.Subject && rec.Events[0].Type() == events.ContentRemoved{}.EventType()
 	})
 }
@@ -206,7 +206,7 @@ func TestDeletion_LeavesNoContentBehind(t *testing.T) {
 		t.Errorf("%d turns and %d tokens are counted", turns, tokens)
 	}
 	planted := plant(t, c, deleted, other)
-	stale, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), harness.DefaultTenant, deleted, eventlog.Leader)
+	stale, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), harness.DefaultTenant, deleted, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,16 +375,16 @@ func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted
 
 // refusesWrites appends to both subjects of a removed session like a late writer, with the head that it knew and with
 // none. Both must be refused.
-func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.Loaded) {
+func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.SessionState) {
 	t.Helper()
 	for name, head := range map[string]eventlog.Head{
 		"life, as it was": stale.LifeHead, "run, as it was": stale.RunHead,
 		"life, of none": {Subject: stale.LifeHead.Subject}, "run, of none": {Subject: stale.RunHead.Subject},
 	} {
-		id := events.Derive(events.KindCommit, "late", name)
+		id := events.DeriveID(events.KindCommit, "late", name)
 		_, err := c.Servers.Log.Append(t.Context(), head, events.Draft{
 			ID: id, Actor: events.Actor{Kind: "service", ID: "late"}, Epoch: 9,
-			Events: []events.Event{{ID: events.Derive(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
+			Events: []events.Event{{ID: events.DeriveID(events.KindEvent, id), Time: time.Now(), Source: events.FromServer, Data: events.Log{}}},
 		})
 		var conflict *eventlog.ConflictError
 		if !errors.As(err, &conflict) {

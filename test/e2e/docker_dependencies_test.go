@@ -108,7 +108,7 @@ func TestDockerDependencies_AreInstalledOnce(t *testing.T) {
 				t.Errorf("the installation had access to %s: %s", secret, end.Message)
 			}
 		}
-		if slices.ContainsFunc(x.events, func(w events.Wire) bool {
+		if slices.ContainsFunc(x.events, func(w events.WireEvent) bool {
 			return strings.HasPrefix(string(w.Type), "sandbox_") || w.Type == "execution_started"
 		}) {
 			t.Errorf("%s: a sandbox was created", slug)

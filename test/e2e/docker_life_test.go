@@ -47,7 +47,7 @@ func (k *talk) control(path string) {
 // dockerPause checks that a turn is paused with its container, and continues after the resume.
 func dockerPause(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
-	execution := k.post("run the command sleep 3; echo slept", func(w events.Wire) bool {
+	execution := k.post("run the command sleep 3; echo slept", func(w events.WireEvent) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
 	k.control("/api/executions/" + execution + "/pause")
@@ -104,7 +104,7 @@ func dockerPool(t *testing.T, c *harness.Cluster) {
 func dockerTerminate(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
 	k.mustComplete("write a file", "The file is written.")
-	execution := k.post("run the command sleep 300", func(w events.Wire) bool {
+	execution := k.post("run the command sleep 300", func(w events.WireEvent) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
 	container := k.c.SandboxContainer(k.session)
@@ -142,7 +142,7 @@ func dockerMissingImage(t *testing.T, c *harness.Cluster) {
 func dockerKilled(t *testing.T, c *harness.Cluster) {
 	k := newTalkWith(t, c, "spool", model())
 	k.mustComplete("write a file", "The file is written.")
-	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
+	execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.WireEvent) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 	})
 	harness.RunDocker(t, "kill", k.c.SandboxContainer(k.session))

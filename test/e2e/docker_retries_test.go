@@ -40,7 +40,7 @@ func (k *talk) killedAmid(command, file string) {
 	t := k.c.T
 	t.Helper()
 	container, pid := k.c.SandboxContainer(k.session), uint32(0)
-	execution := k.post("run the command "+command, func(w events.Wire) bool {
+	execution := k.post("run the command "+command, func(w events.WireEvent) bool {
 		if w.Type == (events.ExecutionStarted{}).EventType() {
 			pid = events.DecodePayload(w.Type, w.Data).(events.ExecutionStarted).PID
 		}

@@ -153,7 +153,7 @@ func TestDockerServers_OutliveExecutors(t *testing.T) {
 	apply(c, "environments", "street", map[string]any{"variables": map[string]any{"WHOM": map[string]any{"value": "Ada"}, "DOOR_TOKEN": map[string]any{"value": credential, "secret": true}}})
 	apply(c, "agents", "boxer", map[string]any{"architecture": "spool", "model": "known-model", "instructions": "You call servers of tools.", "mcpServers": box(image, nil)})
 	k := newTalkWith(t, c, "", map[string]any{"agent": "boxer", "environments": []string{"street"}})
-	execution := k.post("keep box busy for 12 seconds", func(w events.Wire) bool {
+	execution := k.post("keep box busy for 12 seconds", func(w events.WireEvent) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
 	servers := c.MCPServerContainers(k.session)

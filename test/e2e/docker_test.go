@@ -103,7 +103,7 @@ func (k *talk) awaitFile(path, content string) {
 // dockerInterrupt interrupts an answer, and checks that the next turn is answered.
 func (k *talk) dockerInterrupt() turn {
 	k.t.Helper()
-	execution := k.post("talk for ever", func(w events.Wire) bool { return w.Type != events.TextDelta })
+	execution := k.post("talk for ever", func(w events.WireEvent) bool { return w.Type != events.TextDelta })
 	k.c.Call(0, "POST", "/api/sessions/"+k.session+"/interrupt", map[string]any{}, nil)
 	x := k.until(execution)
 	if end := ended[events.ExecutionCancelled](x); end.Reason != "interrupted" {
@@ -143,7 +143,7 @@ func (k *talk) idle() {
 			break
 		}
 	}
-	list := slices.DeleteFunc(slices.Clone(s.Events), func(w events.Wire) bool { return w.Type != (events.WorkspaceSynced{}).EventType() })
+	list := slices.DeleteFunc(slices.Clone(s.Events), func(w events.WireEvent) bool { return w.Type != (events.WorkspaceSynced{}).EventType() })
 	if len(list) == 0 {
 		k.t.Error("no snapshot was taken before the idle sandbox ended")
 	}

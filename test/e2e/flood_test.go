@@ -46,7 +46,7 @@ func readText(ctx context.Context, s *system.SessionSocket, size int, whole func
 		if err != nil {
 			return received{err: fmt.Errorf("after %d bytes: %w", r.bytes, err)}
 		}
-		if events.Terminal(w.Type) {
+		if events.IsTerminal(w.Type) {
 			return r
 		}
 		piece, ok, err := system.AgentTextOf(w)
@@ -268,7 +268,7 @@ func readAcross(ctx context.Context, c *system.Client, session string, dials cha
 				socket.Close()
 				return fmt.Errorf("event %d, %s, after %d", w.Seq, w.Type, seq)
 			}
-			if seq = w.Seq; events.Terminal(w.Type) {
+			if seq = w.Seq; events.IsTerminal(w.Type) {
 				socket.Close()
 				return nil
 			}

@@ -175,7 +175,7 @@ func TestFork_Commands(t *testing.T) {
 			t.Errorf("the parent changed: before\n%s\nafter\n%s", before, after)
 		}
 		for id := range sessionsInLog(t, k.c) {
-			for n, err := range eventlog.Session(t.Context(), k.c.Servers.Log, "default", id) {
+			for n, err := range eventlog.SessionEvents(t.Context(), k.c.Servers.Log, "default", id) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -278,7 +278,7 @@ func forkOfForks(t *testing.T, c *harness.Cluster) {
 	last.awaitFile("a.txt", "one\n")
 	var h struct {
 		Total     uint32
-		Events    []events.Wire
+		Events    []events.WireEvent
 		Ancestors []struct{ SessionID string }
 	}
 	if k.c.Call(0, "GET", "/api/sessions/"+ids[3]+"/history?limit=1000", nil, &h); h.Total != total || len(h.Ancestors) != 3 || h.Ancestors[0].SessionID != k.session || len(h.Events) != int(total) {

@@ -124,9 +124,9 @@ func threeTurns(t *testing.T, c *harness.Cluster, architecture string) *talk {
 // awaitSnapshot reads the stream until a snapshot follows the last end of an execution.
 func (k *talk) awaitSnapshot() {
 	k.t.Helper()
-	ends := slices.Collect(k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }))
+	ends := slices.Collect(k.seqs(func(e events.WireEvent) bool { return events.IsTerminal(e.Type) }))
 	done := func() bool {
-		return slices.ContainsFunc(k.s.Events, func(e events.Wire) bool { return e.Type == "workspace_synced" && e.Seq > ends[len(ends)-1] })
+		return slices.ContainsFunc(k.s.Events, func(e events.WireEvent) bool { return e.Type == "workspace_synced" && e.Seq > ends[len(ends)-1] })
 	}
 	if done() {
 		return
@@ -141,7 +141,7 @@ func (k *talk) awaitSnapshot() {
 }
 
 // seqs yields the seqs of the wanted events.
-func (k *talk) seqs(wanted func(events.Wire) bool) func(func(uint32) bool) {
+func (k *talk) seqs(wanted func(events.WireEvent) bool) func(func(uint32) bool) {
 	return func(yield func(uint32) bool) {
 		for _, e := range k.s.Events {
 			if wanted(e) && !yield(e.Seq) {
@@ -172,7 +172,7 @@ func forksBetweenTurns(t *testing.T, k *talk) {
 	c := k.c
 	before := stored(t, k.c, k.session)
 	var ends []uint32
-	for seq := range k.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }) {
+	for seq := range k.seqs(func(e events.WireEvent) bool { return events.IsTerminal(e.Type) }) {
 		ends = append(ends, seq)
 	}
 	for _, w := range []struct {
@@ -468,7 +468,7 @@ func TestFork_SaysWhichFilesAreNotKept(t *testing.T) {
 	}
 	var seq uint32
 	var object string
-	for n, err := range eventlog.Session(t.Context(), c.Servers.Log, tenantOf(t, c, k.session), k.session) {
+	for n, err := range eventlog.SessionEvents(t.Context(), c.Servers.Log, tenantOf(t, c, k.session), k.session) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -534,14 +534,14 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	child.awaitFile("late.txt", "late\n")
 	again := fork(t, c, f.SessionID, map[string]any{})
 	type history struct {
-		Events      []events.Wire
+		Events      []events.WireEvent
 		Total, Next uint32
 		Ancestors   []struct {
 			SessionID string
 			Effective uint32
 		}
 	}
-	read := func(session string) (all []events.Wire, h history) {
+	read := func(session string) (all []events.WireEvent, h history) {
 		t.Helper()
 		for {
 			h = history{}
@@ -604,7 +604,7 @@ func TestFork_HistoryOutlivesTheParent(t *testing.T) {
 	tenant := tenantOf(t, c, k.session)
 	harness.Eventually(t, "the parent is erased", func() bool {
 		pass()
-		l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), tenant, k.session, eventlog.Leader)
+		l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(t.Context(), tenant, k.session, eventlog.LeaderOnly)
 		return err == nil && l.Run.Retired && len(stored(t, c, k.session)) < 4000
 	})
 	checkRebuild(t, c)
@@ -620,7 +620,7 @@ func TestFork_SurvivesKilledExecutors(t *testing.T) {
 	k.awaitSnapshot()
 	for i, step := range []events.Type{"sandbox_creating", "sandbox_ready", "workspace_restored", "execution_started"} {
 		child := k.talkWith(fork(t, k.c, k.session, map[string]any{"at": k.s.Cursor}))
-		execution := child.post("which fruit is it?", func(w events.Wire) bool { return w.Type != step })
+		execution := child.post("which fruit is it?", func(w events.WireEvent) bool { return w.Type != step })
 		c.KillExecutor(i)
 		c.StartExecutor()
 		x := child.until(execution)
@@ -645,7 +645,7 @@ func TestFork_OfARunningTurn(t *testing.T) {
 	k.awaitSnapshot()
 	gate := filepath.Join(t.TempDir(), "open")
 	calls, synced := 0, false
-	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.Wire) bool {
+	execution := k.post("the fruit is pear; wait twice for "+gate, func(w events.WireEvent) bool {
 		if d, ok := w.Event().Data.(events.BlockComplete); ok && d.Block.Kind == events.KindToolUse {
 			calls++
 		}

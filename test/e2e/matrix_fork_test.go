@@ -18,7 +18,7 @@ func (p *past) forks() {
 	for _, w := range p.log {
 		_, whole := wholeBlock(w)
 		amid := w.Seq >= p.messageOf("pear") && w.Seq < p.messageOf("plum") && (whole || w.Seq == p.messageOf("pear"))
-		if amid || w.Seq == 1 || w.Seq == p.put || events.Terminal(w.Type) || w.Type == (events.WorkspaceSynced{}).EventType() {
+		if amid || w.Seq == 1 || w.Seq == p.put || events.IsTerminal(w.Type) || w.Type == (events.WorkspaceSynced{}).EventType() {
 			list = append(list, w.Seq)
 		}
 		if amid && whole {
@@ -70,7 +70,7 @@ func (p *past) forkWhileItRuns() {
 }
 
 // wholeBlock returns the complete block of the main conversation in an event.
-func wholeBlock(w events.Wire) (events.Block, bool) {
+func wholeBlock(w events.WireEvent) (events.Block, bool) {
 	if w.ConversationID != events.MainConversation {
 		return events.Block{}, false
 	}
@@ -102,7 +102,7 @@ func (p *past) forkableEvents(seq uint32) (last, older uint32) {
 				delete(calls, b.ToolUseID)
 			}
 		}
-		if events.Terminal(w.Type) {
+		if events.IsTerminal(w.Type) {
 			delete(waiting, w.ExecutionID)
 			clear(calls)
 		}
@@ -169,7 +169,7 @@ func (p *past) said() map[string]uint32 {
 	out := map[string]uint32{}
 	for i, fruit := range []string{"apple", "pear", "plum"} {
 		for _, text := range []string{"the fruit is " + fruit, "I keep " + fruit, fmt.Sprintf("%s-4%d%d", fruit, i+1, i+1), "It said of " + fruit, "Noted " + fruit} {
-			at := slices.IndexFunc(p.log, func(w events.Wire) bool {
+			at := slices.IndexFunc(p.log, func(w events.WireEvent) bool {
 				if d, ok := w.Event().Data.(events.MessageAccepted); ok {
 					return strings.Contains(d.Content, text)
 				}
@@ -189,7 +189,7 @@ func (p *past) said() map[string]uint32 {
 func (p *past) hasFiles(f forked) {
 	p.t.Helper()
 	snapshot := p.snapshotAt(f.Parent.Effective)
-	if end := p.log[f.Parent.Effective-1]; events.Terminal(end.Type) {
+	if end := p.log[f.Parent.Effective-1]; events.IsTerminal(end.Type) {
 		for seq := range p.trees {
 			if seq > end.Seq && (snapshot < end.Seq || seq < snapshot) {
 				snapshot = seq

@@ -110,7 +110,7 @@ func (p *past) replays() {
 			p.t.Fatalf("%s: %d events, want %d", transport, len(r.Events), last)
 		}
 		for i, raw := range r.Events {
-			var w events.Wire
+			var w events.WireEvent
 			if err := json.Unmarshal([]byte(raw), &w); err != nil {
 				p.t.Fatal(err)
 			}
@@ -152,11 +152,11 @@ func (p *past) sameText(transport string, r *harness.ReplayResult) {
 func (p *past) diffs() {
 	p.t.Helper()
 	var ends []uint32
-	for seq := range p.seqs(func(e events.Wire) bool { return events.Terminal(e.Type) }) {
+	for seq := range p.seqs(func(e events.WireEvent) bool { return events.IsTerminal(e.Type) }) {
 		ends = append(ends, seq)
 	}
 	last := p.log[len(p.log)-1].Seq
-	amid := 1 + uint32(slices.IndexFunc(p.log, func(w events.Wire) bool { // a block of the second turn is open at this event
+	amid := 1 + uint32(slices.IndexFunc(p.log, func(w events.WireEvent) bool { // a block of the second turn is open at this event
 		d, ok := w.Event().Data.(events.BlockStart)
 		return ok && w.Seq > p.messageOf("pear") && d.Block.Status == events.StatusPending
 	}))

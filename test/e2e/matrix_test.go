@@ -133,7 +133,7 @@ type past struct {
 	live  map[uint32][]events.Block // the client's view after each event
 	trees map[uint32]tree           // the workspace at each snapshot, by the seq of its workspace_synced
 	put   uint32                    // seq of the file that the client put between the turns
-	log   []events.Wire             // all events, read from the log
+	log   []events.WireEvent        // all events, read from the log
 	begun map[uint32]bool           // events at which forks begin whose agents were asked
 
 	compared, forked, exact, asked int // numbers for the table
@@ -151,7 +151,7 @@ func newPast(t *testing.T, a agentCase) *past {
 		ModelURL: func(url string) string { return p.held.serve(t, url) },
 	})
 	p.talk = &talk{t: t, c: c, session: c.CreateSession(a.architecture, a.settings()), reportsCost: a.architecture == "claude-code"}
-	p.s = &harness.Stream{View: blocks.NewView(), Seen: func(w events.Wire) { p.live[w.Seq] = p.s.View.Blocks() }}
+	p.s = &harness.Stream{View: blocks.NewBlockView(), Seen: func(w events.WireEvent) { p.live[w.Seq] = p.s.View.Blocks() }}
 	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +205,7 @@ func (p *past) reads(right func(events.Event) bool) {
 func (p *past) secondTurn() {
 	p.t.Helper()
 	p.held.hold("pear-422")
-	execution := p.post("the fruit is pear; run echo two > a.txt; echo b > b.txt; echo pear-$((400+22)); exit 3", func(w events.Wire) bool {
+	execution := p.post("the fruit is pear; run echo two > a.txt; echo b > b.txt; echo pear-$((400+22)); exit 3", func(w events.WireEvent) bool {
 		b, ok := block(w.Event())
 		return !ok || b.Kind != events.KindToolResult
 	})
@@ -230,7 +230,7 @@ func (p *past) secondTurn() {
 func (p *past) readLog() {
 	p.t.Helper()
 	p.log = nil
-	for n, err := range eventlog.Session(p.t.Context(), p.c.Servers.Log, tenantOf(p.t, p.c, p.session), p.session) {
+	for n, err := range eventlog.SessionEvents(p.t.Context(), p.c.Servers.Log, tenantOf(p.t, p.c, p.session), p.session) {
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -253,7 +253,7 @@ func (p *past) readLog() {
 func (p *past) recordWorkspace() {
 	p.t.Helper()
 	now := p.workspace()
-	for seq := range p.seqs(func(e events.Wire) bool { return e.Type == (events.WorkspaceSynced{}).EventType() }) {
+	for seq := range p.seqs(func(e events.WireEvent) bool { return e.Type == (events.WorkspaceSynced{}).EventType() }) {
 		if p.trees[seq] == nil {
 			p.trees[seq] = now
 		}

@@ -99,7 +99,7 @@ func (k *talk) cost() {
 // startBusyTurn posts a query whose command waits until release is called.
 func (k *talk) startBusyTurn() (execution string, release func()) {
 	k.t.Helper()
-	execution = k.post("run the command touch began; until [ -e go ]; do sleep 0.2; done; echo done", func(w events.Wire) bool {
+	execution = k.post("run the command touch began; until [ -e go ]; do sleep 0.2; done; echo done", func(w events.WireEvent) bool {
 		return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "began"))
 	})
 	container := k.modalContainer()
@@ -150,7 +150,7 @@ func TestModal_Faults(t *testing.T) {
 	t.Run("preempted in a turn", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
 		k.mustComplete("write a file", "The file is written.")
-		execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.Wire) bool {
+		execution := k.post("run the command cat hello.txt; test -e twice && echo again || { touch twice; sleep 300; }", func(w events.WireEvent) bool {
 			return !(w.Type == events.FileCreated{}.EventType() && strings.Contains(string(w.Data), "twice"))
 		})
 		if code := c.Call(0, "POST", "/api/sessions/"+k.session+"/sync", map[string]any{}, nil); code != http.StatusAccepted {

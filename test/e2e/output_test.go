@@ -41,7 +41,7 @@ func createShouter(t *testing.T, c *harness.Cluster) (session string) {
 }
 
 // said returns the events of an execution that came from the sandbox, and the number of error events with a code.
-func said(s *harness.Stream, execution, code string) (list []events.Wire, coded int) {
+func said(s *harness.Stream, execution, code string) (list []events.WireEvent, coded int) {
 	for _, w := range s.Events {
 		if w.ExecutionID != execution || w.Source != events.FromRunner {
 			continue

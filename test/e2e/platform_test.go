@@ -86,17 +86,17 @@ func (k keyHolder) applies(kind, scope, slug string, spec any) string {
 
 // runs posts a message in a new session, waits for its end, and deletes the session. It returns the result and all
 // events of the session.
-func (k keyHolder) runs(session map[string]any, message string) (result string, all []events.Wire) {
+func (k keyHolder) runs(session map[string]any, message string) (result string, all []events.WireEvent) {
 	k.t.Helper()
 	var s struct{ SessionID string }
 	k.gets(http.StatusCreated, "POST", "/api/sessions", session, &s)
 	k.gets(http.StatusAccepted, "POST", "/api/sessions/"+s.SessionID+"/messages", map[string]any{"content": message}, nil)
 	harness.Eventually(k.t, "the execution has ended", func() bool {
-		var page struct{ Events []events.Wire }
+		var page struct{ Events []events.WireEvent }
 		k.gets(http.StatusOK, "GET", "/api/sessions/"+s.SessionID+"/events?limit=1000", nil, &page)
 		all = page.Events
 		for _, e := range all {
-			if events.Terminal(e.Type) {
+			if events.IsTerminal(e.Type) {
 				done, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionCompleted)
 				if !ok {
 					k.t.Fatalf("the execution ended with %s %s", e.Type, e.Data)
@@ -192,18 +192,18 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 		whose.gets(http.StatusOK, "GET", "/api/instances", nil, &list)
 		var got []string
 		for _, one := range list.Instances {
-			got = append(got, one.Ref.Bare().String())
+			got = append(got, one.Ref.WithoutVersion().String())
 		}
 		if slices.Sort(got); strings.Join(got, " ") != want {
 			t.Errorf("a tenant has the instances %s, want %s", got, want)
 		}
 	}
-	if told := resolutionOf(t, third); told.Instance.Bare() != (events.Reference{Slug: "porter.default"}) {
+	if told := resolutionOf(t, third); told.Instance.WithoutVersion() != (events.Reference{Slug: "porter.default"}) {
 		t.Errorf("the execution resolved the instance %s", told.Instance)
 	}
 
 	// The secret is in no answer, in no event, and in no written data.
-	for _, list := range [][]events.Wire{first, second, third} {
+	for _, list := range [][]events.WireEvent{first, second, third} {
 		for _, e := range list {
 			if strings.Contains(string(e.Data), token) || strings.Contains(string(e.Data), mine) {
 				t.Errorf("event %s shows a secret: %s", e.Type, e.Data)
@@ -218,7 +218,7 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 }
 
 // resolutionOf returns the resolution of a session's first execution.
-func resolutionOf(t *testing.T, all []events.Wire) events.ExecutionResolved {
+func resolutionOf(t *testing.T, all []events.WireEvent) events.ExecutionResolved {
 	t.Helper()
 	for _, e := range all {
 		if d, ok := events.DecodePayload(e.Type, e.Data).(events.ExecutionResolved); ok {

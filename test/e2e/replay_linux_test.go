@@ -16,7 +16,7 @@ import (
 )
 
 // recorded runs three turns with a tool that fails, and returns the session and its events.
-func recorded(t *testing.T, c *harness.Cluster, a agentCase) (session string, list []events.Wire) {
+func recorded(t *testing.T, c *harness.Cluster, a agentCase) (session string, list []events.WireEvent) {
 	t.Helper()
 	dir, data := t.TempDir(), t.TempDir()
 	session = c.CreateSession(a.architecture, a.settings())
@@ -26,7 +26,7 @@ func recorded(t *testing.T, c *harness.Cluster, a agentCase) (session string, li
 			t.Fatalf("spool run ended with %d\n%s\n%s", code, out, says)
 		}
 	}
-	var page struct{ Events []events.Wire }
+	var page struct{ Events []events.WireEvent }
 	status, raw := request(t, http.MethodGet, c.URL(0)+"/api/sessions/"+session+"/events?limit=1000", nil, nil)
 	if err := json.Unmarshal(raw, &page); status != http.StatusOK || err != nil {
 		t.Fatalf("%d %s %v", status, raw, err)
@@ -66,9 +66,9 @@ func TestReplay_InATerminal(t *testing.T) {
 }
 
 // firstSeq returns the seq of the first event that satisfies right.
-func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) uint32 {
+func firstSeq(t *testing.T, list []events.WireEvent, right func(events.Event) bool) uint32 {
 	t.Helper()
-	i := slices.IndexFunc(list, func(w events.Wire) bool { return right(w.Event()) })
+	i := slices.IndexFunc(list, func(w events.WireEvent) bool { return right(w.Event()) })
 	if i < 0 {
 		t.Fatal("the session has no such event")
 	}
@@ -77,7 +77,7 @@ func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) u
 
 // keys moves through a session with keys. The replay starts paused: at the slowest speed the first key is pressed
 // before the second event.
-func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16, exit string) {
+func keys(t *testing.T, c *harness.Cluster, session string, list []events.WireEvent, columns uint16, exit string) {
 	x := c.StartTerminalWithColumns(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more events now than in list
 	x.AwaitText(at(1))
@@ -209,7 +209,7 @@ func ends(t *testing.T, c *harness.Cluster, session string) {
 }
 
 // replayIntoAPipe replays a session into a pipe: as text without escapes, or as the stored events.
-func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []events.Wire) {
+func replayIntoAPipe(t *testing.T, c *harness.Cluster, session string, list []events.WireEvent) {
 	dir, data := t.TempDir(), t.TempDir()
 	code, out, says := c.RunCLI(t, dir, data, "replay", session, "--speed", "max")
 	if code != 0 || says != "" || strings.Contains(out, "\x1b") || strings.Contains(out, "\r") || !strings.Contains(out, "look at the greeting first.") {

@@ -11,9 +11,9 @@ import (
 )
 
 // shown returns the view of a client that has received the events.
-func shown(t *testing.T, list []events.Wire) *blocks.View {
+func shown(t *testing.T, list []events.WireEvent) *blocks.BlockView {
 	t.Helper()
-	v := blocks.NewView()
+	v := blocks.NewBlockView()
 	for _, w := range list {
 		v.Apply(w.Event())
 	}
@@ -66,7 +66,7 @@ func TestState_AtEveryEvent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if w.ExecutionID == last && events.Terminal(w.Type) {
+			if w.ExecutionID == last && events.IsTerminal(w.Type) {
 				break
 			}
 		}
@@ -87,7 +87,7 @@ func TestState_AtEveryEvent(t *testing.T) {
 }
 
 // sameButText compares two views, except for the text of open blocks.
-func sameButText(a, b *blocks.View) error {
+func sameButText(a, b *blocks.BlockView) error {
 	list := [2][]events.Block{a.Blocks(), b.Blocks()}
 	for _, blocks := range list {
 		for i := range blocks {

@@ -38,7 +38,7 @@ func TestStreams_CutAtEveryEvent(t *testing.T) {
 			if err = e; err != nil {
 				break
 			}
-			if events.Terminal(w.Type) {
+			if events.IsTerminal(w.Type) {
 				ended++
 			}
 			if ended < len(executions) && cut(n) {

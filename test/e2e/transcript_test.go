@@ -143,7 +143,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 				t.Errorf("session_created is %+v with %+v", began, got)
 			}
 
-			execution := k.post("which fruit is it?", func(w events.Wire) bool { return w.Type != "sandbox_ready" })
+			execution := k.post("which fruit is it?", func(w events.WireEvent) bool { return w.Type != "sandbox_ready" })
 			c.KillExecutor(0)
 			if end := ended[events.ExecutionCompleted](k.until(execution)); end.Result != "The fruit is apple." {
 				t.Errorf("the first turn ended with %+v", end)
@@ -172,7 +172,7 @@ func TestTranscript_RealAgents(t *testing.T) {
 // first returns the session_created event of a session.
 func first(t *testing.T, c *harness.Cluster, session string) events.SessionCreated {
 	t.Helper()
-	for n, err := range eventlog.Session(t.Context(), c.Servers.Log, tenantOf(t, c, session), session) {
+	for n, err := range eventlog.SessionEvents(t.Context(), c.Servers.Log, tenantOf(t, c, session), session) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func first(t *testing.T, c *harness.Cluster, session string) events.SessionCreat
 	return events.SessionCreated{}
 }
 
-func slicesOf(list []events.Wire, kind events.Type) (out []json.RawMessage) {
+func slicesOf(list []events.WireEvent, kind events.Type) (out []json.RawMessage) {
 	for _, e := range list {
 		if e.Type == kind {
 			out = append(out, e.Data)

@@ -39,7 +39,7 @@ func loadLogKeys(dir string, signed bool) (keys string, lost bool, err error) {
 // the file.
 func createLogKeys(path string) (string, error) {
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		secret := make([]byte, 32)
 		rand.Read(secret) // never fails
 		fmt.Fprintf(&text, "%s:%s\n", role, hex.EncodeToString(secret))

@@ -22,8 +22,8 @@ func TestLogKeys_AreCreatedOnceAndDeclaredLostWhenEmptied(t *testing.T) {
 	if err != nil || lost {
 		t.Fatalf("the first start: lost %v, %v", lost, err)
 	}
-	if keys, err := eventlog.ParseKeys(first, ""); err != nil || keys.Missing() != "" {
-		t.Errorf("the keys made: no key of %q, %v", keys.Missing(), err)
+	if keys, err := eventlog.ParseKeys(first, ""); err != nil || keys.MissingRole() != "" {
+		t.Errorf("the keys made: no key of %q, %v", keys.MissingRole(), err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("others may read the file: %v, %v", info.Mode(), err)

@@ -296,7 +296,7 @@ type Storage struct {
 	cfg        Config
 	lock       *folderLock
 	logKeys    string // the keys with which all writers of the log sign commits
-	signing    topology.Signing
+	signing    topology.SigningSettings
 	partitions events.Partitioning
 	nats       *natsserver.Server
 	postgres   *pgserver.Server // nil if the user's own Postgres is used
@@ -384,8 +384,8 @@ func (b *Storage) startNATS(ctx context.Context) error {
 // provisionStreams creates or updates the streams of NATS, and loads the keys that sign the log.
 func (b *Storage) provisionStreams(ctx context.Context, js jetstream.JetStream) error {
 	layout, err := topology.ReadLayout(ctx, js) // of the log's only stream, which is created first
-	var signing topology.Signing
-	var create topology.Config
+	var signing topology.SigningSettings
+	var create topology.ProvisionConfig
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled):
 		create.Partitions = topology.DefaultPartitions
@@ -413,7 +413,7 @@ func (b *Storage) provisionStreams(ctx context.Context, js jetstream.JetStream) 
 		return err
 	}
 	b.partitions = layout.Partitions
-	b.signing, err = jslog.Signing(ctx, js, 1, keys, jslog.Verifier)
+	b.signing, err = jslog.CheckSigning(ctx, js, 1, keys, jslog.RoleVerifier)
 	return err
 }
 

@@ -195,7 +195,7 @@ type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
 
-// SetBudget sets the budget of the command's tenant for a period. It is sent to events.BudgetOf(tenant, period), and
+// SetBudget sets the budget of the command's tenant for a period. It is sent to events.BudgetSubject(tenant, period), and
 // so is RemoveBudget.
 type SetBudget struct {
 	Period events.Period `json:"period"`
@@ -207,7 +207,7 @@ type RemoveBudget struct {
 	Period events.Period `json:"period"`
 }
 
-// SetLimits sets the limits of the command's tenant. It is sent to events.LimitsOf(tenant), and so is
+// SetLimits sets the limits of the command's tenant. It is sent to events.LimitsSubject(tenant), and so is
 // TypeRemoveLimits.
 type SetLimits struct {
 	Limits events.TenantLimits `json:"limits"`

@@ -40,7 +40,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		// Everywhere else only Spool may set these variables. Model settings are the place where users choose their
 		// values.
 		if !slices.Contains([]string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}, name) {
-			if err := layers.CheckName(name); err != nil {
+			if err := layers.CheckVariableName(name); err != nil {
 				return invalid(field, "%v", err)
 			}
 		}
@@ -56,7 +56,7 @@ func checkModelSettings(s events.ModelSettings) error {
 		if err := checkTemplate(field, arg); err != nil {
 			return err
 		}
-		if slices.Contains(layers.Placeholders(arg), PlaceholderKey) {
+		if slices.Contains(layers.PlaceholderNames(arg), PlaceholderKey) {
 			return invalid(field, "${%s} is in an argument, which other processes can read: pass the key in a variable", PlaceholderKey)
 		}
 	}
@@ -74,7 +74,7 @@ func checkTemplate(field, s string) error {
 	if err := layers.CheckPlaceholders(s); err != nil {
 		return invalid(field, "%v", err)
 	}
-	for _, name := range layers.Placeholders(s) {
+	for _, name := range layers.PlaceholderNames(s) {
 		if name != PlaceholderModel && name != PlaceholderBaseURL && name != PlaceholderKey {
 			return invalid(field, "${%.64s} is not a known placeholder: use ${%s}, ${%s} or ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
 		}
@@ -96,7 +96,7 @@ func CheckModelSettings(arch string, o events.Options) error {
 		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
 	}
 	for _, arg := range s.Args {
-		if o.Model == "" && slices.Contains(layers.Placeholders(arg), PlaceholderModel) {
+		if o.Model == "" && slices.Contains(layers.PlaceholderNames(arg), PlaceholderModel) {
 			return invalid("sessionOptions.model", "the arguments of the model settings contain ${%s}, but no model is set", PlaceholderModel)
 		}
 	}

@@ -170,7 +170,7 @@ func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 		if err = readStruct(raw, at, reflect.ValueOf(&object).Elem()); err != nil {
 			return err
 		}
-		if *r, err = object.Reference(fieldName(at)); errors.As(err, &wrong) {
+		if *r, err = object.CheckedReference(fieldName(at)); errors.As(err, &wrong) {
 			return &FieldError{join(at, wrong.Field), wrong.Detail}
 		}
 	}

@@ -133,7 +133,7 @@ func TestUnmarshal_AcceptsValidMessages(t *testing.T) {
 // TestEventIsWrittenAsStored tests that an event is returned as its stored bytes.
 func TestEventIsWrittenAsStored(t *testing.T) {
 	t.Parallel()
-	wire := events.Wire{
+	wire := events.WireEvent{
 		Seq: 12, Position: "0-48211", ID: "evt_x", Type: "block_start", Time: time.Date(2026, 1, 2, 3, 4, 5, 678900000, time.UTC),
 		SessionID: "ses_x", ExecutionID: "exe_x", ConversationID: "main", Source: events.FromRunner,
 		Data: json.RawMessage(`{"n":1152921504606846976,"t":"<&>\u2028\u0000é"}`),

@@ -12,11 +12,11 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 )
 
-// RefusesUnrouted fails the test unless fn, called without the Router, returns bus.ErrNotRouted. Call it for every
+// RequireUnroutedRefused fails the test unless fn, called without the Router, returns bus.ErrNotRouted. Call it for every
 // handler of a service, each with a payload that the handler would otherwise process. A handler passes if `if err
-// := bus.Routed(ctx); err != nil { return err }` precedes its first effect. bus.Subscriber.Subscribe prevents the
+// := bus.RequireRouted(ctx); err != nil { return err }` precedes its first effect. bus.Subscriber.Subscribe prevents the
 // opposite: reading messages without the Router.
-func RefusesUnrouted(t testing.TB, fn bus.HandlerFunc, payload []byte) {
+func RequireUnroutedRefused(t testing.TB, fn bus.HandlerFunc, payload []byte) {
 	t.Helper()
 	defer func() {
 		if value := recover(); value != nil {

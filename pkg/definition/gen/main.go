@@ -37,11 +37,11 @@ func run(args []string) error {
 	if len(args) != 3 {
 		return errors.New("usage: gen EVENTS_DIR DOCUMENT SCHEMA")
 	}
-	comments, err := notes.Read(args[0])
+	comments, err := notes.ReadFieldComments(args[0])
 	if err != nil {
 		return err
 	}
-	own, err := notes.Read(".")
+	own, err := notes.ReadFieldComments(".")
 	if err != nil {
 		return err
 	}

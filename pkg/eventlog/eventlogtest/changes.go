@@ -9,13 +9,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// changesFound checks that Changed returns each changed subject with its last commit, in order and at most
+// testChanged checks that Changed returns each changed subject with its last commit, in order and at most
 // maxSubjects at a time.
-func changesFound(t *testing.T, l eventlog.Log) {
+func testChanged(t *testing.T, l eventlog.Log) {
 	shard := l.Shards() - 1
 	last := map[string]uint64{}
 	for _, name := range []string{"one", "two", "three"} {
-		heads := Fill(t, l, Session(shard, l.Shards(), "changes "+name), "changes "+name, 3)
+		heads := AppendCommits(t, l, SessionSubject(shard, l.Shards(), "changes "+name), "changes "+name, 3)
 		head := heads[len(heads)-1]
 		last[head.Subject.String()] = head.Seq
 	}
@@ -50,20 +50,20 @@ func changesFound(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// changesAmong checks that ChangedAmong returns exactly those of the given subjects that changed after the position, each
+// testChangedAmong checks that ChangedAmong returns exactly those of the given subjects that changed after the position, each
 // with its last sequence, and a Through after which only later changes are returned.
-func changesAmong(t *testing.T, l eventlog.Log) {
+func testChangedAmong(t *testing.T, l eventlog.Log) {
 	shard := l.Shards() - 1
 	var subjects []events.Subject
 	seqs := map[string]uint64{}
 	for i := range 3 {
 		name := fmt.Sprint("among ", i)
-		s := Session(shard, l.Shards(), name)
-		heads := Fill(t, l, s, name, 2)
+		s := SessionSubject(shard, l.Shards(), name)
+		heads := AppendCommits(t, l, s, name, 2)
 		seqs[s.String()] = heads[1].Seq
-		subjects = append(subjects, s, events.RunOf(s.Tenant, s.ID)) // the other aspect has no commits
+		subjects = append(subjects, s, events.RunSubject(s.Tenant, s.ID)) // the other aspect has no commits
 	}
-	Fill(t, l, Session(shard, l.Shards(), "not asked for"), "not asked for", 1)
+	AppendCommits(t, l, SessionSubject(shard, l.Shards(), "not asked for"), "not asked for", 1)
 	changed := func(after eventlog.Position, want map[string]uint64) eventlog.Position {
 		t.Helper()
 		c, err := l.ChangedAmong(t.Context(), after, subjects)
@@ -81,7 +81,7 @@ func changesAmong(t *testing.T, l eventlog.Log) {
 	if again := changed(end, nil); again != end {
 		t.Errorf("the end is %s, and %s if nothing changed", end, again)
 	}
-	head, err := l.Last(t.Context(), subjects[0], eventlog.Leader)
+	head, err := l.Last(t.Context(), subjects[0], eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}

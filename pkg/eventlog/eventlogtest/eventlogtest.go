@@ -24,30 +24,30 @@ const Tenant = "default"
 // stepTimeout is the time limit for every step that must succeed.
 const stepTimeout = 30 * time.Second
 
-// Exercise runs the suite. open returns a log that no other test writes to. A log with several shards exercises
-// more cases.
-func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
+// RunSuite runs the tests that every implementation of eventlog.Log must pass. open returns a log that no other test
+// writes to. A log with several shards exercises more cases.
+func RunSuite(t *testing.T, open func(t *testing.T) eventlog.Log) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, eventlog.Log){
-		"append and load":              appendAndLoad,
-		"stale head conflicts":         staleHead,
-		"retry is settled":             retrySettled,
-		"concurrent writers":           concurrentWriters,
-		"bad drafts are refused":       badDrafts,
-		"read one commit":              readOne,
-		"read in order":                readInOrder,
-		"read is filtered":             readFiltered,
-		"changes are found":            changesFound,
-		"changes among subjects":       changesAmong,
-		"bad filters are refused":      badFilters,
-		"tail waits for more":          tailWaits,
-		"tail is filtered":             tailFiltered,
-		"session numbers":              sessionNumbers,
-		"large data":                   largeData,
-		"too large":                    tooLarge,
-		"unknown types are kept":       unknownTypes,
-		"a reader may stop":            readerStops,
-		"an ended context is an error": endedContext,
+		"append and load":              testAppendAndLoad,
+		"stale head conflicts":         testStaleHead,
+		"retry is settled":             testRepeatedAppend,
+		"concurrent writers":           testConcurrentWriters,
+		"bad drafts are refused":       testInvalidDrafts,
+		"read one commit":              testCommitAt,
+		"read in order":                testReadOrder,
+		"read is filtered":             testReadFilters,
+		"changes are found":            testChanged,
+		"changes among subjects":       testChangedAmong,
+		"bad filters are refused":      testInvalidFilters,
+		"tail waits for more":          testTailWaits,
+		"tail is filtered":             testTailFilter,
+		"session numbers":              testSessionNumbers,
+		"large data":                   testLargeData,
+		"too large":                    testTooLargeCommit,
+		"unknown types are kept":       testUnknownTypes,
+		"a reader may stop":            testEarlyStop,
+		"an ended context is an error": testEndedContext,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -57,7 +57,7 @@ func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 }
 
 // ID returns an id that is derived from a name.
-func ID(kind events.Kind, name string) string { return events.Derive(kind, "eventlogtest", name) }
+func ID(kind events.IDKind, name string) string { return events.DeriveID(kind, "eventlogtest", name) }
 
 // Draft returns a commit with one message_accepted event.
 func Draft(name, content string) events.Draft {
@@ -69,7 +69,7 @@ func Draft(name, content string) events.Draft {
 	}
 }
 
-// Message returns a message_accepted event of a separate execution.
+// Message returns a message_accepted event of an execution of its own.
 func Message(name, content string) events.Event {
 	return events.Event{
 		ID: ID(events.KindEvent, name), Time: time.Unix(1_750_000_000, 0).UTC(), ExecutionID: ID(events.KindExecution, name),
@@ -78,22 +78,22 @@ func Message(name, content string) events.Event {
 	}
 }
 
-// Session returns the life subject of a session in the given shard.
-func Session(shard, shards int, name string) events.Subject {
+// SessionSubject returns the life subject of a session in the given shard.
+func SessionSubject(shard, shards int, name string) events.Subject {
 	for i := 0; ; i++ {
-		s := events.LifeOf(Tenant, ID(events.KindSession, fmt.Sprint(name, i)))
+		s := events.LifeSubject(Tenant, ID(events.KindSession, fmt.Sprint(name, i)))
 		if s.Partition()%shards == shard {
 			return s
 		}
 	}
 }
 
-// Fill appends n commits to a subject and returns their heads.
-func Fill(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []eventlog.Head {
+// AppendCommits appends n commits to a subject and returns the head after each.
+func AppendCommits(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []eventlog.Head {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
-	head, err := l.Last(ctx, s, eventlog.Leader)
+	head, err := l.Last(ctx, s, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,17 +108,17 @@ func Fill(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []
 	return heads
 }
 
-// appendAndLoad checks that commits are chained by their hashes, and that Last returns the last one with every freshness.
-func appendAndLoad(t *testing.T, l eventlog.Log) {
+// testAppendAndLoad checks that commits are chained by their hashes, and that Last returns the last one with every freshness.
+func testAppendAndLoad(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(l.Shards()-1, l.Shards(), "load")
-	for _, f := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+	s := SessionSubject(l.Shards()-1, l.Shards(), "load")
+	for _, f := range []eventlog.Freshness{eventlog.AnyReplica, eventlog.LeaderOnly} {
 		head, err := l.Last(ctx, s, f)
 		if err != nil || head.Seq != 0 || head.Hash != "" || head.Subject != s {
 			t.Fatalf("the head of an empty subject is %+v, %v", head, err)
 		}
 	}
-	heads := Fill(t, l, s, "load", 3)
+	heads := AppendCommits(t, l, s, "load", 3)
 	prev := ""
 	for i, h := range heads {
 		if h.Subject != s || h.Commit.Prev != prev || h.Hash != h.Commit.ComputeHash(s) || h.Commit.Hash != h.Hash {
@@ -129,26 +129,26 @@ func appendAndLoad(t *testing.T, l eventlog.Log) {
 		}
 		prev = h.Hash
 	}
-	for _, f := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+	for _, f := range []eventlog.Freshness{eventlog.AnyReplica, eventlog.LeaderOnly} {
 		got, err := l.Last(ctx, s, f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sameHead(t, got, heads[2])
+		requireSameHead(t, got, heads[2])
 		var state map[string]string
 		if err := json.Unmarshal(got.Commit.State, &state); err != nil || state["after"] != "load2" {
 			t.Errorf("state is %s, %v", got.Commit.State, err)
 		}
 	}
 	// The other aspect is a separate subject.
-	other, err := l.Last(ctx, events.RunOf(s.Tenant, s.ID), eventlog.Leader)
+	other, err := l.Last(ctx, events.RunSubject(s.Tenant, s.ID), eventlog.LeaderOnly)
 	if err != nil || other.Seq != 0 {
 		t.Errorf("the run of the session has the head %+v, %v", other, err)
 	}
 }
 
-// sameHead fails the test unless two heads have the same position, hash and commit.
-func sameHead(t *testing.T, got, want eventlog.Head) {
+// requireSameHead fails the test unless two heads have the same position, hash and commit.
+func requireSameHead(t *testing.T, got, want eventlog.Head) {
 	t.Helper()
 	a, err1 := got.Commit.Encode()
 	b, err2 := want.Commit.Encode()
@@ -160,16 +160,16 @@ func sameHead(t *testing.T, got, want eventlog.Head) {
 	}
 }
 
-// staleHead checks that Append returns a *ConflictError for every head that is not the subject's last commit.
-func staleHead(t *testing.T, l eventlog.Log) {
+// testStaleHead checks that Append returns a *ConflictError for every head that is not the subject's last commit.
+func testStaleHead(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(0, l.Shards(), "stale")
-	heads := Fill(t, l, s, "stale", 2)
+	s := SessionSubject(0, l.Shards(), "stale")
+	heads := AppendCommits(t, l, s, "stale", 2)
 	for what, head := range map[string]eventlog.Head{
 		"an older head":              heads[0],
 		"no head":                    {Subject: s},
 		"a head that never was":      {Subject: s, Seq: heads[1].Seq + 100, Hash: heads[1].Hash},
-		"another session's sequence": {Subject: Session(0, l.Shards(), "stale other"), Seq: heads[1].Seq, Hash: heads[1].Hash},
+		"another session's sequence": {Subject: SessionSubject(0, l.Shards(), "stale other"), Seq: heads[1].Seq, Hash: heads[1].Hash},
 	} {
 		_, err := l.Append(ctx, head, Draft("new", "new"))
 		var conflict *eventlog.ConflictError
@@ -181,17 +181,18 @@ func staleHead(t *testing.T, l eventlog.Log) {
 			t.Errorf("append to %s: the conflict is %+v", what, conflict)
 		}
 	}
-	got, err := l.Last(ctx, s, eventlog.Leader)
+	got, err := l.Last(ctx, s, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameHead(t, got, heads[1])
+	requireSameHead(t, got, heads[1])
 }
 
-// retrySettled repeats commits as a writer does that never received the acknowledgement.
-func retrySettled(t *testing.T, l eventlog.Log) {
+// testRepeatedAppend repeats appends as a writer does that never received the acknowledgement, and checks that no
+// commit is stored twice.
+func testRepeatedAppend(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(0, l.Shards(), "retry")
+	s := SessionSubject(0, l.Shards(), "retry")
 	first, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("a", "a"))
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +201,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	if err != nil {
 		t.Fatalf("the same commit again: %v", err)
 	}
-	sameHead(t, again, first)
+	requireSameHead(t, again, first)
 	// Another writer has appended since. The retry must still find its commit at the original position.
 	second, err := l.Append(ctx, first, Draft("b", "b"))
 	if err != nil {
@@ -210,7 +211,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	if err != nil {
 		t.Fatalf("the same commit, once another came after it: %v", err)
 	}
-	sameHead(t, again, first)
+	requireSameHead(t, again, first)
 	// A retry must not mistake a later commit for its own.
 	var conflict *eventlog.ConflictError
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("b", "b")); !errors.As(err, &conflict) {
@@ -219,21 +220,21 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	if n := countCommits(t, l, s); n != 2 {
 		t.Errorf("%d commits are stored, want 2", n)
 	}
-	got, err := l.Last(ctx, s, eventlog.Leader)
+	got, err := l.Last(ctx, s, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameHead(t, got, second)
+	requireSameHead(t, got, second)
 }
 
 // countCommits returns the number of commits of a subject.
 func countCommits(t *testing.T, l eventlog.Log, s events.Subject) int {
 	t.Helper()
-	return len(collect(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
+	return len(readAll(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
 }
 
-// collect reads all commits after a position that match a filter.
-func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) []eventlog.Record {
+// readAll returns all commits after a position that match a filter.
+func readAll(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) []eventlog.Record {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
@@ -247,19 +248,18 @@ func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.F
 	return list
 }
 
-// concurrentWriters runs replicas of a service that all write the same subject. Of the writers with the same head
-// exactly one must win.
-func concurrentWriters(t *testing.T, l eventlog.Log) {
+// testConcurrentWriters checks that of several writers that append after the same head of a subject, exactly one wins.
+func testConcurrentWriters(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	const writers, each = 8, 5
-	s := Session(0, l.Shards(), "concurrent")
+	s := SessionSubject(0, l.Shards(), "concurrent")
 	var conflicts atomic.Int64
 	var wg sync.WaitGroup
 	for w := range writers {
 		wg.Go(func() {
 			for i := 0; i < each; {
-				head, err := l.Last(ctx, s, eventlog.Any)
+				head, err := l.Last(ctx, s, eventlog.AnyReplica)
 				if err != nil {
 					t.Error(err)
 					return
@@ -278,7 +278,7 @@ func concurrentWriters(t *testing.T, l eventlog.Log) {
 		})
 	}
 	wg.Wait()
-	list := collect(t, l, eventlog.Position{}, eventlog.Filter{Subject: s})
+	list := readAll(t, l, eventlog.Position{}, eventlog.Filter{Subject: s})
 	if len(list) != writers*each {
 		t.Fatalf("%d commits are stored, want %d (%d conflicts)", len(list), writers*each, conflicts.Load())
 	}
@@ -291,9 +291,9 @@ func concurrentWriters(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// badDrafts checks that Append refuses an invalid subject, id or event, with an error that names it.
-func badDrafts(t *testing.T, l eventlog.Log) {
-	s := Session(0, l.Shards(), "bad")
+// testInvalidDrafts checks that Append refuses an invalid subject, id or event, with an error that names it.
+func testInvalidDrafts(t *testing.T, l eventlog.Log) {
+	s := SessionSubject(0, l.Shards(), "bad")
 	ok := Draft("ok", "ok")
 	noEvents, badID := ok, ok
 	noEvents.Events = nil
@@ -305,8 +305,8 @@ func badDrafts(t *testing.T, l eventlog.Log) {
 	}{
 		"no events":             {eventlog.Head{Subject: s}, noEvents, "no events"},
 		"a bad commit id":       {eventlog.Head{Subject: s}, badID, "commit id"},
-		"a wildcard tenant":     {eventlog.Head{Subject: events.LifeOf("*", s.ID)}, ok, "tenant"},
-		"a bad session id":      {eventlog.Head{Subject: events.LifeOf(Tenant, "ses_>")}, ok, "sessionId"},
+		"a wildcard tenant":     {eventlog.Head{Subject: events.LifeSubject("*", s.ID)}, ok, "tenant"},
+		"a bad session id":      {eventlog.Head{Subject: events.LifeSubject(Tenant, "ses_>")}, ok, "sessionId"},
 		"no aspect":             {eventlog.Head{Subject: events.Subject{Tenant: Tenant, ID: s.ID}}, ok, "aspect"},
 		"a head without a hash": {eventlog.Head{Subject: s, Seq: 3}, ok, "sequence and a hash"},
 	} {
@@ -315,7 +315,7 @@ func badDrafts(t *testing.T, l eventlog.Log) {
 			t.Errorf("%s: %v, want an error about %q", what, err, try.says)
 		}
 	}
-	if _, err := l.Last(t.Context(), events.LifeOf(Tenant, "ses_*"), eventlog.Any); err == nil {
+	if _, err := l.Last(t.Context(), events.LifeSubject(Tenant, "ses_*"), eventlog.AnyReplica); err == nil {
 		t.Error("the head of a wildcard was read")
 	}
 	if n := countCommits(t, l, s); n != 0 {
@@ -323,12 +323,12 @@ func badDrafts(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// readOne checks that At returns one commit, and ErrNotFound for a position without one.
-func readOne(t *testing.T, l eventlog.Log) {
-	s := Session(l.Shards()-1, l.Shards(), "one")
-	h := Fill(t, l, s, "one", 2)[1]
+// testCommitAt checks that CommitAt returns one commit, and ErrNotFound for a position without one.
+func testCommitAt(t *testing.T, l eventlog.Log) {
+	s := SessionSubject(l.Shards()-1, l.Shards(), "one")
+	h := AppendCommits(t, l, s, "one", 2)[1]
 	p := eventlog.Position{Shard: s.Partition() % l.Shards(), Seq: h.Seq}
-	rec, err := l.At(t.Context(), p)
+	rec, err := l.CommitAt(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,22 +339,22 @@ func readOne(t *testing.T, l eventlog.Log) {
 		t.Errorf("its message is %q", got)
 	}
 	for _, bad := range []eventlog.Position{{Shard: p.Shard, Seq: p.Seq + 1000}, {Shard: p.Shard}, {Shard: l.Shards(), Seq: 1}, {Shard: -1, Seq: 1}} {
-		if _, err := l.At(t.Context(), bad); !errors.Is(err, eventlog.ErrNotFound) {
+		if _, err := l.CommitAt(t.Context(), bad); !errors.Is(err, eventlog.ErrNotFound) {
 			t.Errorf("read %s: %v, want ErrNotFound", bad, err)
 		}
 	}
 }
 
-// readInOrder checks that Read yields every commit of a shard once and in order.
-func readInOrder(t *testing.T, l eventlog.Log) {
-	if got := collect(t, l, eventlog.Position{}, eventlog.Filter{}); len(got) != 0 {
+// testReadOrder checks that Read yields every commit of a shard once and in order.
+func testReadOrder(t *testing.T, l eventlog.Log) {
+	if got := readAll(t, l, eventlog.Position{}, eventlog.Filter{}); len(got) != 0 {
 		t.Fatalf("an empty log has %d commits", len(got))
 	}
-	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
-	Fill(t, l, a, "a", 3)
-	Fill(t, l, b, "b", 2)
-	Fill(t, l, events.RunOf(a.Tenant, a.ID), "ar", 2)
-	all := collect(t, l, eventlog.Position{}, eventlog.Filter{})
+	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
+	AppendCommits(t, l, a, "a", 3)
+	AppendCommits(t, l, b, "b", 2)
+	AppendCommits(t, l, events.RunSubject(a.Tenant, a.ID), "ar", 2)
+	all := readAll(t, l, eventlog.Position{}, eventlog.Filter{})
 	var got []string
 	for i, rec := range all {
 		got = append(got, rec.Events[0].Data.(events.MessageAccepted).Content)
@@ -366,22 +366,22 @@ func readInOrder(t *testing.T, l eventlog.Log) {
 		t.Errorf("read %q, want %q", got, want)
 	}
 	for i, rec := range all {
-		if rest := collect(t, l, rec.Position, eventlog.Filter{}); len(rest) != len(all)-i-1 {
+		if rest := readAll(t, l, rec.Position, eventlog.Filter{}); len(rest) != len(all)-i-1 {
 			t.Errorf("after %s come %d commits, want %d", rec.Position, len(rest), len(all)-i-1)
 		}
 	}
 }
 
-// readFiltered checks that Read yields only what a filter of a subject, a session or partitions matches.
-func readFiltered(t *testing.T, l eventlog.Log) {
-	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
-	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
-		b = Session(0, l.Shards(), fmt.Sprint("b", i))
+// testReadFilters checks that Read yields only what a filter of a subject, a session or partitions matches.
+func testReadFilters(t *testing.T, l eventlog.Log) {
+	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
+	for i := 0; l.Partitioning().PartitionOf(b.ID) == l.Partitioning().PartitionOf(a.ID); i++ {
+		b = SessionSubject(0, l.Shards(), fmt.Sprint("b", i))
 	}
-	run := events.RunOf(a.Tenant, a.ID)
-	Fill(t, l, a, "life", 2)
-	Fill(t, l, run, "run", 3)
-	Fill(t, l, b, "other", 4)
+	run := events.RunSubject(a.Tenant, a.ID)
+	AppendCommits(t, l, a, "life", 2)
+	AppendCommits(t, l, run, "run", 3)
+	AppendCommits(t, l, b, "other", 4)
 	for _, try := range []struct {
 		what   string
 		filter eventlog.Filter
@@ -391,12 +391,12 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 		{"the other aspect", eventlog.Filter{Subject: run}, 3},
 		{"a session", eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}}, 5},
 		{"a session of another tenant", eventlog.Filter{Subject: events.Subject{Tenant: "else", ID: a.ID}}, 0},
-		{"a partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}}, 4},
-		{"two partitions", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID), l.Partitioning().Of(b.ID)}}, 9},
-		{"a session in its partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID)}, Subject: a}, 2},
+		{"a partition", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(b.ID)}}, 4},
+		{"two partitions", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(a.ID), l.Partitioning().PartitionOf(b.ID)}}, 9},
+		{"a session in its partition", eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(a.ID)}, Subject: a}, 2},
 		{"everything", eventlog.Filter{}, 9},
 	} {
-		list := collect(t, l, eventlog.Position{}, try.filter)
+		list := readAll(t, l, eventlog.Position{}, try.filter)
 		if len(list) != try.want {
 			t.Errorf("%s has %d commits, want %d", try.what, len(list), try.want)
 		}
@@ -408,10 +408,10 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// badFilters checks that reads with a filter that cannot match, or of a shard that does not exist, return an error.
-func badFilters(t *testing.T, l eventlog.Log) {
-	s := Session(0, l.Shards(), "filters")
-	elsewhere := (l.Partitioning().Of(s.ID) + l.Shards()) % l.Partitioning().Count() // in the same shard
+// testInvalidFilters checks that reads with a filter that cannot match, or of a shard that does not exist, return an error.
+func testInvalidFilters(t *testing.T, l eventlog.Log) {
+	s := SessionSubject(0, l.Shards(), "filters")
+	elsewhere := (l.Partitioning().PartitionOf(s.ID) + l.Shards()) % l.Partitioning().PartitionCount() // in the same shard
 	type try struct {
 		after  eventlog.Position
 		filter eventlog.Filter
@@ -419,9 +419,9 @@ func badFilters(t *testing.T, l eventlog.Log) {
 	tries := []try{
 		{eventlog.Position{Shard: l.Shards()}, eventlog.Filter{}},
 		{eventlog.Position{Shard: -1}, eventlog.Filter{}},
-		{eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Count()}}},
+		{eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().PartitionCount()}}},
 		{eventlog.Position{}, eventlog.Filter{Partitions: []int{}}},
-		{eventlog.Position{}, eventlog.Filter{Subject: events.LifeOf("*", s.ID)}},
+		{eventlog.Position{}, eventlog.Filter{Subject: events.LifeSubject("*", s.ID)}},
 		{eventlog.Position{}, eventlog.Filter{Subject: s, Partitions: []int{elsewhere}}},
 	}
 	if l.Shards() > 1 {

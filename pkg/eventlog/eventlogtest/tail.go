@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Tail reads in the background and sends the records to the returned channel, which is closed at the end. The test
-// fails if Tail yields an error.
-func Tail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) <-chan eventlog.Record {
+// StartTail calls Log.Tail in a goroutine and sends the records to the returned channel, which is closed at the end.
+// The test fails if Tail yields an error.
+func StartTail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) <-chan eventlog.Record {
 	t.Helper()
 	out := make(chan eventlog.Record)
 	go func() {
@@ -36,8 +36,9 @@ func Tail(ctx context.Context, t *testing.T, l eventlog.Log, after eventlog.Posi
 	return out
 }
 
-// Expect receives the next record of a tail and checks that it is the commit of the head.
-func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want eventlog.Head) eventlog.Record {
+// ExpectCommit receives the next record of the channel that StartTail returned, and checks that it is the commit of the
+// head.
+func ExpectCommit(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want eventlog.Head) eventlog.Record {
 	t.Helper()
 	select {
 	case rec, ok := <-tail:
@@ -54,27 +55,27 @@ func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want
 	panic("unreachable")
 }
 
-// tailWaits checks that Tail yields the commits that exist, and then new ones, from any position.
-func tailWaits(t *testing.T, l eventlog.Log) {
+// testTailWaits checks that Tail yields the commits that exist, and then new ones, from any position.
+func testTailWaits(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
-	s := Session(l.Shards()-1, l.Shards(), "tail")
+	s := SessionSubject(l.Shards()-1, l.Shards(), "tail")
 	shard := eventlog.Position{Shard: s.Partition() % l.Shards()}
-	before := Fill(t, l, s, "before", 3)
-	tail := Tail(ctx, t, l, shard, eventlog.Filter{})
+	before := AppendCommits(t, l, s, "before", 3)
+	tail := StartTail(ctx, t, l, shard, eventlog.Filter{})
 	for _, h := range before {
-		Expect(ctx, t, tail, h)
+		ExpectCommit(ctx, t, tail, h)
 	}
-	for _, h := range Fill(t, l, s, "after", 3) {
-		rec := Expect(ctx, t, tail, h)
+	for _, h := range AppendCommits(t, l, s, "after", 3) {
+		rec := ExpectCommit(ctx, t, tail, h)
 		shard = rec.Position
 	}
 	// A second tail resumes at the position of the first one.
 	second, stop := context.WithCancel(ctx)
-	resumed := Tail(second, t, l, shard, eventlog.Filter{})
-	h := Fill(t, l, s, "last", 1)[0]
-	Expect(ctx, t, tail, h)
-	Expect(ctx, t, resumed, h)
+	resumed := StartTail(second, t, l, shard, eventlog.Filter{})
+	h := AppendCommits(t, l, s, "last", 1)[0]
+	ExpectCommit(ctx, t, tail, h)
+	ExpectCommit(ctx, t, resumed, h)
 	stop()
 	select {
 	case rec, ok := <-resumed:
@@ -86,42 +87,42 @@ func tailWaits(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// tailFiltered checks that Tail yields only what its filter matches.
-func tailFiltered(t *testing.T, l eventlog.Log) {
+// testTailFilter checks that Tail yields only what its filter matches.
+func testTailFilter(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
-	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
-	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
-		b = Session(0, l.Shards(), fmt.Sprint("b", i))
+	a, b := SessionSubject(0, l.Shards(), "a"), SessionSubject(0, l.Shards(), "b")
+	for i := 0; l.Partitioning().PartitionOf(b.ID) == l.Partitioning().PartitionOf(a.ID); i++ {
+		b = SessionSubject(0, l.Shards(), fmt.Sprint("b", i))
 	}
-	both := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}})
-	part := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}})
+	both := StartTail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}})
+	part := StartTail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().PartitionOf(b.ID)}})
 	for i := range 3 {
-		life := Fill(t, l, a, fmt.Sprint("life", i), 1)[0]
-		other := Fill(t, l, b, fmt.Sprint("other", i), 1)[0]
-		run := Fill(t, l, events.RunOf(a.Tenant, a.ID), fmt.Sprint("run", i), 1)[0]
-		Expect(ctx, t, both, life)
-		Expect(ctx, t, both, run)
-		Expect(ctx, t, part, other)
+		life := AppendCommits(t, l, a, fmt.Sprint("life", i), 1)[0]
+		other := AppendCommits(t, l, b, fmt.Sprint("other", i), 1)[0]
+		run := AppendCommits(t, l, events.RunSubject(a.Tenant, a.ID), fmt.Sprint("run", i), 1)[0]
+		ExpectCommit(ctx, t, both, life)
+		ExpectCommit(ctx, t, both, run)
+		ExpectCommit(ctx, t, part, other)
 	}
 }
 
-// sessionNumbers checks that Session numbers the events of both subjects of a session without a gap.
-func sessionNumbers(t *testing.T, l eventlog.Log) {
+// testSessionNumbers checks that SessionEvents numbers the events of both subjects of a session without a gap.
+func testSessionNumbers(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(l.Shards()-1, l.Shards(), "numbers")
+	s := SessionSubject(l.Shards()-1, l.Shards(), "numbers")
 	two := Draft("two", "1")
 	two.Events = append(two.Events, Message("two-b", "2"))
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, two); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Append(ctx, eventlog.Head{Subject: events.RunOf(s.Tenant, s.ID)}, Draft("three", "3")); err != nil {
+	if _, err := l.Append(ctx, eventlog.Head{Subject: events.RunSubject(s.Tenant, s.ID)}, Draft("three", "3")); err != nil {
 		t.Fatal(err)
 	}
-	Fill(t, l, Session(s.Partition()%l.Shards(), l.Shards(), "another"), "another", 1)
-	Fill(t, l, s, "four", 1)
+	AppendCommits(t, l, SessionSubject(s.Partition()%l.Shards(), l.Shards(), "another"), "another", 1)
+	AppendCommits(t, l, s, "four", 1)
 	var got []string
-	for n, err := range eventlog.Session(ctx, l, s.Tenant, s.ID) {
+	for n, err := range eventlog.SessionEvents(ctx, l, s.Tenant, s.ID) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,10 +133,10 @@ func sessionNumbers(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// largeData checks that large data is moved out of the commit, and read back unchanged.
-func largeData(t *testing.T, l eventlog.Log) {
+// testLargeData checks that large data is moved out of the commit, and read back unchanged.
+func testLargeData(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(0, l.Shards(), "large")
+	s := SessionSubject(0, l.Shards(), "large")
 	text := strings.Repeat("<large & wide> ", 30_000) // 450 KB of characters that JSON usually escapes
 	d := Draft("large", text)
 	d.Events = append(d.Events, Message("small", "small"), Message("large again", text), Message("large too", text+"!"))
@@ -153,11 +154,11 @@ func largeData(t *testing.T, l eventlog.Log) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at, err := l.At(ctx, eventlog.Position{Shard: s.Partition() % l.Shards(), Seq: head.Seq})
+	at, err := l.CommitAt(ctx, eventlog.Position{Shard: s.Partition() % l.Shards(), Seq: head.Seq})
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := collect(t, l, eventlog.Position{}, eventlog.Filter{})
+	list := readAll(t, l, eventlog.Position{}, eventlog.Filter{})
 	if len(list) != 2 || list[1].Position.Seq != next.Seq {
 		t.Fatalf("the log has %d commits, want 2", len(list))
 	}
@@ -179,10 +180,10 @@ func largeData(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// tooLarge checks that Append returns ErrTooLarge, and stores nothing, for a commit that exceeds the limit.
-func tooLarge(t *testing.T, l eventlog.Log) {
+// testTooLargeCommit checks that Append returns ErrTooLarge, and stores nothing, for a commit that exceeds the limit.
+func testTooLargeCommit(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(0, l.Shards(), "too large")
+	s := SessionSubject(0, l.Shards(), "too large")
 	d := Draft("many", "")
 	for i := range 5 {
 		d.Events = append(d.Events, Message(fmt.Sprint("m", i), strings.Repeat("x", 200_000)))
@@ -191,14 +192,14 @@ func tooLarge(t *testing.T, l eventlog.Log) {
 		t.Fatalf("append 1 MB: %v, want ErrTooLarge", err)
 	}
 	state := Draft("state", "")
-	state.State = strings.Repeat("x", events.MaxCommit)
+	state.State = strings.Repeat("x", events.MaxCommitBytes)
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, state); !errors.Is(err, eventlog.ErrTooLarge) {
 		t.Fatalf("append a state of 900 KB: %v, want ErrTooLarge", err)
 	}
 	if n := countCommits(t, l, s); n != 0 {
 		t.Errorf("%d commits were stored", n)
 	}
-	parts, err := events.Split(d.Events, events.MaxCommit-10_000)
+	parts, err := events.SplitEvents(d.Events, events.MaxCommitBytes-10_000)
 	if err != nil || len(parts) != 2 {
 		t.Fatalf("split into %d parts, %v", len(parts), err)
 	}
@@ -210,27 +211,27 @@ func tooLarge(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// unknownTypes checks that an event of an unknown type is read back with the same bytes.
-func unknownTypes(t *testing.T, l eventlog.Log) {
+// testUnknownTypes checks that an event of an unknown type is read back with the same bytes.
+func testUnknownTypes(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
-	s := Session(0, l.Shards(), "unknown")
+	s := SessionSubject(0, l.Shards(), "unknown")
 	raw := json.RawMessage(`{"z":1,"a":[1.50,"<é>"],"nested":{"b":null}}`)
 	d := Draft("unknown", "")
-	d.Events[0].Data = events.Opaque{Name: "from_the_future", Raw: raw}
+	d.Events[0].Data = events.OpaquePayload{Name: "from_the_future", Raw: raw}
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, d); err != nil {
 		t.Fatal(err)
 	}
-	list := collect(t, l, eventlog.Position{}, eventlog.Filter{})
-	o, ok := list[0].Events[0].Data.(events.Opaque)
+	list := readAll(t, l, eventlog.Position{}, eventlog.Filter{})
+	o, ok := list[0].Events[0].Data.(events.OpaquePayload)
 	if !ok || o.Name != "from_the_future" || !bytes.Equal(o.Raw, raw) {
 		t.Errorf("the unknown event is %#v", list[0].Events[0].Data)
 	}
 }
 
-// readerStops checks that a caller may end Read and Tail early.
-func readerStops(t *testing.T, l eventlog.Log) {
-	s := Session(0, l.Shards(), "stops")
-	Fill(t, l, s, "stops", 5)
+// testEarlyStop checks that a caller may end Read and Tail early.
+func testEarlyStop(t *testing.T, l eventlog.Log) {
+	s := SessionSubject(0, l.Shards(), "stops")
+	AppendCommits(t, l, s, "stops", 5)
 	n := 0
 	for range l.Read(t.Context(), eventlog.Position{}, eventlog.Filter{}) {
 		if n++; n == 2 {
@@ -247,19 +248,19 @@ func readerStops(t *testing.T, l eventlog.Log) {
 	}
 }
 
-// endedContext checks that calls with an ended context return an error that wraps ErrUnavailable.
-func endedContext(t *testing.T, l eventlog.Log) {
-	s := Session(0, l.Shards(), "ended")
-	Fill(t, l, s, "ended", 1)
+// testEndedContext checks that calls with an ended context return an error that wraps ErrUnavailable.
+func testEndedContext(t *testing.T, l eventlog.Log) {
+	s := SessionSubject(0, l.Shards(), "ended")
+	AppendCommits(t, l, s, "ended", 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.Append(ctx, eventlog.Head{Subject: Session(0, l.Shards(), "ended too")}, Draft("x", "x")); !errors.Is(err, eventlog.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	if _, err := l.Append(ctx, eventlog.Head{Subject: SessionSubject(0, l.Shards(), "ended too")}, Draft("x", "x")); !errors.Is(err, eventlog.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Errorf("append: %v", err)
 	}
-	if _, err := l.Last(ctx, s, eventlog.Any); !errors.Is(err, eventlog.ErrUnavailable) {
+	if _, err := l.Last(ctx, s, eventlog.AnyReplica); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("last: %v", err)
 	}
-	if _, err := l.At(ctx, eventlog.Position{Seq: 1}); !errors.Is(err, eventlog.ErrUnavailable) {
+	if _, err := l.CommitAt(ctx, eventlog.Position{Seq: 1}); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("at: %v", err)
 	}
 	var got error

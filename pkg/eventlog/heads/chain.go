@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Fault is a position in a chain of signed heads, or in the log, that does not match what was signed.
+// Fault is a position in a chain of signed heads, or in the log, whose content differs from what was signed.
 type Fault struct {
 	Subject string // of the chain or of the log
 	Seq     uint64 // stream sequence, in the chain or in the log
@@ -22,19 +22,20 @@ type Chain struct {
 	last    time.Time // time of the last entry
 	through uint64
 	at      time.Time // time of the entry that stated through
-	windows []window
+	ranges  []coveredRange
 	heads   map[uint64]signedHead // by stream sequence in the log
 	faults  []Fault
 }
 
-// window is a range of stream sequences for which an entry lists the last commit of every changed subject.
-type window struct {
+// coveredRange is a range of stream sequences of the log for which one entry lists the last commit of every changed
+// subject.
+type coveredRange struct {
 	through uint64
 	n       uint64
 	last    map[string]uint64 // sequence of the last commit, by subject
 }
 
-// signedHead is a head of an entry, with the number and the time of the entry.
+// signedHead is one of the heads that an entry lists, with the number and the time of the entry.
 type signedHead struct {
 	Head
 	n    uint64
@@ -46,16 +47,16 @@ func NewChain(shard int) *Chain {
 	return &Chain{shard: shard, heads: map[uint64]signedHead{}}
 }
 
-// Subject returns the name of a shard's chain in faults.
-func Subject(shard int) string { return "head." + strconv.Itoa(shard) }
+// FaultSubject returns the name of a shard's chain of signed heads in a Fault.
+func FaultSubject(shard int) string { return "head." + strconv.Itoa(shard) }
 
 // Add adds the next stored entry of the shard. seq is its sequence in the stream of heads. An invalid entry becomes
 // a fault of the chain, and the chain continues after it. Add returns an error if no key matches.
 func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
-	e, hash, err := Open(stored, keys...)
+	e, hash, err := OpenEntry(stored, keys...)
 	var unknown *UnknownKeyError
 	if errors.As(err, &unknown) {
-		return fmt.Errorf("entry at sequence %d of %s: %w", seq, Subject(c.shard), err)
+		return fmt.Errorf("entry at sequence %d of %s: %w", seq, FaultSubject(c.shard), err)
 	}
 	fault := ""
 	switch {
@@ -71,16 +72,17 @@ func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
 		fault = fmt.Sprintf("covers the log up to %d, but an earlier entry covers it up to %d", e.Through, c.through)
 	}
 	if fault != "" {
-		c.faults = append(c.faults, Fault{Subject(c.shard), seq, fault})
+		c.faults = append(c.faults, Fault{FaultSubject(c.shard), seq, fault})
 	}
 	if err == nil {
-		c.take(e, hash)
+		c.addVerified(e, hash)
 	}
 	return nil
 }
 
-// take adds the heads and the window of an entry that was verified. hash is the hash of the entry's bytes.
-func (c *Chain) take(e Entry, hash string) {
+// addVerified adds the heads and the covered range of an entry whose signature was verified. hash is the hash of the
+// entry's bytes.
+func (c *Chain) addVerified(e ChainEntry, hash string) {
 	c.n, c.hash, c.last = e.N, hash, e.Time
 	for _, h := range e.Heads {
 		c.heads[h.Seq] = signedHead{h, e.N, e.Time}
@@ -88,46 +90,47 @@ func (c *Chain) take(e Entry, hash string) {
 	if e.Through <= c.through {
 		return
 	}
-	w := window{through: e.Through, n: e.N, last: make(map[string]uint64, len(e.Heads))}
+	w := coveredRange{through: e.Through, n: e.N, last: make(map[string]uint64, len(e.Heads))}
 	for _, h := range e.Heads {
 		w.last[h.Subject] = h.Seq
 	}
-	c.windows = append(c.windows, w)
+	c.ranges = append(c.ranges, w)
 	c.through, c.at = e.Through, e.Time
 }
 
 // Shard returns the number of the shard.
 func (c *Chain) Shard() int { return c.shard }
 
-// Last returns the number, the hash and the time of the last entry. The number is 0 if there is none. A copy that
-// is kept elsewhere proves later that the chain was not truncated before this entry.
-func (c *Chain) Last() (n uint64, hash string, at time.Time) { return c.n, c.hash, c.last }
+// LastEntry returns the number, the hash and the time of the last entry of the chain. The number is 0 if there is none.
+// A copy that is kept elsewhere proves later that the chain was not truncated before this entry.
+func (c *Chain) LastEntry() (n uint64, hash string, at time.Time) { return c.n, c.hash, c.last }
 
-// Proved returns the sequence up to which the entries list every change of the log, and when that was signed. Later
-// changes are not covered.
-func (c *Chain) Proved() (through uint64, at time.Time) { return c.through, c.at }
+// ProvedThrough returns the stream sequence up to which the entries list every change of the log, and the time of the
+// entry that states it. Later changes are not covered.
+func (c *Chain) ProvedThrough() (through uint64, at time.Time) { return c.through, c.at }
 
-// Check returns a comparison of the shard's commits with the chain. covers reports whether the commits of a subject
+// Compare begins a comparison of the shard's commits with the chain. covers reports whether the commits of a subject
 // will be added; nil means all.
-func (c *Chain) Check(covers func(subject string) bool) *Check {
-	return &Check{chain: c, covers: covers, seen: map[uint64]bool{}, good: map[string]uint64{}, present: map[string]uint64{}}
+func (c *Chain) Compare(covers func(subject string) bool) *Comparison {
+	return &Comparison{chain: c, covers: covers, seen: map[uint64]bool{}, good: map[string]uint64{}, present: map[string]uint64{}}
 }
 
-// Check is a comparison of a shard of the log with its chain. Commits must be added in order.
-type Check struct {
+// Comparison compares the commits of one shard of the log with the chain of signed heads. Commits must be added in
+// order.
+type Comparison struct {
 	chain   *Chain
 	covers  func(subject string) bool // reports whether commits of a subject are added; nil means all
 	seen    map[uint64]bool           // sequences of the signed heads that were found
 	good    map[string]uint64         // by subject: the last sequence whose signed hash matches
-	window  int
-	present map[string]uint64 // by subject: its last commit in the current window
+	current int
+	present map[string]uint64 // by subject: its last commit in the current range
 }
 
-// Add compares a commit. It returns the problem of the commit, or "", and the faults of the windows that end before
-// it.
-func (k *Check) Add(subject string, seq uint64, hash string) (why string, before []Fault) {
-	before = k.advance(seq)
-	if k.window < len(k.chain.windows) {
+// Add compares a commit with the chain. It returns the problem of the commit, or "", and the faults of the covered
+// ranges that end before the commit.
+func (k *Comparison) Add(subject string, seq uint64, hash string) (why string, before []Fault) {
+	before = k.endRangesBefore(seq)
+	if k.current < len(k.chain.ranges) {
 		k.present[subject] = seq
 	}
 	h, ok := k.chain.heads[seq]
@@ -146,29 +149,29 @@ func (k *Check) Add(subject string, seq uint64, hash string) (why string, before
 		h.time.UTC().Format(time.RFC3339), h.n, k.good[subject]), before
 }
 
-// Skip records a commit that exists but cannot be read.
-func (k *Check) Skip(seq uint64) { k.seen[seq] = true }
+// AddUnreadable records the sequence of a commit that exists but cannot be read.
+func (k *Comparison) AddUnreadable(seq uint64) { k.seen[seq] = true }
 
-// advance ends the windows that precede a sequence and returns their faults.
-func (k *Check) advance(seq uint64) []Fault {
+// endRangesBefore ends the covered ranges that precede a sequence and returns their faults.
+func (k *Comparison) endRangesBefore(seq uint64) []Fault {
 	var faults []Fault
-	for k.window < len(k.chain.windows) && seq > k.chain.windows[k.window].through {
-		w := k.chain.windows[k.window]
+	for k.current < len(k.chain.ranges) && seq > k.chain.ranges[k.current].through {
+		w := k.chain.ranges[k.current]
 		for subject, last := range k.present {
 			if listed := w.last[subject]; listed < last {
 				faults = append(faults, Fault{subject, last, fmt.Sprintf("did not exist when entry %d of the signed heads was written, which covers the log up to %d", w.n, w.through)})
 			}
 		}
 		clear(k.present)
-		k.window++
+		k.current++
 	}
 	return faults
 }
 
-// End returns the faults that are known after all commits were added: those of the last windows, and the signed
-// heads whose commit is missing. The janitor may have removed a missing commit of a deleted session.
-func (k *Check) End() (faults, missing []Fault) {
-	faults = k.advance(^uint64(0))
+// Finish returns the faults that are known after all commits were added: the faults of the last covered ranges, and the
+// signed heads whose commit is missing. The janitor may have removed a missing commit of a deleted session.
+func (k *Comparison) Finish() (faults, missing []Fault) {
+	faults = k.endRangesBefore(^uint64(0))
 	for seq, h := range k.chain.heads {
 		if !k.seen[seq] && (k.covers == nil || k.covers(h.Subject)) {
 			missing = append(missing, Fault{h.Subject, seq, fmt.Sprintf("is missing: its hash was signed at %s (entry %d of the signed heads)", h.time.UTC().Format(time.RFC3339), h.n)})
@@ -177,5 +180,5 @@ func (k *Check) End() (faults, missing []Fault) {
 	return faults, missing
 }
 
-// Faults returns the faults of the chain itself.
+// Faults returns the faults of the entries of the chain.
 func (c *Chain) Faults() []Fault { return c.faults }

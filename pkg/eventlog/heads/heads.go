@@ -17,24 +17,25 @@ import (
 	"time"
 )
 
-// Version is the version of the format of an Entry.
-const Version = 1
+// EntryVersion is the version of the format of a ChainEntry.
+const EntryVersion = 1
 
 // MaxHeads is the maximum number of heads in one entry, so that the entry fits into one NATS message.
 const MaxHeads = 3000
 
-// domain precedes a signed entry, so that the signature is not valid for anything else.
-const domain = "spool signed head\x00"
+// signatureDomain is the prefix of the bytes that a signature of an entry covers, so that the signature is not valid
+// for data of another kind.
+const signatureDomain = "spool signed head\x00"
 
-// Head is the last commit of a subject, as an Entry lists it.
+// Head is the last commit of a subject, as a ChainEntry lists it.
 type Head struct {
 	Subject string `json:"subject"`
 	Seq     uint64 `json:"seq"` // stream sequence in the shard
 	Hash    string `json:"hash"`
 }
 
-// Entry is one link of a shard's chain of signed heads.
-type Entry struct {
+// ChainEntry is one link of a shard's chain of signed heads.
+type ChainEntry struct {
 	V     int       `json:"v"`
 	Shard int       `json:"shard"`
 	N     uint64    `json:"n"`    // 1, 2, 3, …
@@ -46,8 +47,8 @@ type Entry struct {
 	Heads   []Head `json:"heads"`
 }
 
-// message is a stored entry. The signature covers the exact bytes of Entry.
-type message struct {
+// signedEntry is an entry as the stream HEADS stores it. The signature covers the exact bytes of Entry.
+type signedEntry struct {
 	Entry     json.RawMessage `json:"entry"`
 	Key       string          `json:"key"`       // KeyID of the public key
 	Signature string          `json:"signature"` // base64
@@ -103,23 +104,23 @@ func (k PublicKey) ID() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Seal encodes and signs an entry. hash is the Prev of the next entry.
-func (e Entry) Seal(k PrivateKey) (stored []byte, hash string, err error) {
-	e.V = Version
-	raw, err := encode(e)
+// Sign encodes and signs an entry. stored is the message for the stream HEADS. hash is the Prev of the next entry.
+func (e ChainEntry) Sign(k PrivateKey) (stored []byte, hash string, err error) {
+	e.V = EntryVersion
+	raw, err := encodeJSON(e)
 	if err != nil {
 		return nil, "", err
 	}
-	m := message{Entry: raw, Key: k.Public().ID(), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(k.key, signedBytes(raw)))}
-	if stored, err = encode(m); err != nil {
+	m := signedEntry{Entry: raw, Key: k.Public().ID(), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(k.key, signedBytes(raw)))}
+	if stored, err = encodeJSON(m); err != nil {
 		return nil, "", err
 	}
-	return stored, hashOf(raw), nil
+	return stored, entryHash(raw), nil
 }
 
-// encode returns JSON without HTML escapes, which json.RawMessage would otherwise receive when the message is
-// encoded.
-func encode(v any) ([]byte, error) {
+// encodeJSON returns JSON without HTML escapes, so that encoding a signedEntry does not change the bytes of its
+// json.RawMessage.
+func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
@@ -130,10 +131,10 @@ func encode(v any) ([]byte, error) {
 }
 
 // signedBytes returns the bytes that the signature of an entry covers.
-func signedBytes(entry []byte) []byte { return append([]byte(domain), entry...) }
+func signedBytes(entry []byte) []byte { return append([]byte(signatureDomain), entry...) }
 
-// hashOf returns the SHA-256 of an entry's bytes, in hex.
-func hashOf(entry []byte) string {
+// entryHash returns the SHA-256 of an entry's bytes, in hex.
+func entryHash(entry []byte) string {
 	sum := sha256.Sum256(entry)
 	return hex.EncodeToString(sum[:])
 }
@@ -150,29 +151,30 @@ func (e *UnknownKeyError) Error() string {
 	return fmt.Sprintf("signed with key %.64q, which is not one of the given keys", e.KeyID)
 }
 
-// Open decodes a stored entry and verifies its signature. Without keys it does not verify; the writer reads its own
-// chain that way.
-func Open(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
-	var m message
+// OpenEntry decodes a stored entry and verifies its signature with keys. Without keys it does not verify: the writer of
+// the chain reads its own entries that way.
+func OpenEntry(stored []byte, keys ...PublicKey) (e ChainEntry, hash string, err error) {
+	var m signedEntry
 	if err := json.Unmarshal(stored, &m); err != nil {
-		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+		return ChainEntry{}, "", fmt.Errorf("decode signed heads: %w", err)
 	}
 	if len(keys) > 0 {
-		if err := m.check(keys); err != nil {
-			return Entry{}, "", err
+		if err := m.verify(keys); err != nil {
+			return ChainEntry{}, "", err
 		}
 	}
 	if err := json.Unmarshal(m.Entry, &e); err != nil {
-		return Entry{}, "", fmt.Errorf("decode signed heads: %w", err)
+		return ChainEntry{}, "", fmt.Errorf("decode signed heads: %w", err)
 	}
-	if e.V != Version {
-		return Entry{}, "", fmt.Errorf("signed heads have version %d, newest known version is %d", e.V, Version)
+	if e.V != EntryVersion {
+		return ChainEntry{}, "", fmt.Errorf("signed heads have version %d, newest known version is %d", e.V, EntryVersion)
 	}
-	return e, hashOf(m.Entry), nil
+	return e, entryHash(m.Entry), nil
 }
 
-// check returns ErrSignature unless one of the keys signed the message, or *UnknownKeyError if none of them is the message's key.
-func (m message) check(keys []PublicKey) error {
+// verify returns ErrSignature unless one of the keys signed the entry, or *UnknownKeyError if none of the keys has the
+// id that the entry states.
+func (m signedEntry) verify(keys []PublicKey) error {
 	for _, k := range keys {
 		if k.ID() != m.Key {
 			continue

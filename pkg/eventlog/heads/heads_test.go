@@ -20,9 +20,9 @@ func privateKey(t *testing.T, digit string) heads.PrivateKey {
 }
 
 // seal returns the stored form of an entry, and the hash that the next entry covers.
-func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
+func seal(t *testing.T, e heads.ChainEntry, k heads.PrivateKey) ([]byte, string) {
 	t.Helper()
-	stored, hash, err := e.Seal(k)
+	stored, hash, err := e.Sign(k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func seal(t *testing.T, e heads.Entry, k heads.PrivateKey) ([]byte, string) {
 // earlier builds must stay verifiable.
 func TestSeal_FixedVector(t *testing.T) {
 	t.Parallel()
-	e := heads.Entry{
+	e := heads.ChainEntry{
 		Shard: 1, N: 7, Prev: "ab", Time: time.Date(2026, 1, 31, 12, 0, 0, 5, time.UTC), Through: 9,
 		Heads: []heads.Head{{Subject: "ev.00.a<b.ses_1.life", Seq: 9, Hash: "cd"}},
 	}
@@ -46,38 +46,38 @@ func TestSeal_FixedVector(t *testing.T) {
 	}
 }
 
-func TestOpen_ReturnsWhatWasSealed(t *testing.T) {
+func TestOpenEntry_ReturnsTheSignedEntry(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	want := heads.Entry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
+	want := heads.ChainEntry{Shard: 1, N: 7, Prev: "ab", Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}
 	stored, sealed := seal(t, want, k)
-	got, hash, err := heads.Open(stored, privateKey(t, "2").Public(), k.Public())
+	got, hash, err := heads.OpenEntry(stored, privateKey(t, "2").Public(), k.Public())
 	if err != nil || hash != sealed || got.N != 7 || got.Through != 9 || len(got.Heads) != 1 || got.Heads[0] != want.Heads[0] {
 		t.Errorf("Open returned %+v, %s, %v; want %+v, %s", got, hash, err, want, sealed)
 	}
 }
 
-// TestOpen_EveryByteIsCovered tests that Open fails when any byte of a stored entry is changed.
-func TestOpen_EveryByteIsCovered(t *testing.T) {
+// TestOpenEntry_EveryByteIsCovered tests that OpenEntry fails when any byte of a stored entry is changed.
+func TestOpenEntry_EveryByteIsCovered(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, hash := seal(t, heads.Entry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}, k)
+	stored, hash := seal(t, heads.ChainEntry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: 9, Heads: []heads.Head{{Subject: "s", Seq: 9, Hash: "h"}}}, k)
 	for i := range stored {
 		changed := bytes.Clone(stored)
 		changed[i] ^= 1
-		e, got, err := heads.Open(changed, k.Public())
+		e, got, err := heads.OpenEntry(changed, k.Public())
 		if err == nil && got != hash {
 			t.Errorf("byte %d (%q) was changed to %q, and Open returned %+v", i, stored[i], changed[i], e)
 		}
 	}
 }
 
-func TestOpen_NamesAnUnknownKey(t *testing.T) {
+func TestOpenEntry_NamesAnUnknownKey(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, _ := seal(t, heads.Entry{N: 1}, k)
+	stored, _ := seal(t, heads.ChainEntry{N: 1}, k)
 	var unknown *heads.UnknownKeyError
-	if _, _, err := heads.Open(stored, privateKey(t, "2").Public()); !errors.As(err, &unknown) || unknown.KeyID != k.Public().ID() {
+	if _, _, err := heads.OpenEntry(stored, privateKey(t, "2").Public()); !errors.As(err, &unknown) || unknown.KeyID != k.Public().ID() {
 		t.Errorf("Open returned %v", err)
 	}
 }
@@ -108,11 +108,11 @@ func TestChain_Faults(t *testing.T) {
 	prev := ""
 	for n := uint64(1); n <= 4; n++ {
 		var stored []byte
-		stored, prev = seal(t, heads.Entry{N: n, Prev: prev, Through: n * 10, Heads: []heads.Head{{Subject: "s", Seq: n * 10, Hash: "h"}}}, k)
+		stored, prev = seal(t, heads.ChainEntry{N: n, Prev: prev, Through: n * 10, Heads: []heads.Head{{Subject: "s", Seq: n * 10, Hash: "h"}}}, k)
 		list = append(list, stored)
 	}
-	other, _ := seal(t, heads.Entry{Shard: 3, N: 5, Prev: prev, Through: 50}, k)
-	back, _ := seal(t, heads.Entry{N: 5, Prev: prev, Through: 5}, k)
+	other, _ := seal(t, heads.ChainEntry{Shard: 3, N: 5, Prev: prev, Through: 50}, k)
+	back, _ := seal(t, heads.ChainEntry{N: 5, Prev: prev, Through: 5}, k)
 	for _, c := range []struct {
 		name    string
 		entries [][]byte
@@ -138,7 +138,7 @@ func TestChain_Faults(t *testing.T) {
 			if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) == 0 || !strings.Contains(faults[0].Why, c.want)) {
 				t.Errorf("the faults are %+v, want %q", faults, c.want)
 			}
-			check := chain.Check(nil)
+			check := chain.Compare(nil)
 			if why, _ := check.Add("s", 40, "other"); c.name != "one is missing" && why == "" {
 				t.Error("a head that an entry after the fault lists is not compared")
 			}
@@ -146,17 +146,17 @@ func TestChain_Faults(t *testing.T) {
 	}
 }
 
-// TestCheck_FindsCommitsThatNoEntryLists tests that a commit is reported if it was inserted into the log after an
+// TestCompare_FindsCommitsThatNoEntryLists tests that a commit is reported if it was inserted into the log after an
 // entry had covered its position.
-func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
+func TestCompare_FindsCommitsThatNoEntryLists(t *testing.T) {
 	t.Parallel()
 	k := privateKey(t, "1")
-	stored, _ := seal(t, heads.Entry{N: 1, Through: 10, Heads: []heads.Head{{Subject: "a", Seq: 4, Hash: "h4"}, {Subject: "b", Seq: 9, Hash: "h9"}}}, k)
+	stored, _ := seal(t, heads.ChainEntry{N: 1, Through: 10, Heads: []heads.Head{{Subject: "a", Seq: 4, Hash: "h4"}, {Subject: "b", Seq: 9, Hash: "h9"}}}, k)
 	chain := heads.NewChain(0)
 	if err := chain.Add(1, stored, k.Public()); err != nil {
 		t.Fatal(err)
 	}
-	check := chain.Check(nil)
+	check := chain.Compare(nil)
 	for _, commit := range []struct {
 		subject string
 		seq     uint64
@@ -165,10 +165,10 @@ func TestCheck_FindsCommitsThatNoEntryLists(t *testing.T) {
 		if why, before := check.Add(commit.subject, commit.seq, commit.hash); why != "" || len(before) > 0 && commit.seq <= 10 {
 			t.Errorf("%v: %s, %+v", commit, why, before)
 		} else if commit.seq == 11 && len(before) != 2 {
-			t.Errorf("the window ends with %+v, want faults of a at 6 and c at 10", before)
+			t.Errorf("the range ends with %+v, want faults of a at 6 and c at 10", before)
 		}
 	}
-	if faults, missing := check.End(); len(faults)+len(missing) != 0 {
+	if faults, missing := check.Finish(); len(faults)+len(missing) != 0 {
 		t.Errorf("at the end there are %+v and %+v", faults, missing)
 	}
 }

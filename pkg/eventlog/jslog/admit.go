@@ -16,19 +16,20 @@ import (
 // Role states whether a process reads or also writes the log, and which keys it has.
 type Role int
 
-// A Verifier reads and checks the commits of all roles. A Writer also appends. A Contributor appends, and has only
-// the key of its own role.
 const (
-	Verifier Role = iota
-	Writer
-	Contributor
+	// RoleVerifier is the role of a process that reads the log and checks the commits of all roles.
+	RoleVerifier Role = iota
+	// RoleWriter is the role of a process that also appends commits.
+	RoleWriter
+	// RoleContributor is the role of a process that appends commits, and has only the key of its own role.
+	RoleContributor
 )
 
-// Signing returns the signing settings that the installation recorded. It returns an error if keys do not match
-// them: other processes would not accept commits that are signed with an unknown key.
-func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.Signing, error) {
+// CheckSigning returns the signing settings that the installation recorded. It returns an error if keys do not match
+// the settings: other processes would not accept commits that are signed with an unknown key.
+func CheckSigning(ctx context.Context, js jetstream.JetStream, shards int, keys eventlog.Keys, use Role) (topology.SigningSettings, error) {
 	s, err := topology.ReadSigning(ctx, js, shards)
-	if err == nil && use != Verifier && s.CommitVersion > events.CommitVersion {
+	if err == nil && use != RoleVerifier && s.CommitVersion > events.CommitVersion {
 		err = fmt.Errorf("commit-version: writers of this log write commits of version %d, but this build supports only versions up to %d: run a newer build", s.CommitVersion, events.CommitVersion)
 	}
 	if err != nil || len(s.Keys) == 0 {
@@ -38,12 +39,12 @@ func Signing(ctx context.Context, js jetstream.JetStream, shards int, keys event
 	switch {
 	case keys.IsZero():
 		return s, errors.New("log-keys: the commits of this log are signed: set the keys of the installation")
-	case use != Verifier && own == "":
+	case use != RoleVerifier && own == "":
 		return s, errors.New("log-keys: the commits of this log are signed, but the keys do not contain the key of this service")
-	case use != Verifier && !slices.Contains(s.Keys, own):
+	case use != RoleVerifier && !slices.Contains(s.Keys, own):
 		return s, fmt.Errorf("log-keys: the installation does not know the key %s: run `spool provision` with this key, or set the key that is in use", own)
-	case use != Contributor && keys.Missing() != "":
-		return s, fmt.Errorf("log-keys: the commits of this log are signed, but the keys contain no key of %s", keys.Missing())
+	case use != RoleContributor && keys.MissingRole() != "":
+		return s, fmt.Errorf("log-keys: the commits of this log are signed, but the keys contain no key of %s", keys.MissingRole())
 	}
 	return s, nil
 }

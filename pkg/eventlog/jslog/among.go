@@ -24,11 +24,11 @@ func (l *Log) ChangedAmong(ctx context.Context, after eventlog.Position, subject
 		if s.Partition()%l.shards != after.Shard {
 			return c, fmt.Errorf("read changes: %s is not in shard %d", s, after.Shard)
 		}
-		names[i] = l.subject(s)
+		names[i] = l.natsSubject(s)
 	}
 	through := uint64(math.MaxUint64)
-	for batch := range slices.Chunk(names, batchSubjects) {
-		end, err := l.lastMessages(ctx, after, 0, batch, func(m message) { c.Last[l.chain(m.Subject)] = m.Seq })
+	for batch := range slices.Chunk(names, lastRequestSubjects) {
+		end, err := l.readLastMessages(ctx, after, 0, batch, func(m message) { c.Last[l.chainOf(m.Subject)] = m.Seq })
 		if err != nil {
 			return c, fmt.Errorf("read changes after %s: %w: %w", after, eventlog.ErrUnavailable, err)
 		}

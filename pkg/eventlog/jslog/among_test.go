@@ -33,7 +33,7 @@ func TestChangedAmong_ManySubjects(t *testing.T) {
 	for i := range many {
 		writers.Go(func() {
 			name := fmt.Sprint("many ", i)
-			subjects[i] = events.LifeOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))
+			subjects[i] = events.LifeSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))
 			head, err := l.Append(t.Context(), eventlog.Head{Subject: subjects[i]}, eventlogtest.Draft(name, name))
 			if err != nil {
 				t.Error(err)
@@ -76,8 +76,8 @@ func end(pending, last, upTo int) nats.Header {
 // answer is continued, and that the answer of a replica that lags does not move the end back.
 func TestChangedAmong_Answers(t *testing.T) {
 	t.Parallel()
-	one := events.LifeOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, "one"))
-	two := events.LifeOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, "two"))
+	one := events.LifeSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, "one"))
+	two := events.LifeSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, "two"))
 	both := map[string]uint64{one.String(): 10, two.String(): 12}
 	whole := answer{stored(one.String(), 10, 0), stored(two.String(), 12, 10), end(0, 12, 20)}
 	for name, test := range map[string]struct {

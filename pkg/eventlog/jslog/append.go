@@ -19,12 +19,12 @@ import (
 // is done.
 func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
 	draft.V = max(l.signing.CommitVersion, head.Commit.V)
-	c, data, err := eventlog.Seal(ctx, head, draft, l.payloads)
+	c, data, err := eventlog.SealDraft(ctx, head, draft, l.payloads)
 	if err != nil {
 		return eventlog.Head{}, err
 	}
 	a := appendAttempt{log: l, head: head, commit: c, data: data}
-	next, err := a.run(ctx)
+	next, err := a.publishUntilKnown(ctx)
 	if err != nil {
 		var conflict *eventlog.ConflictError
 		if errors.As(err, &conflict) {
@@ -47,12 +47,12 @@ type appendAttempt struct {
 	joined      bool // the first publish went through the stream's batcher
 }
 
-// run publishes the commit until its outcome is known: it is stored, another commit took its place (*eventlog.ConflictError), or the
-// server refuses it.
-func (a *appendAttempt) run(ctx context.Context) (eventlog.Head, error) {
-	b := a.log.backoff()
+// publishUntilKnown publishes the commit until its outcome is known: the commit is stored, another commit was stored
+// after the same head (*eventlog.ConflictError), or the server refuses the commit.
+func (a *appendAttempt) publishUntilKnown(ctx context.Context) (eventlog.Head, error) {
+	b := a.log.appendBackoff()
 	for {
-		ack, err := a.publish(ctx, b.timeout())
+		ack, err := a.publishOnce(ctx, b.timeout())
 		if err == nil && !ack.Duplicate {
 			return eventlog.Head{Subject: a.head.Subject, Seq: ack.Sequence, Hash: a.commit.Hash, Commit: a.commit}, nil
 		}
@@ -65,13 +65,13 @@ func (a *appendAttempt) run(ctx context.Context) (eventlog.Head, error) {
 		}
 		if !guarded {
 			a.lost = true
-			a.log.logger.Log(ctx, b.level(), "settle an append", "subject", a.head.Subject.String(), "commit", a.commit.ID, "error", err)
+			a.log.logger.Log(ctx, b.logLevel(), "settle an append", "subject", a.head.Subject.String(), "commit", a.commit.ID, "error", err)
 			// The server cannot answer yet: wait before asking for the outcome, not only before the next publish.
 			if err := b.wait(ctx, err); err != nil {
 				return eventlog.Head{}, err
 			}
 		}
-		next, known, settleErr := a.settle(ctx)
+		next, known, settleErr := a.readOutcome(ctx)
 		if settleErr != nil || known {
 			return next, settleErr
 		}
@@ -88,35 +88,35 @@ func (a *appendAttempt) run(ctx context.Context) (eventlog.Head, error) {
 	}
 }
 
-// publish sends the commit once. It returns at once if the connection breaks. Only the first publish of an append may
+// publishOnce sends the commit once. It returns at once if the connection breaks. Only the first publish of an append may
 // share a batch: after a lost acknowledgement the other members of the batch must not depend on this one.
-func (a *appendAttempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
+func (a *appendAttempt) publishOnce(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	b := a.log.batcher(a)
+	b := a.log.batcherFor(a)
 	if b == nil || a.joined {
 		return a.publishSingly(ctx, timeout)
 	}
 	a.joined = true
-	m := b.join(a)
+	m := b.admit(a)
 	if m == nil {
-		defer b.leave()
+		defer b.finishSingle()
 		return a.publishSingly(ctx, timeout)
 	}
-	o, err := b.await(ctx, m, timeout)
+	o, err := b.awaitOutcome(ctx, m, timeout)
 	if err != nil || o.ack != nil {
 		return o.ack, err
 	}
 	a.maybeStored = o.maybeStored
-	defer b.leave()
+	defer b.finishSingle()
 	return a.publishSingly(ctx, timeout)
 }
 
-// message returns the message of the commit, with the guard.
-func (a *appendAttempt) message() *nats.Msg {
-	msg := &nats.Msg{Subject: a.log.subject(a.head.Subject), Data: a.data, Header: nats.Header{
-		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(a.head.Expected(), 10)},
+// buildMessage returns the NATS message of the commit, with the guard and the signature.
+func (a *appendAttempt) buildMessage() *nats.Msg {
+	msg := &nats.Msg{Subject: a.log.natsSubject(a.head.Subject), Data: a.data, Header: nats.Header{
+		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(a.head.ExpectedSequence(), 10)},
 		jetstream.MsgIDHeader:               {a.commit.ID},
 	}}
 	if signature := a.log.keys.Sign(a.head.Subject, a.commit); signature != "" {
@@ -127,52 +127,52 @@ func (a *appendAttempt) message() *nats.Msg {
 
 // publishSingly publishes the commit in a message of its own. It returns nats.ErrTimeout if there is no acknowledgement in time.
 func (a *appendAttempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
-	return a.log.publisher.publish(ctx, a.message(), timeout)
+	return a.log.publisher.publish(ctx, a.buildMessage(), timeout)
 }
 
 // handleDuplicate handles a commit id that the server already knows while the expected sequence matches: either this
 // append was stored by an earlier try, or the stored commit was purged since and the append is a conflict.
 func (a *appendAttempt) handleDuplicate(ctx context.Context) (eventlog.Head, error) {
-	next, known, err := a.settle(ctx)
+	next, known, err := a.readOutcome(ctx)
 	if err == nil && !known {
-		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
+		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.ExpectedSequence()}
 	}
 	return next, err
 }
 
-// settle reads the first commit after the expected sequence. If there is one, the outcome is known: it is this
-// commit, or a conflict.
-func (a *appendAttempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
+// readOutcome reads the first commit of the subject after the expected sequence. If there is one, the outcome of the
+// append is known: that commit is the one to append, or another one, which is a conflict.
+func (a *appendAttempt) readOutcome(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
-	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: a.log.subject(s)})
+	m, err := a.log.getFromLeader(ctx, a.log.streamName(s), getRequest{Seq: a.head.ExpectedSequence() + 1, NextFor: a.log.natsSubject(s)})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{}, false, nil
 	}
 	if err != nil {
 		return eventlog.Head{}, false, err
 	}
-	next, err = a.log.headOf(ctx, s, m)
+	next, err = a.log.decodeHead(ctx, s, m)
 	var foreign *eventlog.ForeignError
 	if errors.As(err, &foreign) {
-		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Expected()}
+		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.ExpectedSequence()}
 	}
 	if err != nil {
 		return eventlog.Head{}, false, err
 	}
 	if next.Commit.ID != a.commit.ID {
-		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.Expected()}
+		return eventlog.Head{}, true, &eventlog.ConflictError{Subject: s, Expected: a.head.ExpectedSequence()}
 	}
 	return next, true, nil
 }
 
-// checkHead returns a conflict if the head is not the subject's last commit.
+// checkHead returns a *eventlog.ConflictError if the head is not the subject's last commit.
 func (a *appendAttempt) checkHead(ctx context.Context) error {
-	last, err := a.log.Last(ctx, a.head.Subject, eventlog.Leader)
+	last, err := a.log.Last(ctx, a.head.Subject, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
-	if last.Expected() < a.head.Expected() {
-		return &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
+	if last.ExpectedSequence() < a.head.ExpectedSequence() {
+		return &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.ExpectedSequence()}
 	}
 	return nil
 }
@@ -180,11 +180,11 @@ func (a *appendAttempt) checkHead(ctx context.Context) error {
 // handleRefusal returns the result of an append whose last try was finally refused. An earlier try may still have
 // been stored.
 func (a *appendAttempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, error) {
-	why = wrapError(why)
+	why = classifyError(why)
 	if !a.lost && !a.maybeStored {
 		return eventlog.Head{}, why
 	}
-	next, known, err := a.settle(ctx)
+	next, known, err := a.readOutcome(ctx)
 	if err != nil || known {
 		return next, err
 	}
@@ -211,8 +211,8 @@ const (
 	codeStoreFailed           jetstream.ErrorCode = 10077 // a limit of the stream was reached, or the disk failed
 )
 
-// wrapError wraps an error so that callers can test for it.
-func wrapError(err error) error {
+// classifyError wraps an error of a publish in eventlog.ErrTooLarge, eventlog.ErrFull or eventlog.ErrUnavailable.
+func classifyError(err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):

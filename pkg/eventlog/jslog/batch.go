@@ -24,23 +24,23 @@ const (
 
 // Error codes with which the server refuses a batch before it stores any of it.
 const (
-	codeAtomicDisabled    jetstream.ErrorCode = 10174
-	codeAtomicIncomplete  jetstream.ErrorCode = 10176
-	codeAtomicTooLarge    jetstream.ErrorCode = 10199
-	codeAtomicDuplicate   jetstream.ErrorCode = 10201
-	codeAtomicTooManyOpen jetstream.ErrorCode = 10210
+	codeBatchDisabled      jetstream.ErrorCode = 10174
+	codeBatchIncomplete    jetstream.ErrorCode = 10176
+	codeBatchTooLarge      jetstream.ErrorCode = 10199
+	codeBatchDuplicate     jetstream.ErrorCode = 10201
+	codeTooManyOpenBatches jetstream.ErrorCode = 10210
 )
 
-// errNoBatch is returned if the server acknowledged the last message of a batch, but not the batch. A server without
-// atomic batches stores each message for itself.
-var errNoBatch = errors.New("the server does not support atomic batches")
+// errBatchesUnsupported is returned if the server acknowledged the last message of a batch as a single message. A
+// server without atomic batches stores each message separately.
+var errBatchesUnsupported = errors.New("the server does not support atomic batches")
 
-// batcher returns the batcher of an append that may share a batch, or nil. Only run commits share batches: their writers
+// batcherFor returns the batcher of an append that may share a batch, or nil. Only run commits share batches: their writers
 // hold the epoch and rarely meet a stale guard, which would have the whole batch refused. Two writers of life commits
 // meet more often.
-func (l *Log) batcher(a *appendAttempt) *batcher {
+func (l *Log) batcherFor(a *appendAttempt) *batcher {
 	s := a.head.Subject
-	if s.Aspect != events.Run && !l.batchAll || len(a.data) > min(maxShared, l.maxPayload()/2) {
+	if s.Aspect != events.Run && !l.batchAll || len(a.data) > min(maxBatchedCommitBytes, l.maxPayload()/2) {
 		return nil
 	}
 	return l.batchers[topology.ShardOf(s.Partition(), l.shards)]
@@ -49,10 +49,10 @@ func (l *Log) batcher(a *appendAttempt) *batcher {
 // maxPayload returns the size in bytes of the largest message that the server accepts, headers included.
 func (l *Log) maxPayload() int { return int(l.js.Conn().MaxPayload()) }
 
-// publishBatch publishes the commits of members as one atomic batch, and returns the stream sequence of the last one.
-// The commits of a batch have consecutive sequences. Unless the error is an error of the server, the outcome is
+// publishBatch publishes the commits of members as one atomic batch, and returns the stream sequence of the last
+// commit. The commits of a batch have consecutive sequences. Unless the error is an error of the server, the outcome is
 // unknown. If the connection breaks, publishBatch returns at once.
-func (l *Log) publishBatch(members []*member) (last uint64, err error) {
+func (l *Log) publishBatch(members []*waitingAppend) (last uint64, err error) {
 	nc := l.js.Conn()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -91,7 +91,8 @@ func (l *Log) publishBatch(members []*member) (last uint64, err error) {
 	return 0, nil
 }
 
-// decodeBatchAck returns the stream sequence of the last message of a batch.
+// decodeBatchAck decodes the acknowledgement of a batch of n messages. It returns the stream sequence of the last
+// message.
 func decodeBatchAck(data []byte, id string, n int) (last uint64, err error) {
 	var ack struct {
 		Error    *jetstream.APIError `json:"error"`
@@ -101,31 +102,31 @@ func decodeBatchAck(data []byte, id string, n int) (last uint64, err error) {
 	}
 	switch err := json.Unmarshal(data, &ack); {
 	case err != nil:
-		return 0, fmt.Errorf("%w: decode the acknowledgement: %w", errNoBatch, err)
+		return 0, fmt.Errorf("%w: decode the acknowledgement: %w", errBatchesUnsupported, err)
 	case ack.Error != nil:
 		return 0, ack.Error
 	case ack.Batch != id || ack.Count != n || ack.Sequence < uint64(n):
-		return 0, errNoBatch
+		return 0, errBatchesUnsupported
 	}
 	return ack.Sequence, nil
 }
 
-// batchRefused reports whether the server refused a batch. After some errors it may have stored a part of the batch:
+// isBatchRefused reports whether the server refused a batch. After some errors it may have stored a part of the batch:
 // then maybeStored is true.
-func batchRefused(err error) (refused, maybeStored bool) {
+func isBatchRefused(err error) (refused, maybeStored bool) {
 	var api *jetstream.APIError
 	if !errors.As(err, &api) || isTransient(err) {
 		return false, false
 	}
 	switch api.ErrorCode {
-	case codeAtomicDisabled, codeAtomicIncomplete, codeAtomicTooLarge, codeAtomicDuplicate, codeAtomicTooManyOpen:
+	case codeBatchDisabled, codeBatchIncomplete, codeBatchTooLarge, codeBatchDuplicate, codeTooManyOpenBatches:
 		return true, false
 	}
 	return true, !isWrongSequence(err)
 }
 
-// atomicUnsupported reports whether an error shows that the stream or the server does not support atomic batches.
-func atomicUnsupported(err error) bool {
+// isBatchUnsupported reports whether an error shows that the stream or the server does not support atomic batches.
+func isBatchUnsupported(err error) bool {
 	var api *jetstream.APIError
-	return errors.Is(err, errNoBatch) || errors.As(err, &api) && api.ErrorCode == codeAtomicDisabled
+	return errors.Is(err, errBatchesUnsupported) || errors.As(err, &api) && api.ErrorCode == codeBatchDisabled
 }

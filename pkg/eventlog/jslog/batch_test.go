@@ -54,7 +54,7 @@ func (w *modelWriter) run(ctx context.Context) error {
 			w.acknowledged, head = append(w.acknowledged, next), next
 		case errors.As(err, &conflict):
 			w.refused = append(w.refused, draft.ID)
-			if head, err = w.log.Last(ctx, w.subject, eventlog.Leader); err != nil {
+			if head, err = w.log.Last(ctx, w.subject, eventlog.LeaderOnly); err != nil {
 				return err
 			}
 		default:
@@ -84,7 +84,7 @@ func TestBatches_HoldInEveryInterleaving(t *testing.T) {
 		}
 		log, err := jslog.New(jslog.Config{
 			JetStream: js, AckTimeout: 50 * time.Millisecond, Keys: modelKeys,
-			Signing: topology.Signing{After: []uint64{0}, Keys: modelKeys.KeyIDs(), CommitVersion: events.CommitVersion},
+			Signing: topology.SigningSettings{After: []uint64{0}, Keys: modelKeys.KeyIDs(), CommitVersion: events.CommitVersion},
 		})
 		if err != nil {
 			rt.Fatal(err)
@@ -95,7 +95,7 @@ func TestBatches_HoldInEveryInterleaving(t *testing.T) {
 		var writers []*modelWriter
 		var g errgroup.Group
 		for i := range subjects + rivals {
-			s := events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("model", i%subjects)))
+			s := events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("model", i%subjects)))
 			w := &modelWriter{log: log, model: m, subject: s, name: fmt.Sprint("writer ", i, " "), commits: commits}
 			writers = append(writers, w)
 			g.Go(func() error { return w.run(ctx) })
@@ -143,7 +143,7 @@ func checkModel(rt *rapid.T, m *streamModel, writers []*modelWriter) {
 			rt.Errorf("commit %d of %s is not chained", i+1, s)
 		}
 		prev[msg.subject] = c.Hash
-		if why, err := modelKeys.Check(s, c, msg.header.Get(topology.HeaderSignature)); why != "" || err != nil {
+		if why, err := modelKeys.CheckSignature(s, c, msg.header.Get(topology.HeaderSignature)); why != "" || err != nil {
 			rt.Errorf("signature of commit %d: %s, %v", i+1, why, err)
 		}
 	}
@@ -181,7 +181,7 @@ func TestBatches_FormOnlyFromWaitingCommits(t *testing.T) {
 		m.mu.Lock() // the model answers nothing until all that cannot be published at once wait
 		for i := range writers {
 			name := fmt.Sprint("round ", round, " writer ", i)
-			head := eventlog.Head{Subject: events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))}
+			head := eventlog.Head{Subject: events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, name))}
 			g.Go(func() error {
 				for j := range 3 {
 					var err error

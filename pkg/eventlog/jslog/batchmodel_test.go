@@ -253,10 +253,10 @@ func (m *streamModel) overtake(msg *nats.Msg) {
 		m.fail("%v", err)
 		return
 	}
-	if c.ID = events.Derive(events.KindCommit, "faster", c.ID); m.ids[c.ID] > 0 || m.check([]*nats.Msg{msg}, false) != 0 {
+	if c.ID = events.DeriveID(events.KindCommit, "faster", c.ID); m.ids[c.ID] > 0 || m.check([]*nats.Msg{msg}, false) != 0 {
 		return
 	}
-	c = c.Rechain(s, c.Events)
+	c = c.WithStoredEvents(s, c.Events)
 	data, err := c.Encode()
 	if err != nil {
 		m.fail("%v", err)

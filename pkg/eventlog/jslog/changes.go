@@ -12,27 +12,28 @@ import (
 )
 
 const (
-	// maxCounted is the maximum number of subjects whose messages are counted. The server returns up to 100,000
+	// maxCountedSubjects is the maximum number of subjects whose messages are counted. The server returns up to 100,000
 	// subjects in one response.
-	maxCounted = 50_000
-	// maxBehind is the maximum number of messages after which a count is still the beginning of a comparison. The
-	// last messages of the subjects that changed since then are in the newest files of the stream, so the server
-	// does not have to load old ones.
-	maxBehind = 1_000_000
-	// countTries is the maximum number of times that the messages are counted. A count fails if other messages are
-	// stored meanwhile.
-	countTries = 3
-	// maxLater is the maximum number of subjects that changed after the end of the range and are read again.
-	maxLater = 100
+	maxCountedSubjects = 50_000
+	// maxCountAge is the maximum number of messages that may follow a count that Changed still compares with. The last
+	// messages of the subjects that changed since then are in the newest files of the stream, so the server does not
+	// have to load old ones.
+	maxCountAge = 1_000_000
+	// maxCountTries is the maximum number of times that one Changed counts the messages. A count fails if other
+	// messages are stored meanwhile.
+	maxCountTries = 3
+	// maxRereadSubjects is the maximum number of subjects whose last message is after the end of the examined range and
+	// that are read again to find their last message in the range.
+	maxRereadSubjects = 100
 )
 
-// worthCounting reports whether counting the messages of every subject is cheaper than reading the headers of each
+// isCountingCheaper reports whether counting the messages of every subject is cheaper than reading the headers of each
 // new message. Client and server use about 4 µs of processor time for a subject and 8 µs for a message.
-func worthCounting(state jetstream.StreamState, after uint64) bool {
-	return state.LastSeq > after && state.LastSeq-after >= state.NumSubjects && state.NumSubjects <= maxCounted
+func isCountingCheaper(state jetstream.StreamState, after uint64) bool {
+	return state.LastSeq > after && state.LastSeq-after >= state.NumSubjects && state.NumSubjects <= maxCountedSubjects
 }
 
-// subjectCounts is the number of messages of each subject of a stream, exactly as of one sequence.
+// subjectCounts is the number of messages of each subject of a stream, exactly as of one stream sequence.
 type subjectCounts struct {
 	stream   jetstream.StreamInfo // without Subjects
 	at       uint64               // stream sequence
@@ -49,39 +50,39 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	if err := (eventlog.Filter{}).Check(l.partitions, after.Shard, l.shards); err != nil {
 		return eventlog.Changes{Through: after, Last: map[string]uint64{}}, err
 	}
-	before, now := l.counts[after.Shard].Load(), l.count(ctx, after)
+	before, now := l.counts[after.Shard].Load(), l.countMessages(ctx, after)
 	if now != nil {
 		l.counts[after.Shard].Store(now)
 	}
-	if now != nil && before != nil && before.at <= after.Seq && after.Seq-before.at <= maxBehind {
+	if now != nil && before != nil && before.at <= after.Seq && after.Seq-before.at <= maxCountAge {
 		changed, ok := now.changedSince(before)
 		if ok && len(changed) <= maxSubjects {
-			c, err := l.lastOf(ctx, after, now.at, changed)
+			c, err := l.lastInRange(ctx, after, now.at, changed)
 			if err == nil {
 				return l.groupByChain(c), nil
 			}
-			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStream(after.Shard), "error", err)
+			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStreamName(after.Shard), "error", err)
 		}
 	}
-	return l.scan(ctx, after, now, maxSubjects)
+	return l.scanHeaders(ctx, after, now, maxSubjects)
 }
 
-// scan reads the headers of all messages after a position, up to the sequence of a count or, without one, up to the
-// current end.
-func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *subjectCounts, maxSubjects int) (eventlog.Changes, error) {
+// scanHeaders finds the changed subjects by reading the headers of all messages after a position, up to the sequence of
+// a count or, without one, up to the current end.
+func (l *Log) scanHeaders(ctx context.Context, after eventlog.Position, upTo *subjectCounts, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
-	r, err := l.reader(after, eventlog.Filter{})
+	r, err := l.newReader(after, eventlog.Filter{})
 	if err != nil {
 		return c, err
 	}
 	r.bare = true
 	take := func(m jetstream.Msg) error {
-		if upTo != nil && r.seq > upTo.at || !c.Add(l.chain(m.Subject()), r.seq, maxSubjects) {
+		if upTo != nil && r.seq > upTo.at || !c.Add(l.chainOf(m.Subject()), r.seq, maxSubjects) {
 			return errStopReading
 		}
 		return nil
 	}
-	end, err := r.end(ctx)
+	end, err := r.endSequence(ctx)
 	if err != nil {
 		return c, err
 	}
@@ -97,16 +98,17 @@ func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *subjectCo
 	return c, nil
 }
 
-// count counts the messages of every subject. It returns nil if this is not worth it, or if the count is not exact
-// as of one sequence. Its requests are not repeated, because the headers can be read instead.
-func (l *Log) count(ctx context.Context, after eventlog.Position) *subjectCounts {
+// countMessages counts the messages of every subject of the shard's stream. It returns nil if reading the headers is
+// cheaper, or if the count is not exact as of one sequence. Its requests are not repeated, because the headers can be
+// read instead.
+func (l *Log) countMessages(ctx context.Context, after eventlog.Position) *subjectCounts {
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
 	defer cancel()
-	stream, err := l.js.Stream(ctx, topology.EventsStream(after.Shard))
-	if err != nil || !worthCounting(stream.CachedInfo().State, after.Seq) {
+	stream, err := l.js.Stream(ctx, topology.EventsStreamName(after.Shard))
+	if err != nil || !isCountingCheaper(stream.CachedInfo().State, after.Seq) {
 		return nil
 	}
-	for range countTries {
+	for range maxCountTries {
 		first, err := stream.Info(ctx, jetstream.WithSubjectFilter(">"))
 		if err != nil {
 			return nil
@@ -117,7 +119,7 @@ func (l *Log) count(ctx context.Context, after eventlog.Position) *subjectCounts
 		}
 		c := &subjectCounts{stream: *first, at: first.State.LastSeq, subjects: first.State.Subjects}
 		c.stream.State.Subjects = nil
-		if c.isExact(second) && worthCounting(first.State, after.Seq) {
+		if c.isExact(second) && isCountingCheaper(first.State, after.Seq) {
 			return c
 		}
 	}
@@ -134,12 +136,12 @@ func (c *subjectCounts) isExact(later *jetstream.StreamInfo) bool {
 		sum += n
 	}
 	first, second := c.stream.State, later.State
-	return sum == first.Msgs && leader(&c.stream) == leader(later) && c.stream.Created.Equal(later.Created) &&
+	return sum == first.Msgs && leaderName(&c.stream) == leaderName(later) && c.stream.Created.Equal(later.Created) &&
 		second.LastSeq >= first.LastSeq && second.Msgs == first.Msgs+(second.LastSeq-first.LastSeq)
 }
 
-// leader returns the name of the server that leads the stream, or "" without a cluster.
-func leader(info *jetstream.StreamInfo) string {
+// leaderName returns the name of the server that leads the stream, or "" without a cluster.
+func leaderName(info *jetstream.StreamInfo) string {
 	if info.Cluster == nil {
 		return ""
 	}
@@ -163,8 +165,9 @@ func (c *subjectCounts) changedSince(earlier *subjectCounts) (subjects []string,
 	return subjects, growth == c.at-earlier.at
 }
 
-// chain returns the chain of commits of a NATS subject, or the subject itself if it has none.
-func (l *Log) chain(subject string) string {
+// chainOf returns the name of the chain of commits on a NATS subject, or the subject itself if it is not a subject of
+// the log.
+func (l *Log) chainOf(subject string) string {
 	s, err := l.partitions.ParseSubject(subject)
 	if err != nil {
 		return subject
@@ -176,18 +179,18 @@ func (l *Log) chain(subject string) string {
 func (l *Log) groupByChain(c eventlog.Changes) eventlog.Changes {
 	last, hash := make(map[string]uint64, len(c.Last)), make(map[string]string, len(c.Hash))
 	for subject, seq := range c.Last {
-		last[l.chain(subject)] = seq
+		last[l.chainOf(subject)] = seq
 	}
 	for subject, h := range c.Hash {
-		hash[l.chain(subject)] = h
+		hash[l.chainOf(subject)] = h
 	}
 	c.Last, c.Hash = last, hash
 	return c
 }
 
-// lastOf reads the last message of each NATS subject in a range of sequences. The subjects must have been found by
-// counting up to its end.
-func (l *Log) lastOf(ctx context.Context, after eventlog.Position, end uint64, subjects []string) (eventlog.Changes, error) {
+// lastInRange reads the last message of each NATS subject in the range of sequences that ends at end. The subjects must
+// be the changed ones of a count as of end.
+func (l *Log) lastInRange(ctx context.Context, after eventlog.Position, end uint64, subjects []string) (eventlog.Changes, error) {
 	// The headers can be read instead, so they need most of the caller's time.
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
 	defer cancel()
@@ -198,8 +201,8 @@ func (l *Log) lastOf(ctx context.Context, after eventlog.Position, end uint64, s
 	for _, subject := range subjects {
 		wanted[subject] = true
 	}
-	for batch := range slices.Chunk(subjects, batchSubjects) {
-		_, err := l.lastMessages(ctx, after, end, batch, func(m message) {
+	for batch := range slices.Chunk(subjects, lastRequestSubjects) {
+		_, err := l.readLastMessages(ctx, after, end, batch, func(m message) {
 			// After a response that ended early, the next one may contain a newer message of a subject.
 			if _, found := c.Last[m.Subject]; found || !wanted[m.Subject] {
 				return
@@ -211,7 +214,7 @@ func (l *Log) lastOf(ctx context.Context, after eventlog.Position, end uint64, s
 			c.Last[m.Subject] = m.Seq
 			// A message that cannot be decoded, or that is not part of the log, has no hash. The caller reads it.
 			if s, err := l.partitions.ParseSubject(m.Subject); err == nil {
-				if commit, err := l.decode(ctx, s, m); err == nil {
+				if commit, err := l.decodeCommit(ctx, s, m); err == nil {
 					c.Hash[m.Subject] = commit.Hash
 				}
 			}
@@ -220,20 +223,20 @@ func (l *Log) lastOf(ctx context.Context, after eventlog.Position, end uint64, s
 			return c, err
 		}
 	}
-	return c, l.lastBeforeEnd(ctx, &c, after, later)
+	return c, l.addLastBeforeEnd(ctx, &c, after, later)
 }
 
-// lastBeforeEnd adds the last messages up to c.Through of subjects whose last message came later. The server can
-// look for such messages itself (up_to_seq), but while it does it may load every file of the stream and block
-// writers.
-func (l *Log) lastBeforeEnd(ctx context.Context, c *eventlog.Changes, after eventlog.Position, later map[string]uint64) error {
+// addLastBeforeEnd adds the last messages up to c.Through of subjects that also have a message after c.Through. The
+// server can look for such messages itself (up_to_seq), but during the search it may load every file of the stream and
+// block writers.
+func (l *Log) addLastBeforeEnd(ctx context.Context, c *eventlog.Changes, after eventlog.Position, later map[string]uint64) error {
 	if len(later) == 0 {
 		return nil
 	}
-	if len(later) > maxLater {
+	if len(later) > maxRereadSubjects {
 		return fmt.Errorf("%d subjects changed meanwhile", len(later))
 	}
-	r, err := l.reader(after, eventlog.Filter{})
+	r, err := l.newReader(after, eventlog.Filter{})
 	if err != nil {
 		return err
 	}

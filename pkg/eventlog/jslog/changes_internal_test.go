@@ -91,7 +91,7 @@ func TestWorthCounting(t *testing.T) {
 		{"too many subjects", 1_000_000, 0, 200_000, false},
 		{"a stream that became shorter", 50, 100, 1, false},
 	} {
-		if got := worthCounting(jetstream.StreamState{LastSeq: c.last, NumSubjects: c.subs}, c.after); got != c.want {
+		if got := isCountingCheaper(jetstream.StreamState{LastSeq: c.last, NumSubjects: c.subs}, c.after); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

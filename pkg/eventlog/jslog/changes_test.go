@@ -53,7 +53,7 @@ func (w *writer) write(t *testing.T, names ...string) {
 	}
 }
 
-func subjectOf(name string) events.Subject { return eventlogtest.Session(0, 1, "changes "+name) }
+func subjectOf(name string) events.Subject { return eventlogtest.SessionSubject(0, 1, "changes "+name) }
 
 // hashes returns the hash of the last commit of each name, by subject.
 func (w *writer) hashes(names ...string) map[string]string {
@@ -221,7 +221,7 @@ func TestChanged_EqualsTheHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := js.Stream(t.Context(), topology.EventsStream(0))
+	st, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,9 +455,9 @@ func TestChanged_WhileWritersAppend(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		connect func(t *testing.T) *nats.Conn
-		config  topology.Config
+		config  topology.ProvisionConfig
 	}{
-		"one server": {func(t *testing.T) *nats.Conn { return natstest.Conn(t, natstest.Run(t)) }, topology.Config{}},
+		"one server": {func(t *testing.T) *nats.Conn { return natstest.Conn(t, natstest.Run(t)) }, topology.ProvisionConfig{}},
 		"three replicas": {func(t *testing.T) *nats.Conn {
 			nc, err := nats.Connect(natstest.RunCluster(t).URL)
 			if err != nil {
@@ -465,7 +465,7 @@ func TestChanged_WhileWritersAppend(t *testing.T) {
 			}
 			t.Cleanup(nc.Close)
 			return nc
-		}, topology.Config{Replicas: 3}},
+		}, topology.ProvisionConfig{Replicas: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

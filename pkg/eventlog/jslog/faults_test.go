@@ -127,9 +127,9 @@ func TestAppend_SettlesAfterALostAcknowledgement(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), wait)
 			defer cancel()
 			c := withProxy(t)
-			s := eventlogtest.Session(0, 1, "lost")
-			head := eventlogtest.Fill(t, c.cut, s, "before", 2)[1]
-			tail := eventlogtest.Tail(ctx, t, c.direct, eventlog.Position{Seq: head.Seq}, eventlog.Filter{})
+			s := eventlogtest.SessionSubject(0, 1, "lost")
+			head := eventlogtest.AppendCommits(t, c.cut, s, "before", 2)[1]
+			tail := eventlogtest.StartTail(ctx, t, c.direct, eventlog.Position{Seq: head.Seq}, eventlog.Filter{})
 
 			c.drop(t, "downstream")
 			done := c.append(ctx, head, "ours")
@@ -137,7 +137,7 @@ func TestAppend_SettlesAfterALostAcknowledgement(t *testing.T) {
 			want, last := rec.Position.Seq, rec.Position.Seq
 			<-c.settles
 			if another {
-				stored, err := c.direct.Last(ctx, s, eventlog.Leader)
+				stored, err := c.direct.Last(ctx, s, eventlog.LeaderOnly)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -155,7 +155,7 @@ func TestAppend_SettlesAfterALostAcknowledgement(t *testing.T) {
 			if got.head.Seq != want || got.head.Hash != rec.Commit.Hash {
 				t.Errorf("append returned the head %d, want %d", got.head.Seq, want)
 			}
-			end, err := c.direct.Last(ctx, s, eventlog.Leader)
+			end, err := c.direct.Last(ctx, s, eventlog.LeaderOnly)
 			if err != nil || end.Seq != last {
 				t.Errorf("the last commit is %d, %v, want %d", end.Seq, err, last)
 			}
@@ -183,8 +183,8 @@ func TestAppend_SettlesAfterALostRequest(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), wait)
 			defer cancel()
 			c := withProxy(t)
-			s := eventlogtest.Session(0, 1, "lost")
-			head := eventlogtest.Fill(t, c.cut, s, "before", 1)[0]
+			s := eventlogtest.SessionSubject(0, 1, "lost")
+			head := eventlogtest.AppendCommits(t, c.cut, s, "before", 1)[0]
 			c.drop(t, "upstream")
 			done := c.append(ctx, head, "ours")
 			<-c.settles
@@ -223,8 +223,8 @@ func TestAppend_RetryFindsACommitWhoseOutcomeWasUnknown(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	c := withProxy(t)
-	s := eventlogtest.Session(0, 1, "given up")
-	tail := eventlogtest.Tail(ctx, t, c.direct, eventlog.Position{}, eventlog.Filter{})
+	s := eventlogtest.SessionSubject(0, 1, "given up")
+	tail := eventlogtest.StartTail(ctx, t, c.direct, eventlog.Position{}, eventlog.Filter{})
 	c.drop(t, "downstream")
 	short, stop := context.WithCancel(ctx)
 	done := c.append(short, eventlog.Head{Subject: s}, "ours")
@@ -248,15 +248,15 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*wait)
 	defer cancel()
 	c := withProxy(t)
-	s := eventlogtest.Session(0, 1, "lost")
-	tail := eventlogtest.Tail(ctx, t, c.cut, eventlog.Position{}, eventlog.Filter{})
-	eventlogtest.Expect(ctx, t, tail, eventlogtest.Fill(t, c.direct, s, "before", 1)[0])
+	s := eventlogtest.SessionSubject(0, 1, "lost")
+	tail := eventlogtest.StartTail(ctx, t, c.cut, eventlog.Position{}, eventlog.Filter{})
+	eventlogtest.ExpectCommit(ctx, t, tail, eventlogtest.AppendCommits(t, c.direct, s, "before", 1)[0])
 	for attempt := 0; ; attempt++ {
 		c.drop(t, "downstream")
-		last := eventlogtest.Fill(t, c.direct, s, fmt.Sprint("lost ", attempt), 1)[0]
+		last := eventlogtest.AppendCommits(t, c.direct, s, fmt.Sprint("lost ", attempt), 1)[0]
 		sent := c.isSent(ctx, t, last.Seq)
 		c.heal(t)
-		eventlogtest.Expect(ctx, t, tail, last)
+		eventlogtest.ExpectCommit(ctx, t, tail, last)
 		if sent {
 			return
 		}
@@ -266,7 +266,7 @@ func TestLostDelivery_IsReadAgain(t *testing.T) {
 // isSent reports whether the server sends a message to one of the stream's consumers within two seconds.
 func (c proxiedLog) isSent(ctx context.Context, t *testing.T, seq uint64) bool {
 	t.Helper()
-	stream, err := c.js.Stream(ctx, topology.EventsStream(0))
+	stream, err := c.js.Stream(ctx, topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,8 +310,8 @@ func TestLast_LeaderIsNotStale(t *testing.T) {
 	defer cancel()
 	nc := natstest.Conn(t, natstest.Run(t))
 	direct := open(t, nc, 1)
-	s := eventlogtest.Session(0, 1, "stale")
-	heads := eventlogtest.Fill(t, direct, s, "stale", 3)
+	s := eventlogtest.SessionSubject(0, 1, "stale")
+	heads := eventlogtest.AppendCommits(t, direct, s, "stale", 3)
 
 	replica := connectWithoutJetStream(t)
 	answer := func(api string, request func(m *nats.Msg) (*nats.Msg, error)) {
@@ -344,7 +344,7 @@ func TestLast_LeaderIsNotStale(t *testing.T) {
 	}
 	l := openConfig(t, jslog.Config{JetStream: js, Conn: replica})
 
-	stale, err := l.Last(ctx, s, eventlog.Any)
+	stale, err := l.Last(ctx, s, eventlog.AnyReplica)
 	if err != nil || stale.Seq != heads[0].Seq {
 		t.Fatalf("the replica answers %d, %v, want %d", stale.Seq, err, heads[0].Seq)
 	}
@@ -352,14 +352,14 @@ func TestLast_LeaderIsNotStale(t *testing.T) {
 	if _, err := l.Append(ctx, stale, eventlogtest.Draft("next", "next")); !errors.As(err, &conflict) {
 		t.Fatalf("append to a stale head: %v, want a conflict", err)
 	}
-	fresh, err := l.Last(ctx, s, eventlog.Leader)
+	fresh, err := l.Last(ctx, s, eventlog.LeaderOnly)
 	if err != nil || fresh.Seq != heads[2].Seq {
 		t.Fatalf("the leader answers %d, %v, want %d", fresh.Seq, err, heads[2].Seq)
 	}
 	if _, err := l.Append(ctx, fresh, eventlogtest.Draft("next", "next")); err != nil {
 		t.Error(err)
 	}
-	if rec, err := l.At(ctx, eventlog.Position{Seq: heads[2].Seq}); err != nil || rec.Commit.Hash != heads[2].Hash {
+	if rec, err := l.CommitAt(ctx, eventlog.Position{Seq: heads[2].Seq}); err != nil || rec.Commit.Hash != heads[2].Hash {
 		t.Errorf("a commit that the replica does not know yet: %v", err)
 	}
 }
@@ -371,17 +371,17 @@ func TestTail_SurvivesServerRestarts(t *testing.T) {
 	defer cancel()
 	srv := natstest.RunRestartable(t)
 	l := open(t, srv.Conn(), 2)
-	s := eventlogtest.Session(1, 2, "restart")
-	tail := eventlogtest.Tail(ctx, t, l, eventlog.Position{Shard: 1}, eventlog.Filter{Partitions: []int{s.Partition()}})
+	s := eventlogtest.SessionSubject(1, 2, "restart")
+	tail := eventlogtest.StartTail(ctx, t, l, eventlog.Position{Shard: 1}, eventlog.Filter{Partitions: []int{s.Partition()}})
 	for i := range 3 {
 		name := "round " + strconv.Itoa(i)
-		heads := eventlogtest.Fill(t, l, s, name, 3)
-		eventlogtest.Expect(ctx, t, tail, heads[0])
+		heads := eventlogtest.AppendCommits(t, l, s, name, 3)
+		eventlogtest.ExpectCommit(ctx, t, tail, heads[0])
 		srv.Stop()
 		srv.Start()
-		heads = append(heads, eventlogtest.Fill(t, l, s, name+" after", 3)...)
+		heads = append(heads, eventlogtest.AppendCommits(t, l, s, name+" after", 3)...)
 		for _, h := range heads[1:] {
-			eventlogtest.Expect(ctx, t, tail, h)
+			eventlogtest.ExpectCommit(ctx, t, tail, h)
 		}
 	}
 
@@ -389,7 +389,7 @@ func TestTail_SurvivesServerRestarts(t *testing.T) {
 	srv.Stop()
 	short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer stop()
-	if _, err := l.Append(short, eventlog.Head{Subject: eventlogtest.Session(0, 2, "down")}, eventlogtest.Draft("down", "")); !errors.Is(err, eventlog.ErrUnavailable) {
+	if _, err := l.Append(short, eventlog.Head{Subject: eventlogtest.SessionSubject(0, 2, "down")}, eventlogtest.Draft("down", "")); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("append without a server: %v, want ErrUnavailable", err)
 	}
 	cancel()

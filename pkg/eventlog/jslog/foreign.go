@@ -18,37 +18,37 @@ func (l *Log) position(s events.Subject, seq uint64) eventlog.Position {
 	return eventlog.Position{Shard: topology.ShardOf(s.Partition(), l.shards), Seq: seq}
 }
 
-// decode returns the commit of a message, or *eventlog.ForeignError if the message is not part of the log.
-func (l *Log) decode(ctx context.Context, s events.Subject, m message) (events.Commit, error) {
-	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, l.position(s, m.Seq), m.Time, m.Data)
-	return rec.Commit, l.check(ctx, rec, m, err)
+// decodeCommit returns the commit of a message, or *eventlog.ForeignError if the message is not part of the log.
+func (l *Log) decodeCommit(ctx context.Context, s events.Subject, m message) (events.Commit, error) {
+	rec, err := eventlog.DecodeNATSRecord(l.partitions, m.Subject, l.position(s, m.Seq), m.Time, m.Data)
+	return rec.Commit, l.checkForeign(ctx, rec, m, err)
 }
 
-// open is like eventlog.Open. It returns *eventlog.ForeignError if the message is not part of the log.
-func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
-	rec, err := l.openUndecoded(ctx, p, m)
+// openRecord is like eventlog.OpenRecord, but returns *eventlog.ForeignError if the message is not part of the log.
+func (l *Log) openRecord(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
+	rec, err := l.openUndecodedRecord(ctx, p, m)
 	if err != nil {
 		return rec, err
 	}
-	return l.Resolve(ctx, rec)
+	return l.ResolveEvents(ctx, rec)
 }
 
-// openUndecoded is like open, but does not decode the events.
-func (l *Log) openUndecoded(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
-	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, p, m.Time, m.Data)
-	return rec, l.check(ctx, rec, m, err)
+// openUndecodedRecord is like openRecord, but does not decode the events.
+func (l *Log) openUndecodedRecord(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
+	rec, err := eventlog.DecodeNATSRecord(l.partitions, m.Subject, p, m.Time, m.Data)
+	return rec, l.checkForeign(ctx, rec, m, err)
 }
 
-// Resolve decodes the events of a record of ReadUndecoded, and fetches the data that they refer to. Several goroutines
-// may call it at the same time. Its errors are those of Read for one commit.
-func (l *Log) Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error) {
-	return eventlog.Resolve(ctx, rec, l.payloads)
+// ResolveEvents decodes the events of a record that ReadUndecoded yielded, and fetches the data that they refer to.
+// Several goroutines may call it at the same time. Its errors are those of Read for one commit.
+func (l *Log) ResolveEvents(ctx context.Context, rec eventlog.Record) (eventlog.Record, error) {
+	return eventlog.ResolveEvents(ctx, rec, l.payloads)
 }
 
-// check returns *eventlog.ForeignError if a message is not part of the log: no writer signed it, or the server
-// copied it from another stream. decoded is the error of decoding the record; check returns it for messages that
+// checkForeign returns *eventlog.ForeignError if a message is not part of the log: no writer signed it, or the server
+// copied it from another stream. decoded is the error of decoding the record; checkForeign returns it for messages that
 // need no signature.
-func (l *Log) check(ctx context.Context, rec eventlog.Record, m message, decoded error) error {
+func (l *Log) checkForeign(ctx context.Context, rec eventlog.Record, m message, decoded error) error {
 	p := rec.Position
 	foreign := func(why string) error {
 		return &eventlog.ForeignError{Position: p, Subject: m.Subject, Reason: why}
@@ -56,17 +56,17 @@ func (l *Log) check(ctx context.Context, rec eventlog.Record, m message, decoded
 	if from := m.header.Get(jetstream.StreamHeader); from != "" {
 		return foreign(fmt.Sprintf("the server copied it from stream %.64q", from))
 	}
-	if l.keys.IsZero() || !l.signing.Required(p.Shard, p.Seq) {
+	if l.keys.IsZero() || !l.signing.MustBeSigned(p.Shard, p.Seq) {
 		return decoded
 	}
 	if decoded != nil {
 		return foreign(decoded.Error())
 	}
-	why, err := l.keys.Check(rec.Subject, rec.Commit, m.header.Get(topology.HeaderSignature))
+	why, err := l.keys.CheckSignature(rec.Subject, rec.Commit, m.header.Get(topology.HeaderSignature))
 	var unknown *eventlog.UnknownKeyError
 	switch {
 	case errors.As(err, &unknown):
-		return l.unknownKey(ctx, unknown, foreign)
+		return l.handleUnknownKey(ctx, unknown, foreign)
 	case err != nil:
 		return err
 	case why != "":
@@ -75,9 +75,9 @@ func (l *Log) check(ctx context.Context, rec eventlog.Record, m message, decoded
 	return nil
 }
 
-// unknownKey decides on a commit whose key this process does not have. If the installation knows the key, a writer
-// may have stored the commit, and reading must not continue without it.
-func (l *Log) unknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError, foreign func(string) error) error {
+// handleUnknownKey returns the error for a commit whose key this process does not have. If the installation knows the
+// key, a writer may have stored the commit, and the read must fail. Otherwise the commit is foreign.
+func (l *Log) handleUnknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError, foreign func(string) error) error {
 	signing, err := topology.ReadSigning(ctx, l.js, l.shards)
 	if err != nil {
 		return fmt.Errorf("%w: look for key %s: %w", eventlog.ErrUnavailable, unknown.Key, err)

@@ -38,7 +38,7 @@ type Config struct {
 	Keys eventlog.Keys
 	// Signing are the settings that Provision recorded (topology.ReadSigning). Append writes commits of its CommitVersion,
 	// or of a newer version if the subject has one already.
-	Signing topology.Signing
+	Signing topology.SigningSettings
 	// Logger receives retries and their reasons; nil discards them.
 	Logger *slog.Logger
 }
@@ -56,9 +56,9 @@ type Log struct {
 	partitions events.Partitioning
 	ackTimeout time.Duration
 	logger     *slog.Logger
-	payloads   *payloads
+	payloads   *payloadBucket
 	keys       eventlog.Keys
-	signing    topology.Signing
+	signing    topology.SigningSettings
 	counts     []atomic.Pointer[subjectCounts] // by shard: the last count of Changed, nil for none
 	batchers   []*batcher                      // by shard
 	batchAll   bool                            // in tests: commits of all aspects share batches
@@ -77,8 +77,8 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Shards < 0 || cfg.Shards > topology.MaxShards || topology.MaxShards%cfg.Shards != 0 {
 		return nil, fmt.Errorf("jslog: shards: %d must be 1, 2, 4 or 8", cfg.Shards)
 	}
-	if cfg.Partitions != 0 && cfg.Shards > cfg.Partitions.Count() {
-		return nil, fmt.Errorf("jslog: partitions: %d is less than the %d shards", cfg.Partitions.Count(), cfg.Shards)
+	if cfg.Partitions != 0 && cfg.Shards > cfg.Partitions.PartitionCount() {
+		return nil, fmt.Errorf("jslog: partitions: %d is less than the %d shards", cfg.Partitions.PartitionCount(), cfg.Shards)
 	}
 	if cfg.AckTimeout < 0 {
 		return nil, fmt.Errorf("jslog: ack timeout: %s is negative", cfg.AckTimeout)
@@ -106,9 +106,9 @@ func New(cfg Config) (*Log, error) {
 		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
 		counts: make([]atomic.Pointer[subjectCounts], cfg.Shards),
 	}
-	l.payloads = &payloads{log: l}
+	l.payloads = &payloadBucket{log: l}
 	for range cfg.Shards {
-		l.batchers = append(l.batchers, &batcher{log: l, minBatch: minBatch})
+		l.batchers = append(l.batchers, &batcher{log: l, minBatch: minBatchCommits})
 	}
 	return l, nil
 }
@@ -119,15 +119,15 @@ func (l *Log) Shards() int { return l.shards }
 // Partitioning returns how the log distributes ids over partitions.
 func (l *Log) Partitioning() events.Partitioning { return l.partitions }
 
-// subject returns the NATS subject of a chain of commits.
-func (l *Log) subject(s events.Subject) string { return l.partitions.Subject(s) }
+// natsSubject returns the NATS subject of a chain of commits.
+func (l *Log) natsSubject(s events.Subject) string { return l.partitions.Subject(s) }
 
-// stream returns the name of the stream that has a subject.
-func (l *Log) stream(s events.Subject) string {
-	return topology.EventsStream(topology.ShardOf(s.Partition(), l.shards))
+// streamName returns the name of the stream that stores the commits of a subject.
+func (l *Log) streamName(s events.Subject) string {
+	return topology.EventsStreamName(topology.ShardOf(s.Partition(), l.shards))
 }
 
-// message is a stored message in the form of the server's response.
+// message is a message of the log in the form of a response of the server.
 type message struct {
 	Subject string    `json:"subject"`
 	Seq     uint64    `json:"seq"`
@@ -144,10 +144,10 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	}
 	var m message
 	var err error
-	if f == eventlog.Leader {
-		m, err = l.fromLeader(ctx, l.stream(s), getRequest{LastFor: l.subject(s)})
+	if f == eventlog.LeaderOnly {
+		m, err = l.getFromLeader(ctx, l.streamName(s), getRequest{LastFor: l.natsSubject(s)})
 	} else {
-		m, err = l.getDirect(ctx, "DIRECT.GET."+l.stream(s)+"."+l.subject(s), nil)
+		m, err = l.getDirect(ctx, "DIRECT.GET."+l.streamName(s)+"."+l.natsSubject(s), nil)
 	}
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{Subject: s}, nil
@@ -155,16 +155,16 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read last commit of %s: %w", s, err)
 	}
-	head, err := l.headOf(ctx, s, m)
+	head, err := l.decodeHead(ctx, s, m)
 	var foreign *eventlog.ForeignError
 	if errors.As(err, &foreign) {
-		return l.lastBefore(ctx, foreign, s)
+		return l.lastBeforeForeign(ctx, foreign, s)
 	}
 	return head, err
 }
 
-// lastBefore returns the head of a subject whose last message is not part of the log.
-func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s events.Subject) (eventlog.Head, error) {
+// lastBeforeForeign returns the head of a subject whose last message is not part of the log.
+func (l *Log) lastBeforeForeign(ctx context.Context, foreign *eventlog.ForeignError, s events.Subject) (eventlog.Head, error) {
 	l.logForeign(ctx, foreign)
 	head := eventlog.Head{Subject: s}
 	for rec, err := range l.Read(ctx, eventlog.Position{Shard: foreign.Position.Shard}, eventlog.Filter{Subject: s}) {
@@ -177,19 +177,19 @@ func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s 
 	return head, nil
 }
 
-// headOf decodes the last message of a subject to a head. The error wraps *eventlog.ForeignError if it is not part of the log.
-func (l *Log) headOf(ctx context.Context, s events.Subject, m message) (eventlog.Head, error) {
-	c, err := l.decode(ctx, s, m)
+// decodeHead decodes the last message of a subject to a head. The error wraps *eventlog.ForeignError if it is not part of the log.
+func (l *Log) decodeHead(ctx context.Context, s events.Subject, m message) (eventlog.Head, error) {
+	c, err := l.decodeCommit(ctx, s, m)
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read commit %d of %s: %w", m.Seq, s, err)
 	}
 	return eventlog.Head{Subject: s, Seq: m.Seq, Hash: c.Hash, Commit: c}, nil
 }
 
-// Next returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
-// leader. Seq is 0 if there is none. A NATS user that calls only Next needs only the permission for STREAM.MSG.GET.
-func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
-	m, err := l.fromLeader(ctx, topology.EventsStream(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
+// NextHead returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
+// leader. Seq is 0 if there is none. A NATS user that calls only NextHead needs only the permission for STREAM.MSG.GET.
+func (l *Log) NextHead(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
+	m, err := l.getFromLeader(ctx, topology.EventsStreamName(after.Shard), getRequest{Seq: after.Seq + 1, NextFor: filter})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{}, nil
 	}
@@ -200,15 +200,15 @@ func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) 
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read commit %d: %w", m.Seq, err)
 	}
-	return l.headOf(ctx, s, m)
+	return l.decodeHead(ctx, s, m)
 }
 
-// At returns one commit; see eventlog.Reader.
-func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+// CommitAt returns the commit at a position; see eventlog.Reader.
+func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if p.Shard < 0 || p.Shard >= l.shards || p.Seq == 0 {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
 	}
-	stream := topology.EventsStream(p.Shard)
+	stream := topology.EventsStreamName(p.Shard)
 	req, err := json.Marshal(getRequest{Seq: p.Seq})
 	if err != nil {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, err)
@@ -216,12 +216,12 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	m, err := l.getDirect(ctx, "DIRECT.GET."+stream, req)
 	if errors.Is(err, eventlog.ErrNotFound) {
 		// The replica that answered may not have the position yet.
-		m, err = l.fromLeader(ctx, stream, getRequest{Seq: p.Seq})
+		m, err = l.getFromLeader(ctx, stream, getRequest{Seq: p.Seq})
 	}
 	if err != nil {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, err)
 	}
-	return l.open(ctx, p, m)
+	return l.openRecord(ctx, p, m)
 }
 
 // getRequest requests one message: by sequence, the last one of a subject, or the first one of a subject from a
@@ -232,15 +232,15 @@ type getRequest struct {
 	NextFor string `json:"next_by_subj,omitempty"`
 }
 
-// fromLeader asks the stream's leader, which has every acknowledged commit. While there is no leader, fromLeader
-// repeats the request until ctx is done.
-func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (message, error) {
+// getFromLeader requests a message from the stream's leader, which has every acknowledged commit. While there is no
+// leader, getFromLeader repeats the request until ctx is done.
+func (l *Log) getFromLeader(ctx context.Context, stream string, r getRequest) (message, error) {
 	req, err := json.Marshal(r)
 	if err != nil {
 		return message{}, err
 	}
 	for b := l.readBackoff(); ; {
-		m, err := l.askLeader(ctx, stream, req)
+		m, err := l.getFromLeaderOnce(ctx, stream, req)
 		if err == nil || !isTransient(err) {
 			return m, err
 		}
@@ -250,10 +250,10 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	}
 }
 
-// askLeader sends one request to the stream's leader. It returns eventlog.ErrNotFound if there is no such message, and a transient
+// getFromLeaderOnce sends one request to the stream's leader. It returns eventlog.ErrNotFound if there is no such message, and a transient
 // error (see isTransient) if the leader cannot answer now.
-func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message, error) {
-	reply, err := l.request(ctx, "STREAM.MSG.GET."+stream, req)
+func (l *Log) getFromLeaderOnce(ctx context.Context, stream string, req []byte) (message, error) {
+	reply, err := l.requestUntilAnswered(ctx, "STREAM.MSG.GET."+stream, req)
 	if err != nil {
 		return message{}, err
 	}
@@ -285,7 +285,7 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 
 // getDirect requests a message from any replica. It returns eventlog.ErrNotFound if the replica has no such message.
 func (l *Log) getDirect(ctx context.Context, api string, req []byte) (message, error) {
-	reply, err := l.request(ctx, api, req)
+	reply, err := l.requestUntilAnswered(ctx, api, req)
 	if err != nil {
 		return message{}, err
 	}
@@ -295,25 +295,25 @@ func (l *Log) getDirect(ctx context.Context, api string, req []byte) (message, e
 		}
 		return message{}, fmt.Errorf("%w: the server responds %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
 	}
-	return storedMessage(reply)
+	return parseStoredMessage(reply)
 }
 
-// storedMessage returns the message of a response, without the headers that the server added.
-func storedMessage(reply *nats.Msg) (m message, err error) {
-	m = message{Subject: serverHeader(reply, jetstream.SubjectHeader), Data: reply.Data, header: reply.Header}
-	if m.Seq, err = strconv.ParseUint(serverHeader(reply, jetstream.SequenceHeader), 10, 64); err != nil {
+// parseStoredMessage returns the message of a response, without the headers that the server added.
+func parseStoredMessage(reply *nats.Msg) (m message, err error) {
+	m = message{Subject: takeServerHeader(reply, jetstream.SubjectHeader), Data: reply.Data, header: reply.Header}
+	if m.Seq, err = strconv.ParseUint(takeServerHeader(reply, jetstream.SequenceHeader), 10, 64); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no sequence: %w", err)
 	}
-	serverHeader(reply, jetstream.StreamHeader)
-	if m.Time, err = time.Parse(time.RFC3339Nano, serverHeader(reply, jetstream.TimeStampHeaer)); err != nil {
+	takeServerHeader(reply, jetstream.StreamHeader)
+	if m.Time, err = time.Parse(time.RFC3339Nano, takeServerHeader(reply, jetstream.TimeStampHeaer)); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no time: %w", err)
 	}
 	return m, nil
 }
 
-// serverHeader removes and returns a header that the server added to a response. The server appends its headers to
+// takeServerHeader removes and returns a header that the server added to a response. The server appends its headers to
 // the stored ones, so the last value of each name is the server's.
-func serverHeader(reply *nats.Msg, name string) string {
+func takeServerHeader(reply *nats.Msg, name string) string {
 	values := reply.Header.Values(name)
 	if len(values) == 0 {
 		return ""
@@ -324,8 +324,9 @@ func serverHeader(reply *nats.Msg, name string) string {
 	return values[len(values)-1]
 }
 
-// request repeats a read, which is idempotent, until the server responds or ctx is done.
-func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
+// requestUntilAnswered sends a read request, which is idempotent, and repeats it until the server responds or ctx is
+// done.
+func (l *Log) requestUntilAnswered(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
 	b := l.readBackoff()
 	for {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
@@ -340,6 +341,6 @@ func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, e
 		if err := b.wait(ctx, err); err != nil {
 			return nil, err
 		}
-		l.logger.Log(ctx, b.level(), "repeat a read", "api", api, "error", err)
+		l.logger.Log(ctx, b.logLevel(), "repeat a read", "api", api, "error", err)
 	}
 }

@@ -28,9 +28,9 @@ func openLayout(t *testing.T, nc *nats.Conn, layout topology.Layout) *jslog.Log 
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := topology.Config{Shards: layout.Shards}
+	cfg := topology.ProvisionConfig{Shards: layout.Shards}
 	if layout.Partitions != 0 {
-		cfg.Partitions = layout.Partitions.Count()
+		cfg.Partitions = layout.Partitions.PartitionCount()
 	}
 	if err := topology.Provision(t.Context(), js, cfg); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestLog_PassesTheConformanceSuiteInBatches(t *testing.T) {
 	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log {
+			eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log {
 				l := open(t, natstest.Conn(t, natstest.Run(t)), shards)
 				jslog.ForceBatches(l)
 				return l
@@ -70,7 +70,7 @@ func TestLog_PassesTheConformanceSuite(t *testing.T) {
 	for _, layout := range []topology.Layout{{Shards: 1}, {Shards: 4}, {Shards: 4, Partitions: 8}} {
 		t.Run(layout.String(), func(t *testing.T) {
 			t.Parallel()
-			eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log {
+			eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log {
 				return openLayout(t, natstest.Conn(t, natstest.Run(t)), layout)
 			})
 		})
@@ -88,10 +88,10 @@ func TestLog_PartitionsChangeSubjectsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := openLayout(t, nc, topology.Layout{Shards: 1, Partitions: partitions})
-		s := events.LifeOf("acme", events.Derive(events.KindSession, "partitions"))
-		head := eventlogtest.Fill(t, l, s, "same", 3)[2]
+		s := events.LifeSubject("acme", events.DeriveID(events.KindSession, "partitions"))
+		head := eventlogtest.AppendCommits(t, l, s, "same", 3)[2]
 		stored = append(stored, head.Hash)
-		stream, err := js.Stream(t.Context(), topology.EventsStream(0))
+		stream, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,8 +114,8 @@ func TestRead_SkipsOtherAspectsOfASession(t *testing.T) {
 	t.Parallel()
 	nc := natstest.Conn(t, natstest.Run(t))
 	l := openLayout(t, nc, topology.Layout{Shards: 1, Partitions: 8})
-	s := eventlogtest.Session(0, 1, "other aspects")
-	eventlogtest.Fill(t, l, s, "before", 2)
+	s := eventlogtest.SessionSubject(0, 1, "other aspects")
+	eventlogtest.AppendCommits(t, l, s, "before", 2)
 	for _, aspect := range []events.Aspect{events.Skill, "unknown"} {
 		other := s
 		other.Aspect = aspect

@@ -116,7 +116,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	log := openConfig(t, jslog.Config{JetStream: js, Logger: slog.New(slog.DiscardHandler)})
@@ -127,7 +127,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 	var g errgroup.Group
 	for i := range writers {
 		g.Go(func() error {
-			head := eventlog.Head{Subject: events.RunOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("killed", i)))}
+			head := eventlog.Head{Subject: events.RunSubject(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, fmt.Sprint("killed", i)))}
 			for j := range commits {
 				next, err := log.Append(ctx, head, eventlogtest.Draft(fmt.Sprint("killed ", i, " ", j), "x"))
 				if err != nil {
@@ -179,7 +179,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 			}
 		}
 	}
-	if r, err := eventlog.Verify(ctx, log, eventlog.Scope{}); err != nil || len(r.Problems) > 0 || r.Commits != writers*commits {
+	if r, err := eventlog.Verify(ctx, log, eventlog.VerifyScope{}); err != nil || len(r.Problems) > 0 || r.Commits != writers*commits {
 		t.Errorf("verify found %d commits, %v: %v", r.Commits, r.Problems, err)
 	}
 	if n := inBatches(ctx, t, js, writers*commits); n == 0 {
@@ -192,7 +192,7 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 // inBatches returns how many of the first n messages of the log were stored in a batch.
 func inBatches(ctx context.Context, t *testing.T, js jetstream.JetStream, n int) (found int) {
 	t.Helper()
-	c, err := js.OrderedConsumer(ctx, topology.EventsStream(0), jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	c, err := js.OrderedConsumer(ctx, topology.EventsStreamName(0), jetstream.OrderedConsumerConfig{HeadersOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +219,7 @@ func TestBatches_FallBackOnStreamsThatDoNotAllowThem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := js.Stream(ctx, topology.EventsStream(0))
+	s, err := js.Stream(ctx, topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestBatches_FallBackOnStreamsThatDoNotAllowThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	jslog.ForceBatches(log)
-	heads := eventlogtest.Fill(t, log, eventlogtest.Session(0, 1, "older"), "older", 3)
+	heads := eventlogtest.AppendCommits(t, log, eventlogtest.SessionSubject(0, 1, "older"), "older", 3)
 	if n := inBatches(ctx, t, js, len(heads)); n != 0 {
 		t.Errorf("%d commits were stored in batches", n)
 	}

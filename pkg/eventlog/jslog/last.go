@@ -15,38 +15,38 @@ import (
 )
 
 const (
-	// batchSubjects is the number of subjects of one request for last messages. The server allows 1,024.
-	batchSubjects = 500
-	// batchBytes is the size after which the server ends a response to such a request.
-	batchBytes = 8 << 20
-	// batchTries is the maximum number of tries of such a request. A try fails, for example, if the replica that
-	// answers lags.
-	batchTries = 5
+	// lastRequestSubjects is the maximum number of subjects of one lastMessagesRequest. The server allows 1,024.
+	lastRequestSubjects = 500
+	// lastResponseBytes is the size after which the server ends the response to a lastMessagesRequest.
+	lastResponseBytes = 8 << 20
+	// maxLastRequestTries is the maximum number of tries of a lastMessagesRequest. A try fails, for example, if the
+	// replica that answers lags.
+	maxLastRequestTries = 5
 )
 
-// lastRequest requests the last message of each subject that has the sequence Seq or a later one.
-type lastRequest struct {
+// lastMessagesRequest requests the last message of each subject whose last message has the sequence Seq or a later one.
+type lastMessagesRequest struct {
 	Subjects []string `json:"multi_last"`
 	Seq      uint64   `json:"seq"`
 	MaxBytes int      `json:"max_bytes"`
 }
 
-// errBehind is returned if a replica did not prove that it has all messages.
-var errBehind = errors.New("the replica lags")
+// errReplicaLags is returned if a replica did not prove that it has all messages.
+var errReplicaLags = errors.New("the replica lags")
 
-// lastMessages calls take for the last message of each subject that has one after a position. The messages are those
-// of a replica that has all messages up to the sequence reached, or more. It returns the last sequence that the replica
-// has, or 0 if reached is 0 and the replica has no message of any subject.
-func (l *Log) lastMessages(ctx context.Context, after eventlog.Position, reached uint64, subjects []string, take func(message)) (end uint64, err error) {
-	req := lastRequest{Subjects: subjects, Seq: after.Seq + 1, MaxBytes: batchBytes}
+// readLastMessages calls take with the last message of each subject whose last message is after a position. A replica
+// answers that has all messages up to the sequence reached, or more. readLastMessages returns the last sequence that
+// the replica has, or 0 if reached is 0 and the replica has no message of any subject.
+func (l *Log) readLastMessages(ctx context.Context, after eventlog.Position, reached uint64, subjects []string, take func(message)) (end uint64, err error) {
+	req := lastMessagesRequest{Subjects: subjects, Seq: after.Seq + 1, MaxBytes: lastResponseBytes}
 	for b := l.readBackoff(); ; {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
-		list, has, more, err := l.lastBatch(try, topology.EventsStream(after.Shard), req, reached)
+		list, has, more, err := l.requestLastMessages(try, topology.EventsStreamName(after.Shard), req, reached)
 		cancel()
 		switch {
 		case err == nil:
 			b.reset()
-		case b.try+1 < batchTries && (errors.Is(err, errBehind) || isTransient(err)):
+		case b.try+1 < maxLastRequestTries && (errors.Is(err, errReplicaLags) || isTransient(err)):
 			if err := b.wait(ctx, err); err != nil {
 				return 0, err
 			}
@@ -64,10 +64,10 @@ func (l *Log) lastMessages(ctx context.Context, after eventlog.Position, reached
 	}
 }
 
-// lastBatch sends one request. has is the last sequence that the replica has; more reports whether the server ended the
-// response because of its size. Messages are returned only if the whole response has arrived, and only its end proves
-// that the replica does not lag.
-func (l *Log) lastBatch(ctx context.Context, stream string, r lastRequest, reached uint64) (list []message, has uint64, more bool, err error) {
+// requestLastMessages sends one lastMessagesRequest. has is the last sequence that the replica has; more reports
+// whether the server ended the response because of its size. Messages are returned only if the whole response has
+// arrived, and only its end proves that the replica does not lag.
+func (l *Log) requestLastMessages(ctx context.Context, stream string, r lastMessagesRequest, reached uint64) (list []message, has uint64, more bool, err error) {
 	req, err := json.Marshal(r)
 	if err != nil {
 		return nil, 0, false, err
@@ -90,17 +90,17 @@ func (l *Log) lastBatch(ctx context.Context, stream string, r lastRequest, reach
 		case <-ctx.Done():
 			return nil, 0, false, ctx.Err()
 		}
-		previous := serverHeader(reply, jetstream.LastSequenceHeader)
+		previous := takeServerHeader(reply, jetstream.LastSequenceHeader)
 		// The server adds a sequence to stored messages, which may have any other header.
 		if reply.Header.Get(jetstream.SequenceHeader) == "" {
-			has, more, err = endOfBatch(reply, previous, last, reached)
+			has, more, err = checkEndOfBatch(reply, previous, last, reached)
 			return list, has, more, err
 		}
 		if previous != strconv.FormatUint(last, 10) {
-			return nil, 0, false, errBehind // a message of the response was lost
+			return nil, 0, false, errReplicaLags // a message of the response was lost
 		}
-		serverHeader(reply, headerPending)
-		m, err := storedMessage(reply)
+		takeServerHeader(reply, headerNumPending)
+		m, err := parseStoredMessage(reply)
 		if err != nil {
 			return nil, 0, false, err
 		}
@@ -108,33 +108,35 @@ func (l *Log) lastBatch(ctx context.Context, stream string, r lastRequest, reach
 	}
 }
 
-// endOfBatch checks the response that ends a batch whose last message is at the sequence last.
-func endOfBatch(reply *nats.Msg, previous string, last, reached uint64) (has uint64, more bool, err error) {
+// checkEndOfBatch checks the response that ends the messages of a lastMessagesRequest. last is the sequence of the last
+// of these messages. It returns errReplicaLags if the replica does not have the sequence reached, or if a message was
+// lost.
+func checkEndOfBatch(reply *nats.Msg, previous string, last, reached uint64) (has uint64, more bool, err error) {
 	switch status := reply.Header.Get("Status"); status {
 	case "204":
 	case "404":
 		if reached == 0 && last == 0 {
 			return 0, false, nil
 		}
-		return 0, false, errBehind // a replica that does not know any of the subjects
+		return 0, false, errReplicaLags // a replica that does not know any of the subjects
 	case "503":
 		return 0, false, nats.ErrNoResponders
 	default:
 		return 0, false, fmt.Errorf("%w: the server responds %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
 	}
 	// Without a limit in the request, this is the last sequence that the replica has.
-	if has, err = strconv.ParseUint(reply.Header.Get(headerUpTo), 10, 64); err != nil {
+	if has, err = strconv.ParseUint(reply.Header.Get(headerUpToSequence), 10, 64); err != nil {
 		return 0, false, fmt.Errorf("the server's answer has no end: %w", err)
 	}
 	if has < reached || previous != strconv.FormatUint(last, 10) {
-		return 0, false, errBehind
+		return 0, false, errReplicaLags
 	}
-	pending := reply.Header.Get(headerPending)
+	pending := reply.Header.Get(headerNumPending)
 	return has, pending != "0" && last > 0, nil
 }
 
 // Headers of responses to requests for last messages.
 const (
-	headerPending = "Nats-Num-Pending"   // subjects that the response does not contain yet
-	headerUpTo    = "Nats-UpTo-Sequence" // the sequence as of which the server answers
+	headerNumPending   = "Nats-Num-Pending"   // subjects that the response does not contain yet
+	headerUpToSequence = "Nats-UpTo-Sequence" // the sequence as of which the server answers
 )

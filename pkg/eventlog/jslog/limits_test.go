@@ -42,7 +42,7 @@ func stream(t *testing.T) (*jslog.Log, jetstream.JetStream, jetstream.Stream) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,8 +66,8 @@ func TestAppend_ReportsAFullStream(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, st := stream(t)
-	s := eventlogtest.Session(0, 1, "full")
-	heads := eventlogtest.Fill(t, l, s, "full", 2)
+	s := eventlogtest.SessionSubject(0, 1, "full")
+	heads := eventlogtest.AppendCommits(t, l, s, "full", 2)
 	cfg := st.CachedInfo().Config
 	cfg.MaxMsgs = 2
 	if _, err := js.UpdateStream(ctx, cfg); err != nil {
@@ -76,7 +76,7 @@ func TestAppend_ReportsAFullStream(t *testing.T) {
 	if _, err := l.Append(ctx, heads[1], eventlogtest.Draft("more", "")); !errors.Is(err, eventlog.ErrFull) {
 		t.Fatalf("append to a full log: %v, want ErrFull", err)
 	}
-	if rec, err := l.At(ctx, eventlog.Position{Seq: heads[0].Seq}); err != nil || rec.Commit.Hash != heads[0].Hash {
+	if rec, err := l.CommitAt(ctx, eventlog.Position{Seq: heads[0].Seq}); err != nil || rec.Commit.Hash != heads[0].Hash {
 		t.Errorf("the oldest commit: %v", err)
 	}
 	cfg.MaxMsgs = -1
@@ -93,13 +93,13 @@ func TestLog_AfterAPurge(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, _, st := stream(t)
-	s, other := eventlogtest.Session(0, 1, "purged"), eventlogtest.Session(0, 1, "kept")
-	kept := eventlogtest.Fill(t, l, other, "kept", 1)[0]
-	heads := eventlogtest.Fill(t, l, s, "purged", 2)
+	s, other := eventlogtest.SessionSubject(0, 1, "purged"), eventlogtest.SessionSubject(0, 1, "kept")
+	kept := eventlogtest.AppendCommits(t, l, other, "kept", 1)[0]
+	heads := eventlogtest.AppendCommits(t, l, s, "purged", 2)
 	if err := st.Purge(ctx, jetstream.WithPurgeSubject(s.String())); err != nil {
 		t.Fatal(err)
 	}
-	if head, err := l.Last(ctx, s, eventlog.Leader); err != nil || head.Seq != 0 {
+	if head, err := l.Last(ctx, s, eventlog.LeaderOnly); err != nil || head.Seq != 0 {
 		t.Errorf("the head is %d, %v", head.Seq, err)
 	}
 	for what, f := range map[string]eventlog.Filter{"all": {}, "partitions": {Partitions: []int{s.Partition(), other.Partition()}}} {
@@ -129,11 +129,11 @@ func TestRead_ReportsMessagesThatAreNotCommits(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, _ := stream(t)
-	s := eventlogtest.Session(0, 1, "foreign")
+	s := eventlogtest.SessionSubject(0, 1, "foreign")
 	if _, err := js.Publish(ctx, s.String(), []byte("not a commit")); err != nil {
 		t.Fatal(err)
 	}
-	next := eventlogtest.Fill(t, l, eventlogtest.Session(0, 1, "next"), "next", 1)[0]
+	next := eventlogtest.AppendCommits(t, l, eventlogtest.SessionSubject(0, 1, "next"), "next", 1)[0]
 	var at eventlog.Position
 	var got error
 	for rec, err := range l.Read(ctx, eventlog.Position{}, eventlog.Filter{}) {
@@ -147,7 +147,7 @@ func TestRead_ReportsMessagesThatAreNotCommits(t *testing.T) {
 			t.Errorf("after it: %s, %v", rec.Position, err)
 		}
 	}
-	if _, err := l.Last(ctx, s, eventlog.Any); err == nil {
+	if _, err := l.Last(ctx, s, eventlog.AnyReplica); err == nil {
 		t.Error("the head of a subject with a foreign message was read")
 	}
 }
@@ -156,7 +156,7 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, _ := stream(t)
-	s := eventlogtest.Session(0, 1, "payload")
+	s := eventlogtest.SessionSubject(0, 1, "payload")
 	text := strings.Repeat("x", 300_000)
 	d := eventlogtest.Draft("payload", text)
 	head, err := l.Append(ctx, eventlog.Head{Subject: s}, d)
@@ -189,11 +189,11 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := data.Decode()
+	list, err := data.DecodeEvents()
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw := list[0].Data.(events.Opaque).Raw
+	raw := list[0].Data.(events.OpaquePayload).Raw
 	infos, err := bucket.List(ctx)
 	if err != nil || len(infos) != 1 {
 		t.Fatalf("the bucket has %v, %v", infos, err)
@@ -218,14 +218,14 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 	if err := bucket.Delete(ctx, name); err != nil {
 		t.Fatal(err)
 	}
-	if rec, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); err != nil || len(rec.Events) == 0 {
+	if rec, err := l.CommitAt(ctx, eventlog.Position{Seq: head.Seq}); err != nil || len(rec.Events) == 0 {
 		t.Errorf("a payload under its digest alone is read as %v, %v", rec, err)
 	}
 	if _, err := bucket.PutBytes(ctx, name, []byte(`{"blockId":"forged"}`)); err != nil {
 		t.Fatal(err)
 	}
 	var forged *eventlog.PayloadError
-	if _, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); !errors.As(err, &forged) || forged.Digest != digest {
+	if _, err := l.CommitAt(ctx, eventlog.Position{Seq: head.Seq}); !errors.As(err, &forged) || forged.Digest != digest {
 		t.Errorf("forged data: %v, want a PayloadError", err)
 	}
 	for _, n := range []string{name, digest} {
@@ -233,7 +233,7 @@ func TestAppend_StoresLargeDataAsObjects(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.At(ctx, eventlog.Position{Seq: head.Seq}); !errors.Is(err, eventlog.ErrNotFound) {
+	if _, err := l.CommitAt(ctx, eventlog.Position{Seq: head.Seq}); !errors.Is(err, eventlog.ErrNotFound) {
 		t.Errorf("missing data: %v, want ErrNotFound", err)
 	}
 }
@@ -258,7 +258,7 @@ func TestLog_WithoutStreams(t *testing.T) {
 	l := openConfig(t, jslog.Config{JetStream: js})
 	ctx, cancel := context.WithTimeout(t.Context(), 300e6)
 	defer cancel()
-	s := eventlogtest.Session(0, 1, "none")
+	s := eventlogtest.SessionSubject(0, 1, "none")
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, eventlogtest.Draft("x", "x")); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("append: %v, want ErrUnavailable", err)
 	}

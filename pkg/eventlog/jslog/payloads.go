@@ -13,17 +13,17 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// payloads is the object bucket for large data. It is opened on first use, so that a Log can be created while the
-// server is unavailable.
-type payloads struct {
+// payloadBucket is the object bucket of event data that is too large for a commit. It is opened on first use, so that a
+// Log can be created while the server is unavailable.
+type payloadBucket struct {
 	log *Log
 
 	mu     sync.Mutex
 	bucket jetstream.ObjectStore
 }
 
-// open returns the bucket.
-func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
+// openBucket returns the handle of the bucket, and opens the bucket on first use.
+func (p *payloadBucket) openBucket(ctx context.Context) (jetstream.ObjectStore, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bucket != nil {
@@ -37,15 +37,15 @@ func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	return b, nil
 }
 
-// nameOf returns the name of an object.
-func nameOf(owner events.Subject, digest string) string {
+// objectName returns the name of the object with the data of a subject's event, by the SHA-256 of the data.
+func objectName(owner events.Subject, digest string) string {
 	return owner.Tenant + "/" + owner.ID + "/" + digest
 }
 
 // Put stores data unless the object exists. Concurrent writers of the same bytes are harmless.
-func (p *payloads) Put(ctx context.Context, owner events.Subject, digest string, data []byte) error {
-	name := nameOf(owner, digest)
-	return p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
+func (p *payloadBucket) Put(ctx context.Context, owner events.Subject, digest string, data []byte) error {
+	name := objectName(owner, digest)
+	return p.retryUntilAnswered(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
 		info, err := b.GetInfo(ctx, name)
 		if err == nil && info.Size == uint64(len(data)) {
 			return nil
@@ -58,12 +58,13 @@ func (p *payloads) Put(ctx context.Context, owner events.Subject, digest string,
 	})
 }
 
-// Get returns an object; the caller verifies its digest. Earlier builds named objects by the digest only.
-func (p *payloads) Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error) {
+// Get returns the data of an object; the caller verifies its digest. Objects of earlier builds, whose name is only the
+// digest, are found too.
+func (p *payloadBucket) Get(ctx context.Context, owner events.Subject, digest string) ([]byte, error) {
 	var data []byte
-	err := p.retry(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
+	err := p.retryUntilAnswered(ctx, digest, func(ctx context.Context, b jetstream.ObjectStore) error {
 		var err error
-		data, err = b.GetBytes(ctx, nameOf(owner, digest))
+		data, err = b.GetBytes(ctx, objectName(owner, digest))
 		if errors.Is(err, jetstream.ErrObjectNotFound) {
 			data, err = b.GetBytes(ctx, digest)
 		}
@@ -72,12 +73,12 @@ func (p *payloads) Get(ctx context.Context, owner events.Subject, digest string)
 	return data, err
 }
 
-// retry repeats a request that the server did not answer, until ctx is done.
-func (p *payloads) retry(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
-	t := p.log.backoff() // objects are stored with a sync, as commits are
+// retryUntilAnswered calls do with the bucket until the server answers or ctx is done.
+func (p *payloadBucket) retryUntilAnswered(ctx context.Context, digest string, do func(context.Context, jetstream.ObjectStore) error) error {
+	t := p.log.appendBackoff() // objects are stored with a sync, as commits are
 	for {
 		try, cancel := context.WithTimeout(ctx, t.timeout())
-		b, err := p.open(try)
+		b, err := p.openBucket(try)
 		if err == nil {
 			err = do(try, b)
 		}
@@ -95,6 +96,6 @@ func (p *payloads) retry(ctx context.Context, digest string, do func(context.Con
 		if err := t.wait(ctx, err); err != nil {
 			return err
 		}
-		p.log.logger.Log(ctx, t.level(), "ask for a payload again", "digest", digest, "error", err)
+		p.log.logger.Log(ctx, t.logLevel(), "ask for a payload again", "digest", digest, "error", err)
 	}
 }

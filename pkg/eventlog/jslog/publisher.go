@@ -18,8 +18,8 @@ import (
 // maxInboxes is the number of inboxes that a log keeps. Further concurrent publishes use the inbox of the connection.
 const maxInboxes = 32
 
-// inboxBuffer is the number of late acknowledgements that a free inbox holds until its next publish discards them.
-const inboxBuffer = 8
+// inboxCapacity is the number of late acknowledgements that a free inbox holds until its next publish discards them.
+const inboxCapacity = 8
 
 // publisher publishes single messages and waits for their acknowledgements. The reader of the connection passes an
 // acknowledgement directly to the goroutine that waits for it: other ways to publish start one or two goroutines in
@@ -45,14 +45,14 @@ type inbox struct {
 // publish publishes msg, whose Reply it sets, and returns the acknowledgement. It returns nats.ErrTimeout if there is
 // no acknowledgement in time. If the connection breaks, publish returns nats.ErrDisconnected at once.
 func (p *publisher) publish(ctx context.Context, msg *nats.Msg, timeout time.Duration) (*jetstream.PubAck, error) {
-	in, broken, err := p.take()
+	in, broken, err := p.takeInbox()
 	if err != nil {
 		return nil, err
 	}
 	if in == nil {
-		return p.request(ctx, msg, timeout)
+		return p.publishWithConnInbox(ctx, msg, timeout)
 	}
-	defer p.put(in)
+	defer p.returnInbox(in)
 	in.published++
 	msg.Reply = in.prefix + strconv.FormatUint(in.published, 10)
 	if err := p.nc.PublishMsg(msg); err != nil {
@@ -76,8 +76,8 @@ func (p *publisher) publish(ctx context.Context, msg *nats.Msg, timeout time.Dur
 	}
 }
 
-// request does what publish does, with the inbox of the connection.
-func (p *publisher) request(ctx context.Context, msg *nats.Msg, timeout time.Duration) (*jetstream.PubAck, error) {
+// publishWithConnInbox does what publish does, with the inbox of the connection instead of one of the publisher's own.
+func (p *publisher) publishWithConnInbox(ctx context.Context, msg *nats.Msg, timeout time.Duration) (*jetstream.PubAck, error) {
 	try, cancel := context.WithTimeoutCause(ctx, timeout, nats.ErrTimeout)
 	defer cancel()
 	reply, err := p.nc.RequestMsgWithContext(try, msg)
@@ -92,19 +92,19 @@ func (p *publisher) request(ctx context.Context, msg *nats.Msg, timeout time.Dur
 	return nil, err
 }
 
-// take returns an inbox for one publish, or nil if all are in use. The caller must pass it to put afterwards. broken is
-// closed when the connection breaks.
-func (p *publisher) take() (in *inbox, broken <-chan struct{}, err error) {
+// takeInbox returns an inbox for one publish, or nil if all are in use. The caller must pass the inbox to returnInbox
+// afterwards. broken is closed when the connection breaks.
+func (p *publisher) takeInbox() (in *inbox, broken <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.broken == nil {
 		statuses := p.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
-		if p.nc.IsClosed() { // it may have been closed before the call, and watch would never return
+		if p.nc.IsClosed() { // it may have been closed before the call, and watchConnection would never return
 			p.nc.RemoveStatusListener(statuses)
 			return nil, nil, nats.ErrConnectionClosed
 		}
 		p.broken = make(chan struct{})
-		go p.watch(statuses)
+		go p.watchConnection(statuses)
 	}
 	if n := len(p.free); n > 0 {
 		in, p.free = p.free[n-1], p.free[:n-1]
@@ -113,7 +113,7 @@ func (p *publisher) take() (in *inbox, broken <-chan struct{}, err error) {
 	if p.inboxes == maxInboxes {
 		return nil, p.broken, nil
 	}
-	in = &inbox{prefix: p.nc.NewInbox() + ".", messages: make(chan *nats.Msg, inboxBuffer), timer: time.NewTimer(0)}
+	in = &inbox{prefix: p.nc.NewInbox() + ".", messages: make(chan *nats.Msg, inboxCapacity), timer: time.NewTimer(0)}
 	in.timer.Stop()
 	if _, err := p.nc.ChanSubscribe(in.prefix+"*", in.messages); err != nil {
 		return nil, nil, err
@@ -122,14 +122,15 @@ func (p *publisher) take() (in *inbox, broken <-chan struct{}, err error) {
 	return in, p.broken, nil
 }
 
-func (p *publisher) put(in *inbox) {
+// returnInbox makes an inbox available for another publish.
+func (p *publisher) returnInbox(in *inbox) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.free = append(p.free, in)
 }
 
-// watch ends the waits of all publishes whenever the connection breaks. It returns when the connection is closed.
-func (p *publisher) watch(statuses <-chan nats.Status) {
+// watchConnection ends the waits of all publishes whenever the connection breaks. It returns when the connection is closed.
+func (p *publisher) watchConnection(statuses <-chan nats.Status) {
 	for status := range statuses {
 		p.mu.Lock()
 		close(p.broken)
@@ -153,7 +154,7 @@ func decodeAck(reply *nats.Msg) (*jetstream.PubAck, error) {
 	r.Expect(`,"seq":`)
 	stored.Sequence = r.Uint(math.MaxUint64)
 	r.Expect("}")
-	if r.Done() && stored.Stream != "" {
+	if r.AtEnd() && stored.Stream != "" {
 		return stored, nil
 	}
 	var ack struct {

@@ -19,52 +19,55 @@ import (
 // Settings of the temporary consumers of readers. Services may not delete consumers, so the server removes a consumer
 // that is inactive.
 const (
-	pullMessages      = 1000
-	pullBytes         = 16 << 20
-	pullExpiry        = 10 * time.Second
-	heartbeat         = 500 * time.Millisecond
-	inactiveThreshold = 10 * time.Second
-	// quietTimeout is the time that a reader waits for a message before it asks the server whether one was lost.
-	quietTimeout = 2 * time.Second
+	maxPullMessages           = 1000
+	maxPullBytes              = 16 << 20
+	pullExpiry                = 10 * time.Second
+	pullHeartbeat             = 500 * time.Millisecond
+	consumerInactiveThreshold = 10 * time.Second
+	// noMessageTimeout is the time that a reader waits for a message before it asks the server whether a message was
+	// lost.
+	noMessageTimeout = 2 * time.Second
 )
 
 // Read yields commits up to the current end; see eventlog.Reader. The end is the last commit that the leader has
 // when the read starts.
 func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.read(ctx, after, f, false)
+	return l.readRecords(ctx, after, f, false)
 }
 
-// ReadUndecoded is like Read, but yields records without events. Resolve decodes the events, so that other goroutines
+// ReadUndecoded is like Read, but yields records without events. ResolveEvents decodes the events, so that other goroutines
 // than the reader can do it.
 func (l *Log) ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.read(ctx, after, f, true)
+	return l.readRecords(ctx, after, f, true)
 }
 
-// read is Read, or with undecoded ReadUndecoded.
-func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool) iter.Seq2[eventlog.Record, error] {
+// readRecords implements Read, or with undecoded ReadUndecoded.
+func (l *Log) readRecords(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
-		if err := l.readTo(ctx, after, f, undecoded, yield); err != nil {
+		if err := l.yieldToEnd(ctx, after, f, undecoded, yield); err != nil {
 			yield(eventlog.Record{}, err)
 		}
 	}
 }
 
-// errStopReading stops a read: the caller stopped, or has received an error.
+// errStopReading ends a read without an error for the caller: the caller stopped the iteration, or has received an
+// error.
 var errStopReading = errors.New("stop")
 
-// readTo yields the commits up to the current end. It returns errStop after it has yielded an error, or when yield returns false.
-func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
-	r, err := l.reader(after, f)
+// yieldToEnd yields the commits up to the current end. It returns errStopReading after it has yielded an error, or when
+// yield returns false.
+func (l *Log) yieldToEnd(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
+	r, err := l.newReader(after, f)
 	if err != nil {
 		return err
 	}
 	r.undecoded = undecoded
-	return r.readToEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
+	return r.readToEnd(ctx, func(m jetstream.Msg) error { return r.yieldRecord(ctx, m, yield) })
 }
 
 // readToEnd calls take for each message up to the current end, and then closes the reader.
-func (r *reader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) error {
-	end, err := r.end(ctx)
+func (r *streamReader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) error {
+	end, err := r.endSequence(ctx)
 	if err != nil {
 		return err
 	}
@@ -72,11 +75,11 @@ func (r *reader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) 
 }
 
 // readThrough calls take for each message up to the first one at or after a sequence, and then closes the reader.
-func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
-	defer r.close()
+func (r *streamReader) readThrough(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
+	defer r.closeConsumer()
 	for err == nil && r.seq < end {
 		var m jetstream.Msg
-		m, err = r.next(ctx)
+		m, err = r.nextMessage(ctx)
 		switch {
 		case err == nil:
 			err = take(m)
@@ -84,8 +87,8 @@ func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstrea
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
 		case errors.Is(err, errNoMessage):
 			// The messages at the end were lost in transit or have been purged.
-			r.close()
-			end, err = r.end(ctx)
+			r.closeConsumer()
+			end, err = r.endSequence(ctx)
 		}
 	}
 	if errors.Is(err, errStopReading) {
@@ -97,19 +100,19 @@ func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstrea
 // Tail yields commits until ctx ends; see eventlog.Reader.
 func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
-		r, err := l.reader(after, f)
+		r, err := l.newReader(after, f)
 		if err != nil {
 			yield(eventlog.Record{}, err)
 			return
 		}
-		defer r.close()
+		defer r.closeConsumer()
 		for {
-			m, err := r.next(ctx)
+			m, err := r.nextMessage(ctx)
 			switch {
 			case err == nil:
-				err = r.yield(ctx, m, yield)
+				err = r.yieldRecord(ctx, m, yield)
 			case errors.Is(err, errNoMessage):
-				r.closeIfBehind(ctx)
+				r.closeIfMessagesLost(ctx)
 				continue
 			}
 			if errors.Is(err, errStopReading) || ctx.Err() != nil {
@@ -123,9 +126,10 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// reader reads a stream in order. If its consumer is lost, it creates a new one after the last delivered sequence.
-// The client library's ordered consumer does the same, but cannot be stopped while the server is unavailable.
-type reader struct {
+// streamReader reads the messages of one stream in order. If its consumer is lost, it creates a new one after the last
+// delivered sequence. The client library's ordered consumer does the same, but cannot be stopped while the server is
+// unavailable.
+type streamReader struct {
 	log       *Log
 	shard     int
 	stream    string
@@ -140,24 +144,25 @@ type reader struct {
 	pull      jetstream.MessagesContext
 	backoff   *backoff
 
-	within     context.Context // see quietContext; nil for none
+	within     context.Context // see noMessageContext; nil for none
 	stopWithin context.CancelFunc
 	renew      time.Time // time after which within is replaced
 }
 
-// reader returns a reader that starts after a position. It sends no request. The error names what is wrong with the filter.
-func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
+// newReader returns a streamReader that starts after a position. It sends no request. The error names the problem of
+// the filter.
+func (l *Log) newReader(after eventlog.Position, f eventlog.Filter) (*streamReader, error) {
 	if err := f.Check(l.partitions, after.Shard, l.shards); err != nil {
 		return nil, err
 	}
-	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: matchedAspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
+	return &streamReader{
+		log: l, shard: after.Shard, stream: topology.EventsStreamName(after.Shard), filters: l.filterSubjects(f), aspects: matchedAspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
 	}, nil
 }
 
-// filters returns the filter subjects of a reader's consumer, or none for the whole stream. There is more than one
-// only for a list of partitions: the server searches far longer for the next message of several filters.
-func (l *Log) filters(f eventlog.Filter) []string {
+// filterSubjects returns the filter subjects of a reader's consumer, or none for the whole stream. It returns more than
+// one only for a list of partitions, because the server searches far longer for the next message of several filters.
+func (l *Log) filterSubjects(f eventlog.Filter) []string {
 	if f.Subject == (events.Subject{}) {
 		var list []string
 		for _, p := range f.Partitions {
@@ -169,7 +174,7 @@ func (l *Log) filters(f eventlog.Filter) []string {
 	if s.Aspect == "" {
 		s.Aspect = "*"
 	}
-	return []string{l.subject(s)}
+	return []string{l.natsSubject(s)}
 }
 
 // matchedAspects returns the aspects that a filter matches, or nil if all messages of its consumer match.
@@ -180,13 +185,13 @@ func matchedAspects(f eventlog.Filter) []string {
 	return []string{string(events.Life), string(events.Run)}
 }
 
-// end returns the sequence of the last message that matches the filter, or 0 if there is none.
-func (r *reader) end(ctx context.Context) (uint64, error) {
+// endSequence returns the sequence of the last message that matches the filter, or 0 if there is none.
+func (r *streamReader) endSequence(ctx context.Context) (uint64, error) {
 	filters := r.filters
 	if len(filters) == 0 {
 		// The last message of the stream is a cheap lookup, but is not found if it was purged. Then the server
 		// searches all subjects.
-		end, err := r.last(ctx, ">")
+		end, err := r.lastSequence(ctx, ">")
 		if end > 0 || err != nil {
 			return end, err
 		}
@@ -194,7 +199,7 @@ func (r *reader) end(ctx context.Context) (uint64, error) {
 	}
 	var end uint64
 	for _, f := range filters {
-		last, err := r.last(ctx, f)
+		last, err := r.lastSequence(ctx, f)
 		if err != nil {
 			return 0, err
 		}
@@ -203,9 +208,9 @@ func (r *reader) end(ctx context.Context) (uint64, error) {
 	return end, nil
 }
 
-// last returns the sequence of the last message of a subject, or 0.
-func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
-	m, err := r.log.fromLeader(ctx, r.stream, getRequest{LastFor: subject})
+// lastSequence returns the sequence of the last message of a subject, or 0.
+func (r *streamReader) lastSequence(ctx context.Context, subject string) (uint64, error) {
+	m, err := r.log.getFromLeader(ctx, r.stream, getRequest{LastFor: subject})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return 0, nil
 	}
@@ -215,12 +220,12 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
-// errNoMessage is returned if no message arrived within quiet.
+// errNoMessage is returned if no message arrived within noMessageTimeout.
 var errNoMessage = errors.New("no message arrived")
 
-// next returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an
-// error that a retry cannot resolve.
-func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
+// nextMessage returns the next message, across any number of reconnects. Its error is errNoMessage, the error of ctx,
+// or an error that a retry cannot resolve.
+func (r *streamReader) nextMessage(ctx context.Context) (jetstream.Msg, error) {
 	for {
 		m, err := r.nextDelivery(ctx)
 		if err == nil {
@@ -233,32 +238,32 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 		if errors.Is(err, errNoMessage) {
 			return nil, err
 		}
-		r.close()
+		r.closeConsumer()
 		if errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, jetstream.ErrStreamNotFound) {
 			return nil, fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, err)
 		}
-		r.log.logger.Log(ctx, r.backoff.level(), "resume a read", "stream", r.stream, "after", r.seq, "error", err)
+		r.log.logger.Log(ctx, r.backoff.logLevel(), "resume a read", "stream", r.stream, "after", r.seq, "error", err)
 		if err := r.backoff.wait(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// errGap is returned if a consumer skipped a message.
-var errGap = errors.New("a delivery is missing")
+// errMissingDelivery is returned if a delivery of a consumer did not arrive.
+var errMissingDelivery = errors.New("a delivery is missing")
 
-// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is errQuiet, errGap, that of
-// ctx, or an error of the consumer.
-func (r *reader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
+// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is
+// errNoMessage, errMissingDelivery, the error of ctx, or an error of the consumer.
+func (r *streamReader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 	if r.pull == nil {
-		if err := r.open(ctx); err != nil {
+		if err := r.createConsumer(ctx); err != nil {
 			return nil, err
 		}
 	}
-	within := r.quietContext(ctx)
+	within := r.noMessageContext(ctx)
 	m, err := r.pull.Next(jetstream.NextContext(within))
 	if err != nil && within.Err() != nil {
-		r.resetQuietContext()
+		r.resetNoMessageContext()
 		return nil, context.Cause(within)
 	}
 	if err != nil {
@@ -270,36 +275,37 @@ func (r *reader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 	}
 	r.expect++
 	if meta.Sequence.Consumer != r.expect {
-		return nil, errGap
+		return nil, errMissingDelivery
 	}
 	r.seq = meta.Sequence.Stream
 	return m, nil
 }
 
-// quietContext returns a context that ends if no message arrives within quiet, or up to half of quiet earlier. The
-// context is shared by several messages, because a timer per message would add a tenth to the cost of reading.
-func (r *reader) quietContext(ctx context.Context) context.Context {
+// noMessageContext returns a context that ends if no message arrives within noMessageTimeout, or up to half of that
+// time earlier. The context is shared by several messages, because a timer per message would add a tenth to the cost of
+// reading.
+func (r *streamReader) noMessageContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
-		r.resetQuietContext()
-		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quietTimeout, errNoMessage)
-		r.renew = time.Now().Add(quietTimeout / 2)
+		r.resetNoMessageContext()
+		r.within, r.stopWithin = context.WithTimeoutCause(ctx, noMessageTimeout, errNoMessage)
+		r.renew = time.Now().Add(noMessageTimeout / 2)
 	}
 	return r.within
 }
 
-// resetQuietContext ends the context that quietContext returned, so that the next call creates a new one.
-func (r *reader) resetQuietContext() {
+// resetNoMessageContext ends the context that noMessageContext returned, so that the next call creates a new one.
+func (r *streamReader) resetNoMessageContext() {
 	if r.within != nil {
 		r.stopWithin()
 		r.within = nil
 	}
 }
 
-// open creates a consumer that starts after the last delivered message.
-func (r *reader) open(ctx context.Context) error {
+// createConsumer creates a consumer that starts after the last delivered message.
+func (r *streamReader) createConsumer(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactiveThreshold, HeadersOnly: r.bare,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: consumerInactiveThreshold, HeadersOnly: r.bare,
 	}
 	if len(r.filters) == 1 {
 		cfg.FilterSubject = r.filters[0]
@@ -312,8 +318,8 @@ func (r *reader) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pull, err := c.Messages(jetstream.PullMaxMessagesWithBytesLimit(pullMessages, pullBytes), jetstream.PullExpiry(pullExpiry),
-		jetstream.PullHeartbeat(heartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
+	pull, err := c.Messages(jetstream.PullMaxMessagesWithBytesLimit(maxPullMessages, maxPullBytes), jetstream.PullExpiry(pullExpiry),
+		jetstream.PullHeartbeat(pullHeartbeat), jetstream.WithMessagesErrOnMissingHeartbeat(true))
 	if err != nil {
 		return err
 	}
@@ -321,9 +327,9 @@ func (r *reader) open(ctx context.Context) error {
 	return nil
 }
 
-// closeIfBehind closes the consumer if it has sent more than has arrived: its last messages were in transit when the
-// connection broke, and no later delivery would reveal the gap.
-func (r *reader) closeIfBehind(ctx context.Context) {
+// closeIfMessagesLost closes the consumer if the consumer has sent more messages than have arrived: its last messages
+// were in transit when the connection broke, and no later delivery would reveal the gap.
+func (r *streamReader) closeIfMessagesLost(ctx context.Context) {
 	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
 	defer cancel()
 	info, err := r.source.Info(try)
@@ -331,23 +337,23 @@ func (r *reader) closeIfBehind(ctx context.Context) {
 		return
 	}
 	if ctx.Err() == nil {
-		r.log.logger.Debug("resume a read", "stream", r.stream, "after", r.seq, "error", errors.Join(err, errGap))
+		r.log.logger.Debug("resume a read", "stream", r.stream, "after", r.seq, "error", errors.Join(err, errMissingDelivery))
 	}
-	r.close()
+	r.closeConsumer()
 }
 
-// close stops the consumer.
-func (r *reader) close() {
-	r.resetQuietContext()
+// closeConsumer stops the consumer, so that the next read creates a new one.
+func (r *streamReader) closeConsumer() {
+	r.resetNoMessageContext()
 	if r.pull != nil {
 		r.pull.Stop()
 		r.pull = nil
 	}
 }
 
-// yield decodes a message and yields its record, unless the filter does not match it or it is not part of the log. It returns errStop
-// when the read must end.
-func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
+// yieldRecord decodes a message and yields its record, unless the filter does not match the message or the message is
+// not part of the log. It returns errStopReading when the read must end.
+func (r *streamReader) yieldRecord(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
 	if r.aspects != nil && !slices.Contains(r.aspects, m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:]) {
 		return nil
 	}
@@ -355,9 +361,9 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 	if err != nil {
 		return err
 	}
-	open := r.log.open
+	open := r.log.openRecord
 	if r.undecoded {
-		open = r.log.openUndecoded
+		open = r.log.openUndecodedRecord
 	}
 	rec, err := open(ctx, eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream},
 		message{Subject: m.Subject(), Seq: meta.Sequence.Stream, Data: m.Data(), Time: meta.Timestamp, header: m.Headers()})

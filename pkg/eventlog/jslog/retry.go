@@ -18,8 +18,8 @@ import (
 
 // The first and the longest pause between tries.
 const (
-	firstPause = 20 * time.Millisecond
-	lastPause  = time.Second
+	minRetryPause = 20 * time.Millisecond
+	maxRetryPause = time.Second
 )
 
 // backoff computes the timeouts and pauses between the tries of one request.
@@ -29,17 +29,18 @@ type backoff struct {
 	pauses *retry.Pauses
 }
 
+// newBackoff returns a backoff whose first try has the timeout first.
 func newBackoff(first time.Duration) *backoff {
-	return &backoff{first: first, pauses: retry.Doubling(firstPause, lastPause)}
+	return &backoff{first: first, pauses: retry.Doubling(minRetryPause, maxRetryPause)}
 }
 
-// backoff returns the backoff for an append.
-func (l *Log) backoff() *backoff { return newBackoff(l.ackTimeout) }
+// appendBackoff returns the backoff for an append.
+func (l *Log) appendBackoff() *backoff { return newBackoff(l.ackTimeout) }
 
 // readBackoff returns the backoff for reads, which are idempotent and can be repeated soon.
 func (l *Log) readBackoff() *backoff { return newBackoff(l.ackTimeout / 5) }
 
-// reset starts again with the first timeout and pause.
+// reset makes the next try use the first timeout and pause again.
 func (b *backoff) reset() {
 	b.try = 0
 	b.pauses.Reset()
@@ -50,7 +51,7 @@ func (b *backoff) timeout() time.Duration {
 	return min(b.first<<min(b.try, 3), 5*b.first)
 }
 
-// wait pauses before the next try. If ctx ends, it returns ErrUnavailable with the error of the last try.
+// wait pauses before the next try. If ctx ends first, wait returns ErrUnavailable with the error of the last try.
 func (b *backoff) wait(ctx context.Context, why error) error {
 	b.try++
 	if cause := retry.Pause(ctx, b.pauses.NextBackOff()); cause != nil {
@@ -59,8 +60,8 @@ func (b *backoff) wait(ctx context.Context, why error) error {
 	return nil
 }
 
-// level returns the log level for the current try. The first failures are often transient.
-func (b *backoff) level() slog.Level {
+// logLevel returns the log level for the current try. The first failures are often transient.
+func (b *backoff) logLevel() slog.Level {
 	if b.try > 3 {
 		return slog.LevelWarn
 	}
@@ -90,7 +91,7 @@ func isTransient(err error) bool {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrDisconnected),
 		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection),
-		errors.Is(err, errNoBatch), isConnectionError(err):
+		errors.Is(err, errBatchesUnsupported), isConnectionError(err):
 		return true
 	case errors.As(err, &api):
 		return api.ErrorCode == codeClusterUnavailable || api.ErrorCode == codeNotLeader

@@ -36,7 +36,7 @@ func newInstallation(t *testing.T) *installation {
 		t.Fatal(err)
 	}
 	var list []string
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		list = append(list, role+":"+secret(role))
 	}
 	i.provision(t, strings.Join(list, ","))
@@ -47,7 +47,7 @@ func newInstallation(t *testing.T) *installation {
 func (i *installation) provision(t *testing.T, keys string) {
 	t.Helper()
 	i.keys = keys
-	if err := topology.Provision(t.Context(), i.js, topology.Config{KeyIDs: parse(t, keys, "").KeyIDs()}); err != nil {
+	if err := topology.Provision(t.Context(), i.js, topology.ProvisionConfig{KeyIDs: parse(t, keys, "").KeyIDs()}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -79,7 +79,7 @@ func (i *installation) withKeys(t *testing.T, keys eventlog.Keys) *jslog.Log {
 // storedMessage returns a message of the log as the server stores it.
 func (i *installation) storedMessage(t *testing.T, seq uint64) *jetstream.RawStreamMsg {
 	t.Helper()
-	s, err := i.js.Stream(t.Context(), topology.EventsStream(0))
+	s, err := i.js.Stream(t.Context(), topology.EventsStreamName(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func (i *installation) publishForeign(t *testing.T, subject string, header nats.
 
 func TestLog_PassesTheConformanceSuiteSigned(t *testing.T) {
 	t.Parallel()
-	eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log { return newInstallation(t).asRole(t, "session") })
+	eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log { return newInstallation(t).asRole(t, "session") })
 }
 
 // TestSigned_ForeignMessagesAreLeftOut publishes every kind of message that a stolen connection could publish to a
@@ -113,8 +113,8 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	defer cancel()
 	i := newInstallation(t)
 	session, skills := i.asRole(t, "session"), i.asRole(t, "skills")
-	life := eventlogtest.Session(0, 1, "attacked")
-	heads := eventlogtest.Fill(t, session, life, "honest", 2)
+	life := eventlogtest.SessionSubject(0, 1, "attacked")
+	heads := eventlogtest.AppendCommits(t, session, life, "honest", 2)
 	last := heads[len(heads)-1]
 	honest := i.storedMessage(t, last.Seq)
 	signature := honest.Header.Get(topology.HeaderSignature)
@@ -138,7 +138,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	replayed := signed(signature)
-	replayed.Set(jetstream.StreamHeader, topology.EventsStream(0))
+	replayed.Set(jetstream.StreamHeader, topology.EventsStreamName(0))
 	attacks := []struct {
 		name   string
 		header nats.Header
@@ -160,7 +160,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 	}
 
 	// The head is still the last commit, with any freshness, and the next append follows it.
-	for _, freshness := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+	for _, freshness := range []eventlog.Freshness{eventlog.AnyReplica, eventlog.LeaderOnly} {
 		head, err := session.Last(ctx, life, freshness)
 		if err != nil || head.Seq != last.Seq || head.Hash != last.Hash {
 			t.Fatalf("head is %d %s (%v), want %d %s", head.Seq, head.Hash, err, last.Seq, last.Hash)
@@ -190,11 +190,11 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		t.Errorf("read the commits at %v, want the %d honest ones and %d", read, len(heads), next.Seq)
 	}
 	var foreign *eventlog.ForeignError
-	if _, err := session.At(ctx, eventlog.Position{Seq: heads[1].Seq + 1}); !errors.As(err, &foreign) {
+	if _, err := session.CommitAt(ctx, eventlog.Position{Seq: heads[1].Seq + 1}); !errors.As(err, &foreign) {
 		t.Errorf("the attack at %d is read: %v", heads[1].Seq+1, err)
 	}
 
-	report, err := eventlog.Verify(ctx, session, eventlog.Scope{})
+	report, err := eventlog.Verify(ctx, session, eventlog.VerifyScope{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestSigned_ForeignMessagesAreLeftOut(t *testing.T) {
 		}
 	}
 	// A contributor has no key to verify a session with. It still accepts the commit, because the server copied it.
-	if _, err := skills.Last(ctx, life, eventlog.Leader); err != nil {
+	if _, err := skills.Last(ctx, life, eventlog.LeaderOnly); err != nil {
 		t.Error(err)
 	}
 }
@@ -218,14 +218,14 @@ func TestSigned_StateIsCovered(t *testing.T) {
 	t.Parallel()
 	i := newInstallation(t)
 	session := i.asRole(t, "session")
-	life := eventlogtest.Session(0, 1, "state")
-	head := eventlogtest.Fill(t, session, life, "honest", 1)[0]
+	life := eventlogtest.SessionSubject(0, 1, "state")
+	head := eventlogtest.AppendCommits(t, session, life, "honest", 1)[0]
 	c := head.Commit
 	c.State = []byte(`{"v":1,"status":"deleted"}`)
 	header := nats.Header{topology.HeaderSignature: {i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature)}}
 	at := i.publishForeign(t, life.String(), header, mustEncode(t, c))
 	var foreign *eventlog.ForeignError
-	if _, err := session.At(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
+	if _, err := session.CommitAt(t.Context(), eventlog.Position{Seq: at}); !errors.As(err, &foreign) || !strings.Contains(foreign.Reason, "signature is invalid") {
 		t.Errorf("a commit with another state is read: %v", err)
 	}
 }
@@ -240,16 +240,16 @@ func TestSigned_LogFromBefore(t *testing.T) {
 	if i.js, err = jetstream.New(i.nc); err != nil {
 		t.Fatal(err)
 	}
-	life := eventlogtest.Session(0, 1, "before")
-	heads := eventlogtest.Fill(t, before, life, "unsigned", 3)
+	life := eventlogtest.SessionSubject(0, 1, "before")
+	heads := eventlogtest.AppendCommits(t, before, life, "unsigned", 3)
 	var list []string
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		list = append(list, role+":"+secret(role))
 	}
 	i.provision(t, strings.Join(list, "\n"))
 	i.provision(t, i.keys) // every start of an installation provisions
 	session := i.asRole(t, "session")
-	head, err := session.Last(t.Context(), life, eventlog.Leader)
+	head, err := session.Last(t.Context(), life, eventlog.LeaderOnly)
 	if err != nil || head.Seq != heads[2].Seq {
 		t.Fatalf("head at %d: %v", head.Seq, err)
 	}
@@ -260,7 +260,7 @@ func TestSigned_LogFromBefore(t *testing.T) {
 	if _, err := before.Append(t.Context(), head, eventlogtest.Draft("late", "text")); err != nil {
 		t.Fatal(err)
 	}
-	report, err := eventlog.Verify(t.Context(), session, eventlog.Scope{})
+	report, err := eventlog.Verify(t.Context(), session, eventlog.VerifyScope{})
 	if err != nil || report.Commits != 4 || len(report.Problems) != 1 || !strings.Contains(report.Problem.Why, "signature is missing") {
 		t.Errorf("verify: %+v, %v; want four commits, and the fifth refused", report, err)
 	}
@@ -274,8 +274,8 @@ func TestSigned_Rotation(t *testing.T) {
 	defer cancel()
 	i := newInstallation(t)
 	late := i.asRole(t, "executor")
-	life := eventlogtest.Session(0, 1, "rotation")
-	heads := eventlogtest.Fill(t, i.asRole(t, "session"), life, "old", 2)
+	life := eventlogtest.SessionSubject(0, 1, "rotation")
+	heads := eventlogtest.AppendCommits(t, i.asRole(t, "session"), life, "old", 2)
 	old := i.keys
 	i.provision(t, strings.Replace(old, "session:", "session:"+secret("another")+"+", 1))
 	session := i.asRole(t, "session")
@@ -286,11 +286,11 @@ func TestSigned_Rotation(t *testing.T) {
 	if got := i.storedMessage(t, head.Seq).Header.Get(topology.HeaderSignature); strings.HasPrefix(got, parse(t, old, "session").SigningKey()) {
 		t.Errorf("signed by the old key: %s", got)
 	}
-	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {
+	if report, err := eventlog.Verify(ctx, session, eventlog.VerifyScope{}); err != nil || report.Problem != nil || report.Commits != 3 {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 	var unknown *eventlog.UnknownKeyError
-	if _, err := late.Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) || !errors.As(err, &unknown) {
+	if _, err := late.Last(ctx, life, eventlog.LeaderOnly); !errors.Is(err, eventlog.ErrUnavailable) || !errors.As(err, &unknown) {
 		t.Errorf("a process without the new key: %v, want that the key is missing", err)
 	}
 	// A process whose first key is not known to the installation must not write.
@@ -298,11 +298,11 @@ func TestSigned_Rotation(t *testing.T) {
 		"another key": strings.Replace(old, "session:", "session:"+secret("unheard")+"+", 1), "none": "", "no key of its own": "executor:" + secret("executor"),
 		"not all": "session:" + secret("session"),
 	} {
-		if _, err := jslog.Signing(ctx, i.js, 1, parse(t, keys, "session"), jslog.Writer); err == nil || !strings.HasPrefix(err.Error(), "log-keys: ") {
+		if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, keys, "session"), jslog.RoleWriter); err == nil || !strings.HasPrefix(err.Error(), "log-keys: ") {
 			t.Errorf("%s: %v, want a refusal that names log-keys", name, err)
 		}
 	}
-	if _, err := jslog.Signing(ctx, i.js, 1, parse(t, "skills:"+secret("skills"), "skills"), jslog.Contributor); err != nil {
+	if _, err := jslog.CheckSigning(ctx, i.js, 1, parse(t, "skills:"+secret("skills"), "skills"), jslog.RoleContributor); err != nil {
 		t.Errorf("a contributor with its own key: %v", err)
 	}
 }
@@ -314,28 +314,28 @@ func TestSigned_KeysLost(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	i := newInstallation(t)
-	life := eventlogtest.Session(0, 1, "lost")
-	heads := eventlogtest.Fill(t, i.asRole(t, "session"), life, "old", 2)
+	life := eventlogtest.SessionSubject(0, 1, "lost")
+	heads := eventlogtest.AppendCommits(t, i.asRole(t, "session"), life, "old", 2)
 	var list []string
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		list = append(list, role+":"+secret("new"+role))
 	}
 	i.keys = strings.Join(list, ",")
-	if _, err := i.asRole(t, "session").Last(ctx, life, eventlog.Leader); !errors.Is(err, eventlog.ErrUnavailable) {
+	if _, err := i.asRole(t, "session").Last(ctx, life, eventlog.LeaderOnly); !errors.Is(err, eventlog.ErrUnavailable) {
 		t.Errorf("without the old keys: %v", err)
 	}
-	if err := topology.Provision(ctx, i.js, topology.Config{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
+	if err := topology.Provision(ctx, i.js, topology.ProvisionConfig{KeyIDs: parse(t, i.keys, "").KeyIDs(), KeysLost: true}); err != nil {
 		t.Fatal(err)
 	}
 	session := i.asRole(t, "session")
-	head, err := session.Last(ctx, life, eventlog.Leader)
+	head, err := session.Last(ctx, life, eventlog.LeaderOnly)
 	if err != nil || head.Seq != heads[1].Seq {
 		t.Fatalf("head at %d: %v", head.Seq, err)
 	}
 	if _, err := session.Append(ctx, head, eventlogtest.Draft("new", "text")); err != nil {
 		t.Fatal(err)
 	}
-	if report, err := eventlog.Verify(ctx, session, eventlog.Scope{}); err != nil || report.Problem != nil || report.Commits != 3 {
+	if report, err := eventlog.Verify(ctx, session, eventlog.VerifyScope{}); err != nil || report.Problem != nil || report.Commits != 3 {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 }

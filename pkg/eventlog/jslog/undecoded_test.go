@@ -15,8 +15,8 @@ func TestReadUndecoded_ResolvesToTheRecordsOfRead(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	l, js, _ := stream(t)
-	eventlogtest.Fill(t, l, eventlogtest.Session(0, 1, "small"), "small", 3)
-	if _, err := l.Append(ctx, eventlog.Head{Subject: eventlogtest.Session(0, 1, "large")}, eventlogtest.Draft("large", strings.Repeat("x", 300_000))); err != nil {
+	eventlogtest.AppendCommits(t, l, eventlogtest.SessionSubject(0, 1, "small"), "small", 3)
+	if _, err := l.Append(ctx, eventlog.Head{Subject: eventlogtest.SessionSubject(0, 1, "large")}, eventlogtest.Draft("large", strings.Repeat("x", 300_000))); err != nil {
 		t.Fatal(err)
 	}
 	var want []eventlog.Record
@@ -31,7 +31,7 @@ func TestReadUndecoded_ResolvesToTheRecordsOfRead(t *testing.T) {
 		if err != nil || rec.Events != nil {
 			t.Fatalf("%s: %d events, error %v", rec.Position, len(rec.Events), err)
 		}
-		if rec, err = l.Resolve(ctx, rec); err != nil {
+		if rec, err = l.ResolveEvents(ctx, rec); err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, rec)
@@ -40,7 +40,7 @@ func TestReadUndecoded_ResolvesToTheRecordsOfRead(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 
-	s := eventlogtest.Session(0, 1, "foreign")
+	s := eventlogtest.SessionSubject(0, 1, "foreign")
 	if _, err := js.Publish(ctx, s.String(), []byte("not a commit")); err != nil {
 		t.Fatal(err)
 	}

@@ -45,8 +45,8 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 	asRole(topology.UserAdmin)
 	session, executor, projector := asRole(topology.UserSession), asRole(topology.UserExecutor), asRole(topology.UserProjector)
 
-	life := eventlogtest.Session(1, 2, "users")
-	run := events.RunOf(life.Tenant, life.ID)
+	life := eventlogtest.SessionSubject(1, 2, "users")
+	run := events.RunSubject(life.Tenant, life.ID)
 	large := eventlogtest.Draft("large", strings.Repeat("x", 300_000))
 	a, err := session.Append(ctx, eventlog.Head{Subject: life}, large)
 	if err != nil {
@@ -60,18 +60,18 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 	if _, err := executor.Append(ctx, eventlog.Head{Subject: run}, eventlogtest.Draft("run", "run")); err != nil {
 		t.Errorf("executor repeats its commit: %v", err)
 	}
-	for _, f := range []eventlog.Freshness{eventlog.Any, eventlog.Leader} {
+	for _, f := range []eventlog.Freshness{eventlog.AnyReplica, eventlog.LeaderOnly} {
 		if h, err := executor.Last(ctx, life, f); err != nil || h.Seq != a.Seq {
 			t.Errorf("executor reads life: %d, %v", h.Seq, err)
 		}
 	}
-	tail := eventlogtest.Tail(ctx, t, projector, eventlog.Position{Shard: 1}, eventlog.Filter{Partitions: []int{life.Partition()}})
-	rec := eventlogtest.Expect(ctx, t, tail, a)
+	tail := eventlogtest.StartTail(ctx, t, projector, eventlog.Position{Shard: 1}, eventlog.Filter{Partitions: []int{life.Partition()}})
+	rec := eventlogtest.ExpectCommit(ctx, t, tail, a)
 	if got := rec.Events[0].Data.(events.MessageAccepted).Content; len(got) != 300_000 {
 		t.Errorf("projector reads %d bytes of a large message", len(got))
 	}
-	eventlogtest.Expect(ctx, t, tail, b)
-	if _, err := projector.At(ctx, eventlog.Position{Shard: 1, Seq: b.Seq}); err != nil {
+	eventlogtest.ExpectCommit(ctx, t, tail, b)
+	if _, err := projector.CommitAt(ctx, eventlog.Position{Shard: 1, Seq: b.Seq}); err != nil {
 		t.Errorf("projector checks its checkpoint: %v", err)
 	}
 	for rec, err := range executor.Read(ctx, eventlog.Position{Shard: 1}, eventlog.Filter{Subject: events.Subject{Tenant: life.Tenant, ID: life.ID}}) {
@@ -81,13 +81,13 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 	}
 
 	gateway, filter := asRole(topology.UserGateway), topology.TenantLifeFilter(life.Partition(), life.Tenant)
-	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1}, filter); err != nil || h.Seq != a.Seq || h.Subject != life {
+	if h, err := gateway.NextHead(ctx, eventlog.Position{Shard: 1}, filter); err != nil || h.Seq != a.Seq || h.Subject != life {
 		t.Errorf("gateway finds the life of a tenant's session: %+v, %v", h, err)
 	}
-	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1, Seq: a.Seq}, filter); err != nil || h.Seq != 0 {
+	if h, err := gateway.NextHead(ctx, eventlog.Position{Shard: 1, Seq: a.Seq}, filter); err != nil || h.Seq != 0 {
 		t.Errorf("gateway finds a commit after the last one: %+v, %v", h, err)
 	}
-	if h, err := gateway.Next(ctx, eventlog.Position{Shard: 1}, topology.TenantLifeFilter(life.Partition(), "else")); err != nil || h.Seq != 0 {
+	if h, err := gateway.NextHead(ctx, eventlog.Position{Shard: 1}, topology.TenantLifeFilter(life.Partition(), "else")); err != nil || h.Seq != 0 {
 		t.Errorf("gateway finds a commit of another tenant: %+v, %v", h, err)
 	}
 
@@ -100,7 +100,7 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		stop()
-		if h, err := session.Last(ctx, try.head.Subject, eventlog.Leader); err != nil || h.Seq != try.head.Seq {
+		if h, err := session.Last(ctx, try.head.Subject, eventlog.LeaderOnly); err != nil || h.Seq != try.head.Seq {
 			t.Errorf("%s: the head is %d, %v, want %d", what, h.Seq, err, try.head.Seq)
 		}
 	}

@@ -30,17 +30,17 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	}
 	started := func(version int) *jslog.Log {
 		t.Helper()
-		if err := topology.Provision(ctx, js, topology.Config{CommitVersion: version}); err != nil {
+		if err := topology.Provision(ctx, js, topology.ProvisionConfig{CommitVersion: version}); err != nil {
 			t.Fatal(err)
 		}
-		signing, err := jslog.Signing(ctx, js, 1, eventlog.Keys{}, jslog.Writer)
+		signing, err := jslog.CheckSigning(ctx, js, 1, eventlog.Keys{}, jslog.RoleWriter)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return openConfig(t, jslog.Config{JetStream: js, Signing: signing})
 	}
 	before, raised := started(1), started(0)
-	life, other := eventlogtest.Session(0, 1, "raised"), eventlogtest.Session(0, 1, "other")
+	life, other := eventlogtest.SessionSubject(0, 1, "raised"), eventlogtest.SessionSubject(0, 1, "other")
 	draft := func(name string) events.Draft {
 		d := eventlogtest.Draft(name, name)
 		d.Actor = events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/1", Address: "192.0.2.1"}
@@ -54,11 +54,11 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 		if head, err = step.log.Append(ctx, head, draft(string(rune('a'+i)))); err != nil {
 			t.Fatal(err)
 		}
-		if head, err = before.Last(ctx, life, eventlog.Leader); err != nil || head.Commit.V != step.v || (head.Commit.Actor.User == "ann") != (step.v == 2) {
+		if head, err = before.Last(ctx, life, eventlog.LeaderOnly); err != nil || head.Commit.V != step.v || (head.Commit.Actor.User == "ann") != (step.v == 2) {
 			t.Errorf("commit %d has version %d by %+v, %v; want version %d", i, head.Commit.V, head.Commit.Actor, err, step.v)
 		}
 	}
-	flipped := eventlogtest.Session(0, 1, "flipped")
+	flipped := eventlogtest.SessionSubject(0, 1, "flipped")
 	c, err := draft("flipped").Seal(flipped, "")
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.V = 3
-	c = c.Rechain(other, c.Events)
+	c = c.WithStoredEvents(other, c.Events)
 	msg, err := c.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestAppend_VersionOfTheLog(t *testing.T) {
 	if _, err := raised.Append(ctx, head, draft("after")); err != nil {
 		t.Fatal(err)
 	}
-	r, err := eventlog.Verify(ctx, raised, eventlog.Scope{})
+	r, err := eventlog.Verify(ctx, raised, eventlog.VerifyScope{})
 	if err != nil || len(r.Problems) != 2 || r.Commits != 5 || r.Problem.Position.Seq != 4 || !strings.Contains(r.Problem.Why, "contents hash to") ||
 		r.Problems[1].Position.Seq != 5 || !strings.Contains(r.Problems[1].Why, "has version 3, newest known version is 2") {
 		t.Errorf("verify found %d commits, %v: %v", r.Commits, r.Problems, err)

@@ -19,10 +19,10 @@ type Faults struct {
 	// AfterAppend runs after a commit was stored. Append returns its error instead of the acknowledgement:
 	// for example eventlog.ErrUnavailable, to simulate a writer that died or gave up before it knew the outcome.
 	AfterAppend func(ctx context.Context, stored eventlog.Head) error
-	// BeforeRead runs before Last and At, which return its error.
+	// BeforeRead runs before Last and CommitAt, which return its error.
 	BeforeRead func(ctx context.Context) error
 	// Behind returns how many of the newest commits of a subject a lagging replica does not have. Such a replica
-	// answers Last with freshness Any.
+	// answers Last with freshness AnyReplica.
 	Behind func(s events.Subject) int
 }
 
@@ -40,9 +40,9 @@ func (l *Log) currentFaults() Faults {
 	return l.faults
 }
 
-// Tamper modifies a stored commit, as an attacker with access to the disk could. It returns eventlog.ErrNotFound if
-// there is no commit at p.
-func (l *Log) Tamper(p eventlog.Position, change func(*events.Commit)) error {
+// TamperCommit modifies the stored commit at a position, as an attacker with access to the disk could. It returns
+// eventlog.ErrNotFound if there is no commit at p.
+func (l *Log) TamperCommit(p eventlog.Position, change func(*events.Commit)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.Shard < 0 || p.Shard >= len(l.shards) || p.Seq == 0 || p.Seq > uint64(len(l.shards[p.Shard].stored)) {
@@ -87,15 +87,15 @@ func (l *Log) Payloads() []string {
 	return list
 }
 
-// objects is the object store in which a Log keeps the payloads of large events.
-type objects struct{ l *Log }
+// objectStore is the object store in which a Log keeps the payloads of large events.
+type objectStore struct{ l *Log }
 
-func (o objects) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {
+func (o objectStore) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {
 	o.l.SetPayload(digest, data)
 	return nil
 }
 
-func (o objects) Get(_ context.Context, _ events.Subject, digest string) ([]byte, error) {
+func (o objectStore) Get(_ context.Context, _ events.Subject, digest string) ([]byte, error) {
 	o.l.mu.Lock()
 	defer o.l.mu.Unlock()
 	data, ok := o.l.payloads[digest]

@@ -37,12 +37,12 @@ type Log struct {
 
 // shard holds the commits of one shard of the log in memory, in order.
 type shard struct {
-	stored []message
+	stored []storedCommit
 	grew   chan struct{} // closed when a message is added
 }
 
-// message is a stored commit. Its stream sequence is its index + 1.
-type message struct {
+// storedCommit is a commit in a shard's list. Its stream sequence is its index + 1.
+type storedCommit struct {
 	subject string
 	at      time.Time
 	data    []byte
@@ -80,9 +80,9 @@ func (l *Log) Partitioning() events.Partitioning { return l.cfg.Partitions }
 // Append stores a commit; see eventlog.Appender.
 func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
 	if err := ctx.Err(); err != nil {
-		return eventlog.Head{}, unavailable(err)
+		return eventlog.Head{}, unavailableError(err)
 	}
-	c, data, err := eventlog.Seal(ctx, head, draft, objects{l})
+	c, data, err := eventlog.SealDraft(ctx, head, draft, objectStore{l})
 	if err != nil {
 		return eventlog.Head{}, err
 	}
@@ -92,7 +92,7 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 			return eventlog.Head{}, err
 		}
 	}
-	next, err := l.store(head, c, data)
+	next, err := l.storeCommit(head, c, data)
 	if err != nil {
 		return eventlog.Head{}, err
 	}
@@ -104,9 +104,9 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 	return next, nil
 }
 
-// store checks the expected sequence and appends the commit. If the same commit is already stored after head, store
+// storeCommit checks the expected sequence and appends the commit. If the same commit is already stored after head, store
 // returns it.
-func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.Head, error) {
+func (l *Log) storeCommit(head eventlog.Head, c events.Commit, data []byte) (eventlog.Head, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	heads := l.heads[head.Subject]
@@ -116,14 +116,14 @@ func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.
 		}
 		return eventlog.Head{}, &eventlog.ConflictError{Subject: head.Subject, Expected: head.Seq}
 	}
-	if last := l.last(head.Subject, 0); last.Seq != head.Seq {
+	if last := l.lastBehind(head.Subject, 0); last.Seq != head.Seq {
 		return eventlog.Head{}, &eventlog.ConflictError{Subject: head.Subject, Expected: head.Seq}
 	}
 	s := &l.shards[head.Subject.Partition()%l.cfg.Shards]
 	if l.cfg.MaxCommits > 0 && len(s.stored) >= l.cfg.MaxCommits {
 		return eventlog.Head{}, fmt.Errorf("append to %s: %w", head.Subject, eventlog.ErrFull)
 	}
-	s.stored = append(s.stored, message{head.Subject.String(), l.cfg.Now(), data})
+	s.stored = append(s.stored, storedCommit{head.Subject.String(), l.cfg.Now(), data})
 	next := eventlog.Head{Subject: head.Subject, Seq: uint64(len(s.stored)), Hash: c.Hash, Commit: c}
 	l.heads[head.Subject] = append(l.heads[head.Subject], next)
 	close(s.grew)
@@ -131,8 +131,8 @@ func (l *Log) store(head eventlog.Head, c events.Commit, data []byte) (eventlog.
 	return next, nil
 }
 
-// last returns the head as it was the given number of commits ago. The caller must hold the lock.
-func (l *Log) last(s events.Subject, behind int) eventlog.Head {
+// lastBehind returns the head that a subject had the given number of commits ago. The caller must hold the lock.
+func (l *Log) lastBehind(s events.Subject, behind int) eventlog.Head {
 	list := l.heads[s]
 	if i := len(list) - 1 - behind; i >= 0 {
 		return list[i]
@@ -146,7 +146,7 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 		return eventlog.Head{}, fmt.Errorf("read last commit: %w", err)
 	}
 	if err := ctx.Err(); err != nil {
-		return eventlog.Head{}, unavailable(err)
+		return eventlog.Head{}, unavailableError(err)
 	}
 	faults, behind := l.currentFaults(), 0
 	if faults.BeforeRead != nil {
@@ -154,12 +154,12 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 			return eventlog.Head{}, err
 		}
 	}
-	if f == eventlog.Any && faults.Behind != nil {
+	if f == eventlog.AnyReplica && faults.Behind != nil {
 		behind = max(faults.Behind(s), 0)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.last(s, behind), nil
+	return l.lastBehind(s, behind), nil
 }
 
 // ChangedAmong returns those of the given subjects that changed; see eventlog.ChangeReader.
@@ -169,7 +169,7 @@ func (l *Log) ChangedAmong(ctx context.Context, after eventlog.Position, subject
 		return c, nil
 	}
 	if err := ctx.Err(); err != nil {
-		return c, unavailable(err)
+		return c, unavailableError(err)
 	}
 	f := l.currentFaults()
 	if f.BeforeRead != nil {
@@ -198,10 +198,10 @@ func (l *Log) ChangedAmong(ctx context.Context, after eventlog.Position, subject
 	return c, nil
 }
 
-// At returns one commit; see eventlog.Reader.
-func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+// CommitAt returns the commit at a position; see eventlog.Reader.
+func (l *Log) CommitAt(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if err := ctx.Err(); err != nil {
-		return eventlog.Record{}, unavailable(err)
+		return eventlog.Record{}, unavailableError(err)
 	}
 	if f := l.currentFaults(); f.BeforeRead != nil {
 		if err := f.BeforeRead(ctx); err != nil {
@@ -211,40 +211,41 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	if p.Shard < 0 || p.Shard >= l.cfg.Shards || p.Seq == 0 {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
 	}
-	m, _, ok := l.message(p)
+	m, _, ok := l.commitAt(p)
 	if !ok {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, eventlog.ErrNotFound)
 	}
-	return l.open(ctx, p, m)
+	return l.openRecord(ctx, p, m)
 }
 
-// message returns the message at a position, or a channel that is closed when the shard grows.
-func (l *Log) message(p eventlog.Position) (message, <-chan struct{}, bool) {
+// commitAt returns the commit at a position, or, if there is none, a channel that is closed when the shard grows.
+func (l *Log) commitAt(p eventlog.Position) (storedCommit, <-chan struct{}, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.shards[p.Shard]
 	if p.Seq > uint64(len(s.stored)) {
-		return message{}, s.grew, false
+		return storedCommit{}, s.grew, false
 	}
 	return s.stored[p.Seq-1], nil, true
 }
 
-func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
-	return eventlog.Open(ctx, m.subject, p, m.at, m.data, objects{l})
+// openRecord decodes a stored commit and fetches the data that it refers to; see eventlog.OpenRecord.
+func (l *Log) openRecord(ctx context.Context, p eventlog.Position, m storedCommit) (eventlog.Record, error) {
+	return eventlog.OpenRecord(ctx, m.subject, p, m.at, m.data, objectStore{l})
 }
 
 // Read yields commits up to the current end; see eventlog.Reader.
 func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.read(ctx, after, f, false)
+	return l.readRecords(ctx, after, f, false)
 }
 
 // Tail yields commits until ctx ends; see eventlog.Reader.
 func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
-	return l.read(ctx, after, f, true)
+	return l.readRecords(ctx, after, f, true)
 }
 
-// read yields commits after a position. With wait it waits for new ones until ctx ends; otherwise it ends with the last one.
-func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, wait bool) iter.Seq2[eventlog.Record, error] {
+// readRecords yields commits after a position. With wait it waits for new ones until ctx ends; otherwise it ends with the last one.
+func (l *Log) readRecords(ctx context.Context, after eventlog.Position, f eventlog.Filter, wait bool) iter.Seq2[eventlog.Record, error] {
 	f.Partitions = slices.Clone(f.Partitions)
 	return func(yield func(eventlog.Record, error) bool) {
 		if err := f.Check(l.cfg.Partitions, after.Shard, l.cfg.Shards); err != nil {
@@ -252,7 +253,7 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 			return
 		}
 		for p := (eventlog.Position{Shard: after.Shard, Seq: after.Seq + 1}); ; p.Seq++ {
-			m, grew, ok := l.message(p)
+			m, grew, ok := l.commitAt(p)
 			for !ok {
 				if !wait {
 					return
@@ -262,18 +263,18 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 					return
 				case <-grew:
 				}
-				m, grew, ok = l.message(p)
+				m, grew, ok = l.commitAt(p)
 			}
 			if ctx.Err() != nil {
 				if !wait {
-					yield(eventlog.Record{}, unavailable(ctx.Err()))
+					yield(eventlog.Record{}, unavailableError(ctx.Err()))
 				}
 				return
 			}
 			if s, err := events.ParseSubject(m.subject); err == nil && !f.Match(l.cfg.Partitions, s) {
 				continue
 			}
-			rec, err := l.open(ctx, p, m)
+			rec, err := l.openRecord(ctx, p, m)
 			if !yield(rec, err) || err != nil {
 				return
 			}
@@ -289,14 +290,14 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	}
 	for p := (eventlog.Position{Shard: after.Shard, Seq: after.Seq + 1}); ; p.Seq++ {
 		if err := ctx.Err(); err != nil {
-			return c, unavailable(err)
+			return c, unavailableError(err)
 		}
-		m, _, ok := l.message(p)
+		m, _, ok := l.commitAt(p)
 		if !ok || !c.Add(m.subject, p.Seq, maxSubjects) {
 			return c, nil
 		}
 	}
 }
 
-// unavailable wraps the error of a context that has ended.
-func unavailable(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }
+// unavailableError wraps the error of a context that has ended in eventlog.ErrUnavailable.
+func unavailableError(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }

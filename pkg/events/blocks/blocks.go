@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Target returns the id of the block that an event changes, or "" if it changes none.
-func Target(e events.Event) string {
+// ChangedBlockID returns the id of the block that an event changes, or "" if the event changes no block.
+func ChangedBlockID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
 		return d.BlockID
@@ -24,9 +24,9 @@ func Target(e events.Event) string {
 	return ""
 }
 
-// Reduce returns the block after an event. prev is the block before it, or nil if the block is not known yet.
-// Reduce returns nil if the event changes no block, or if the block cannot be shown yet. A complete block, or one
-// in status error, no longer changes.
+// Reduce returns the state of a block after an event. prev is the block before the event, or nil if the block is not
+// known yet. Reduce returns nil if the event changes no block, or if the block cannot be shown yet. A block that is
+// complete or in status error no longer changes.
 func Reduce(prev *events.Block, e events.Event) *events.Block {
 	if prev != nil && prev.Status != events.StatusPending {
 		return prev
@@ -48,7 +48,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 			return nil
 		}
 		b := *prev
-		update(&b, d.Updates)
+		applyUpdates(&b, d.Updates)
 		return &b
 	case events.BlockComplete:
 		b := withEventFields(d.Block, e)
@@ -60,7 +60,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 	return prev
 }
 
-// withEventFields returns b with the execution, conversation, time and status that e implies.
+// withEventFields returns a copy of b with the execution, conversation, time and status of the event e.
 func withEventFields(b events.Block, e events.Event) *events.Block {
 	b.ExecutionID = e.ExecutionID
 	if e.ConversationID != "" {
@@ -78,7 +78,8 @@ func withEventFields(b events.Block, e events.Event) *events.Block {
 	return &b
 }
 
-func update(b *events.Block, u events.BlockUpdates) {
+// applyUpdates sets the fields of a block that a block_update event changes.
+func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if u.Input != nil {
 		b.Input = u.Input
 	}
@@ -95,20 +96,20 @@ func update(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// Text is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
-// a gap. The zero Text is empty.
-type Text struct {
+// StreamedText is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
+// a gap. The zero StreamedText is empty.
+type StreamedText struct {
 	Known   string         // may be set, to continue from a text that is known from elsewhere
 	Waiting []events.Delta // deltas after a gap, sorted by offset
 
-	buffer *strings.Builder // its content is Known, unless Known was set or another copy of the Text has grown; nil until text is appended
+	buffer *strings.Builder // its content is Known, unless Known was set or another copy of the StreamedText has grown; nil until text is appended
 }
 
 // Add adds a delta. Deltas may arrive in any order and several times. Add returns the text that was appended to
 // Known. A text that grows by small deltas costs time and memory in proportion to its length.
-func (t *Text) Add(d events.Delta) (fresh string) {
+func (t *StreamedText) Add(d events.Delta) (fresh string) {
 	if len(t.Waiting) == 0 && int(d.Offset) <= len(t.Known) {
-		return t.append(d)
+		return t.appendNew(d)
 	}
 	start := len(t.Known)
 	i, _ := slices.BinarySearchFunc(t.Waiting, d, func(a, b events.Delta) int { return int(int64(a.Offset) - int64(b.Offset)) })
@@ -116,13 +117,14 @@ func (t *Text) Add(d events.Delta) (fresh string) {
 	for len(t.Waiting) > 0 && int(t.Waiting[0].Offset) <= len(t.Known) {
 		w := t.Waiting[0]
 		t.Waiting = t.Waiting[1:]
-		t.append(w)
+		t.appendNew(w)
 	}
 	return t.Known[start:]
 }
 
-// append appends the part of a delta that Known does not have, and returns it. The delta must not begin after the end of Known.
-func (t *Text) append(d events.Delta) (fresh string) {
+// appendNew appends the part of a delta that is not in Known yet, and returns this part. The delta must not begin after
+// the end of Known.
+func (t *StreamedText) appendNew(d events.Delta) (fresh string) {
 	skip := len(t.Known) - int(d.Offset)
 	if skip >= len(d.Text) {
 		return ""
@@ -138,25 +140,26 @@ func (t *Text) append(d events.Delta) (fresh string) {
 	return fresh
 }
 
-// View holds the blocks of one session for one client's stream.
-type View struct {
+// BlockView holds the blocks of one session as one client shows them. It is updated by the events and deltas of a
+// stream.
+type BlockView struct {
 	blocks map[string]*events.Block
-	texts  map[string]*Text
+	texts  map[string]*StreamedText
 	order  []string       // block ids in the order of their first appearance
 	runs   map[string]int // execution id to its index in the session
 }
 
-// NewView returns an empty View.
-func NewView() *View {
-	return &View{blocks: map[string]*events.Block{}, texts: map[string]*Text{}, runs: map[string]int{}}
+// NewBlockView returns an empty BlockView.
+func NewBlockView() *BlockView {
+	return &BlockView{blocks: map[string]*events.Block{}, texts: map[string]*StreamedText{}, runs: map[string]int{}}
 }
 
 // Apply applies one event. Events must come in order of seq, each once.
-func (v *View) Apply(e events.Event) {
+func (v *BlockView) Apply(e events.Event) {
 	if _, seen := v.runs[e.ExecutionID]; !seen && e.ExecutionID != "" {
 		v.runs[e.ExecutionID] = len(v.runs)
 	}
-	id := Target(e)
+	id := ChangedBlockID(e)
 	if id == "" {
 		return
 	}
@@ -179,14 +182,14 @@ func (v *View) Apply(e events.Event) {
 }
 
 // ApplyDelta applies a delta. Deltas may come in any order, before or after the start of their block.
-func (v *View) ApplyDelta(d events.Delta) {
+func (v *BlockView) ApplyDelta(d events.Delta) {
 	b := v.blocks[d.BlockID]
 	if b != nil && b.Status != events.StatusPending {
 		return
 	}
 	t := v.texts[d.BlockID]
 	if t == nil {
-		t = &Text{}
+		t = &StreamedText{}
 		v.texts[d.BlockID] = t
 	}
 	t.Add(d)
@@ -196,7 +199,7 @@ func (v *View) ApplyDelta(d events.Delta) {
 }
 
 // Blocks returns the blocks in display order: by execution, then by seq.
-func (v *View) Blocks() []events.Block {
+func (v *BlockView) Blocks() []events.Block {
 	out := make([]events.Block, 0, len(v.order))
 	for _, id := range v.order {
 		out = append(out, *v.blocks[id])
@@ -206,7 +209,7 @@ func (v *View) Blocks() []events.Block {
 }
 
 // String returns one line per block, for the messages of failed comparisons.
-func (v *View) String() string {
+func (v *BlockView) String() string {
 	var s strings.Builder
 	for _, b := range v.Blocks() {
 		s.WriteString(string(b.Kind) + " " + string(b.Status) + " " + b.ID + " " + b.Content + string(b.Input) + b.Output + b.Message + "\n")

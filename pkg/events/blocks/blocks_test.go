@@ -25,9 +25,9 @@ type vector struct {
 }
 
 // feed applies one wire event to a view.
-func feed(t testing.TB, v *blocks.View, raw json.RawMessage) {
+func feed(t testing.TB, v *blocks.BlockView, raw json.RawMessage) {
 	t.Helper()
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(raw, &w); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestView_MatchesTheSharedVectors(t *testing.T) {
 			if err := dec.Decode(&vec); err != nil {
 				t.Fatal(err)
 			}
-			v := blocks.NewView()
+			v := blocks.NewBlockView()
 			for _, e := range vec.Feed {
 				feed(t, v, e)
 			}
@@ -80,9 +80,9 @@ func TestView_MatchesTheSharedVectors(t *testing.T) {
 	}
 }
 
-// TestText_AnyOrderOfPiecesGivesTheText tests that the pieces of a text, in any order, overlapping and repeated, add
+// TestStreamedText_AnyOrderOfPiecesGivesTheText tests that the pieces of a text, in any order, overlapping and repeated, add
 // up to the text, and that a view shows only prefixes of it.
-func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
+func TestStreamedText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		whole := rapid.StringN(0, 60, -1).Draw(t, "text")
@@ -100,7 +100,7 @@ func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 			j := rapid.IntRange(i, len(whole)).Draw(t, "to")
 			pieces = append(pieces, events.Delta{Offset: uint32(i), Text: whole[i:j]})
 		}
-		var text blocks.Text
+		var text blocks.StreamedText
 		var shown string
 		for _, d := range rapid.Permutation(pieces).Draw(t, "order") {
 			shown += text.Add(d)
@@ -115,7 +115,7 @@ func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 }
 
 // addSmallPieces adds a text of the given size in pieces of 100 bytes, and calls check now and then.
-func addSmallPieces(text *blocks.Text, size int, check func()) {
+func addSmallPieces(text *blocks.StreamedText, size int, check func()) {
 	piece := strings.Repeat("x", 100)
 	for n := 0; n < size; n += len(piece) {
 		text.Add(events.Delta{Offset: uint32(n), Text: piece})
@@ -125,9 +125,9 @@ func addSmallPieces(text *blocks.Text, size int, check func()) {
 	}
 }
 
-// TestText_AllocatesInProportionToTheText tests that a block of 50 MB that grows by small pieces does not copy its text
+// TestStreamedText_AllocatesInProportionToTheText tests that a block of 50 MB that grows by small pieces does not copy its text
 // at each of them. It counts the allocations of the process, so it does not run beside other tests.
-func TestText_AllocatesInProportionToTheText(t *testing.T) {
+func TestStreamedText_AllocatesInProportionToTheText(t *testing.T) {
 	const size, most = 50_000_000, 8 * 50_000_000
 	allocated := func() uint64 {
 		var m runtime.MemStats
@@ -135,7 +135,7 @@ func TestText_AllocatesInProportionToTheText(t *testing.T) {
 		return m.TotalAlloc
 	}
 	before := allocated()
-	var text blocks.Text
+	var text blocks.StreamedText
 	addSmallPieces(&text, size, func() {
 		if n := allocated() - before; n > most {
 			t.Fatalf("%d bytes were allocated for the first %d bytes of the text, at most %d are allowed for all", n, len(text.Known), most)
@@ -151,14 +151,14 @@ func BenchmarkText(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(1 << 20)
 	for b.Loop() {
-		addSmallPieces(&blocks.Text{}, 1<<20, nil)
+		addSmallPieces(&blocks.StreamedText{}, 1<<20, nil)
 	}
 }
 
-// TestText_ContinuesFromAKnownText tests that a caller may set Known, before and after pieces were added.
-func TestText_ContinuesFromAKnownText(t *testing.T) {
+// TestStreamedText_ContinuesFromAKnownText tests that a caller may set Known, before and after pieces were added.
+func TestStreamedText_ContinuesFromAKnownText(t *testing.T) {
 	t.Parallel()
-	text := blocks.Text{Known: "Hello"}
+	text := blocks.StreamedText{Known: "Hello"}
 	if fresh := text.Add(events.Delta{Offset: 3, Text: "lo, wo"}); fresh != ", wo" || text.Known != "Hello, wo" {
 		t.Errorf("fresh %q, known %q", fresh, text.Known)
 	}
@@ -179,11 +179,11 @@ func TestView_LostDeltasDoNotChangeTheResult(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		kept, deltas := history(t)
-		full := blocks.NewView()
+		full := blocks.NewBlockView()
 		for _, e := range kept {
 			full.Apply(e)
 		}
-		partial := blocks.NewView()
+		partial := blocks.NewBlockView()
 		for _, e := range kept {
 			for _, d := range deltas {
 				if rapid.IntRange(0, 3).Draw(t, "deliver") == 0 {

@@ -14,10 +14,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is the deepest nesting that Raw accepts.
-const maxDepth = 100
+// maxNesting is the deepest nesting of arrays and objects that Reader.Raw accepts.
+const maxNesting = 100
 
-// A Reader reads one value from its beginning to its end. After the first failure every call fails. The zero Reader has no input.
+// Reader reads one value of JSON without spaces, in a known order of members, from its beginning to its end. After the
+// first failure every call fails. The zero Reader has no input.
 type Reader struct {
 	data   []byte
 	pos    int
@@ -27,14 +28,14 @@ type Reader struct {
 // NewReader returns a Reader of data, which must not be changed while it is used.
 func NewReader(data []byte) Reader { return Reader{data: data} }
 
-// Done reports whether no call has failed and all input was read.
-func (r *Reader) Done() bool { return !r.failed && r.pos == len(r.data) }
+// AtEnd reports whether all input was read and no call has failed.
+func (r *Reader) AtEnd() bool { return !r.failed && r.pos == len(r.data) }
 
 // Failed reports whether a call has failed.
 func (r *Reader) Failed() bool { return r.failed }
 
-// Optional skips text, and reports whether it comes next. It does not fail.
-func (r *Reader) Optional(text string) bool {
+// SkipOptional skips text if text comes next, and reports whether it does. It never makes the Reader fail.
+func (r *Reader) SkipOptional(text string) bool {
 	if r.failed || len(r.data)-r.pos < len(text) || string(r.data[r.pos:r.pos+len(text)]) != text {
 		return false
 	}
@@ -42,14 +43,14 @@ func (r *Reader) Optional(text string) bool {
 	return true
 }
 
-// Expect skips text, and fails if it does not come next.
+// Expect skips text. The Reader fails if text does not come next.
 func (r *Reader) Expect(text string) {
-	if !r.Optional(text) {
+	if !r.SkipOptional(text) {
 		r.failed = true
 	}
 }
 
-// String reads a string. Like encoding/json, it replaces bytes and escapes that are not UTF-8 by U+FFFD.
+// String reads a JSON string. Like encoding/json, it replaces bytes and escapes that are not UTF-8 by U+FFFD.
 func (r *Reader) String() string {
 	from := r.pos + 1
 	plain := r.skipString()
@@ -63,15 +64,15 @@ func (r *Reader) String() string {
 	return unquote(raw)
 }
 
-// OptionalString reads the string after key, or returns "" if key does not come next.
+// OptionalString reads the JSON string after key, or returns "" if key does not come next.
 func (r *Reader) OptionalString(key string) string {
-	if !r.Optional(key) {
+	if !r.SkipOptional(key) {
 		return ""
 	}
 	return r.String()
 }
 
-// Uint reads a number from 0 to limit.
+// Uint reads a JSON number from 0 to limit.
 func (r *Reader) Uint(limit uint64) (n uint64) {
 	from := r.pos
 	for !r.failed && r.pos < len(r.data) && isDigit(r.data[r.pos]) {
@@ -104,18 +105,18 @@ func (r *Reader) Time() (t time.Time) {
 	return t
 }
 
-// Raw reads any value that has no spaces outside of strings, and returns its bytes, which are part of the input. Like
-// encoding/json, it does not check the UTF-8 of the strings in it.
+// Raw reads any JSON value that has no spaces outside of strings, and returns its bytes, which are part of the input.
+// Like encoding/json, it does not check the UTF-8 of the strings in the value.
 func (r *Reader) Raw() []byte {
 	from := r.pos
-	if r.skipValue(maxDepth); r.failed {
+	if r.skipValue(maxNesting); r.failed {
 		return nil
 	}
 	return r.data[from:r.pos:r.pos]
 }
 
-// skip skips c, and reports whether it comes next.
-func (r *Reader) skip(c byte) bool {
+// skipByte skips c if c is the next byte, and reports whether it is.
+func (r *Reader) skipByte(c byte) bool {
 	if r.failed || r.pos >= len(r.data) || r.data[r.pos] != c {
 		return false
 	}
@@ -123,6 +124,7 @@ func (r *Reader) skip(c byte) bool {
 	return true
 }
 
+// skipValue skips a JSON value. depth is the number of arrays and objects that contain it.
 func (r *Reader) skipValue(depth int) {
 	if r.failed || depth == 0 || r.pos >= len(r.data) {
 		r.failed = true
@@ -142,19 +144,19 @@ func (r *Reader) skipValue(depth int) {
 	case c == '-' || isDigit(c):
 		r.skipNumber()
 	default:
-		r.failed = !r.Optional("null") && !r.Optional("true") && !r.Optional("false")
+		r.failed = !r.SkipOptional("null") && !r.SkipOptional("true") && !r.SkipOptional("false")
 	}
 }
 
-// skipList skips an object or an array, whose opening bracket comes next.
+// skipList skips an array or an object, whose opening bracket comes next. It calls item to skip each element.
 func (r *Reader) skipList(end byte, item func()) {
 	r.pos++
-	if r.skip(end) {
+	if r.skipByte(end) {
 		return
 	}
 	for !r.failed {
 		item()
-		if r.skip(end) {
+		if r.skipByte(end) {
 			return
 		}
 		r.Expect(",")
@@ -162,16 +164,16 @@ func (r *Reader) skipList(end byte, item func()) {
 }
 
 func (r *Reader) skipNumber() {
-	r.skip('-')
-	if !r.skip('0') {
+	r.skipByte('-')
+	if !r.skipByte('0') {
 		r.skipDigits()
 	}
-	if r.skip('.') {
+	if r.skipByte('.') {
 		r.skipDigits()
 	}
-	if r.skip('e') || r.skip('E') {
-		if !r.skip('+') {
-			r.skip('-')
+	if r.skipByte('e') || r.skipByte('E') {
+		if !r.skipByte('+') {
+			r.skipByte('-')
 		}
 		r.skipDigits()
 	}
@@ -185,15 +187,16 @@ func (r *Reader) skipDigits() {
 	r.failed = r.failed || r.pos == from
 }
 
-// skipString skips a string, and reports whether it has only ASCII and no escapes. It fails at control characters and unknown escapes.
+// skipString skips a JSON string, and reports whether the string has only ASCII and no escapes. The Reader fails at
+// control characters and unknown escapes.
 func (r *Reader) skipString() (plain bool) {
-	if !r.skip('"') {
+	if !r.skipByte('"') {
 		r.failed = true
 		return false
 	}
 	plain = true
 	for {
-		i, ascii := special(r.data[r.pos:])
+		i, ascii := indexSpecial(r.data[r.pos:])
 		plain = plain && ascii
 		if r.pos += i; r.pos >= len(r.data) {
 			break
@@ -219,9 +222,10 @@ func (r *Reader) skipString() (plain bool) {
 	return false
 }
 
-// special returns the index of the first quote, backslash or control character, or the length if there is none. ascii reports whether
-// all bytes before it are ASCII; it may be false if only a few bytes after it are not.
-func special(b []byte) (i int, ascii bool) {
+// indexSpecial returns the index of the first quote, backslash or control character in b, or the length of b if there
+// is none. ascii reports whether all bytes before the index are ASCII; it may be false if only a few bytes after the
+// index are not.
+func indexSpecial(b []byte) (i int, ascii bool) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	var seen uint64
 	for ; len(b)-i >= 8; i += 8 {
@@ -244,7 +248,8 @@ func special(b []byte) (i int, ascii bool) {
 	return i, seen&highs == 0
 }
 
-// escapeLength returns the length of the escape at the beginning of b, or 0 if it is none.
+// escapeLength returns the length of the JSON escape at the beginning of b, or 0 if b does not begin with a valid
+// escape.
 func escapeLength(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -253,15 +258,15 @@ func escapeLength(b []byte) int {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return 2
 	case 'u':
-		if hex4(b) >= 0 {
+		if parseUnicodeEscape(b) >= 0 {
 			return 6
 		}
 	}
 	return 0
 }
 
-// hex4 returns the value of the escape \uXXXX at the beginning of b, or -1 if there is none.
-func hex4(b []byte) rune {
+// parseUnicodeEscape returns the value of the escape \uXXXX at the beginning of b, or -1 if b does not begin with one.
+func parseUnicodeEscape(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return -1
 	}
@@ -298,16 +303,16 @@ func unquote(raw []byte) string {
 	for len(raw) > 0 {
 		switch c := raw[0]; {
 		case c == '\\' && raw[1] == 'u':
-			r := hex4(raw)
+			r := parseUnicodeEscape(raw)
 			raw = raw[6:]
 			if utf16.IsSurrogate(r) {
-				if r = utf16.DecodeRune(r, hex4(raw)); r != unicode.ReplacementChar {
+				if r = utf16.DecodeRune(r, parseUnicodeEscape(raw)); r != unicode.ReplacementChar {
 					raw = raw[6:]
 				}
 			}
 			out.WriteRune(r)
 		case c == '\\':
-			out.WriteByte(unescaped(raw[1]))
+			out.WriteByte(unescape(raw[1]))
 			raw = raw[2:]
 		case c < utf8.RuneSelf:
 			n := 1
@@ -325,8 +330,8 @@ func unquote(raw []byte) string {
 	return out.String()
 }
 
-// unescaped returns the character that a backslash and c stand for.
-func unescaped(c byte) byte {
+// unescape returns the character that a backslash and c stand for.
+func unescape(c byte) byte {
 	switch c {
 	case 'b':
 		return '\b'
@@ -391,12 +396,12 @@ func AppendString(b []byte, s string) []byte {
 	return append(append(b, s[start:]...), '"')
 }
 
-// AppendUint appends n after key.
+// AppendUint appends key and then n in decimal.
 func AppendUint(b []byte, key string, n uint64) []byte {
 	return strconv.AppendUint(append(b, key...), n, 10)
 }
 
-// AppendTime appends t as time.Time.MarshalJSON does, and fails where that fails.
+// AppendTime appends t in the form of time.Time.MarshalJSON, and returns an error where MarshalJSON does.
 func AppendTime(b []byte, t time.Time) ([]byte, error) {
 	b, err := t.AppendText(append(b, '"'))
 	if err != nil {

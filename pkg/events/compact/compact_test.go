@@ -25,35 +25,35 @@ func FuzzReader(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := compact.NewReader(b)
-		if got := r.String(); r.Done() {
+		if got := r.String(); r.AtEnd() {
 			var want string
 			if err := json.Unmarshal(b, &want); err != nil || got != want {
 				t.Errorf("string %q is read as %q, want %q, %v", b, got, want, err)
 			}
 		}
 		r = compact.NewReader(b)
-		if got := r.Uint(math.MaxUint64); r.Done() {
+		if got := r.Uint(math.MaxUint64); r.AtEnd() {
 			var want uint64
 			if err := json.Unmarshal(b, &want); err != nil || got != want {
 				t.Errorf("number %q is read as %d, want %d, %v", b, got, want, err)
 			}
 		}
 		r = compact.NewReader(b)
-		if got := r.Uint(math.MaxUint32); r.Done() {
+		if got := r.Uint(math.MaxUint32); r.AtEnd() {
 			var want uint32
 			if err := json.Unmarshal(b, &want); err != nil || got != uint64(want) {
 				t.Errorf("number %q is read as %d, want %d, %v", b, got, want, err)
 			}
 		}
 		r = compact.NewReader(b)
-		if got := r.Time(); r.Done() {
+		if got := r.Time(); r.AtEnd() {
 			var want time.Time
 			if err := json.Unmarshal(b, &want); err != nil || !got.Equal(want) || got.String() != want.String() {
 				t.Errorf("time %q is read as %s, want %s, %v", b, got, want, err)
 			}
 		}
 		r = compact.NewReader(b)
-		if got := r.Raw(); r.Done() {
+		if got := r.Raw(); r.AtEnd() {
 			var want json.RawMessage
 			if err := json.Unmarshal(b, &want); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("value %q is read as %q, want %q, %v", b, got, want, err)

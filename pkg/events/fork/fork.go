@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Errors of Cut that callers may test for.
+// Errors of Finder.ForkPoint that callers may test for.
 var (
 	// ErrNoSession is returned for a session that has no events or is deleted.
 	ErrNoSession = errors.New("there is no such session")
@@ -29,18 +29,19 @@ var (
 	ErrSeqZero = errors.New("events are numbered from 1")
 )
 
-// AheadError is returned for a fork at a seq that the session has not reached. LastSeq is the seq of its last event.
-type AheadError struct{ LastSeq uint32 }
+// SeqAheadError is returned for a fork at a seq that the session has not reached. LastSeq is the seq of its last event.
+type SeqAheadError struct{ LastSeq uint32 }
 
-func (e *AheadError) Error() string {
+func (e *SeqAheadError) Error() string {
 	return fmt.Sprintf("the session's last event has seq %d", e.LastSeq)
 }
 
-// Last as the requested seq means a fork after the last event of the session.
-const Last = ^uint32(0)
+// LastEvent is the requested seq of a fork after the last event of the session.
+const LastEvent = ^uint32(0)
 
-// Cut describes an event at which a session can be forked, and with what the fork then begins.
-type Cut struct {
+// ForkPoint describes an event at which a session can be forked, and the options, files and conversation with which the
+// fork then begins.
+type ForkPoint struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
 	Changes []events.Payload      // file_put and file_removed up to Effective that the snapshot of the files does not hold
@@ -70,8 +71,8 @@ type fileChange struct {
 	data events.Payload
 }
 
-// point is an event at which the session can be forked.
-type point struct {
+// candidate is an event at which the session can be forked if the snapshots that the fork needs exist.
+type candidate struct {
 	seq          uint32
 	execution    string // execution of the block with the anchor; "" between turns
 	created      events.SessionCreated
@@ -81,10 +82,10 @@ type point struct {
 	conversation conversation
 }
 
-// Walk reads a session's events in order and finds where the session can be forked. Its memory does not grow with
+// Finder reads a session's events in order and finds where the session can be forked. Its memory does not grow with
 // the length of the session.
-type Walk struct {
-	asked uint32
+type Finder struct {
+	requested uint32
 
 	// The state of the session after the last event.
 	lastSeq      uint32
@@ -101,29 +102,29 @@ type Walk struct {
 	agent        string              // the agent's own session id; "" until this session has one
 	restSnapshot snapshot            // the first snapshot after the end of the last execution
 
-	best *point // the latest point whose snapshots are known
+	best *candidate // the latest point whose snapshots are known
 
 	// Points that wait for a snapshot.
-	restPoint   *point // between turns
-	anchorPoint *point // the last block with an anchor up to asked
-	olderAnchor *point // the block before, once a later anchor was logged
+	restPoint   *candidate // between turns
+	anchorPoint *candidate // the last block with an anchor up to the requested seq
+	olderAnchor *candidate // the block before, once a later anchor was logged
 }
 
-// New returns a Walk for a fork at seq asked, or at the last event if asked is Last.
-func New(asked uint32) *Walk {
-	return &Walk{asked: asked, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
+// NewFinder returns a Finder for a fork at seq requested, or after the last event if requested is LastEvent.
+func NewFinder(requested uint32) *Finder {
+	return &Finder{requested: requested, waiting: map[string]struct{}{}, calls: map[string]struct{}{}}
 }
 
-// Clone returns a Walk for a fork at another seq that continues from the last event of w. Both seqs must be at or
-// after that event, because the state up to there does not depend on the requested seq. The two walks share no
+// Clone returns a Finder for a fork at another seq that continues from the last event of w. Both seqs must be at or
+// after that event, because the state up to there does not depend on the requested seq. The two Finders share no
 // mutable data.
-func (w *Walk) Clone(asked uint32) *Walk {
+func (w *Finder) Clone(requested uint32) *Finder {
 	c := *w
-	c.asked = asked
+	c.requested = requested
 	c.changes = slices.Clip(w.changes)
 	c.waiting, c.calls = maps.Clone(w.waiting), maps.Clone(w.calls)
-	copies := map[*point]*point{nil: nil} // two fields may refer to the same point
-	for _, p := range []**point{&c.best, &c.restPoint, &c.anchorPoint, &c.olderAnchor} {
+	copies := map[*candidate]*candidate{nil: nil} // two fields may refer to the same point
+	for _, p := range []**candidate{&c.best, &c.restPoint, &c.anchorPoint, &c.olderAnchor} {
 		if copies[*p] == nil && *p != nil {
 			one := **p
 			copies[*p] = &one
@@ -134,15 +135,15 @@ func (w *Walk) Clone(asked uint32) *Walk {
 }
 
 // Add processes the session's next event. The first event has seq 1.
-func (w *Walk) Add(seq uint32, e events.Event) {
+func (w *Finder) Add(seq uint32, e events.Event) {
 	w.lastSeq = seq
 	ends := w.addExecutionEvent(e)
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		w.created = d
 	case events.SessionForked:
-		w.files = snapshot{id: d.Snapshot, session: d.Files()}
-		w.inherited = conversation{snapshot{id: d.Records, session: d.State()}, d.AgentSessionID, d.Anchor}
+		w.files = snapshot{id: d.Snapshot, session: d.FilesOwner()}
+		w.inherited = conversation{snapshot{id: d.Records, session: d.RecordsOwner()}, d.AgentSessionID, d.Anchor}
 		if w.best != nil { // session_created is in the same commit as this event
 			w.best.files, w.best.conversation = w.files, w.inherited
 		}
@@ -158,7 +159,7 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 	case events.FileRemoved:
 		w.addChange(d.N, d)
 	case events.TranscriptWritten:
-		w.setAgent(e.ExecutionID, d.AgentSessionID)
+		w.setAgentSession(e.ExecutionID, d.AgentSessionID)
 	case events.WorkspaceSynced:
 		w.addSnapshot(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
 	case events.ApprovalRequested:
@@ -178,13 +179,13 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 	case events.BlockComplete:
 		w.addBlock(seq, e, d.Block)
 	}
-	if seq <= w.asked && w.active == "" && (ends || len(w.waiting) == 0) {
-		w.addRestPoint(seq)
+	if seq <= w.requested && w.active == "" && (ends || len(w.waiting) == 0) {
+		w.addIdleCandidate(seq)
 	}
 }
 
 // addExecutionEvent updates the executions of the session. It reports whether the event ends the active execution.
-func (w *Walk) addExecutionEvent(e events.Event) (ends bool) {
+func (w *Finder) addExecutionEvent(e events.Event) (ends bool) {
 	switch e.Data.(type) {
 	case events.MessageAccepted:
 		w.waiting[e.ExecutionID] = struct{}{}
@@ -193,7 +194,7 @@ func (w *Walk) addExecutionEvent(e events.Event) (ends bool) {
 			w.active, w.last, w.restSnapshot, w.restPoint = e.ExecutionID, e.ExecutionID, snapshot{}, nil
 		}
 	}
-	if !events.Terminal(e.Type()) {
+	if !events.IsTerminal(e.Type()) {
 		return false
 	}
 	delete(w.waiting, e.ExecutionID)
@@ -205,12 +206,14 @@ func (w *Walk) addExecutionEvent(e events.Event) (ends bool) {
 	return true
 }
 
-func (w *Walk) addChange(n uint32, data events.Payload) {
+// addChange records the file change with number n.
+func (w *Finder) addChange(n uint32, data events.Payload) {
 	w.changes, w.changed = append(w.changes, fileChange{n, data}), n
 }
 
-// after returns the changes that a snapshot does not contain. applied is the last change that it contains.
-func after(list []fileChange, applied uint32) []fileChange {
+// changesAfter returns the file changes that a snapshot does not contain. applied is the number of the last change that
+// the snapshot contains.
+func changesAfter(list []fileChange, applied uint32) []fileChange {
 	i := slices.IndexFunc(list, func(c fileChange) bool { return c.n > applied })
 	if i < 0 {
 		return nil
@@ -218,13 +221,14 @@ func after(list []fileChange, applied uint32) []fileChange {
 	return list[i:]
 }
 
-// setAgent records the agent's own session id that an execution reported, also in points of that execution.
-func (w *Walk) setAgent(execution, agent string) {
+// setAgentSession records the agent's own session id that an execution reported, also in the candidates of that
+// execution.
+func (w *Finder) setAgentSession(execution, agent string) {
 	if agent == "" {
 		return
 	}
 	w.agent = agent
-	for _, p := range []*point{w.anchorPoint, w.olderAnchor} {
+	for _, p := range []*candidate{w.anchorPoint, w.olderAnchor} {
 		if p != nil && p.execution == execution {
 			p.conversation.agent = agent
 		}
@@ -232,7 +236,7 @@ func (w *Walk) setAgent(execution, agent string) {
 }
 
 // addBlock processes a complete block of the main conversation, after which the session may be forked.
-func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
+func (w *Finder) addBlock(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return
 	}
@@ -246,20 +250,20 @@ func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
 		return
 	}
 	w.olderAnchor = cmp.Or(w.anchorPoint, w.olderAnchor)
-	if seq <= w.asked && len(w.calls) == 0 {
-		w.anchorPoint = w.point(seq)
+	if seq <= w.requested && len(w.calls) == 0 {
+		w.anchorPoint = w.newCandidate(seq)
 		w.anchorPoint.execution, w.anchorPoint.conversation = e.ExecutionID, conversation{agent: w.agent, anchor: b.Anchor}
 	}
 }
 
-// point returns the point after the last event.
-func (w *Walk) point(seq uint32) *point {
-	return &point{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
+// newCandidate returns a candidate at seq with the current state of the session.
+func (w *Finder) newCandidate(seq uint32) *candidate {
+	return &candidate{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
 }
 
-// addRestPoint adds the point after an event after which no execution runs.
-func (w *Walk) addRestPoint(seq uint32) {
-	p := w.point(seq)
+// addIdleCandidate adds the candidate after an event after which no execution runs.
+func (w *Finder) addIdleCandidate(seq uint32) {
+	p := w.newCandidate(seq)
 	switch {
 	case w.agent == "":
 		p.conversation = w.inherited
@@ -273,9 +277,9 @@ func (w *Walk) addRestPoint(seq uint32) {
 	w.best = p
 }
 
-// addSnapshot processes a snapshot. It completes the points that wait for one.
-func (w *Walk) addSnapshot(s snapshot) {
-	w.files, w.changes = s, after(w.changes, s.applied)
+// addSnapshot processes a snapshot of the workspace, and completes the candidates that wait for one.
+func (w *Finder) addSnapshot(s snapshot) {
+	w.files, w.changes = s, changesAfter(w.changes, s.applied)
 	if w.active == "" && w.last != "" && w.restSnapshot.id == "" {
 		w.restSnapshot = s
 	}
@@ -284,12 +288,12 @@ func (w *Walk) addSnapshot(s snapshot) {
 		// No execution ran since the point, so the snapshot has the files of the point unless a later change was
 		// applied.
 		if s.applied <= p.changed {
-			p.files, p.changes = s, after(p.changes, s.applied)
+			p.files, p.changes = s, changesAfter(p.changes, s.applied)
 		}
 		w.restPoint = nil
 		w.setBest(p)
 	}
-	for _, p := range []*point{w.anchorPoint, w.olderAnchor} {
+	for _, p := range []*candidate{w.anchorPoint, w.olderAnchor} {
 		if p == nil || p.conversation.agent == "" || p != w.olderAnchor && p.execution == w.active {
 			continue
 		}
@@ -302,44 +306,45 @@ func (w *Walk) addSnapshot(s snapshot) {
 	}
 }
 
-// setBest makes p the best point if p is later than the present one.
-func (w *Walk) setBest(p *point) {
+// setBest makes p the best candidate if p is later than the present one.
+func (w *Finder) setBest(p *candidate) {
 	if w.best == nil || p.seq > w.best.seq {
 		w.best = p
 	}
 }
 
-// Settled reports whether later events cannot change the result, so that the caller can stop.
-func (w *Walk) Settled() bool {
-	return w.best != nil && w.lastSeq >= max(w.asked, 2) && !w.best.before(w.restPoint) && !w.best.before(w.anchorPoint)
+// IsSettled reports whether later events cannot change the result of ForkPoint, so that the caller can stop reading.
+func (w *Finder) IsSettled() bool {
+	return w.best != nil && w.lastSeq >= max(w.requested, 2) && !w.best.isBefore(w.restPoint) && !w.best.isBefore(w.anchorPoint)
 }
 
-func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
+// isBefore reports whether o exists and is later than p.
+func (p *candidate) isBefore(o *candidate) bool { return o != nil && p.seq < o.seq }
 
-// Cut returns where the session can be forked. Its error is ErrNoSession, ErrSeqZero or an *AheadError.
-func (w *Walk) Cut() (Cut, error) {
-	asked := w.asked
-	if asked == Last {
-		asked = w.lastSeq
+// ForkPoint returns where the session can be forked. Its error is ErrNoSession, ErrSeqZero or an *SeqAheadError.
+func (w *Finder) ForkPoint() (ForkPoint, error) {
+	requested := w.requested
+	if requested == LastEvent {
+		requested = w.lastSeq
 	}
 	switch {
 	case w.deleted || w.lastSeq == 0:
-		return Cut{}, ErrNoSession
-	case asked == 0:
-		return Cut{}, ErrSeqZero
-	case asked > w.lastSeq:
-		return Cut{}, &AheadError{w.lastSeq}
+		return ForkPoint{}, ErrNoSession
+	case requested == 0:
+		return ForkPoint{}, ErrSeqZero
+	case requested > w.lastSeq:
+		return ForkPoint{}, &SeqAheadError{w.lastSeq}
 	case w.best == nil:
-		return Cut{}, fmt.Errorf("%w: its first event is not session_created", ErrNoSession)
+		return ForkPoint{}, fmt.Errorf("%w: its first event is not session_created", ErrNoSession)
 	}
 	p := w.best
-	c := Cut{
+	c := ForkPoint{
 		Created: p.created,
 		Forked: events.SessionForked{
-			Asked: asked, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
+			Asked: requested, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
 			Records: p.conversation.records.id, RecordsSession: p.conversation.records.session, AgentSessionID: p.conversation.agent, Anchor: p.conversation.anchor,
 		},
-		Waits: p.before(w.restPoint),
+		Waits: p.isBefore(w.restPoint),
 	}
 	if p.conversation.agent != "" { // the records contain the initial conversation
 		c.Created.Transcript = nil
@@ -348,7 +353,7 @@ func (w *Walk) Cut() (Cut, error) {
 		c.Changes = append(c.Changes, change.data)
 	}
 	switch {
-	case p.seq == asked:
+	case p.seq == requested:
 	case p.execution != "":
 		c.Forked.Reason = "the agent's conversation cannot be cut at the requested event; the fork starts after the last block before it at which the conversation can be cut"
 	default:

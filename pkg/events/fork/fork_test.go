@@ -91,18 +91,18 @@ func story(words string) []events.Event {
 	return list
 }
 
-// walk passes the events to a Walk until the Walk is settled, and returns the cut.
-func walk(list []events.Event, asked uint32) (fork.Cut, error) {
-	w := fork.New(asked)
+// walk passes the events to a Finder until the Finder is settled, and returns the fork point.
+func walk(list []events.Event, asked uint32) (fork.ForkPoint, error) {
+	w := fork.NewFinder(asked)
 	for i, e := range list {
-		if w.Add(uint32(i+1), e); w.Settled() {
+		if w.Add(uint32(i+1), e); w.IsSettled() {
 			break
 		}
 	}
-	return w.Cut()
+	return w.ForkPoint()
 }
 
-func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
+func TestForkPoint_FindsFilesRecordsAndAnchor(t *testing.T) {
 	t.Parallel()
 	const turns = "create accept:A claim:A text talk:t end:A sync:s1 accept:B claim:B text call:c result:c talk:t end:B sync:s2 "
 	const anchored = "create accept:A claim:A talk:t text:a1 call:c:a2 result:c:a3 text:a4 end:A sync:s1 "
@@ -120,7 +120,7 @@ func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
 		{"at the next message", turns, 8, "7 s1@7 s1 t "},
 		{"in the second turn", turns, 12, "7 s1@7 s1 t "},
 		{"at the end of the second", turns, 14, "14 s2@15 s2 t "},
-		{"at the tip", turns, fork.Last, "15 s2@15 s2 t "},
+		{"at the tip", turns, fork.LastEvent, "15 s2@15 s2 t "},
 		{"after the end, before its snapshot", "create accept:A claim:A talk:t end:A log log", 7, "1 @0   "},
 		{"a turn without a snapshot after it", "create accept:A claim:A talk:t end:A accept:B claim:B talk:t end:B sync:s", 5, "1 @0   "},
 		{"a turn without a transcript", "create accept:A claim:A end:A log", 5, "5 @0   "},
@@ -142,15 +142,15 @@ func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
 		{"while it runs: no later anchor", "create accept:A claim:A talk:t text:a1 sync:s log", 7, "1 @0   "},
 		{"while it runs: the snapshot comes later", "create accept:A claim:A talk:t text:a1 log text:a2 sync:s", 6, "5 @0 s t a1"},
 		{"an anchored turn without a snapshot of its own", "create accept:A claim:A talk:t text:a1 end:A accept:B claim:B text:b1 text:b2 sync:s", 6, "5 @0 s t a1"},
-		{"a change after the snapshot", turns + "put:1 remove:2", fork.Last, "17 s2@15 s2 t  +1 -2"},
+		{"a change after the snapshot", turns + "put:1 remove:2", fork.LastEvent, "17 s2@15 s2 t  +1 -2"},
 		{"changes that the snapshot holds", "create put:1 accept:A claim:A talk:t end:A put:2 sync:s/2 put:3", 9, "9 s@8 s t  +3"},
 		{"a change after the point that the snapshot holds", "create put:1 accept:A claim:A talk:t end:A put:2 sync:s/2", 6, "6 @0 s t  +1"},
-		{"a fork of a fork that never ran", "create fork", fork.Last, "2 s0@0/P r0/G t0 a0"},
+		{"a fork of a fork that never ran", "create fork", fork.LastEvent, "2 s0@0/P r0/G t0 a0"},
 		{"a fork of a fork at its first event", "create fork put:1", 1, "1 s0@0/P r0/G t0 a0"},
 		{"a fork of a fork within its first turn, before its own transcript", "create fork accept:A claim:A text:b1 log", 6, "2 s0@0/P r0/G t0 a0"},
 		{"a fork of a fork that ran", "create fork accept:A claim:A talk:u text:b1 end:A sync:s", 6, "6 s0@0/P s u b1"},
-		{"a fork of a fork whose agent never began", "create fork accept:A claim:A end:A sync:s", fork.Last, "6 s@6 r0/G t0 a0"},
-		{"closed is no end of it", turns + "log", fork.Last, "16 s2@15 s2 t "},
+		{"a fork of a fork whose agent never began", "create fork accept:A claim:A end:A sync:s", fork.LastEvent, "6 s@6 r0/G t0 a0"},
+		{"closed is no end of it", turns + "log", fork.LastEvent, "16 s2@15 s2 t "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -168,7 +168,7 @@ func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
 	}
 }
 
-func describe(c fork.Cut) string {
+func describe(c fork.ForkPoint) string {
 	of := func(session string) string {
 		if session != "" {
 			return "/" + session
@@ -188,7 +188,7 @@ func describe(c fork.Cut) string {
 	return s
 }
 
-func TestCut_OptionsAsOfTheEvent(t *testing.T) {
+func TestForkPoint_OptionsAsOfTheEvent(t *testing.T) {
 	t.Parallel()
 	list := story("create opts:m1 accept:A claim:A talk:t end:A sync:s opts:m2")
 	for at, want := range map[uint32]string{1: "", 2: "m1", 5: "m1", 7: "m1", 8: "m2"} {
@@ -199,9 +199,9 @@ func TestCut_OptionsAsOfTheEvent(t *testing.T) {
 	}
 }
 
-// TestCut_TranscriptUntilTheAgentHasASession tests that a fork begins with the transcript of its parent until a
+// TestForkPoint_TranscriptUntilTheAgentHasASession tests that a fork begins with the transcript of its parent until a
 // snapshot contains the agent's records.
-func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
+func TestForkPoint_TranscriptUntilTheAgentHasASession(t *testing.T) {
 	t.Parallel()
 	list := story("begin accept:A claim:A end:A sync:s1 accept:B claim:B talk:t text:a1 text:a2 sync:s2 end:B sync:s3")
 	for at, want := range map[uint32]bool{1: true, 4: true, 5: true, 7: true, 9: false, 12: false} {
@@ -212,9 +212,9 @@ func TestCut_TranscriptUntilTheAgentHasASession(t *testing.T) {
 	}
 }
 
-func TestCut_Refuses(t *testing.T) {
+func TestForkPoint_Refuses(t *testing.T) {
 	t.Parallel()
-	var ahead *fork.AheadError
+	var ahead *fork.SeqAheadError
 	if _, err := walk(story("create log"), 3); !errors.As(err, &ahead) || ahead.LastSeq != 2 {
 		t.Errorf("ahead: %v", err)
 	}
@@ -222,13 +222,13 @@ func TestCut_Refuses(t *testing.T) {
 		t.Errorf("0: %v", err)
 	}
 	for _, words := range []string{"", "create log delete"} {
-		if _, err := walk(story(words), fork.Last); !errors.Is(err, fork.ErrNoSession) {
+		if _, err := walk(story(words), fork.LastEvent); !errors.Is(err, fork.ErrNoSession) {
 			t.Errorf("%q: %v", words, err)
 		}
 	}
 }
 
-func TestCut_WaitsForTheSnapshotAfterATurn(t *testing.T) {
+func TestForkPoint_WaitsForTheSnapshotAfterATurn(t *testing.T) {
 	t.Parallel()
 	for words, want := range map[string]bool{
 		"create accept:A claim:A talk:t end:A":                  true,
@@ -236,7 +236,7 @@ func TestCut_WaitsForTheSnapshotAfterATurn(t *testing.T) {
 		"create accept:A claim:A talk:t end:A accept:B claim:B": false,
 		"create accept:A claim:A talk:t text:a":                 false,
 	} {
-		if cut, err := walk(story(words), fork.Last); err != nil || cut.Waits != want {
+		if cut, err := walk(story(words), fork.LastEvent); err != nil || cut.Waits != want {
 			t.Errorf("%s: waits %v, %v", words, cut.Waits, err)
 		}
 	}
@@ -304,8 +304,8 @@ func session(t *rapid.T) []string {
 	return words
 }
 
-// TestCut_Properties tests that the cut of any session at any event is sound.
-func TestCut_Properties(t *testing.T) {
+// TestForkPoint_Properties tests that the cut of any session at any event is sound.
+func TestForkPoint_Properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		words := session(t)
@@ -315,40 +315,40 @@ func TestCut_Properties(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := fork.New(asked)
+		whole := fork.NewFinder(asked)
 		for i, e := range list {
 			whole.Add(uint32(i+1), e)
 		}
-		if all, err := whole.Cut(); err != nil || !reflect.DeepEqual(all, cut) {
+		if all, err := whole.ForkPoint(); err != nil || !reflect.DeepEqual(all, cut) {
 			t.Fatalf("a walk that ended early cut at %+v, one to the end at %+v, %v", cut, all, err)
 		}
 		check(t, words, list, asked, cut)
 		// A copy of a walk from any event up to the requested one continues independently of the original.
-		base := fork.New(fork.Last)
+		base := fork.NewFinder(fork.LastEvent)
 		from := rapid.IntRange(0, int(asked)).Draw(t, "from")
-		var clones []*fork.Walk
+		var clones []*fork.Finder
 		for i, e := range list {
 			if i == from {
-				clones = []*fork.Walk{base.Clone(asked), base.Clone(fork.Last).Clone(asked)}
+				clones = []*fork.Finder{base.Clone(asked), base.Clone(fork.LastEvent).Clone(asked)}
 			}
 			base.Add(uint32(i+1), e)
 		}
 		if from == len(list) {
-			clones = []*fork.Walk{base.Clone(asked), base.Clone(fork.Last).Clone(asked)}
+			clones = []*fork.Finder{base.Clone(asked), base.Clone(fork.LastEvent).Clone(asked)}
 		}
 		for _, w := range clones {
-			for i := from; i < len(list) && !w.Settled(); i++ {
+			for i := from; i < len(list) && !w.IsSettled(); i++ {
 				w.Add(uint32(i+1), list[i])
 			}
-			if again, err := w.Cut(); err != nil || !reflect.DeepEqual(again, cut) {
+			if again, err := w.ForkPoint(); err != nil || !reflect.DeepEqual(again, cut) {
 				t.Fatalf("a walk from event %d cut at %+v, one from the first at %+v, %v", from, again, cut, err)
 			}
 		}
 	})
 }
 
-// check checks a cut against the events, without the Walk.
-func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fork.Cut) {
+// check checks a fork point against the events, without the Finder.
+func check(t *rapid.T, words []string, list []events.Event, asked uint32, cut fork.ForkPoint) {
 	f := cut.Forked
 	at := int(f.Effective)
 	if f.Asked != asked || f.Effective > asked || f.Effective == 0 {

@@ -1,4 +1,4 @@
-// Command gen writes docs/events.md from the catalogue and the comments of its Go types.
+// Command gen writes docs/events.md from events.EventTypes and the comments of its Go types.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: gen SOURCE_DIR OUTPUT")
 		os.Exit(2)
 	}
-	text, err := document(os.Args[1])
+	text, err := renderPage(os.Args[1])
 	if err == nil {
 		err = os.WriteFile(os.Args[2], text, 0o644)
 	}
@@ -27,14 +27,14 @@ func main() {
 	}
 }
 
-// document returns the page.
-func document(dir string) ([]byte, error) {
-	comments, err := notes.Read(dir)
+// renderPage returns the content of docs/events.md. dir is the folder of the Go types whose comments the page contains.
+func renderPage(dir string) ([]byte, error) {
+	comments, err := notes.ReadFieldComments(dir)
 	if err != nil {
 		return nil, err
 	}
 	var b bytes.Buffer
-	b.WriteString(preface)
+	b.WriteString(pagePreface)
 	for _, part := range []struct {
 		aspect events.Aspect
 		title  string
@@ -50,7 +50,7 @@ func document(dir string) ([]byte, error) {
 		{events.LimitsAspect, "Tenants: `limits`"},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n", part.title)
-		for _, e := range events.Catalogue() {
+		for _, e := range events.EventTypes() {
 			if e.Aspect == part.aspect {
 				fmt.Fprintf(&b, "\n### `%s`\n%s\n", e.Type, e.Doc)
 				writeFields(&b, reflect.TypeOf(e.New()), comments)
@@ -68,7 +68,8 @@ func document(dir string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-const preface = `# Events
+// pagePreface is the beginning of docs/events.md.
+const pagePreface = `# Events
 Generated from pkg/events; do not edit.
 
 An event is the same JSON on REST, SSE, WebSocket, gRPC and ` + "`--json`" + `:
@@ -107,6 +108,7 @@ func writeFields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
 	}
 }
 
+// typeName returns the name of a field's type in docs/events.md.
 func typeName(t reflect.Type) string {
 	switch {
 	case t.Kind() == reflect.Pointer:

@@ -51,29 +51,29 @@ func TestApprovals_AreOpenUntilTheirEnd(t *testing.T) {
 	}
 }
 
-// TestComparable_IDsOfApprovalsAreNoDifference tests that two runs that ask for the same differ only if they ask in another order.
-func TestComparable_IDsOfApprovalsAreNoDifference(t *testing.T) {
+// TestNormalize_IDsOfApprovalsAreNoDifference tests that two runs that ask for the same differ only if they ask in another order.
+func TestNormalize_IDsOfApprovalsAreNoDifference(t *testing.T) {
 	t.Parallel()
 	compare := func(decided string) string {
-		a, b := history.NewRun("ses_a"), history.NewRun("ses_b")
+		a, b := history.NewEventNormalizer("ses_a"), history.NewEventNormalizer("ses_b")
 		difference := ""
 		for _, pair := range [][2]events.Payload{
 			{events.ApprovalRequested{ApprovalID: "apr_1"}, events.ApprovalRequested{ApprovalID: "apr_8"}},
 			{events.ApprovalRequested{ApprovalID: "apr_2"}, events.ApprovalRequested{ApprovalID: "apr_9"}},
 			{events.ApprovalDecided{ApprovalID: "apr_2", Decision: "skip"}, events.ApprovalDecided{ApprovalID: decided, Decision: "skip"}},
 		} {
-			wire := func(run *history.Run, session string, d events.Payload) history.Comparable {
+			wire := func(run *history.EventNormalizer, session string, d events.Payload) history.ComparableEvent {
 				w, err := events.Event{Data: d}.ToWire(session, 1, "0-1")
 				if err != nil {
 					t.Fatal(err)
 				}
-				c, ok := run.Comparable(w)
+				c, ok := run.Normalize(w)
 				if !ok {
 					t.Fatalf("%s is not compared", w.Type)
 				}
 				return c
 			}
-			if d := history.Differs(wire(a, "ses_a", pair[0]), wire(b, "ses_b", pair[1])); d != "" {
+			if d := history.FirstDifference(wire(a, "ses_a", pair[0]), wire(b, "ses_b", pair[1])); d != "" {
 				difference = d
 			}
 		}

@@ -11,28 +11,28 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Run converts the events of one session into a form that can be compared with those of another session. It must
-// receive all events of the session, in order.
-type Run struct {
+// EventNormalizer converts the events of one session into a form that can be compared with the events of another
+// session. It must receive all events of the session, in order.
+type EventNormalizer struct {
 	session string
 	names   map[string]string // replacement of each id, by kind and id
 	counts  map[string]int    // number of ids seen, by kind
 }
 
-// NewRun returns a Run for the events of a session.
-func NewRun(session string) *Run {
-	return &Run{session: session, names: map[string]string{}, counts: map[string]int{}}
+// NewEventNormalizer returns an EventNormalizer for the events of a session.
+func NewEventNormalizer(session string) *EventNormalizer {
+	return &EventNormalizer{session: session, names: map[string]string{}, counts: map[string]int{}}
 }
 
-// Comparable is an event without the parts that always differ between two sessions.
-type Comparable struct {
+// ComparableEvent is an event without the parts that always differ between two sessions.
+type ComparableEvent struct {
 	Type events.Type
 	data map[string]any // includes the execution and the conversation
 }
 
-// Comparable returns the comparable part of an event. ok is false for an event that is not compared: one that
-// records where and when a session runs, and not what an agent or a user did.
-func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
+// Normalize returns an event without the parts that differ between sessions. ok is false for an event that is not
+// compared, because it records where and when a session runs, and not what an agent or a user did.
+func (r *EventNormalizer) Normalize(w events.WireEvent) (c ComparableEvent, ok bool) {
 	if !isCompared(w) {
 		return c, false
 	}
@@ -45,13 +45,13 @@ func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
 		data = map[string]any{"": string(raw)}
 	}
 	data["executionId"], data["conversationId"] = w.ExecutionID, w.ConversationID
-	r.normalize(data)
-	return Comparable{w.Type, data}, true
+	r.normalizeValue(data)
+	return ComparableEvent{w.Type, data}, true
 }
 
 // isCompared reports whether an event records what an agent or a user did. Unlisted types are compared, so that new
 // types are compared by default.
-func isCompared(w events.Wire) bool {
+func isCompared(w events.WireEvent) bool {
 	switch d := w.Event().Data.(type) {
 	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,
 		events.ExecutionQueued, events.ExecutionDispatched, events.ExecutionClaimed, events.ExecutionAttached, events.ExecutionHandedOver,
@@ -67,8 +67,8 @@ func isCompared(w events.Wire) bool {
 	return true
 }
 
-// kinds maps the JSON members that hold an id to the kind of that id.
-var kinds = map[string]string{
+// idKinds maps each JSON member that holds an id to the kind of the id.
+var idKinds = map[string]string{
 	"id": "id", "blockId": "id", "executionId": "execution", "conversationId": "conversation", "subConversationId": "conversation",
 	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call", "approvalId": "approval",
 }
@@ -77,31 +77,31 @@ var kinds = map[string]string{
 // them, and the place where a session runs.
 var ignoredMembers = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor", "textAfter"}
 
-// normalize removes the members of ignoredMembers from v, recursively, and replaces ids by their kind and number.
-func (r *Run) normalize(v any) {
+// normalizeValue removes the members of ignoredMembers from v, recursively, and replaces ids by their kind and number.
+func (r *EventNormalizer) normalizeValue(v any) {
 	switch x := v.(type) {
 	case []any:
 		for _, e := range x {
-			r.normalize(e)
+			r.normalizeValue(e)
 		}
 	case map[string]any:
 		for _, name := range slices.Sorted(maps.Keys(x)) {
-			kind, isID := kinds[name]
+			kind, isID := idKinds[name]
 			switch id, text := x[name].(string); {
 			case slices.Contains(ignoredMembers, name):
 				delete(x, name)
 			case name == "input": // the agent's own text
 			case isID && text && id != "" && id != events.MainConversation:
-				x[name] = r.idName(kind, id)
+				x[name] = r.idReplacement(kind, id)
 			default:
-				r.normalize(x[name])
+				r.normalizeValue(x[name])
 			}
 		}
 	}
 }
 
-// idName returns the replacement of an id: its kind and its number among the ids of that kind.
-func (r *Run) idName(kind, id string) string {
+// idReplacement returns the text that replaces an id: its kind and its number among the ids of that kind.
+func (r *EventNormalizer) idReplacement(kind, id string) string {
 	name, ok := r.names[kind+" "+id]
 	if !ok {
 		r.counts[kind]++
@@ -111,16 +111,17 @@ func (r *Run) idName(kind, id string) string {
 	return name
 }
 
-// Differs returns the path of the first member in which two events differ, for example type or data.block.content,
+// FirstDifference returns the path of the first member in which two events differ, for example type or data.block.content,
 // or "" if they are equal.
-func Differs(a, b Comparable) string {
+func FirstDifference(a, b ComparableEvent) string {
 	if a.Type != b.Type {
 		return "type"
 	}
-	return differs("data", a.data, b.data)
+	return differencePath("data", a.data, b.data)
 }
 
-func differs(path string, a, b any) string {
+// differencePath implements FirstDifference for two JSON values. path is the path of the values.
+func differencePath(path string, a, b any) string {
 	switch x := a.(type) {
 	case map[string]any:
 		y, ok := b.(map[string]any)
@@ -135,7 +136,7 @@ func differs(path string, a, b any) string {
 		}
 		slices.Sort(names)
 		for _, name := range names {
-			if p := differs(path+"."+name, x[name], y[name]); p != "" {
+			if p := differencePath(path+"."+name, x[name], y[name]); p != "" {
 				return p
 			}
 		}
@@ -146,7 +147,7 @@ func differs(path string, a, b any) string {
 			return path
 		}
 		for i := range x {
-			if p := differs(fmt.Sprintf("%s[%d]", path, i), x[i], y[i]); p != "" {
+			if p := differencePath(fmt.Sprintf("%s[%d]", path, i), x[i], y[i]); p != "" {
 				return p
 			}
 		}

@@ -7,9 +7,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// applyBlock applies an event to the block that it changes.
+// applyBlock applies a block event to the pending block that it starts, changes or completes.
 func (s *State) applyBlock(e events.Event) {
-	id := blocks.Target(e)
+	id := blocks.ChangedBlockID(e)
 	if id == "" {
 		return
 	}
@@ -45,8 +45,8 @@ func (s *State) applyBlock(e events.Event) {
 
 // setTodos replaces the todos of a conversation.
 func (s *State) setTodos(conversation string, items []events.TodoItem) {
-	s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
-	s.Todos = append(s.Todos, Todos{conversation, items})
+	s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t TodoList) bool { return t.ConversationID == conversation })
+	s.Todos = append(s.Todos, TodoList{conversation, items})
 }
 
 // applySubagent applies the start and the end of a sub-agent.
@@ -67,6 +67,6 @@ func (s *State) applySubagent(e events.Event) {
 func (s *State) removeConversation(conversation string) {
 	s.Conversations = slices.DeleteFunc(slices.Clone(s.Conversations), func(c Conversation) bool { return c.ID == conversation })
 	if conversation != events.MainConversation {
-		s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
+		s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t TodoList) bool { return t.ConversationID == conversation })
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applySandbox applies the events of the most recent sandbox.
+// applySandbox applies an event about a sandbox to the most recent sandbox in the state.
 func (s *State) applySandbox(e events.Event) {
 	box := func(id string) *Sandbox {
 		if s.Sandbox == nil || s.Sandbox.ID != id {
@@ -47,8 +47,8 @@ func (s *State) applySandbox(e events.Event) {
 	}
 }
 
-// FileChanges returns the types of the events that record a difference between the workspace and its last snapshot.
-func FileChanges() []events.Type {
+// FileChangeTypes returns the types of the events that record a difference between the workspace and its last snapshot.
+func FileChangeTypes() []events.Type {
 	return []events.Type{
 		events.FileCreated{}.EventType(), events.FileModified{}.EventType(), events.FileDeleted{}.EventType(),
 		events.FilePut{}.EventType(), events.FileRemoved{}.EventType(),

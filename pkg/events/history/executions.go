@@ -6,11 +6,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// applyExecution applies an event to its execution.
+// applyExecution applies an event to the execution that it names.
 func (s *State) applyExecution(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
-		if e.ExecutionID == "" || !canBegin(e) {
+		if e.ExecutionID == "" || !canBeginExecution(e) {
 			return
 		}
 		// The list is copied because other states share it.
@@ -24,9 +24,9 @@ func (s *State) applyExecution(e events.Event) {
 	}
 }
 
-// canBegin reports whether an event can be the first event of an execution. Other events may follow the end of an
+// canBeginExecution reports whether an event can be the first event of an execution. Other events may follow the end of an
 // execution and must not reopen it.
-func canBegin(e events.Event) bool {
+func canBeginExecution(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.MessageAccepted, events.ExecutionDispatched:
 		return true
@@ -34,7 +34,7 @@ func canBegin(e events.Event) bool {
 	return false
 }
 
-// updateExecution returns x after an event, and whether the event changes it. setWaiting corrects the phase running of an execution with open
+// updateExecution returns x after an event, and whether the event changes it. updateWaitingPhase corrects the phase running of an execution with open
 // approval requests.
 func updateExecution(x Execution, e events.Event) (_ Execution, changed bool) {
 	switch d := e.Data.(type) {
@@ -57,7 +57,7 @@ func updateExecution(x Execution, e events.Event) (_ Execution, changed bool) {
 	case events.ExecutionResumed:
 		x.Phase = PhaseRunning
 	case events.MetadataUpdate:
-		x.Usage, x.Model = usage(d.Usage, d.CostUSD), d.Model
+		x.Usage, x.Model = newUsage(d.Usage, d.CostUSD), d.Model
 	case events.SandboxUsage:
 		x.Sandboxed = x.Sandboxed.plus(d)
 	default:
@@ -70,13 +70,13 @@ func updateExecution(x Execution, e events.Event) (_ Execution, changed bool) {
 func terminalUsage(e events.Event) (u Usage, ended bool) {
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		return usage(d.Usage, d.CostUSD), true
+		return newUsage(d.Usage, d.CostUSD), true
 	case events.ExecutionFailed:
-		return usage(d.Usage, 0), true
+		return newUsage(d.Usage, 0), true
 	case events.ExecutionCancelled:
-		return usage(d.Usage, 0), true
+		return newUsage(d.Usage, 0), true
 	}
-	return u, events.Terminal(e.Type())
+	return u, events.IsTerminal(e.Type())
 }
 
 // endExecution removes the ended execution, its conversations and its approval requests. It runs after the other parts of Evolve.
@@ -96,5 +96,5 @@ func (s *State) endExecution(e events.Event) {
 			s.removeConversation(c.ID)
 		}
 	}
-	s.Approvals = slices.DeleteFunc(slices.Clone(s.Approvals), func(a Approval) bool { return a.ExecutionID == e.ExecutionID })
+	s.Approvals = slices.DeleteFunc(slices.Clone(s.Approvals), func(a OpenApproval) bool { return a.ExecutionID == e.ExecutionID })
 }

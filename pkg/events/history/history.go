@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Version is the version of State's JSON format. A reader ignores a stored State of another version and folds from
-// the start.
-const Version = 1
+// StateVersion is the version of State's JSON format. A reader ignores a stored State of another version and folds the
+// events from the start.
+const StateVersion = 1
 
 // State is a session after an event. The zero State is a session before its first event.
 type State struct {
@@ -23,20 +23,20 @@ type State struct {
 	Seq  uint32    `json:"seq"`
 	Time time.Time `json:"time"` // of the event
 
-	Session       Session        `json:"session"`
-	Executions    []Execution    `json:"executions,omitempty"`    // executions that have not ended, in the order of their start
-	Blocks        []Block        `json:"blocks,omitempty"`        // pending blocks, by FirstSeq
-	Conversations []Conversation `json:"conversations,omitempty"` // conversations of running sub-agents, by FirstSeq
-	Approvals     []Approval     `json:"approvals,omitempty"`     // open approval requests, in the order of their events
-	Todos         []Todos        `json:"todos,omitempty"`         // lists of the main agent and of running sub-agents
-	Ended         Usage          `json:"ended"`                   // usage that ended executions reported; see Reported
-	Metered       Metered        `json:"metered"`
-	Sandboxed     SandboxTime    `json:"sandboxed,omitzero"`
-	Resolved      *Resolved      `json:"resolved,omitempty"` // of the most recently resolved execution
-	Sandbox       *Sandbox       `json:"sandbox,omitempty"`  // the most recent sandbox
-	Snapshot      *Snapshot      `json:"snapshot,omitempty"` // the most recent snapshot of the workspace
-	FileChanges   uint32         `json:"fileChanges"`        // file changes since Snapshot, or since the session's first event if there is none
-	Count         Count          `json:"count"`
+	Session       Session           `json:"session"`
+	Executions    []Execution       `json:"executions,omitempty"`    // executions that have not ended, in the order of their start
+	Blocks        []Block           `json:"blocks,omitempty"`        // pending blocks, by FirstSeq
+	Conversations []Conversation    `json:"conversations,omitempty"` // conversations of running sub-agents, by FirstSeq
+	Approvals     []OpenApproval    `json:"approvals,omitempty"`     // open approval requests, in the order of their events
+	Todos         []TodoList        `json:"todos,omitempty"`         // lists of the main agent and of running sub-agents
+	Ended         Usage             `json:"ended"`                   // usage that ended executions reported; see ReportedUsage
+	Metered       MeasuredUsage     `json:"metered"`
+	Sandboxed     SandboxTime       `json:"sandboxed,omitzero"`
+	Resolved      *ResolvedVersions `json:"resolved,omitempty"` // of the most recently resolved execution
+	Sandbox       *Sandbox          `json:"sandbox,omitempty"`  // the most recent sandbox
+	Snapshot      *Snapshot         `json:"snapshot,omitempty"` // the most recent snapshot of the workspace
+	FileChanges   uint32            `json:"fileChanges"`        // file changes since Snapshot, or since the session's first event if there is none
+	Count         Counts            `json:"count"`
 }
 
 // Session holds the fields of a State that describe the session itself.
@@ -100,13 +100,13 @@ type Conversation struct {
 	ExecutionID string `json:"executionId"`
 }
 
-// Todos is the todo list of one conversation in a State.
-type Todos struct {
+// TodoList is the todo list of one conversation in a State.
+type TodoList struct {
 	ConversationID string            `json:"conversationId"`
 	Items          []events.TodoItem `json:"items"`
 }
 
-// Usage is the usage of executions as their agents report it.
+// Usage is the number of tokens and the cost of executions, as their agents report them.
 type Usage struct {
 	InputTokens      uint64  `json:"inputTokens"`
 	OutputTokens     uint64  `json:"outputTokens"`
@@ -121,20 +121,21 @@ type SandboxTime struct {
 	CostUSD float64 `json:"costUsd,omitempty"`
 }
 
+// plus returns t with the time and the cost of one more sandbox_usage event.
 func (t SandboxTime) plus(d events.SandboxUsage) SandboxTime {
 	return SandboxTime{t.Ms + d.DurationMs, t.CostUSD + d.CostUSD}
 }
 
-// Metered is the usage of model requests as the egress proxy measured it.
-type Metered struct {
+// MeasuredUsage is the usage of model requests as the egress proxy measured it.
+type MeasuredUsage struct {
 	Requests uint64 `json:"requests"`
 	Failed   uint64 `json:"failed,omitempty"`
 	Usage
 }
 
-// Resolved holds the versions to which an execution's references were resolved at its start. It has no variables,
-// and so no values of variables.
-type Resolved struct {
+// ResolvedVersions holds the versions to which an execution's references were resolved at its start. It contains no
+// variables, and so no values of variables.
+type ResolvedVersions struct {
 	Seq          uint32             `json:"seq"`
 	ExecutionID  string             `json:"executionId"`
 	Agent        events.Reference   `json:"agent,omitzero"` // zero for the built-in agent
@@ -168,8 +169,8 @@ type Snapshot struct {
 	Bytes uint64    `json:"bytes"`
 }
 
-// Count holds the numbers of a session's executions, blocks and sub-agents' conversations in a State.
-type Count struct {
+// Counts holds the numbers of a session's executions, blocks and sub-agents' conversations in a State.
+type Counts struct {
 	Executions    uint32 `json:"executions"`
 	Blocks        uint32 `json:"blocks"`
 	Conversations uint32 `json:"conversations"` // of sub-agents
@@ -187,7 +188,7 @@ func Fold(s State, list ...events.Event) State {
 // and Time.
 func Evolve(s State, seq uint32, e events.Event) State {
 	if s.Seq == 0 {
-		s.V, s.Session = Version, Session{Status: StatusOpen, CreatedAt: e.Time}
+		s.V, s.Session = StateVersion, Session{Status: StatusOpen, CreatedAt: e.Time}
 	}
 	s.Seq, s.Time = seq, e.Time
 	s.applySession(e)
@@ -203,7 +204,7 @@ func Evolve(s State, seq uint32, e events.Event) State {
 	return s
 }
 
-// applySession applies the session's own fields of an event.
+// applySession applies an event to the fields of the session itself: options, metadata and status.
 func (s *State) applySession(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
@@ -229,16 +230,16 @@ func (s *State) applySession(e events.Event) {
 		if !d.Answered() {
 			s.Metered.Failed++
 		}
-		s.Metered.Usage = s.Metered.plus(usage(d.Usage, d.CostUSD))
+		s.Metered.Usage = s.Metered.plus(newUsage(d.Usage, d.CostUSD))
 	case events.SandboxUsage:
 		s.Sandboxed = s.Sandboxed.plus(d)
 	case events.ExecutionResolved:
-		s.Resolved = &Resolved{s.Seq, e.ExecutionID, d.Agent, d.Instance, d.Environments, d.Skills, d.MCPServers}
+		s.Resolved = &ResolvedVersions{s.Seq, e.ExecutionID, d.Agent, d.Instance, d.Environments, d.Skills, d.MCPServers}
 	}
 }
 
-// Active returns the execution that was dispatched and has not ended, or nil if there is none.
-func (s State) Active() *Execution {
+// ActiveExecution returns the execution that was dispatched and has not ended, or nil if there is none.
+func (s State) ActiveExecution() *Execution {
 	for i := range s.Executions {
 		if s.Executions[i].DispatchedAt != nil {
 			return &s.Executions[i]
@@ -247,8 +248,8 @@ func (s State) Active() *Execution {
 	return nil
 }
 
-// Queued returns the number of executions that wait to be dispatched.
-func (s State) Queued() (n uint32) {
+// QueuedCount returns the number of executions that wait to be dispatched.
+func (s State) QueuedCount() (n uint32) {
 	for _, x := range s.Executions {
 		if x.DispatchedAt == nil && x.Phase == PhaseQueued {
 			n++
@@ -257,8 +258,8 @@ func (s State) Queued() (n uint32) {
 	return n
 }
 
-// Reported returns the usage of all executions so far, as their agents report it.
-func (s State) Reported() Usage {
+// ReportedUsage returns the usage of all executions so far, as their agents report it.
+func (s State) ReportedUsage() Usage {
 	u := s.Ended
 	for _, x := range s.Executions {
 		u = u.plus(x.Usage)
@@ -266,10 +267,12 @@ func (s State) Reported() Usage {
 	return u
 }
 
-func usage(u events.Usage, cost float64) Usage {
+// newUsage returns the Usage of tokens and a cost.
+func newUsage(u events.Usage, cost float64) Usage {
 	return Usage{uint64(u.InputTokens), uint64(u.OutputTokens), uint64(u.CacheReadTokens), uint64(u.CacheWriteTokens), cost}
 }
 
+// plus returns the sum of u and o.
 func (u Usage) plus(o Usage) Usage {
 	return Usage{
 		u.InputTokens + o.InputTokens, u.OutputTokens + o.OutputTokens, u.CacheReadTokens + o.CacheReadTokens,
@@ -277,14 +280,14 @@ func (u Usage) plus(o Usage) Usage {
 	}
 }
 
-// Unprojectable is the data of an event whose content the read models could not store; they only record that it
-// exists.
-const Unprojectable = `{"unprojectable":true}`
+// UnprojectableData is the data of an event in the read models whose content could not be stored there. The read models
+// only record that the event exists.
+const UnprojectableData = `{"unprojectable":true}`
 
-// Kept returns a stored event of the read models in the form that Evolve takes.
-func Kept(w events.Wire) events.Event {
-	if string(w.Data) == Unprojectable {
-		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.Opaque{Name: w.Type}}
+// EventFromReadModel converts an event that the read models store to the form that Evolve takes.
+func EventFromReadModel(w events.WireEvent) events.Event {
+	if string(w.Data) == UnprojectableData {
+		return events.Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: events.OpaquePayload{Name: w.Type}}
 	}
 	return w.Event()
 }

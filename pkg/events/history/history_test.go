@@ -43,7 +43,7 @@ func anEvent(t *rapid.T) events.Event {
 			events.SandboxReplaced{SandboxID: sandbox}, events.SandboxTerminated{SandboxID: sandbox}, events.SandboxFailed{SandboxID: sandbox},
 			events.WorkspaceSynced{Snapshot: "s", Files: 1, Bytes: 2}, events.WorkspaceSynced{}, events.FileModified{Path: "p"}, events.FilePut{Path: "p"},
 			events.ExecutionResolved{Agent: events.Reference{Slug: "a"}, Variables: []events.Provenance{{Name: "TOKEN", Value: "value"}}},
-			events.Opaque{Name: "from_the_future", Raw: json.RawMessage(`{}`)}, events.Log{Message: "line"},
+			events.OpaquePayload{Name: "from_the_future", Raw: json.RawMessage(`{}`)}, events.Log{Message: "line"},
 		}).Draw(t, "data"),
 	}
 }
@@ -83,10 +83,10 @@ func TestFold_InTwoPiecesWithJSONBetweenIsTheSame(t *testing.T) {
 func TestFold_HoldsThePendingBlocksOfAView(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		view, state := blocks.NewView(), history.State{}
+		view, state := blocks.NewBlockView(), history.State{}
 		done := map[string]bool{}
 		for _, e := range rapid.SliceOfN(rapid.Custom(anEvent), 0, 80).Draw(t, "events") {
-			id := blocks.Target(e)
+			id := blocks.ChangedBlockID(e)
 			if done[id] {
 				continue // run.Decide appends no event for a block that is final
 			}
@@ -116,7 +116,7 @@ func TestEvolve_UnknownTypesChangeOnlyThePosition(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := history.Fold(history.State{}, rapid.SliceOfN(rapid.Custom(anEvent), 1, 30).Draw(t, "events")...)
-		next := history.Evolve(s, s.Seq+1, events.Event{Time: s.Time.Add(time.Hour), Data: events.Opaque{Name: "approval_requested", Raw: json.RawMessage(`{"blockId":"blk_1"}`)}})
+		next := history.Evolve(s, s.Seq+1, events.Event{Time: s.Time.Add(time.Hour), Data: events.OpaquePayload{Name: "approval_requested", Raw: json.RawMessage(`{"blockId":"blk_1"}`)}})
 		s.Seq, s.Time = s.Seq+1, s.Time.Add(time.Hour)
 		if encode(t, next) != encode(t, s) {
 			t.Errorf("got\n%s\nwant\n%s", encode(t, next), encode(t, s))
@@ -140,17 +140,17 @@ func TestFold_FollowsATurn(t *testing.T) {
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 7}, CostUSD: 0.5},
 		events.BlockStart{Block: events.Block{ID: "blk_t", Kind: events.KindTodo, Status: events.StatusComplete, Todos: []events.TodoItem{{Content: "c"}}}},
 		events.SubagentSpawned{Conversation: "con"}, events.WorkspaceSynced{Snapshot: "s"}, events.FileModified{Path: "p"})...)
-	switch x := s.Active(); {
-	case x == nil || x.Phase != history.PhaseRunning || s.Queued() != 0:
-		t.Errorf("active is %+v with %d queued, want a running one alone", x, s.Queued())
-	case s.Reported().InputTokens != 7 || s.Reported().CostUSD != 0.5:
-		t.Errorf("reported %+v", s.Reported())
+	switch x := s.ActiveExecution(); {
+	case x == nil || x.Phase != history.PhaseRunning || s.QueuedCount() != 0:
+		t.Errorf("active is %+v with %d queued, want a running one alone", x, s.QueuedCount())
+	case s.ReportedUsage().InputTokens != 7 || s.ReportedUsage().CostUSD != 0.5:
+		t.Errorf("reported %+v", s.ReportedUsage())
 	case len(s.Todos) != 1 || len(s.Conversations) != 1 || s.Snapshot.Seq != 9 || s.FileChanges != 1 || s.Resolved.Seq != 5 || len(s.Resolved.Skills) != 1:
 		t.Errorf("state %+v", s)
 	}
 	// A failure without a cost keeps the cost that the agent last reported, and ends the sub-agents.
 	s = history.Fold(s, turn(events.ExecutionFailed{Usage: events.Usage{InputTokens: 9}})...)
-	if s.Active() != nil || s.Reported().InputTokens != 9 || s.Reported().CostUSD != 0.5 || len(s.Conversations) != 0 {
+	if s.ActiveExecution() != nil || s.ReportedUsage().InputTokens != 9 || s.ReportedUsage().CostUSD != 0.5 || len(s.Conversations) != 0 {
 		t.Errorf("after the end: %+v", s)
 	}
 	// Events after the end do not begin the execution again.

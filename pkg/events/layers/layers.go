@@ -14,8 +14,8 @@ import (
 
 // The names of the lowest and the highest layer.
 const (
-	FromAgent = "agent"
-	FromRun   = "run"
+	SourceAgent = "agent"
+	SourceRun   = "run"
 )
 
 // Environment is a resolved environment: its reference with the digest, and its spec.
@@ -24,29 +24,30 @@ type Environment struct {
 	Spec events.EnvironmentSpec
 }
 
-// Error is returned if the variables of environments cannot be merged.
-type Error struct {
+// VariableError is returned for a variable or placeholder that is invalid, missing, or in conflict with another one.
+type VariableError struct {
 	Code   string // CodeConflict, CodeMissing or CodeReserved
 	Name   string // of the variable or the environment
 	Detail string
 }
 
-func (e *Error) Error() string { return e.Detail }
+func (e *VariableError) Error() string { return e.Detail }
 
-// The codes of Error.
+// The codes of VariableError.
 const (
 	CodeConflict = "ENVIRONMENT_CONFLICT"
 	CodeMissing  = "ENVIRONMENT_MISSING"
 	CodeReserved = "ENVIRONMENT_RESERVED"
 )
 
-// Merge returns every variable once, sorted by name, with the source of its value. A later layer overrides an
-// earlier one, and decides whether the variable is a secret. The error joins one *Error for each problem.
-func Merge(agent map[string]events.Declaration, environments []Environment, run map[string]events.Variable) ([]events.Provenance, error) {
+// MergeVariables merges the variables of an agent, of environments and of a run. It returns every variable once, sorted
+// by name, with the source of its value. A later layer overrides an earlier one, and decides whether the variable is a
+// secret. The error joins one *Error for each problem.
+func MergeVariables(agent map[string]events.Declaration, environments []Environment, run map[string]events.Variable) ([]events.Provenance, error) {
 	merged := map[string]events.Provenance{}
 	var wrong []error
 	put := func(from, name string, v events.Variable) {
-		if err := CheckName(name); err != nil {
+		if err := CheckVariableName(name); err != nil {
 			wrong = append(wrong, err)
 			return
 		}
@@ -54,25 +55,25 @@ func Merge(agent map[string]events.Declaration, environments []Environment, run 
 	}
 	for _, name := range slices.Sorted(maps.Keys(agent)) {
 		if d := agent[name]; !d.Required && !d.Secret || d.Value != "" {
-			put(FromAgent, name, events.Variable{Value: d.Value, Secret: d.Secret})
+			put(SourceAgent, name, events.Variable{Value: d.Value, Secret: d.Secret})
 		}
 	}
 	seen := map[events.Reference]string{}
 	for _, e := range environments {
-		if before, ok := seen[e.Ref.Bare()]; ok && before != e.Ref.Version {
-			wrong = append(wrong, &Error{CodeConflict, e.Ref.Bare().String(), fmt.Sprintf("environment %s is referred to in two versions, %s and %s", e.Ref.Bare(), before, e.Ref.Version)})
+		if before, ok := seen[e.Ref.WithoutVersion()]; ok && before != e.Ref.Version {
+			wrong = append(wrong, &VariableError{CodeConflict, e.Ref.WithoutVersion().String(), fmt.Sprintf("environment %s is referred to in two versions, %s and %s", e.Ref.WithoutVersion(), before, e.Ref.Version)})
 		}
-		seen[e.Ref.Bare()] = e.Ref.Version
+		seen[e.Ref.WithoutVersion()] = e.Ref.Version
 		for _, name := range slices.Sorted(maps.Keys(e.Spec.Variables)) {
 			put(e.Ref.String(), name, e.Spec.Variables[name])
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(run)) {
-		put(FromRun, name, run[name])
+		put(SourceRun, name, run[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(agent)) {
 		if _, ok := merged[name]; !ok && agent[name].Required {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment sets it", name)})
+			wrong = append(wrong, &VariableError{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment sets it", name)})
 		}
 	}
 	out := make([]events.Provenance, 0, len(merged))
@@ -82,51 +83,51 @@ func Merge(agent map[string]events.Declaration, environments []Environment, run 
 	return out, errors.Join(wrong...)
 }
 
-// reserved lists variables that define how a sandbox reaches models and where agents keep their files. Only Spool
+// reservedVariables lists variables that define how a sandbox reaches models and where agents keep their files. Only Spool
 // sets them.
-var reserved = []string{
+var reservedVariables = []string{
 	"PATH", "HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 	"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "LD_PRELOAD", "LD_LIBRARY_PATH",
 }
 
-// maxName is the maximum length of a variable's name in characters.
-const maxName = 128
+// maxVariableNameLength is the maximum length of a variable's name in characters.
+const maxVariableNameLength = 128
 
-// CheckName returns an *Error if name is not allowed for a variable.
-func CheckName(name string) error {
-	ok := name != "" && len(name) <= maxName && (name[0] < '0' || name[0] > '9')
+// CheckVariableName returns an *Error if name is not allowed for a variable.
+func CheckVariableName(name string) error {
+	ok := name != "" && len(name) <= maxVariableNameLength && (name[0] < '0' || name[0] > '9')
 	for i := 0; ok && i < len(name); i++ {
 		c := name[i]
 		ok = c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 	}
 	if !ok {
-		return &Error{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not starting with a digit", name, maxName)}
+		return &VariableError{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not starting with a digit", name, maxVariableNameLength)}
 	}
-	if slices.Contains(reserved, name) || strings.HasPrefix(name, "SPOOL_") {
-		return &Error{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
+	if slices.Contains(reservedVariables, name) || strings.HasPrefix(name, "SPOOL_") {
+		return &VariableError{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
 	}
 	return nil
 }
 
-// Placeholders returns the names of all ${NAME} in s, in order. $$ is a dollar sign.
-func Placeholders(s string) []string {
+// PlaceholderNames returns the names of all ${NAME} in s, in order. $$ is a dollar sign.
+func PlaceholderNames(s string) []string {
 	var names []string
-	_, _ = Expand(s, func(name string) (string, bool) {
+	_, _ = ExpandPlaceholders(s, func(name string) (string, bool) {
 		names = append(names, name)
 		return "", true
 	})
 	return names
 }
 
-// Expand replaces each ${NAME} in s by its value. The error joins one *Error for each name without a value. A
+// ExpandPlaceholders replaces each ${NAME} in s by its value. The error joins one *Error for each name without a value. A
 // dollar sign that is followed by neither a brace nor another dollar sign is literal.
-func Expand(s string, value func(name string) (string, bool)) (string, error) {
+func ExpandPlaceholders(s string, value func(name string) (string, bool)) (string, error) {
 	var b strings.Builder
 	var wrong []error
-	scan(s, func(text string) { b.WriteString(text) }, func(name string) {
+	splitPlaceholders(s, func(text string) { b.WriteString(text) }, func(name string) {
 		v, found := value(name)
 		if !found {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment sets it", name)})
+			wrong = append(wrong, &VariableError{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment sets it", name)})
 		}
 		b.WriteString(v)
 	})
@@ -137,8 +138,8 @@ func Expand(s string, value func(name string) (string, bool)) (string, error) {
 // problems.
 func CheckPlaceholders(s string) error {
 	var wrong []error
-	open := scan(s, func(string) {}, func(name string) {
-		if err := CheckName(name); err != nil {
+	open := splitPlaceholders(s, func(string) {}, func(name string) {
+		if err := CheckVariableName(name); err != nil {
 			wrong = append(wrong, err)
 		}
 	})
@@ -148,9 +149,9 @@ func CheckPlaceholders(s string) error {
 	return errors.Join(wrong...)
 }
 
-// scan splits s into text and the names of ${NAME}. open reports whether a ${ was taken as text because it is not
-// closed.
-func scan(s string, text, placeholder func(string)) (open bool) {
+// splitPlaceholders splits s into literal text and the names of ${NAME}, and calls text or placeholder for each part.
+// open reports whether a ${ was taken as text because no brace closes it.
+func splitPlaceholders(s string, text, placeholder func(string)) (open bool) {
 	for {
 		before, rest, ok := strings.Cut(s, "$")
 		text(before)

@@ -24,7 +24,7 @@ func codes(err error) string {
 			}
 			return
 		}
-		var e *layers.Error
+		var e *layers.VariableError
 		if errors.As(err, &e) {
 			out = append(out, e.Code+" "+e.Name)
 		} else if err != nil {
@@ -47,7 +47,7 @@ func lines(list []events.Provenance) string {
 	return strings.Join(out, "\n")
 }
 
-func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
+func TestMergeVariables_AppliesTheOrderOfLayers(t *testing.T) {
 	t.Parallel()
 	type declared = map[string]events.Declaration
 	type variables = map[string]events.Variable
@@ -80,7 +80,7 @@ func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := layers.Merge(c.agent, c.envs, c.run)
+			got, err := layers.MergeVariables(c.agent, c.envs, c.run)
 			if lines(got) != c.want || codes(err) != c.codes {
 				t.Errorf("merged to\n%s\n%s\nwant\n%s\n%s", lines(got), codes(err), c.want, c.codes)
 			}
@@ -88,22 +88,22 @@ func TestMerge_AppliesTheOrderOfLayers(t *testing.T) {
 	}
 }
 
-func TestCheckName_RefusesInvalidNames(t *testing.T) {
+func TestCheckVariableName_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
 	for _, ok := range []string{"A", "_", "a1_", "path", "SPOOL", "SPOOLX", "HOMER", strings.Repeat("A", 128)} {
-		if err := layers.CheckName(ok); err != nil {
+		if err := layers.CheckVariableName(ok); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, bad := range []string{"", "1", "A B", "A=B", "A\x00", "É", "A-B", strings.Repeat("A", 129), "PATH", "HOME", "LD_PRELOAD", "https_proxy", "ANTHROPIC_API_KEY", "SPOOL_", "SPOOL_KEY"} {
-		var wrong *layers.Error
-		if err := layers.CheckName(bad); !errors.As(err, &wrong) || wrong.Name != bad {
+		var wrong *layers.VariableError
+		if err := layers.CheckVariableName(bad); !errors.As(err, &wrong) || wrong.Name != bad {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
-func TestExpand_ReplacesPlaceholders(t *testing.T) {
+func TestExpandPlaceholders_ReplacesPlaceholders(t *testing.T) {
 	t.Parallel()
 	value := func(name string) (string, bool) {
 		v, ok := map[string]string{"A": "1", "B": "${A}$", "EMPTY": ""}[name]
@@ -131,7 +131,7 @@ func TestExpand_ReplacesPlaceholders(t *testing.T) {
 		"}${A}}":          {"}1}", "", ""},
 		"é${A}\x00":       {"é1\x00", "", ""},
 	} {
-		got, err := layers.Expand(in, value)
+		got, err := layers.ExpandPlaceholders(in, value)
 		if got != c.want || codes(err) != c.codes {
 			t.Errorf("%q becomes %q, %s", in, got, codes(err))
 		}
@@ -140,7 +140,7 @@ func TestExpand_ReplacesPlaceholders(t *testing.T) {
 			t.Errorf("%q is checked with %q", in, check)
 		}
 	}
-	if got := layers.Placeholders("${B}$$${A} ${B}"); strings.Join(got, " ") != "B A B" {
+	if got := layers.PlaceholderNames("${B}$$${A} ${B}"); strings.Join(got, " ") != "B A B" {
 		t.Errorf("placeholders are %v", got)
 	}
 }
@@ -150,9 +150,9 @@ func FuzzExpand(f *testing.F) {
 		f.Add(s, "v")
 	}
 	f.Fuzz(func(t *testing.T, s, value string) {
-		names := layers.Placeholders(s)
+		names := layers.PlaceholderNames(s)
 		var asked []string
-		got, err := layers.Expand(s, func(name string) (string, bool) { asked = append(asked, name); return value, true })
+		got, err := layers.ExpandPlaceholders(s, func(name string) (string, bool) { asked = append(asked, name); return value, true })
 		if err != nil {
 			t.Fatalf("%q: %v", s, err)
 		}
@@ -163,19 +163,19 @@ func FuzzExpand(f *testing.F) {
 			t.Fatalf("%q becomes %q", s, got)
 		}
 		// A text in which every dollar sign is doubled expands to itself.
-		if same, err := layers.Expand(strings.ReplaceAll(s, "$", "$$"), nil); err != nil || same != s {
+		if same, err := layers.ExpandPlaceholders(strings.ReplaceAll(s, "$", "$$"), nil); err != nil || same != s {
 			t.Fatalf("%q, with its dollar signs doubled, becomes %q, %v", s, same, err)
 		}
 		if len(names) == 0 && !strings.Contains(s, "$$") && got != s {
 			t.Fatalf("%q has no placeholder and becomes %q", s, got)
 		}
-		_, err = layers.Expand(s, func(string) (string, bool) { return "", false })
+		_, err = layers.ExpandPlaceholders(s, func(string) (string, bool) { return "", false })
 		if (err == nil) != (len(names) == 0) {
 			t.Fatalf("%q: without values the error is %v", s, err)
 		}
 		if layers.CheckPlaceholders(s) == nil {
 			for _, n := range names {
-				if err := layers.CheckName(n); err != nil {
+				if err := layers.CheckVariableName(n); err != nil {
 					t.Fatalf("%q was accepted: %v", s, err)
 				}
 			}

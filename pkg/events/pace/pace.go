@@ -15,34 +15,34 @@ import (
 // MaxGap is the maximum wait between two events of a replay, at any speed. A longer wait is shortened to it.
 const MaxGap = 2 * time.Second
 
-// maxLate is the maximum delay that a replay catches up. A replay that is later, because its client reads slowly,
-// continues from its present time.
-const maxLate = 250 * time.Millisecond
+// maxCatchUp is the maximum delay that a replay makes up for by sending events faster. A replay with a greater delay,
+// because its client reads slowly, continues without making up for it.
+const maxCatchUp = 250 * time.Millisecond
 
 // Speed is the factor by which a replay is faster than the recording.
 type Speed float64
 
-// Max is the speed of a replay that never waits between events.
-const Max Speed = math.MaxFloat64
+// MaxSpeed is the speed of a replay that never waits between events.
+const MaxSpeed Speed = math.MaxFloat64
 
-// ErrSpeed is returned by ParseSpeed for an invalid speed.
-var ErrSpeed = errors.New("must be a positive number, or max")
+// ErrInvalidSpeed is returned by ParseSpeed for an invalid speed.
+var ErrInvalidSpeed = errors.New("must be a positive number, or max")
 
-// ParseSpeed parses a positive number or "max". Its error wraps ErrSpeed.
+// ParseSpeed parses a positive number or "max". Its error wraps ErrInvalidSpeed.
 func ParseSpeed(s string) (Speed, error) {
 	if s == "max" {
-		return Max, nil
+		return MaxSpeed, nil
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(f > 0) || math.IsInf(f, 0) { //nolint:staticcheck // NaN is not positive either
-		return 0, fmt.Errorf("%w, not %s", ErrSpeed, truncate.Quote(s, 40))
+		return 0, fmt.Errorf("%w, not %s", ErrInvalidSpeed, truncate.Quote(s, 40))
 	}
 	return Speed(f), nil
 }
 
 // String returns the speed in the form of ParseSpeed.
 func (s Speed) String() string {
-	if s == Max {
+	if s == MaxSpeed {
 		return "max"
 	}
 	return strconv.FormatFloat(float64(s), 'g', -1, 64)
@@ -63,16 +63,15 @@ type Pacer struct {
 	due time.Time // when the last event was due
 }
 
-// Step returns when the next event is due, and the gap before it. at is the recorded time of the event, now the
-// time of the replay. The first event is due at once. So is an event that was recorded before its predecessor, by
-// another clock or by a clock that was set back; if the difference exceeds MaxGap, the Pacer continues from the new
-// clock.
-func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
+// NextDue returns when the next event is due, and the gap before it. at is the recorded time of the event, now the
+// current time. The first event is due at once. So is an event that was recorded before its predecessor, by another
+// clock or by a clock that was set back; if the difference exceeds MaxGap, the Pacer continues from the new clock.
+func (p *Pacer) NextDue(at, now time.Time) (due time.Time, gap Gap) {
 	if p.at.IsZero() {
-		p.Jump(at, now)
+		p.ContinueFrom(at, now)
 		return now, Gap{}
 	}
-	if now.Sub(p.due) > maxLate {
+	if now.Sub(p.due) > maxCatchUp {
 		p.due = now
 	}
 	gap.Original = max(0, at.Sub(p.at))
@@ -89,8 +88,9 @@ func (p *Pacer) Step(at, now time.Time) (due time.Time, gap Gap) {
 	return p.due, gap
 }
 
-// Jump sets the recorded time that the next event is compared with to at, and its due time to now.
-func (p *Pacer) Jump(at, now time.Time) { p.at, p.due = at, now }
+// ContinueFrom makes the Pacer continue from an event with the recorded time at that is due now: NextDue measures the
+// next gap from at, and the next due time from now.
+func (p *Pacer) ContinueFrom(at, now time.Time) { p.at, p.due = at, now }
 
-// Shift delays all following events by the length of a pause.
-func (p *Pacer) Shift(pause time.Duration) { p.due = p.due.Add(pause) }
+// Delay delays all following events by the length of a pause.
+func (p *Pacer) Delay(pause time.Duration) { p.due = p.due.Add(pause) }

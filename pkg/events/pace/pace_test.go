@@ -17,7 +17,7 @@ func play(speed pace.Speed, offsets ...time.Duration) (came []time.Duration, lef
 	p := pace.Pacer{Speed: speed}
 	begin := time.Now()
 	for _, o := range offsets {
-		due, gap := p.Step(recorded.Add(o), time.Now())
+		due, gap := p.NextDue(recorded.Add(o), time.Now())
 		time.Sleep(time.Until(due))
 		came = append(came, time.Since(begin))
 		leftOut += gap.LeftOut
@@ -41,7 +41,7 @@ func TestPacer_WaitsAtTheRecordedPace(t *testing.T) {
 		{"a gap of just the bound", 1, []time.Duration{0, 2 * s}, []time.Duration{0, 2 * s}, 0},
 		{"a gap over the bound", 1, []time.Duration{0, 60 * s, 61 * s}, []time.Duration{0, 2 * s, 3 * s}, 58 * s},
 		{"the bound is of the replay, not of the record", 10, []time.Duration{0, 20 * s, 60 * s}, []time.Duration{0, 2 * s, 4 * s}, 20 * s},
-		{"max does not wait and leaves nothing out", pace.Max, []time.Duration{0, time.Hour, 1000 * time.Hour}, []time.Duration{0, 0, 0}, 0},
+		{"max does not wait and leaves nothing out", pace.MaxSpeed, []time.Duration{0, time.Hour, 1000 * time.Hour}, []time.Duration{0, 0, 0}, 0},
 		{"the slowest speed there is", 5e-324, []time.Duration{0, 1, 1}, []time.Duration{0, 2 * s, 2 * s}, 1},
 		{"another clock is a little behind", 1, []time.Duration{0, s, 0, s + 10*ms}, []time.Duration{0, s, s, s + 10*ms}, 0},
 		{"a clock that was set back", 1, []time.Duration{0, time.Hour, s, 2 * s}, []time.Duration{0, 2 * s, 2 * s, 3 * s}, time.Hour - 2*s},
@@ -79,9 +79,9 @@ func TestPacer_AfterASlowClient(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := pace.Pacer{Speed: 1}
 				begin := time.Now()
-				p.Step(recorded, begin)
+				p.NextDue(recorded, begin)
 				time.Sleep(c.stall)
-				due, _ := p.Step(recorded.Add(time.Second), time.Now())
+				due, _ := p.NextDue(recorded.Add(time.Second), time.Now())
 				if got := due.Sub(begin); got != c.want {
 					t.Errorf("the second event is due after %v, want %v", got, c.want)
 				}
@@ -94,14 +94,14 @@ func TestPacer_JumpAndShiftMoveTheSchedule(t *testing.T) {
 	t.Parallel()
 	p := pace.Pacer{Speed: 1}
 	now := recorded.Add(time.Hour)
-	p.Step(recorded, now)
-	p.Jump(recorded.Add(time.Minute), now)
-	due, gap := p.Step(recorded.Add(time.Minute+time.Second), now)
+	p.NextDue(recorded, now)
+	p.ContinueFrom(recorded.Add(time.Minute), now)
+	due, gap := p.NextDue(recorded.Add(time.Minute+time.Second), now)
 	if want := now.Add(time.Second); !due.Equal(want) || gap.LeftOut != 0 {
 		t.Errorf("after a jump: due %v, want %v; gap %v", due, want, gap)
 	}
-	p.Shift(time.Minute)
-	due, _ = p.Step(recorded.Add(time.Minute+2*time.Second), now)
+	p.Delay(time.Minute)
+	due, _ = p.NextDue(recorded.Add(time.Minute+2*time.Second), now)
 	if want := now.Add(time.Minute + 2*time.Second); !due.Equal(want) {
 		t.Errorf("after a pause: due %v, want %v", due, want)
 	}
@@ -109,7 +109,7 @@ func TestPacer_JumpAndShiftMoveTheSchedule(t *testing.T) {
 
 func TestParseSpeed_RoundTripsAndRefuses(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]pace.Speed{"1": 1, "10": 10, "0.25": 0.25, "1e3": 1000, "max": pace.Max} {
+	for text, want := range map[string]pace.Speed{"1": 1, "10": 10, "0.25": 0.25, "1e3": 1000, "max": pace.MaxSpeed} {
 		got, err := pace.ParseSpeed(text)
 		if err != nil || got != want {
 			t.Errorf("%s: %v, %v", text, got, err)
@@ -119,8 +119,8 @@ func TestParseSpeed_RoundTripsAndRefuses(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "0", "-1", "-0", "NaN", "Inf", "+Inf", "-Inf", "1e400", "fast", "1x", " 1", "MAX"} {
-		if got, err := pace.ParseSpeed(text); !errors.Is(err, pace.ErrSpeed) {
-			t.Errorf("%q: %v, %v; want ErrSpeed", text, got, err)
+		if got, err := pace.ParseSpeed(text); !errors.Is(err, pace.ErrInvalidSpeed) {
+			t.Errorf("%q: %v, %v; want ErrInvalidSpeed", text, got, err)
 		}
 	}
 }

@@ -27,24 +27,24 @@ func TestApprovals_FoldTheWait(t *testing.T) {
 	s := approvalState()
 	s = evolve(s, 10, events.ApprovalRequested{ApprovalID: "a", Class: "reads"})
 	s = evolve(s, 11, events.ApprovalRequested{ApprovalID: "b"})
-	if s.Phase != Waiting || len(s.Approvals) != 2 || s.Ran(at(60)) != 10_000 {
-		t.Fatalf("two requests: %s, %+v, ran %d ms", s.Phase, s.Approvals, s.Ran(at(60)))
+	if s.Phase != Waiting || len(s.Approvals) != 2 || s.RunMilliseconds(at(60)) != 10_000 {
+		t.Fatalf("two requests: %s, %+v, ran %d ms", s.Phase, s.Approvals, s.RunMilliseconds(at(60)))
 	}
 	s = evolve(s, 20, events.ApprovalResolved{ApprovalID: "a", Outcome: events.OutcomeApproved, Class: "reads", All: true})
 	if s.Phase != Waiting || len(s.Approved) != 1 {
 		t.Fatalf("one request: %s, approved %v", s.Phase, s.Approved)
 	}
 	s = evolve(s, 30, events.ExecutionPaused{}) // the pause ends the wait
-	if s.Phase != Paused || s.Ran(at(60)) != 10_000 {
-		t.Fatalf("paused: %s, ran %d ms", s.Phase, s.Ran(at(60)))
+	if s.Phase != Paused || s.RunMilliseconds(at(60)) != 10_000 {
+		t.Fatalf("paused: %s, ran %d ms", s.Phase, s.RunMilliseconds(at(60)))
 	}
 	s = evolve(s, 50, events.ExecutionResumed{PausedMs: 20_000})
-	if s.Phase != Waiting || s.Ran(at(60)) != 10_000 {
-		t.Fatalf("resumed: %s, ran %d ms", s.Phase, s.Ran(at(60)))
+	if s.Phase != Waiting || s.RunMilliseconds(at(60)) != 10_000 {
+		t.Fatalf("resumed: %s, ran %d ms", s.Phase, s.RunMilliseconds(at(60)))
 	}
 	s = evolve(s, 60, events.ApprovalRetracted{ApprovalID: "b"})
-	if s.Phase != Running || len(s.Approvals) > 0 || s.Ran(at(61)) != 11_000 || s.Suspended() != 50*time.Second {
-		t.Fatalf("retracted: %s, %+v, ran %d ms, suspended %s", s.Phase, s.Approvals, s.Ran(at(61)), s.Suspended())
+	if s.Phase != Running || len(s.Approvals) > 0 || s.RunMilliseconds(at(61)) != 11_000 || s.SuspendedTime() != 50*time.Second {
+		t.Fatalf("retracted: %s, %+v, ran %d ms, suspended %s", s.Phase, s.Approvals, s.RunMilliseconds(at(61)), s.SuspendedTime())
 	}
 	s = evolve(s, 70, events.ExecutionCompleted{})
 	s = Evolve(s, events.Event{ExecutionID: "next", Time: at(80), Data: events.ExecutionClaimed{Epoch: 2, Turn: 2}})
@@ -53,8 +53,8 @@ func TestApprovals_FoldTheWait(t *testing.T) {
 	}
 }
 
-// Record keeps one event for each change of a request, and no more requests than may be open.
-func TestRecord_DropsRepeatedApprovals(t *testing.T) {
+// RecordEvents keeps one event for each change of a request, and no more requests than may be open.
+func TestRecordEvents_DropsRepeatedApprovals(t *testing.T) {
 	s := approvalState()
 	var list []events.Event
 	add := func(p events.Payload) { list = append(list, events.Event{ExecutionID: "exe", Time: at(1), Data: p}) }
@@ -63,7 +63,7 @@ func TestRecord_DropsRepeatedApprovals(t *testing.T) {
 	add(events.ApprovalResolved{ApprovalID: "unknown"})
 	add(events.ApprovalRetracted{ApprovalID: "a"})
 	add(events.ApprovalResolved{ApprovalID: "a"})
-	d, err := Decide(s, Record{Epoch: 1, Events: list})
+	d, err := Decide(s, RecordEvents{Epoch: 1, Events: list})
 	if err != nil || len(d.Events) != 2 {
 		t.Fatalf("%d events, %v; want the request and its retraction", len(d.Events), err)
 	}
@@ -71,15 +71,15 @@ func TestRecord_DropsRepeatedApprovals(t *testing.T) {
 	for i := range events.MaxOpenApprovals + 50 {
 		add(events.ApprovalRequested{ApprovalID: string(rune('a' + i))})
 	}
-	if d, err = Decide(s, Record{Epoch: 1, Events: list}); err != nil || len(d.Events) != events.MaxOpenApprovals {
+	if d, err = Decide(s, RecordEvents{Epoch: 1, Events: list}); err != nil || len(d.Events) != events.MaxOpenApprovals {
 		t.Errorf("%d requests, %v; want %d", len(d.Events), err, events.MaxOpenApprovals)
 	}
 }
 
 // The end of an execution retracts its open requests before the terminal event, under the same ids in a retry.
-func TestEnd_RetractsApprovals(t *testing.T) {
+func TestEndExecution_RetractsApprovals(t *testing.T) {
 	s := evolve(evolve(approvalState(), 1, events.ApprovalRequested{ApprovalID: "a"}), 2, events.ApprovalRequested{ApprovalID: "b"})
-	end := End{Meta: events.Meta{CommandID: "c", Now: at(9)}, Epoch: 1, ExecutionID: "exe", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}
+	end := EndExecution{CommandMeta: events.CommandMeta{CommandID: "c", Now: at(9)}, Epoch: 1, ExecutionID: "exe", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}
 	d, err := Decide(s, end)
 	if err != nil || len(d.Events) != 3 {
 		t.Fatalf("%+v, %v", d.Events, err)

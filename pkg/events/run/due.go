@@ -11,39 +11,42 @@ type Work string
 
 // The kinds of work.
 const (
-	// Nothing is due.
-	Nothing Work = ""
-	// Execute starts or continues the active execution.
-	Execute Work = "execute"
-	// Refuse ends the active execution without starting it: a control stopped it before an executor claimed it.
-	Refuse Work = "refuse"
-	// Sync applies file changes to a sandbox between turns and takes a snapshot.
-	Sync Work = "sync"
-	// Release terminates the sandbox: the session is idle, closed or deleted, or a client requested it.
-	Release Work = "release"
+	// NoWork means that the session requires nothing from an executor.
+	NoWork Work = ""
+	// ExecuteTurn means that an executor must start or continue the active execution.
+	ExecuteTurn Work = "execute"
+	// EndUnstarted means that an executor must end the active execution without starting it: a control stopped it
+	// before an executor claimed it.
+	EndUnstarted Work = "refuse"
+	// SyncWorkspace means that an executor must apply file changes to a sandbox between turns, and take a snapshot.
+	SyncWorkspace Work = "sync"
+	// ReleaseSandbox means that an executor must terminate the sandbox: the session is idle, closed or deleted, or a
+	// client requested it.
+	ReleaseSandbox Work = "release"
 )
 
-// Due returns the work that is due, from both halves of a session's state. A job contains nothing else.
-func Due(l *session.State, s *State) Work {
+// DueWork returns the work that a session requires from an executor, from the states of its life and its runs. A job
+// contains nothing else.
+func DueWork(l *session.State, s *State) Work {
 	active := l.Active.ExecutionID
 	if active != "" && !s.IsDone(l.Active) {
 		if s.Execution != active && l.ControlOf(active).N > 0 {
-			return Refuse
+			return EndUnstarted
 		}
-		if l.PausedNow(active) && (s.Execution != active || s.Phase == Paused) {
-			return Nothing
+		if l.ShouldBePaused(active) && (s.Execution != active || s.Phase == Paused) {
+			return NoWork
 		}
-		return Execute
+		return ExecuteTurn
 	}
 	switch {
 	case s.Sandbox.ID == "":
-		return Nothing
+		return NoWork
 	case l.Idle || l.Status == session.Closed || l.Status == session.Deleted:
-		return Release
-	case s.Unsynced(l):
-		return Sync
+		return ReleaseSandbox
+	case s.NeedsSync(l):
+		return SyncWorkspace
 	}
-	return Nothing
+	return NoWork
 }
 
 // JobID returns the message id of the job that is due, or "" if no job is due or an executor already holds it.
@@ -53,36 +56,36 @@ func Due(l *session.State, s *State) Work {
 // must therefore change whenever work becomes due again: it contains the id of the event that made it due.
 func JobID(l *session.State, s *State) string {
 	active := l.Active
-	switch Due(l, s) {
-	case Execute:
+	switch DueWork(l, s) {
+	case ExecuteTurn:
 		switch {
 		case s.Execution != active.ExecutionID && l.Pause.ExecutionID == active.ExecutionID:
 			return cmp.Or(l.Pause.Cause, active.Dispatch) // paused and resumed before its first claim
 		case s.Execution != active.ExecutionID:
 			return active.Dispatch
 		case s.Phase == Paused:
-			return l.Waker()
+			return l.ResumeEventID()
 		case !s.NotBefore.IsZero() && l.ControlOf(s.Execution).N > 0:
 			return l.ControlOf(s.Execution).Cause // its job may be delayed until the next attempt
 		}
-	case Release:
-		return afterExecution(l.Release, s)
-	case Sync:
-		return afterExecution(l.Cause, s)
+	case ReleaseSandbox:
+		return sandboxJobID(l.Release, s)
+	case SyncWorkspace:
+		return sandboxJobID(l.Cause, s)
 	}
 	return ""
 }
 
-// afterExecution returns the id of a job for a sandbox between turns. The id contains the cause and the last
-// execution, so that the same cause makes the job due again after an execution that ran in between.
-func afterExecution(cause string, s *State) string {
+// sandboxJobID returns the id of a job for a sandbox between turns. The id contains the cause and the last execution,
+// so that the same cause makes the job due again after an execution that ran in between.
+func sandboxJobID(cause string, s *State) string {
 	if s.Execution == "" {
 		return cause
 	}
 	return cause + "." + s.Execution
 }
 
-// ReleaseReason returns the reason for sandbox_terminated when Release is due.
+// ReleaseReason returns the reason for sandbox_terminated when ReleaseSandbox is due.
 func ReleaseReason(l *session.State) string {
 	switch l.Status {
 	case session.Closed:
@@ -96,7 +99,7 @@ func ReleaseReason(l *session.State) string {
 	return "idle"
 }
 
-// Unsynced reports whether a client waits for a snapshot, or for file changes to be applied.
-func (s *State) Unsynced(l *session.State) bool {
-	return l.Syncs > s.Synced || len(l.After(s.Applied)) > 0
+// NeedsSync reports whether a client waits for a snapshot, or for file changes to be applied to the sandbox.
+func (s *State) NeedsSync(l *session.State) bool {
+	return l.Syncs > s.Synced || len(l.ChangesAfter(s.Applied)) > 0
 }

@@ -36,34 +36,34 @@ func (j *jobs) work() {
 		j.waiting, j.taken = j.waiting-1, 1
 	}
 	w, l := j.w, j.w.load(false)
-	m := events.NewEventList(w.base().Meta)
-	record := run.Record{Epoch: l.run.Epoch + 1}
+	m := events.NewEventList(w.base().CommandMeta)
+	record := run.RecordEvents{Epoch: l.run.Epoch + 1}
 	var d run.Decision
 	var err error
-	switch run.Due(&l.life, &l.run) {
-	case run.Refuse:
+	switch run.DueWork(&l.life, &l.run) {
+	case run.EndUnstarted:
 		return // the reactor ends the execution
-	case run.Nothing:
+	case run.NoWork:
 		j.taken = 0
 		return
-	case run.Release:
+	case run.ReleaseSandbox:
 		m.Add("", events.SandboxTerminated{SandboxID: l.run.Sandbox.ID})
-	case run.Sync:
+	case run.SyncWorkspace:
 		m.Add("", events.FilesApplied{N: l.life.Changes})
 		m.Add("", events.WorkspaceSynced{Snapshot: w.id("s"), Applied: l.life.Changes, Request: l.life.Syncs})
-	case run.Execute:
+	case run.ExecuteTurn:
 		record.Epoch = l.run.Epoch
 		active := l.life.Active
-		meta := w.base().Meta
+		meta := w.base().CommandMeta
 		switch what := rapid.IntRange(0, 4).Draw(w.t, "turn"); {
 		case l.run.Execution != active.ExecutionID:
-			d, err = run.Decide(l.run, run.Claim{Meta: meta, ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: "x"})
+			d, err = run.Decide(l.run, run.ClaimExecution{CommandMeta: meta, ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: "x"})
 			w.must(err)
 			w.must(w.appendRun(l, d))
 			return
 		case l.run.Phase == run.Paused:
 			m.Add(active.ExecutionID, events.ExecutionResumed{})
-		case l.life.PausedNow(active.ExecutionID):
+		case l.life.ShouldBePaused(active.ExecutionID):
 			m.Add(active.ExecutionID, events.ExecutionPaused{})
 		case l.run.Sandbox.ID == "" && what > 0:
 			m.Add("", events.SandboxReady{SandboxID: w.id("sbx"), Journal: "j"})
@@ -72,7 +72,7 @@ func (j *jobs) work() {
 		case what == 2:
 			return
 		default:
-			d, err = run.Decide(l.run, run.End{Meta: meta, Epoch: l.run.Epoch, ExecutionID: active.ExecutionID, Outcome: events.ExecutionCompleted{}})
+			d, err = run.Decide(l.run, run.EndExecution{CommandMeta: meta, Epoch: l.run.Epoch, ExecutionID: active.ExecutionID, Outcome: events.ExecutionCompleted{}})
 			w.must(err)
 			w.must(w.appendRun(l, d))
 			return
@@ -93,15 +93,15 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 		w := newWorld(t)
 		j := &jobs{w: w, seen: map[string]bool{}}
 		for range rapid.IntRange(20, 200).Draw(t, "steps") {
-			if len(w.life.list) == 1 || run.Due(w.life.current(), w.run.current()) == run.Nothing && !w.life.state().Pause.Wanted {
-				w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+			if len(w.life.list) == 1 || run.DueWork(w.life.current(), w.run.current()) == run.NoWork && !w.life.state().Pause.Wanted {
+				w.send(session.PostQuery{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 				j.publish()
 			}
 			switch rapid.SampledFrom([]string{"command", "command", "command", "work", "work", "settle", "settle", "sync"}).Draw(t, "step") {
 			case "command":
 				w.jobCommand()
 			case "sync":
-				w.send(session.RequestSync{Base: w.base()})
+				w.send(session.RequestSync{CommandBase: w.base()})
 			case "settle":
 				w.react()
 				j.publish()
@@ -119,7 +119,7 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 			j.work()
 		}
 		l := w.load(false)
-		if due := run.Due(&l.life, &l.run); due != run.Nothing {
+		if due := run.DueWork(&l.life, &l.run); due != run.NoWork {
 			t.Fatalf("%s is due and the queue is empty: job id %q was used before", due, run.JobID(&l.life, &l.run))
 		}
 	})
@@ -128,13 +128,13 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 func (w *world) jobCommand() {
 	active := w.load(false).life.Active.ExecutionID
 	w.send(rapid.SampledFrom([]session.Command{
-		session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"},
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestCancel{Base: w.base(), ExecutionID: active},
-		session.RequestTerminate{Base: w.base(), ExecutionID: active},
-		session.PutFile{Base: w.base(), File: session.File{Path: "f"}},
+		session.PostQuery{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestCancel{CommandBase: w.base(), ExecutionID: active},
+		session.RequestTerminate{CommandBase: w.base(), ExecutionID: active},
+		session.PutFile{CommandBase: w.base(), FileUpload: session.FileUpload{Path: "f"}},
 	}).Draw(w.t, "command"))
 }

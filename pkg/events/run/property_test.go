@@ -55,7 +55,7 @@ func newWorld(t *rapid.T) *world {
 	w := &world{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	w.life.states, w.life.seqs = []session.State{{}}, []uint64{0}
 	w.run.states, w.run.seqs = []run.State{{}}, []uint64{0}
-	w.command(session.Create{Base: w.base(), SessionCreated: events.SessionCreated{
+	w.command(session.CreateSession{CommandBase: w.base(), SessionCreated: events.SessionCreated{
 		Architecture: "spool", Provider: "local",
 		Options: events.Options{IdleTimeoutMs: 60_000, TurnLimitMs: 600_000, SessionLimitMs: 86_400_000},
 	}})
@@ -66,8 +66,8 @@ func newWorld(t *rapid.T) *world {
 }
 
 func (w *world) id(what string) string { w.ids++; return fmt.Sprintf("%s%d", what, w.ids) }
-func (w *world) base() session.Base {
-	return session.Base{Meta: events.Meta{CommandID: w.id("c"), Now: w.now}}
+func (w *world) base() session.CommandBase {
+	return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: w.id("c"), Now: w.now}}
 }
 
 // load returns both states. If stale, each is up to three commits old, independently of the other.
@@ -87,7 +87,7 @@ func (w *world) appendLife(l loaded, command string, list []events.Event) error 
 		return errConflict
 	}
 	w.seq++
-	next := session.Fold(l.life, session.CommitID(command), list).Settle(w.seq)
+	next := session.Fold(l.life, session.CommitID(command), list).WithCommitSeq(w.seq)
 	w.life = chain[session.State]{w.seq, append(w.life.states, next), append(w.life.seqs, w.seq), append(w.life.list, list...)}
 	return nil
 }
@@ -97,7 +97,7 @@ func (w *world) appendRun(l loaded, d run.Decision) error {
 		return errConflict
 	}
 	w.seq++
-	next := run.Fold(l.run, d.Epoch, d.Events).Settle(w.seq)
+	next := run.Fold(l.run, d.Epoch, d.Events).WithCommitSeq(w.seq)
 	w.run = chain[run.State]{w.seq, append(w.run.states, next), append(w.run.seqs, w.seq), append(w.run.list, d.Events...)}
 	return nil
 }
@@ -123,11 +123,11 @@ func (w *world) command(c session.Command) {
 func refresh(c session.Command, l loaded) session.Command {
 	ended := l.run.IsDone(l.life.Active)
 	switch c := c.(type) {
-	case session.Post:
+	case session.PostQuery:
 		c.ActiveEnded = ended
 		return c
-	case session.Recover:
-		c.Run = l.run.View(&l.life)
+	case session.RecoverExecution:
+		c.Run = l.run.RunView(&l.life)
 		return c
 	case session.RequestInterrupt:
 		c.ActiveEnded = ended
@@ -135,7 +135,7 @@ func refresh(c session.Command, l loaded) session.Command {
 	case session.RequestCancel:
 		c.ActiveEnded = ended
 		return c
-	case session.Delete:
+	case session.DeleteSession:
 		c.ActiveEnded = ended
 		return c
 	case session.RequestPause:
@@ -155,21 +155,21 @@ func refresh(c session.Command, l loaded) session.Command {
 }
 
 func idOf(c session.Command) string {
-	return reflect.ValueOf(c).FieldByName("Base").FieldByName("Meta").FieldByName("CommandID").String()
+	return reflect.ValueOf(c).FieldByName("CommandBase").FieldByName("CommandMeta").FieldByName("CommandID").String()
 }
 
 // react does the work of the reactor, which reads from the leader.
 func (w *world) react() {
 	l := w.load(false)
-	view := l.run.View(&l.life)
-	for _, c := range []session.Command{session.Expire{Base: w.base(), Run: view}, session.Advance{Base: w.base(), ActiveEnded: view.ActiveEnded}} {
+	view := l.run.RunView(&l.life)
+	for _, c := range []session.Command{session.HandleDeadline{CommandBase: w.base(), Run: view}, session.DispatchNext{CommandBase: w.base(), ActiveEnded: view.ActiveEnded}} {
 		if list, err := session.Decide(l.life, c); err == nil && len(list) > 0 {
 			w.must(w.appendLife(l, idOf(c), list))
 			return
 		}
 	}
-	if run.Due(&l.life, &l.run) == run.Refuse {
-		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
+	if run.DueWork(&l.life, &l.run) == run.EndUnstarted {
+		d, err := run.Decide(l.run, run.AbandonExecution{CommandMeta: w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
 		w.must(err)
 		w.must(w.appendRun(l, d))
 	}
@@ -202,7 +202,7 @@ func (x *executor) step() {
 	}
 	var d run.Decision
 	var err error
-	if life := x.w.load(false).life; life.PausedNow(x.l.run.Execution) {
+	if life := x.w.load(false).life; life.ShouldBePaused(x.l.run.Execution) {
 		x.pause()
 		return
 	}
@@ -210,37 +210,37 @@ func (x *executor) step() {
 	case 0, 1:
 		x.n++
 		block := events.Block{ID: x.w.id("b"), Kind: events.KindAssistantText, Status: events.StatusPending}
-		d, err = run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: []events.Event{{
+		d, err = run.Decide(x.l.run, run.RecordEvents{Epoch: x.mine, Events: []events.Event{{
 			ID: x.w.id("e"), Time: x.w.now, ExecutionID: x.l.run.Execution, Source: events.FromRunner, N: x.l.run.Sandbox.N + 1, Data: events.BlockStart{Block: block},
 		}}})
 	default:
 		outcome := rapid.SampledFrom([]events.Payload{events.ExecutionCompleted{}, events.ExecutionFailed{Code: "MODEL_ERROR"}}).Draw(x.w.t, "outcome")
-		d, err = run.Decide(x.l.run, run.End{Meta: x.w.base().Meta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: outcome})
+		d, err = run.Decide(x.l.run, run.EndExecution{CommandMeta: x.w.base().CommandMeta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: outcome})
 	}
 	x.write(d, err)
 }
 
 // pause ends the work on an execution that is to be paused.
 func (x *executor) pause() {
-	m := events.NewEventList(x.w.base().Meta)
+	m := events.NewEventList(x.w.base().CommandMeta)
 	m.Add(x.l.run.Execution, events.ExecutionPaused{})
-	d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
+	d, err := run.Decide(x.l.run, run.RecordEvents{Epoch: x.mine, Events: m.Events()})
 	x.write(d, err)
 	x.crash()
 }
 
 func (x *executor) claim() {
 	l := x.w.load(rapid.Bool().Draw(x.w.t, "stale claim"))
-	if run.Due(&l.life, &l.run) != run.Execute {
+	if run.DueWork(&l.life, &l.run) != run.ExecuteTurn {
 		return
 	}
-	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
+	d, err := run.Decide(l.run, run.ClaimExecution{CommandMeta: x.w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	x.l, x.mine, x.has = l, d.Epoch, true
 	x.write(d, err)
 	if x.has && x.l.run.Phase == run.Paused {
-		m := events.NewEventList(x.w.base().Meta)
+		m := events.NewEventList(x.w.base().CommandMeta)
 		m.Add(x.l.run.Execution, events.ExecutionResumed{PausedMs: 1})
-		d, err := run.Decide(x.l.run, run.Record{Epoch: x.mine, Events: m.Events()})
+		d, err := run.Decide(x.l.run, run.RecordEvents{Epoch: x.mine, Events: m.Events()})
 		x.write(d, err)
 	}
 }
@@ -254,7 +254,7 @@ func (x *executor) write(d run.Decision, err error) {
 		return
 	}
 	x.l.run, x.l.runSeq = x.w.run.state(), x.w.run.last
-	if x.l.run.Phase.Terminal() {
+	if x.l.run.Phase.IsTerminal() {
 		x.crash()
 	}
 }
@@ -281,23 +281,23 @@ func (w *world) step() {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(w.t, "ms")) * time.Millisecond)
 	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "recover", "delete", "pause", "resume", "terminate", "put"}).Draw(w.t, "step") {
 	case "post":
-		w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+		w.send(session.PostQuery{CommandBase: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 	case "recover":
-		w.send(session.Recover{Base: w.base(), ExecutionID: w.id("exe"), Failed: w.load(false).life.Active.ExecutionID, Message: events.MessageAccepted{Content: "hello"}})
+		w.send(session.RecoverExecution{CommandBase: w.base(), ExecutionID: w.id("exe"), Failed: w.load(false).life.Active.ExecutionID, Message: events.MessageAccepted{Content: "hello"}})
 	case "interrupt":
-		w.send(session.RequestInterrupt{Base: w.base()})
+		w.send(session.RequestInterrupt{CommandBase: w.base()})
 	case "cancel":
 		l := w.load(false)
 		targets := []string{l.life.Active.ExecutionID}
 		for _, r := range l.life.Queue {
 			targets = append(targets, r.ExecutionID)
 		}
-		w.send(session.RequestCancel{Base: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
+		w.send(session.RequestCancel{CommandBase: w.base(), ExecutionID: rapid.SampledFrom(targets).Draw(w.t, "target")})
 	case "pause", "resume", "terminate", "put":
 		w.environment()
 	case "delete":
 		if rapid.IntRange(0, 9).Draw(w.t, "really") == 0 {
-			w.send(session.Delete{Base: w.base()})
+			w.send(session.DeleteSession{CommandBase: w.base()})
 		}
 	case "again":
 		if len(w.sent) > 0 {
@@ -316,10 +316,10 @@ func (w *world) step() {
 func (w *world) environment() {
 	active := w.load(false).life.Active.ExecutionID
 	w.send(rapid.SampledFrom([]session.Command{
-		session.RequestPause{Base: w.base(), ExecutionID: active},
-		session.RequestResume{Base: w.base(), ExecutionID: active},
-		session.RequestTerminate{Base: w.base(), ExecutionID: active},
-		session.PutFile{Base: w.base(), File: session.File{Path: "f"}},
+		session.RequestPause{CommandBase: w.base(), ExecutionID: active},
+		session.RequestResume{CommandBase: w.base(), ExecutionID: active},
+		session.RequestTerminate{CommandBase: w.base(), ExecutionID: active},
+		session.PutFile{CommandBase: w.base(), FileUpload: session.FileUpload{Path: "f"}},
 	}).Draw(w.t, "environment"))
 }
 
@@ -336,22 +336,22 @@ func (w *world) drain() bool {
 		return false
 	}
 	l := w.load(false)
-	if active := l.life.Active.ExecutionID; l.life.PausedNow(active) && !l.run.IsDone(l.life.Active) {
-		w.command(session.RequestResume{Base: w.base(), ExecutionID: active})
+	if active := l.life.Active.ExecutionID; l.life.ShouldBePaused(active) && !l.run.IsDone(l.life.Active) {
+		w.command(session.RequestResume{CommandBase: w.base(), ExecutionID: active})
 		return false
 	}
-	if run.Due(&l.life, &l.run) != run.Execute {
+	if run.DueWork(&l.life, &l.run) != run.ExecuteTurn {
 		return true
 	}
 	x := &executor{w: w, id: "last"}
-	d, err := run.Decide(l.run, run.Claim{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
+	d, err := run.Decide(l.run, run.ClaimExecution{CommandMeta: w.base().CommandMeta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
 	w.must(err)
 	w.must(w.appendRun(l, d))
 	l = w.load(false)
-	if l.run.Phase.Terminal() {
+	if l.run.Phase.IsTerminal() {
 		return false
 	}
-	d, err = run.Decide(l.run, run.End{Meta: w.base().Meta, Epoch: l.run.Epoch, ExecutionID: l.run.Execution, Outcome: events.ExecutionCompleted{}})
+	d, err = run.Decide(l.run, run.EndExecution{CommandMeta: w.base().CommandMeta, Epoch: l.run.Epoch, ExecutionID: l.run.Execution, Outcome: events.ExecutionCompleted{}})
 	w.must(err)
 	w.must(w.appendRun(l, d))
 	return false
@@ -378,7 +378,7 @@ func (w *world) check() {
 		case events.BlockComplete:
 			delete(open, d.Block.ID)
 		}
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			ends[e.ExecutionID]++
 		}
 	}

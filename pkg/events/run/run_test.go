@@ -23,7 +23,7 @@ func fact(execution string, n uint64, data events.Payload) events.Event {
 func given(list ...events.Event) run.State {
 	var s run.State
 	for i, e := range list {
-		s = run.Fold(s, 0, []events.Event{e}).Settle(uint64(i + 1))
+		s = run.Fold(s, 0, []events.Event{e}).WithCommitSeq(uint64(i + 1))
 	}
 	return s
 }
@@ -41,7 +41,7 @@ func completed(x, id string, n uint64) events.Event {
 }
 
 var (
-	meta = events.Meta{CommandID: "c", Now: t0.Add(1500 * time.Millisecond)}
+	meta = events.CommandMeta{CommandID: "c", Now: t0.Add(1500 * time.Millisecond)}
 	box  = fact("", 0, events.SandboxReady{SandboxID: "sbx", Provider: "local", Engine: "m1", Journal: "jnl"})
 	done = fact("A", 9, events.ExecutionCompleted{})
 )
@@ -49,8 +49,8 @@ var (
 func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 	t.Parallel()
 	five := []events.Event{claimed("A", 1), claimed("A", 2), claimed("A", 3), claimed("A", 4), claimed("A", 5)}
-	end := func(epoch uint64) run.End {
-		return run.End{Meta: meta, Epoch: epoch, ExecutionID: "A", N: 9, Outcome: events.ExecutionCompleted{Result: "ok"}}
+	end := func(epoch uint64) run.EndExecution {
+		return run.EndExecution{CommandMeta: meta, Epoch: epoch, ExecutionID: "A", N: 9, Outcome: events.ExecutionCompleted{Result: "ok"}}
 	}
 	for _, c := range []struct {
 		name  string
@@ -60,20 +60,20 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		then  string
 		err   error
 	}{
-		{"first claim", given(), run.Claim{Meta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
-		{"claim again", given(claimed("A", 1)), run.Claim{Meta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
-		{"claim what has ended", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "A"}, 0, "", run.ErrEnded},
-		{"claim the next", given(claimed("A", 1), done), run.Claim{Meta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
-		{"sixth claim without progress: its holder stops the agent", given(five...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
-		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.Claim{Meta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
-		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.Claim{Meta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
-		{"record", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "block_start/A", nil},
-		{"record of a zombie", given(claimed("A", 1), claimed("A", 2)), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
-		{"record from the future while it runs", given(claimed("A", 1)), run.Record{Epoch: 2, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
-		{"taking over at rest", given(claimed("A", 1), box, done), run.Record{Epoch: 2, Events: []events.Event{fact("", 0, events.SandboxTerminated{})}}, 2, "sandbox_terminated", nil},
-		{"record after the end", given(claimed("A", 1), done), run.Record{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "", nil},
-		{"record about another execution", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{opened("B", "b", 1)}}, 1, "", nil},
-		{"a block that opens twice, closes twice, or was never open", given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{
+		{"first claim", given(), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 1, "execution_claimed/A", nil},
+		{"claim again", given(claimed("A", 1)), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 2, "execution_claimed/A", nil},
+		{"claim what has ended", given(claimed("A", 1), done), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 0, "", run.ErrEnded},
+		{"claim the next", given(claimed("A", 1), done), run.ClaimExecution{CommandMeta: meta, ExecutionID: "B"}, 2, "execution_claimed/B", nil},
+		{"sixth claim without progress: its holder stops the agent", given(five...), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"ninth claim without progress", given(append(five, claimed("A", 6), claimed("A", 7), claimed("A", 8))...), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 9, "execution_failed/A", nil},
+		{"sixth claim after progress", given(append(five, opened("A", "b", 1))...), run.ClaimExecution{CommandMeta: meta, ExecutionID: "A"}, 6, "execution_claimed/A", nil},
+		{"record", given(claimed("A", 1)), run.RecordEvents{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "block_start/A", nil},
+		{"record of a zombie", given(claimed("A", 1), claimed("A", 2)), run.RecordEvents{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
+		{"record from the future while it runs", given(claimed("A", 1)), run.RecordEvents{Epoch: 2, Events: []events.Event{opened("A", "b", 1)}}, 0, "", run.ErrFenced},
+		{"taking over at rest", given(claimed("A", 1), box, done), run.RecordEvents{Epoch: 2, Events: []events.Event{fact("", 0, events.SandboxTerminated{})}}, 2, "sandbox_terminated", nil},
+		{"record after the end", given(claimed("A", 1), done), run.RecordEvents{Epoch: 1, Events: []events.Event{opened("A", "b", 1)}}, 1, "", nil},
+		{"record about another execution", given(claimed("A", 1)), run.RecordEvents{Epoch: 1, Events: []events.Event{opened("B", "b", 1)}}, 1, "", nil},
+		{"a block that opens twice, closes twice, or was never open", given(claimed("A", 1)), run.RecordEvents{Epoch: 1, Events: []events.Event{
 			opened("A", "b", 1), opened("A", "b", 2), completed("A", "b", 3), completed("A", "b", 4), completed("A", "z", 5),
 			fact("A", 6, events.BlockUpdate{BlockID: "z"}),
 		}}, 1, "block_start/A block_complete/A", nil},
@@ -81,9 +81,9 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		{"end with a block open", given(claimed("A", 1), opened("A", "b", 1)), end(1), 1, "block_complete/A execution_completed/A", nil},
 		{"end of a zombie", given(claimed("A", 1), claimed("A", 2)), end(1), 0, "", run.ErrFenced},
 		{"end twice", given(claimed("A", 1), done), end(1), 0, "", run.ErrEnded},
-		{"abandon what nobody claimed", given(), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
-		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
-		{"abandon after the end", given(claimed("A", 1), done), run.Abandon{Meta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrEnded},
+		{"abandon what nobody claimed", given(), run.AbandonExecution{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionCancelled{Reason: "cancelled"}}, 1, "execution_claimed/A execution_cancelled/A", nil},
+		{"abandon what was lost", given(claimed("A", 3), opened("A", "b", 1)), run.AbandonExecution{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 4, "block_complete/A execution_failed/A", nil},
+		{"abandon after the end", given(claimed("A", 1), done), run.AbandonExecution{CommandMeta: meta, ExecutionID: "A", Outcome: events.ExecutionFailed{}}, 0, "", run.ErrEnded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -104,18 +104,18 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 			}
 		})
 	}
-	if _, err := run.Decide(given(claimed("A", 1)), run.Record{Epoch: 1, Events: []events.Event{done}}); err == nil {
-		t.Fatal("Record accepted a terminal event")
+	if _, err := run.Decide(given(claimed("A", 1)), run.RecordEvents{Epoch: 1, Events: []events.Event{done}}); err == nil {
+		t.Fatal("RecordEvents accepted a terminal event")
 	}
 }
 
-// TestEnd_KeepsKindAndTextOfClosedBlocks tests that the end closes an open block with its kind and text, and that
+// TestEndExecution_KeepsKindAndTextOfClosedBlocks tests that the end closes an open block with its kind and text, and that
 // facts before the end count.
-func TestEnd_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
+func TestEndExecution_KeepsKindAndTextOfClosedBlocks(t *testing.T) {
 	t.Parallel()
 	s := given(claimed("A", 1), opened("A", "b", 1), opened("A", "c", 2))
-	d, err := run.Decide(s, run.End{
-		Meta: meta, Epoch: 1, ExecutionID: "A", Outcome: events.ExecutionFailed{Code: "X"},
+	d, err := run.Decide(s, run.EndExecution{
+		CommandMeta: meta, Epoch: 1, ExecutionID: "A", Outcome: events.ExecutionFailed{Code: "X"},
 		Blocks: map[string]events.Block{"b": {ID: "b", Kind: events.KindAssistantText, Content: "half"}},
 		Before: []events.Event{completed("A", "c", 3)},
 	})
@@ -162,8 +162,8 @@ func TestClaims_CountThoseWithoutProgress(t *testing.T) {
 		"an attach after the end":                {append(claims(6), done, attached), false, false},
 	} {
 		s := given(c.given...)
-		if s.Exhausted() != c.exhausted || s.TakenOver() != c.takenOver {
-			t.Errorf("%s: exhausted %t, taken over %t, with %d claims", name, s.Exhausted(), s.TakenOver(), s.Claims)
+		if s.HasTooManyClaims() != c.exhausted || s.WasTakenOver() != c.takenOver {
+			t.Errorf("%s: exhausted %t, taken over %t, with %d claims", name, s.HasTooManyClaims(), s.WasTakenOver(), s.Claims)
 		}
 	}
 }
@@ -172,7 +172,7 @@ func TestClaims_CountThoseWithoutProgress(t *testing.T) {
 // sandbox, until another execution starts in it or it is gone.
 func TestUnstopped_MarksTheSandboxUntilItIsReplaced(t *testing.T) {
 	t.Parallel()
-	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.NotStopped(errors.New("nobody was there")))
+	lost := fact("A", 0, events.ExecutionFailed{Code: "EXECUTOR_LOST"}.WithStopFailure(errors.New("nobody was there")))
 	if d := lost.Data.(events.ExecutionFailed); !d.Unstopped || !strings.Contains(d.Message, "nobody was there") {
 		t.Errorf("%+v", d)
 	}
@@ -198,14 +198,14 @@ func TestUnstopped_MarksTheSandboxUntilItIsReplaced(t *testing.T) {
 // largeText is the length of a text of which three fit into a commit, and four do not.
 const largeText = 228_000
 
-// TestEnd_SplitsInOrder tests an end that is too large for one commit. It is split so that each part fits, the blocks
+// TestEndExecution_SplitsInOrder tests an end that is too large for one commit. It is split so that each part fits, the blocks
 // are completed first, and the facts that become true with the end are in its commit. After any part, the next
 // executor that ends the execution completes the rest, under the same ids.
-func TestEnd_SplitsInOrder(t *testing.T) {
+func TestEndExecution_SplitsInOrder(t *testing.T) {
 	t.Parallel()
 	given := given(claimed("A", 1), box, opened("A", "b1", 1), opened("A", "b2", 2), opened("A", "b3", 3), opened("A", "b4", 4))
-	end := run.End{
-		Meta: meta, Epoch: 1, ExecutionID: "A", N: 9, Outcome: events.ExecutionFailed{Code: "X", Message: strings.Repeat("m", largeText)},
+	end := run.EndExecution{
+		CommandMeta: meta, Epoch: 1, ExecutionID: "A", N: 9, Outcome: events.ExecutionFailed{Code: "X", Message: strings.Repeat("m", largeText)},
 		Before: []events.Event{fact("A", 5, events.Log{Message: strings.Repeat("l", largeText)})},
 		With:   []events.Event{fact("", 0, events.SandboxTerminated{SandboxID: "s"})},
 		Blocks: map[string]events.Block{},
@@ -232,7 +232,7 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 			}
 			size += n + 1
 		}
-		if size > events.MaxCommitEvents {
+		if size > events.MaxCommitEventBytes {
 			t.Errorf("part %d has %d bytes of events", i, size)
 		}
 		all = append(all, p.Events...)
@@ -256,7 +256,7 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 			}
 			ids[e.ID] = true
 		}
-		if got := run.Fold(state, rest.Epoch, rest.Events); !got.Ended("A") || len(got.Open) != 0 {
+		if got := run.Fold(state, rest.Epoch, rest.Events); !got.HasEnded("A") || len(got.Open) != 0 {
 			t.Errorf("a decision repeated after part %d: %+v", i, got)
 		}
 	}
@@ -281,9 +281,9 @@ func TestDecision_FitsIntoOneCommit(t *testing.T) {
 	s := given(claimed("A", 1))
 	var list []events.Event
 	for n := range uint64(5) {
-		list = append(list, fact("A", n+1, events.Log{Message: strings.Repeat("x", events.MaxInline+1)}))
+		list = append(list, fact("A", n+1, events.Log{Message: strings.Repeat("x", events.MaxInlineBytes+1)}))
 	}
-	d, err := run.Decide(s, run.Record{Epoch: 1, Events: list})
+	d, err := run.Decide(s, run.RecordEvents{Epoch: 1, Events: list})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,18 +292,18 @@ func TestDecision_FitsIntoOneCommit(t *testing.T) {
 	}
 }
 
-func TestDue_NamesTheNextStep(t *testing.T) {
+func TestDueWork_NamesTheNextStep(t *testing.T) {
 	t.Parallel()
-	active := session.State{Status: session.Open, Active: session.Ref{ExecutionID: "A"}}
+	active := session.State{Status: session.Open, Active: session.QueryRef{ExecutionID: "A"}}
 	told := active
 	told.Control = session.Control{N: 1, Kind: session.Cancel, ExecutionID: "A"}
 	paused, resumed, told2 := active, active, active
-	paused.Pause = session.Pause{ExecutionID: "A", Wanted: true}
-	resumed.Pause = session.Pause{ExecutionID: "A"}
+	paused.Pause = session.PauseState{ExecutionID: "A", Wanted: true}
+	resumed.Pause = session.PauseState{ExecutionID: "A"}
 	told2.Pause, told2.Control = paused.Pause, told.Control
 	synced, changed := active, active
 	synced.Syncs = 1
-	changed.Pending = []session.Change{{N: 1, At: 7}}
+	changed.Pending = []session.FileChange{{N: 1, At: 7}}
 	still := []events.Event{claimed("A", 1), box, fact("A", 0, events.ExecutionPaused{})}
 	idle, gone := active, active
 	idle.Idle, gone.Status = true, session.Deleted
@@ -313,30 +313,30 @@ func TestDue_NamesTheNextStep(t *testing.T) {
 		s    run.State
 		want run.Work
 	}{
-		{"nothing dispatched", session.State{Status: session.Open}, given(), run.Nothing},
-		{"dispatched", active, given(), run.Execute},
-		{"claimed", active, given(claimed("A", 1)), run.Execute},
-		{"ended", active, given(claimed("A", 1), box, done), run.Nothing},
-		{"told before the claim", told, given(), run.Refuse},
-		{"told after the claim", told, given(claimed("A", 1)), run.Execute},
-		{"idle", idle, given(claimed("A", 1), box, done), run.Release},
-		{"idle without a sandbox", idle, given(claimed("A", 1), done), run.Nothing},
-		{"deleted", gone, given(claimed("A", 1), box, done), run.Release},
-		{"to be paused", paused, given(claimed("A", 1), box), run.Execute},
-		{"paused before the claim", paused, given(), run.Nothing},
-		{"paused", paused, given(still...), run.Nothing},
-		{"resumed", resumed, given(still...), run.Execute},
-		{"cancelled while it is paused", told2, given(still...), run.Execute},
-		{"a snapshot is asked for", synced, given(claimed("A", 1), box, done), run.Sync},
-		{"it was taken", synced, given(claimed("A", 1), box, done, fact("", 0, events.WorkspaceSynced{Request: 1})), run.Nothing},
-		{"without a sandbox", synced, given(claimed("A", 1), done), run.Nothing},
-		{"a file is put", changed, given(claimed("A", 1), box, done), run.Sync},
-		{"it was applied", changed, given(claimed("A", 1), box, done, fact("", 0, events.FilesApplied{N: 1})), run.Nothing},
-		{"deleted while it runs", gone, given(claimed("A", 1), box), run.Execute},
+		{"nothing dispatched", session.State{Status: session.Open}, given(), run.NoWork},
+		{"dispatched", active, given(), run.ExecuteTurn},
+		{"claimed", active, given(claimed("A", 1)), run.ExecuteTurn},
+		{"ended", active, given(claimed("A", 1), box, done), run.NoWork},
+		{"told before the claim", told, given(), run.EndUnstarted},
+		{"told after the claim", told, given(claimed("A", 1)), run.ExecuteTurn},
+		{"idle", idle, given(claimed("A", 1), box, done), run.ReleaseSandbox},
+		{"idle without a sandbox", idle, given(claimed("A", 1), done), run.NoWork},
+		{"deleted", gone, given(claimed("A", 1), box, done), run.ReleaseSandbox},
+		{"to be paused", paused, given(claimed("A", 1), box), run.ExecuteTurn},
+		{"paused before the claim", paused, given(), run.NoWork},
+		{"paused", paused, given(still...), run.NoWork},
+		{"resumed", resumed, given(still...), run.ExecuteTurn},
+		{"cancelled while it is paused", told2, given(still...), run.ExecuteTurn},
+		{"a snapshot is asked for", synced, given(claimed("A", 1), box, done), run.SyncWorkspace},
+		{"it was taken", synced, given(claimed("A", 1), box, done, fact("", 0, events.WorkspaceSynced{Request: 1})), run.NoWork},
+		{"without a sandbox", synced, given(claimed("A", 1), done), run.NoWork},
+		{"a file is put", changed, given(claimed("A", 1), box, done), run.SyncWorkspace},
+		{"it was applied", changed, given(claimed("A", 1), box, done, fact("", 0, events.FilesApplied{N: 1})), run.NoWork},
+		{"deleted while it runs", gone, given(claimed("A", 1), box), run.ExecuteTurn},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if got := run.Due(&c.l, &c.s); got != c.want {
+			if got := run.DueWork(&c.l, &c.s); got != c.want {
 				t.Fatalf("due %q, want %q", got, c.want)
 			}
 		})
@@ -347,17 +347,17 @@ func TestDue_NamesTheNextStep(t *testing.T) {
 // them if it is empty, otherwise those after its snapshot.
 func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 	t.Parallel()
-	life := session.State{Pending: []session.Change{{N: 1, At: 7}, {N: 2, At: 8}}}
+	life := session.State{Pending: []session.FileChange{{N: 1, At: 7}, {N: 2, At: 8}}}
 	s := given(box, fact("", 0, events.FilesApplied{N: 1}), fact("", 0, events.WorkspaceSynced{Snapshot: "m", Applied: 1}), fact("", 0, events.FilesApplied{N: 2}))
-	if s.Unsynced(&life) {
+	if s.NeedsSync(&life) {
 		t.Fatal("changes count as unsynced although all were applied")
 	}
 	lost := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx"}), fact("", 0, events.SandboxReady{SandboxID: "s2", Empty: true})})
-	if got := life.After(lost.Applied); len(got) != 2 {
+	if got := life.ChangesAfter(lost.Applied); len(got) != 2 {
 		t.Fatalf("an empty workspace lacks %v", got)
 	}
 	lost = run.Fold(lost, 0, []events.Event{fact("", 0, events.WorkspaceRestored{SandboxID: "s2", Snapshot: "m"})})
-	if got := life.After(lost.Applied); len(got) != 1 || got[0].N != 2 {
+	if got := life.ChangesAfter(lost.Applied); len(got) != 1 || got[0].N != 2 {
 		t.Fatalf("a restored workspace lacks %v", got)
 	}
 	kept := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx", Kept: true})})
@@ -365,17 +365,17 @@ func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 		t.Fatalf("the workspace is at %+v", kept.Lost)
 	}
 	kept = run.Fold(kept, 0, []events.Event{fact("", 0, events.SandboxReady{SandboxID: "s2", Workspace: "sbx"})})
-	if kept.Unsynced(&life) || kept.Sandbox.Workspace != "sbx" || kept.Lost.Workspace != "" {
+	if kept.NeedsSync(&life) || kept.Sandbox.Workspace != "sbx" || kept.Lost.Workspace != "" {
 		t.Fatalf("taken over: %+v", kept)
 	}
 }
 
-// TestRecord_KeepsEachEgressLineOnce tests that a line of the egress proxy's journal is recorded once.
-func TestRecord_KeepsEachEgressLineOnce(t *testing.T) {
+// TestRecordEvents_KeepsEachEgressLineOnce tests that a line of the egress proxy's journal is recorded once.
+func TestRecordEvents_KeepsEachEgressLineOnce(t *testing.T) {
 	t.Parallel()
 	denied := func(n uint64) events.Event { return fact("", 0, events.EgressDenied{Journal: "j", Line: n}) }
 	s := given(claimed("A", 1), denied(3))
-	d, err := run.Decide(s, run.Record{Epoch: 1, Events: []events.Event{denied(2), denied(3), denied(4), denied(4), fact("", 0, events.ModelCalled{Journal: "other", Line: 1})}})
+	d, err := run.Decide(s, run.RecordEvents{Epoch: 1, Events: []events.Event{denied(2), denied(3), denied(4), denied(4), fact("", 0, events.ModelCalled{Journal: "other", Line: 1})}})
 	if err != nil || len(d.Events) != 2 {
 		t.Fatalf("%d events, %v", len(d.Events), err)
 	}

@@ -10,19 +10,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Version is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
-const Version = 3
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
+const StateVersion = 3
 
-// MaxClaims is the number of claims without progress that an execution survives. A claim does not count if its
+// MaxClaimsWithoutProgress is the number of claims without progress that an execution survives. A claim does not count if its
 // holder attached to the running agent or handed the execution over.
-const MaxClaims = 5
+const MaxClaimsWithoutProgress = 5
 
-// stopClaims is the number of further claims that may try to stop the agent. After them the execution ends without
-// stopping it.
-const stopClaims = 3
+// maxStopClaims is the number of claims beyond MaxClaimsWithoutProgress whose holders may try to stop the agent. After them the
+// execution ends although the agent was not stopped.
+const maxStopClaims = 3
 
-// Phase is the phase of an execution.
+// Phase is the phase of an execution, from starting to completed, failed or cancelled.
 type Phase string
 
 // The phases of a claimed execution. Before its claim an execution is queued.
@@ -36,10 +36,10 @@ const (
 	Cancelled Phase = "cancelled"
 )
 
-// Terminal reports whether a phase is final.
-func (p Phase) Terminal() bool { return p == Completed || p == Failed || p == Cancelled }
+// IsTerminal reports whether a phase is final.
+func (p Phase) IsTerminal() bool { return p == Completed || p == Failed || p == Cancelled }
 
-// State is the folded state of a session's runs.
+// State is the state of a session's runs, folded from the commits of the run subject.
 type State struct {
 	V              int                `json:"v"`
 	Epoch          uint64             `json:"epoch,omitempty"`
@@ -69,19 +69,19 @@ type State struct {
 	Applied        uint32             `json:"applied,omitempty"`     // number of the last file change applied to the sandbox's workspace
 	Synced         uint32             `json:"synced,omitempty"`      // number of the last answered sync_requested
 	Syncing        string             `json:"syncing,omitempty"`     // the executor that started to apply files to the sandbox between turns, and may still be doing so
-	Egress         Line               `json:"egress,omitzero"`       // last line of the egress proxy's journal that is in the log
-	Resolved       Resolved           `json:"resolved,omitzero"`     // where the execution_resolved of the execution is
+	Egress         JournalPosition    `json:"egress,omitzero"`       // last line of the egress proxy's journal that is in the log
+	Resolved       ResolvedLocation   `json:"resolved,omitzero"`     // where the execution_resolved of the execution is
 	Calls          uint32             `json:"calls,omitempty"`       // model requests of the execution that were answered, as the egress proxy counted them
 	Metered        events.BudgetUsage `json:"metered,omitzero"`      // usage of the execution as the egress proxy measured it
 	Reported       events.BudgetUsage `json:"told,omitzero"`         // usage of the current attempt as the agent reports it
 	ReportedBefore events.BudgetUsage `json:"toldBefore,omitzero"`   // usage of the earlier attempts as the agent reported it
 	Retired        bool               `json:"retired,omitempty"`     // the session is deleted, and only content_removed may follow
-	Output         events.Output      `json:"output,omitzero"`       // output of the agent in the execution
-	OutputBefore   events.Output      `json:"outputBefore,omitzero"` // output of the agent in earlier executions
+	Output         events.OutputSize  `json:"output,omitzero"`       // output of the agent in the execution
+	OutputBefore   events.OutputSize  `json:"outputBefore,omitzero"` // output of the agent in earlier executions
 	Before         events.BudgetUsage `json:"before,omitzero"`       // usage of the session outside Metered and Reported: turns and time of all executions, sandbox time, and model requests of other executions
 }
 
-// WorkspaceLocation is the location of a workspace.
+// WorkspaceLocation states where a workspace is: its engine, and the sandbox for which it was created.
 type WorkspaceLocation struct {
 	Workspace string `json:"workspace,omitempty"` // id of the sandbox for which it was created
 	Engine    string `json:"engine,omitempty"`
@@ -95,8 +95,8 @@ func (s *State) TotalUsage() events.BudgetUsage {
 // SessionUsage returns the usage of the session so far, including the current execution.
 func (s *State) SessionUsage() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
 
-// Resolved is the location of an execution_resolved event.
-type Resolved struct {
+// ResolvedLocation states whether an execution has an execution_resolved event, and the stream sequence of its commit.
+type ResolvedLocation struct {
 	Known bool   `json:"known,omitempty"`
 	At    uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
@@ -108,8 +108,8 @@ type Snapshot struct {
 	Applied uint32    `json:"applied,omitempty"` // number of the last file change that it contains
 }
 
-// Line is a position in a journal.
-type Line struct {
+// JournalPosition is the number of an entry in a journal, and the id of the journal.
+type JournalPosition struct {
 	Journal string `json:"journal,omitempty"`
 	N       uint64 `json:"n,omitempty"`
 }
@@ -149,34 +149,34 @@ type OpenBlock struct {
 	TextAfter uint64 `json:"textAfter,omitempty"`
 }
 
-// Ended reports whether execution is the last one and has ended.
-func (s *State) Ended(execution string) bool {
-	return s.Execution == execution && s.Phase.Terminal()
+// HasEnded reports whether execution is the session's last one and has ended.
+func (s *State) HasEnded(execution string) bool {
+	return s.Execution == execution && s.Phase.IsTerminal()
 }
 
 // IsDone reports whether a dispatched execution has ended or was followed by a later one. The reader's view of the
 // session's life may be old. Once true, the result stays true.
-func (s *State) IsDone(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
+func (s *State) IsDone(r session.QueryRef) bool { return s.Turn > r.Turn || s.HasEnded(r.ExecutionID) }
 
 // IsIdle reports whether no execution runs: none was claimed, or the last one has ended.
-func (s *State) IsIdle() bool { return s.Execution == "" || s.Phase.Terminal() }
+func (s *State) IsIdle() bool { return s.Execution == "" || s.Phase.IsTerminal() }
 
-// Exhausted reports whether the current claim exceeds the allowed number without progress: its holder stops the
-// agent and ends the execution.
-func (s *State) Exhausted() bool { return !s.IsIdle() && s.Claims > MaxClaims }
+// HasTooManyClaims reports whether the execution was claimed more than MaxClaimsWithoutProgress times without progress: the holder
+// stops the agent and ends the execution.
+func (s *State) HasTooManyClaims() bool { return !s.IsIdle() && s.Claims > MaxClaimsWithoutProgress }
 
-// TakenOver reports whether another holder claimed the execution before the current claim, and may have started it
+// WasTakenOver reports whether another holder claimed the execution before the current claim, and may have started it
 // in the runner.
-func (s *State) TakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.Attempt > 0) }
+func (s *State) WasTakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.Attempt > 0) }
 
 // CurrentAttempt returns the number of the attempt that ends if the agent or its sandbox dies now.
 func (s *State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1) }
 
-// View returns the part of the state that the session's life depends on.
-func (s *State) View(l *session.State) session.RunView {
+// RunView returns the part of the run state on which the session's life depends.
+func (s *State) RunView(l *session.State) session.RunView {
 	return session.RunView{
 		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
-		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: s.Suspended(),
+		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: s.SuspendedTime(),
 		Waiting: s.Phase == Waiting && s.Execution == l.Active.ExecutionID,
 		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
 		ActiveFailed:  s.Execution == l.Active.ExecutionID && s.Phase == Failed,
@@ -184,8 +184,9 @@ func (s *State) View(l *session.State) session.RunView {
 	}
 }
 
-// Settle replaces references to the current commit by seq, its stream sequence.
-func (s State) Settle(seq uint64) State {
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
+func (s State) WithCommitSeq(seq uint64) State {
 	s.Open = slices.Clone(s.Open)
 	for i := range s.Open {
 		if s.Open[i].At == 0 {
@@ -204,7 +205,7 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// Fold applies a commit: its epoch, then its events.
+// Fold returns the state after a commit with the given epoch and events.
 func Fold(s State, epoch uint64, list []events.Event) State {
 	s.Epoch = max(s.Epoch, epoch)
 	for _, e := range list {
@@ -213,25 +214,25 @@ func Fold(s State, epoch uint64, list []events.Event) State {
 	return s
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
-	s.V = Version
+	s.V = StateVersion
 	if e.N > s.Sandbox.N {
 		s.Sandbox.N, s.Claims = e.N, 0
 	}
 	if e.N > 0 {
-		s.Output = s.Output.Plus(events.OutputOf(e))
+		s.Output = s.Output.Plus(events.OutputSizeOf(e))
 	}
 	switch d := e.Data.(type) {
 	case events.ExecutionClaimed:
 		if s.Execution != e.ExecutionID {
-			s = s.begin(e)
+			s = s.beginExecution(e)
 		}
 		s.Epoch, s.Holder, s.Turn = max(s.Epoch, d.Epoch), d.Executor, max(s.Turn, d.Turn)
 		s.Claims++
 		s.Syncing = ""
 	case events.ExecutionAttached, events.ExecutionHandedOver:
-		s = s.keepClaim(e)
+		s = s.withoutFailedClaims(e)
 	case events.ExecutionStarted:
 		if s.Attempt == 0 {
 			s.Before.Turns++
@@ -241,26 +242,26 @@ func Evolve(s State, e events.Event) State {
 		s.Phase, s.Attempt, s.NotBefore, s.Filled = Running, d.Attempt, time.Time{}, true
 		s.Sandbox.Unstopped = false // a runner runs one execution at a time, so the former agent has stopped
 	case events.ApprovalRequested:
-		s = s.openApproval(e, d)
+		s = s.withOpenApproval(e, d)
 	case events.ApprovalResolved:
 		if d.All && d.Class != "" && !slices.Contains(s.Approved, d.Class) {
 			s.Approved = append(slices.Clone(s.Approved), d.Class)
 		}
-		s = s.closeApproval(e, d.ApprovalID)
+		s = s.withoutApproval(e, d.ApprovalID)
 	case events.ApprovalRetracted:
-		s = s.closeApproval(e, d.ApprovalID)
+		s = s.withoutApproval(e, d.ApprovalID)
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
 		s.DiedAttempts, s.NotBefore = s.DiedAttempts+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
 	case events.ExecutionCompleted:
-		s = s.end(e, Completed, d.Usage)
+		s = s.endExecution(e, Completed, d.Usage)
 	case events.ExecutionFailed:
 		s.Sandbox.Unstopped = s.Sandbox.Unstopped || d.Unstopped && s.Execution == e.ExecutionID && s.Sandbox.ID != ""
-		s = s.end(e, Failed, d.Usage)
+		s = s.endExecution(e, Failed, d.Usage)
 	case events.ExecutionCancelled:
-		s = s.end(e, Cancelled, d.Usage)
+		s = s.endExecution(e, Cancelled, d.Usage)
 	case events.ExecutionPaused:
-		s = s.endWait(e.Time)
+		s = s.endApprovalWait(e.Time)
 		s.Phase, s.PausedAt, s.Claims = Paused, e.Time, 0
 	case events.ExecutionResumed:
 		s.Phase, s.PausedAt, s.Claims = Running, time.Time{}, 0
@@ -274,7 +275,7 @@ func Evolve(s State, e events.Event) State {
 	case events.FilesApplied:
 		s.Applied = d.N
 	case events.ExecutionResolved:
-		s.Resolved = Resolved{Known: true}
+		s.Resolved = ResolvedLocation{Known: true}
 	case events.WorkspaceRestored:
 		s.Sandbox.Empty, s.Filled = false, true
 		if d.Snapshot == s.Snapshot.ID {
@@ -287,9 +288,9 @@ func Evolve(s State, e events.Event) State {
 		s.Snapshot = Snapshot{ID: d.Snapshot, At: e.Time, Applied: d.Applied}
 		s.Synced, s.Sandbox.Empty, s.Filled = max(s.Synced, d.Request), false, true
 	case events.EgressDenied:
-		s.Egress = Line{d.Journal, d.Line}
+		s.Egress = JournalPosition{d.Journal, d.Line}
 	case events.ModelCalled:
-		s.Egress = Line{d.Journal, d.Line}
+		s.Egress = JournalPosition{d.Journal, d.Line}
 		took := events.BudgetUsage{Tokens: d.Usage.Tokens(), CostUSD: d.CostUSD}
 		if e.ExecutionID == s.Execution && d.Answered() {
 			s.Calls++
@@ -311,15 +312,15 @@ func Evolve(s State, e events.Event) State {
 		s.AgentSession = d.AgentSessionID
 	case events.RunRetired:
 		// The remaining state shows that no work is due, and refuses late writers.
-		s = State{V: Version, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
+		s = State{V: StateVersion, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
 	}
 	return s
 }
 
-// keepClaim applies the events of a claim that did not fail: its holder attached to the running agent, or handed
-// the execution over. One claim stays counted, so that TakenOver stays true.
-func (s State) keepClaim(e events.Event) State {
-	if s.Execution != e.ExecutionID || s.Phase.Terminal() {
+// withoutFailedClaims applies an event with which a claim succeeded: its holder attached to the running agent, or
+// handed the execution over. Such claims no longer count, except one, so that WasTakenOver stays true.
+func (s State) withoutFailedClaims(e events.Event) State {
+	if s.Execution != e.ExecutionID || s.Phase.IsTerminal() {
 		return s // Decide does not produce such events
 	}
 	switch e.Data.(type) {
@@ -331,9 +332,9 @@ func (s State) keepClaim(e events.Event) State {
 	return s
 }
 
-// openApproval applies an approval request.
-func (s State) openApproval(e events.Event, d events.ApprovalRequested) State {
-	if s.Execution != e.ExecutionID || s.Phase.Terminal() {
+// withOpenApproval returns the state after an approval_requested event.
+func (s State) withOpenApproval(e events.Event, d events.ApprovalRequested) State {
+	if s.Execution != e.ExecutionID || s.Phase.IsTerminal() {
 		return s // Decide does not produce such events
 	}
 	if len(s.Approvals) == 0 && s.Phase != Paused {
@@ -346,8 +347,8 @@ func (s State) openApproval(e events.Event, d events.ApprovalRequested) State {
 	return s
 }
 
-// closeApproval applies the end of an approval request.
-func (s State) closeApproval(e events.Event, id string) State {
+// withoutApproval returns the state after an event that ends an approval request.
+func (s State) withoutApproval(e events.Event, id string) State {
 	i := slices.IndexFunc(s.Approvals, func(a OpenApproval) bool { return a.ID == id })
 	if i < 0 {
 		return s
@@ -356,15 +357,16 @@ func (s State) closeApproval(e events.Event, id string) State {
 	if len(s.Approvals) > 0 {
 		return s
 	}
-	s = s.endWait(e.Time)
+	s = s.endApprovalWait(e.Time)
 	if s.Phase == Waiting {
 		s.Phase = Running
 	}
 	return s
 }
 
-// endWait adds the current wait for approvals, if there is one, to the earlier ones.
-func (s State) endWait(now time.Time) State {
+// endApprovalWait returns the state in which the current wait for approvals, if there is one, has ended: its time is
+// added to WaitedMs.
+func (s State) endApprovalWait(now time.Time) State {
 	if !s.WaitingAt.IsZero() {
 		s.WaitedMs += uint64(max(0, now.Sub(s.WaitingAt).Milliseconds())) //nolint:gosec // not negative
 		s.WaitingAt = time.Time{}
@@ -372,7 +374,7 @@ func (s State) endWait(now time.Time) State {
 	return s
 }
 
-// evolveSandbox applies the events of the sandbox.
+// evolveSandbox returns the state after an event about the sandbox.
 func (s State) evolveSandbox(e events.Event) State {
 	switch d := e.Data.(type) {
 	case events.SandboxCreating:
@@ -419,41 +421,43 @@ func (s State) withoutSandbox(kept bool) State {
 	return s
 }
 
-func (s State) begin(e events.Event) State {
+// beginExecution returns the state after the first claim of an execution.
+func (s State) beginExecution(e events.Event) State {
 	s.Before = s.Before.Plus(s.TotalUsage())
-	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.Output{}
+	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.OutputSize{}
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
-	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
+	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, ResolvedLocation{}
 	s.Approvals, s.Approved, s.WaitingAt, s.WaitedMs = nil, nil, time.Time{}, 0
 	s.DiedAttempts, s.NotBefore, s.Calls = 0, time.Time{}, 0
 	s.Metered, s.Reported, s.ReportedBefore = events.BudgetUsage{}, events.BudgetUsage{}, events.BudgetUsage{}
 	return s
 }
 
-func (s State) end(e events.Event, p Phase, u events.Usage) State {
+// endExecution returns the state after the terminal event of an execution. p is the final phase.
+func (s State) endExecution(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
 		return s // Decide does not produce such events
 	}
 	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open, s.NotBefore = p, e.Time, u, 0, nil, time.Time{}
-	s.Before.TimeMs += s.Ran(e.Time)
+	s.Before.TimeMs += s.RunMilliseconds(e.Time)
 	s.Approvals, s.Approved, s.WaitingAt = nil, nil, time.Time{}
 	return s
 }
 
-// Suspended returns the time for which the execution was paused or waited for approvals, without the pause or wait that
-// goes on.
-func (s *State) Suspended() time.Duration {
+// SuspendedTime returns the time for which the execution was paused or waited for approvals, without the current pause
+// or wait.
+func (s *State) SuspendedTime() time.Duration {
 	return time.Duration(s.PausedMs+s.WaitedMs) * time.Millisecond //nolint:gosec // sessions end long before an overflow
 }
 
-// Ran returns how many milliseconds the execution has run by now, without its pauses and waits for approvals. The
+// RunMilliseconds returns how many milliseconds the execution has run by now, without its pauses and waits for approvals. The
 // execution must not have ended.
-func (s *State) Ran(now time.Time) uint64 {
+func (s *State) RunMilliseconds(now time.Time) uint64 {
 	for _, since := range []time.Time{s.PausedAt, s.WaitingAt} {
 		if !since.IsZero() && now.After(since) {
 			now = since
 		}
 	}
-	return uint64(max(0, now.Sub(s.ClaimedAt).Milliseconds()-s.Suspended().Milliseconds())) //nolint:gosec // not negative
+	return uint64(max(0, now.Sub(s.ClaimedAt).Milliseconds()-s.SuspendedTime().Milliseconds())) //nolint:gosec // not negative
 }

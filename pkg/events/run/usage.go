@@ -7,17 +7,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Rate is the price of the sandboxes of a provider.
-type Rate struct {
+// SandboxRate is the price of the running time of a provider's sandboxes.
+type SandboxRate struct {
 	Provider     string  // provider whose sandboxes are metered; "" for none
 	USDPerSecond float64 // 0 if the price is unknown: then only the time is recorded
 }
 
-// Meter returns decision d on state s with sandbox_usage events added. It inserts them before the end of an
-// execution and before the end of the sandbox, for the running time of the sandbox that the log does not contain
-// yet. Meter derives the recorded time from s only, and a decision is appended only to the state it was made for.
-// Therefore no time is recorded twice, and the next executor records what a dead one did not.
-func Meter(s State, d Decision, r Rate) Decision {
+// AddSandboxUsage returns decision d on state s with sandbox_usage events added. It inserts them before the end of an
+// execution and before the end of the sandbox, for the running time of the sandbox that the log does not contain yet.
+// The recorded time is derived from s only, and a decision is appended only to the state that it was made for.
+// Therefore no time is recorded twice, and the next executor records the time that a lost one did not.
+func AddSandboxUsage(s State, d Decision, r SandboxRate) Decision {
 	if r.Provider == "" || !slices.ContainsFunc(d.Events, endsUsagePeriod) {
 		return d
 	}
@@ -39,18 +39,18 @@ func Meter(s State, d Decision, r Rate) Decision {
 	return out
 }
 
-// endsUsagePeriod reports whether the sandbox's running time is recorded before an event.
+// endsUsagePeriod reports whether the running time of the sandbox must be recorded before the event e.
 func endsUsagePeriod(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:
 		return true
 	}
-	return events.Terminal(e.Type())
+	return events.IsTerminal(e.Type())
 }
 
 // unrecordedUsage returns the sandbox_usage events for the unrecorded time up to an event: first the time before the
 // execution, which belongs to the session, then the time within it.
-func (s State) unrecordedUsage(until events.Event, r Rate) []events.Event {
+func (s State) unrecordedUsage(until events.Event, r SandboxRate) []events.Event {
 	sb := s.Sandbox
 	if sb.Provider != r.Provider || sb.ReadyAt.IsZero() {
 		return nil
@@ -66,7 +66,7 @@ func (s State) unrecordedUsage(until events.Event, r Rate) []events.Event {
 			return
 		}
 		list = append(list, events.Event{
-			ID: events.Derive(events.KindEvent, until.ID, "sandbox_usage", execution), Time: to, ExecutionID: execution, Source: events.FromServer,
+			ID: events.DeriveID(events.KindEvent, until.ID, "sandbox_usage", execution), Time: to, ExecutionID: execution, Source: events.FromServer,
 			Data: events.SandboxUsage{
 				SandboxID: sb.ID, Provider: sb.Provider, DurationMs: uint64(ms), //nolint:gosec // positive
 				CostUSD: r.USDPerSecond * float64(ms) / 1000,

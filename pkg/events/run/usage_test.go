@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 )
 
-var rate = run.Rate{Provider: "modal", USDPerSecond: 0.5}
+var rate = run.SandboxRate{Provider: "modal", USDPerSecond: 0.5}
 
 // after returns an event at the given time after t0.
 func after(d time.Duration, execution string, data events.Payload) events.Event {
@@ -34,7 +34,7 @@ func describeUsage(d run.Decision) string {
 	return strings.Join(out, " ")
 }
 
-func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
+func TestAddSandboxUsage_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 	t.Parallel()
 	ready := after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "modal", Journal: "jnl"})
 	claim := func(at time.Duration, x string) events.Event {
@@ -68,25 +68,25 @@ func TestMeter_RecordsTheTimeSinceTheLastRecord(t *testing.T) {
 		{"no sandbox is ready", running[:1], []events.Event{ended(3*time.Second, "A")}, 1, "execution_completed"},
 		{"another provider's sandbox", []events.Event{claim(0, "A"), after(time.Second, "A", events.SandboxReady{SandboxID: "sbx", Provider: "docker"})}, []events.Event{ended(3*time.Second, "A")}, 1, "execution_completed"},
 	} {
-		d := run.Meter(given(c.given...), run.Decision{Epoch: 1, Events: c.when, Whole: c.whole}, rate)
+		d := run.AddSandboxUsage(given(c.given...), run.Decision{Epoch: 1, Events: c.when, Whole: c.whole}, rate)
 		if got := describeUsage(d); got != c.then {
 			t.Errorf("%s: %s", c.name, got)
 		}
 		if want := c.whole + len(d.Events) - len(c.when); c.whole > 0 && d.Whole != want {
 			t.Errorf("%s: %d events are for one commit, not %d", c.name, d.Whole, want)
 		}
-		if again := run.Meter(run.Fold(given(c.given...), 1, d.Events[:len(d.Events)-1]), run.Decision{Epoch: 1, Events: c.when[len(c.when)-1:]}, rate); len(again.Events) != 1 {
+		if again := run.AddSandboxUsage(run.Fold(given(c.given...), 1, d.Events[:len(d.Events)-1]), run.Decision{Epoch: 1, Events: c.when[len(c.when)-1:]}, rate); len(again.Events) != 1 {
 			t.Errorf("%s: once more: %s", c.name, describeUsage(again))
 		}
-		if got := run.Meter(given(c.given...), run.Decision{Epoch: 1, Events: c.when}, run.Rate{}); len(got.Events) != len(c.when) {
+		if got := run.AddSandboxUsage(given(c.given...), run.Decision{Epoch: 1, Events: c.when}, run.SandboxRate{}); len(got.Events) != len(c.when) {
 			t.Errorf("%s: without a rate: %s", c.name, describeUsage(got))
 		}
 	}
 }
 
-// TestMeter_RecordsAllTimeOnce tests that the recorded time equals the time in which sandboxes were ready, for any
+// TestAddSandboxUsage_RecordsAllTimeOnce tests that the recorded time equals the time in which sandboxes were ready, for any
 // order of turns, idle times and lost sandboxes.
-func TestMeter_RecordsAllTimeOnce(t *testing.T) {
+func TestAddSandboxUsage_RecordsAllTimeOnce(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var s run.State
@@ -94,11 +94,11 @@ func TestMeter_RecordsAllTimeOnce(t *testing.T) {
 		var want, got time.Duration
 		var last time.Time // end of the last recorded period
 		do := func(x string, data ...events.Payload) {
-			m := events.NewEventList(events.Meta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
+			m := events.NewEventList(events.CommandMeta{CommandID: fmt.Sprint(now.UnixNano(), data), Now: now})
 			for _, p := range data {
 				m.Add(x, p)
 			}
-			d := run.Meter(s, run.Decision{Epoch: s.Epoch, Events: m.Events()}, rate)
+			d := run.AddSandboxUsage(s, run.Decision{Epoch: s.Epoch, Events: m.Events()}, rate)
 			for _, e := range d.Events {
 				u, ok := e.Data.(events.SandboxUsage)
 				if !ok {

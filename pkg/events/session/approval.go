@@ -7,24 +7,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// rememberedDecisions is the number of decisions that a state remembers. It is greater than the number of approval
-// requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every open request.
-const rememberedDecisions = 128
+// maxRememberedDecisions is the maximum number of decisions that a State remembers. It is greater than the number of
+// approval requests that may be open at a time (events.MaxOpenApprovals), so that the state has the decision on every
+// open request.
+const maxRememberedDecisions = 128
 
-// maxComment is the maximum length of a comment in bytes.
-const maxComment = 16 << 10
+// maxCommentBytes is the maximum length in bytes of a comment on an approval request.
+const maxCommentBytes = 16 << 10
 
-// OpenApproval is an open approval request, from the run state.
+// OpenApproval is an approval request, in the run state, on which a person can still decide.
 type OpenApproval struct {
 	Kind     events.ApprovalKind
 	Class    string
 	Editable bool
 }
 
-// DecideApproval decides an approval request of the active execution. The caller has checked answers and arguments against the
-// request.
+// DecideApproval is the command that decides an approval request of the active execution. The caller has checked
+// answers and arguments against the request.
 type DecideApproval struct {
-	Base
+	CommandBase
 	events.ApprovalDecided
 	ExecutionID string        // the active execution
 	Open        *OpenApproval // nil if the request is not open
@@ -32,7 +33,7 @@ type DecideApproval struct {
 
 // decideApproval returns the decision on an approval request. The first decision counts; a second one is refused.
 func decideApproval(s State, c DecideApproval, m *events.EventList) ([]events.Event, error) {
-	if slices.ContainsFunc(s.Decided, func(d Decided) bool { return d.ApprovalID == c.ApprovalID }) {
+	if slices.ContainsFunc(s.Decided, func(d DecidedApproval) bool { return d.ApprovalID == c.ApprovalID }) {
 		return nil, &Error{CodeApprovalDecided, "", "the approval request was decided already; the first decision counts"}
 	}
 	if c.Open == nil || s.Active.ExecutionID != c.ExecutionID {
@@ -45,7 +46,8 @@ func decideApproval(s State, c DecideApproval, m *events.EventList) ([]events.Ev
 	return m.Events(), nil
 }
 
-// checkDecision returns an error if the request does not allow the decision.
+// checkDecision returns an error if the approval request does not allow the decision, for example an answer to a
+// request that is no question.
 func checkDecision(c DecideApproval) error {
 	asks := c.Open.Kind == events.ApprovalQuestion || c.Open.Kind == events.ApprovalElicitation
 	switch c.Decision {
@@ -66,7 +68,7 @@ func checkDecision(c DecideApproval) error {
 	}
 	answers := len(c.Answers) + len(c.Sealed)
 	switch {
-	case len(c.Comment) > maxComment:
+	case len(c.Comment) > maxCommentBytes:
 		return &Error{CodeInvalid, "comment", "the comment is longer than 16 KiB"}
 	case c.Comment != "" && c.Decision != events.DecisionReject:
 		return &Error{CodeInvalid, "comment", "a comment is sent to the agent only with the decision reject"}

@@ -12,7 +12,7 @@ import (
 
 // An approval request can be decided once, while it is open, in the ways that it allows.
 func TestDecideApproval(t *testing.T) {
-	id := events.Derive(events.KindApproval, "a")
+	id := events.DeriveID(events.KindApproval, "a")
 	tool := &OpenApproval{Kind: events.ApprovalTool, Class: "commands", Editable: true}
 	question, elicitation := &OpenApproval{Kind: events.ApprovalQuestion}, &OpenApproval{Kind: events.ApprovalElicitation}
 	object := json.RawMessage(`{"command":"ls"}`)
@@ -48,9 +48,9 @@ func TestDecideApproval(t *testing.T) {
 		"a comment of 17 KiB":                    {tool, events.ApprovalDecided{Decision: events.DecisionReject, Comment: strings.Repeat("x", 17<<10)}, CodeInvalid, "comment"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := State{Status: Open, Active: Ref{ExecutionID: "exe"}}
+			s := State{Status: Open, Active: QueryRef{ExecutionID: "exe"}}
 			c.d.ApprovalID = id
-			command := DecideApproval{Base: Base{events.Meta{CommandID: "cmd", Now: time.Unix(1, 0)}}, ApprovalDecided: c.d, ExecutionID: "exe", Open: c.open}
+			command := DecideApproval{CommandBase: CommandBase{events.CommandMeta{CommandID: "cmd", Now: time.Unix(1, 0)}}, ApprovalDecided: c.d, ExecutionID: "exe", Open: c.open}
 			list, err := Decide(s, command)
 			var refused *Error
 			if errors.As(err, &refused) != (c.code != "") || refused != nil && (refused.Code != c.code || refused.Field != c.at) || err == nil && len(list) != 1 {
@@ -73,15 +73,15 @@ func TestDecideApproval(t *testing.T) {
 
 // A state remembers the decisions on all requests that may be open, and forgets them with the next execution.
 func TestDecided_IsBounded(t *testing.T) {
-	s := State{Status: Open, Active: Ref{ExecutionID: "exe"}, Queue: []Ref{{ExecutionID: "next"}}}
-	for range 10 * rememberedDecisions {
+	s := State{Status: Open, Active: QueryRef{ExecutionID: "exe"}, Queue: []QueryRef{{ExecutionID: "next"}}}
+	for range 10 * maxRememberedDecisions {
 		s = Evolve(s, events.Event{ExecutionID: "exe", Data: events.ApprovalDecided{ApprovalID: "x"}})
 	}
 	s = Evolve(s, events.Event{ExecutionID: "exe", Data: events.ApprovalDecided{ApprovalID: "last"}})
-	if n := len(s.Decided); n != rememberedDecisions || n <= events.MaxOpenApprovals || s.Decided[n-1].ApprovalID != "last" {
+	if n := len(s.Decided); n != maxRememberedDecisions || n <= events.MaxOpenApprovals || s.Decided[n-1].ApprovalID != "last" {
 		t.Errorf("%d decisions, the last %+v", n, s.Decided[n-1])
 	}
-	if s = s.Settle(7); s.Decided[0].At != 7 {
+	if s = s.WithCommitSeq(7); s.Decided[0].At != 7 {
 		t.Errorf("settled %+v", s.Decided[0])
 	}
 	if s = Evolve(s, events.Event{ExecutionID: "next", Data: events.ExecutionDispatched{}}); s.Decided != nil {

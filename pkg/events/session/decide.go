@@ -19,10 +19,10 @@ func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
 // The error codes of refused commands.
 const (
-	CodeNotFound = "SESSION_NOT_FOUND"
-	CodeExists   = "SESSION_EXISTS"
-	CodeClosed   = "SESSION_CLOSED"
-	CodeFull     = "QUEUE_FULL"
+	CodeNotFound  = "SESSION_NOT_FOUND"
+	CodeExists    = "SESSION_EXISTS"
+	CodeClosed    = "SESSION_CLOSED"
+	CodeQueueFull = "QUEUE_FULL"
 
 	CodeNotRunning   = "EXECUTION_NOT_RUNNING"
 	CodeTooManyFiles = "TOO_MANY_FILES"
@@ -38,28 +38,28 @@ const (
 	CodeInvalid         = "INVALID_REQUEST"
 )
 
-// MaxPending is the maximum number of file changes that no snapshot contains yet.
-const MaxPending = 1024
+// MaxPendingChanges is the maximum number of file changes that no snapshot contains yet.
+const MaxPendingChanges = 1024
 
 // Command is a command on a session. The set is sealed.
 type Command interface {
-	meta() events.Meta
+	meta() events.CommandMeta
 }
 
-// Base holds the fields that all commands share.
-type Base struct{ events.Meta }
+// CommandBase holds the fields that all commands of a session share.
+type CommandBase struct{ events.CommandMeta }
 
-func (b Base) meta() events.Meta { return b.Meta }
+func (b CommandBase) meta() events.CommandMeta { return b.CommandMeta }
 
-// Create creates a session. The caller has validated and resolved all references.
-type Create struct {
-	Base
+// CreateSession is the command that creates a session. The caller has validated and resolved all references.
+type CreateSession struct {
+	CommandBase
 	events.SessionCreated
-	Files []File
+	Files []FileUpload
 }
 
-// File is content to put into the workspace. The object store already holds it.
-type File struct {
+// FileUpload is a file or archive to put into the workspace. The object store already holds its content.
+type FileUpload struct {
 	Path    string
 	Object  string
 	Size    uint64
@@ -68,38 +68,39 @@ type File struct {
 	Archive bool
 }
 
-// UpdateOptions replaces the options. nil metadata keeps the former metadata.
+// UpdateOptions is the command that replaces the options of a session. nil metadata keeps the former metadata.
 type UpdateOptions struct {
-	Base
+	CommandBase
 	Options  events.Options // resolved
 	Metadata json.RawMessage
 }
 
-// Post accepts a query.
-type Post struct {
-	Base
+// PostQuery is the command that accepts a query for a session.
+type PostQuery struct {
+	CommandBase
 	ExecutionID string
 	Content     string
 	Parts       []events.Part
 	Metadata    json.RawMessage
-	Files       []File // files that the turn needs
+	Files       []FileUpload // files that the turn needs
 	Environment map[string]events.Variable
 	Permissions events.ExecutionPermissions
 	Held        uint32 // number of the last file change that a snapshot contains, from the run state
 	ActiveEnded bool   // from the run state: the active execution, if any, has ended
 }
 
-// Start creates a session and accepts its first query, in one commit.
-type Start struct {
-	Base
+// StartSession is the command that creates a session and accepts its first query, in one commit.
+type StartSession struct {
+	CommandBase
 	Create events.SessionCreated
-	Post   Post // its Base is not used
+	Post   PostQuery // its CommandBase is not used
 }
 
-// Fork creates a session that continues from an event of another session. Its first sandbox receives the file
-// changes that the parent had at that event and that the snapshot of the files does not contain.
-type Fork struct {
-	Base
+// ForkSession is the command that creates a session that continues from an event of another session. The first sandbox
+// of the fork receives the file changes that the parent had at that event and that the snapshot of the files does not
+// contain.
+type ForkSession struct {
+	CommandBase
 	Create  events.SessionCreated
 	Forked  events.SessionForked
 	Changes []events.Payload // file_put and file_removed of the parent; they are renumbered
@@ -107,27 +108,27 @@ type Fork struct {
 
 // RequestInterrupt requests that the running turn stop. It changes nothing if no turn runs.
 type RequestInterrupt struct {
-	Base
+	CommandBase
 	ActiveEnded bool
 }
 
 // RequestCancel ends a queued execution, or requests that a running one stop. It changes nothing after the end.
 type RequestCancel struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
 
 // RequestPause requests that a running execution pause.
 type RequestPause struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
 
 // RequestResume requests that a paused execution resume. It changes nothing if the execution is not paused.
 type RequestResume struct {
-	Base
+	CommandBase
 	ExecutionID string
 	ActiveEnded bool
 }
@@ -135,48 +136,48 @@ type RequestResume struct {
 // RequestTerminate requests that an execution and its sandbox end at once. Without an execution, it requests the
 // end of the sandbox and of everything that runs in it.
 type RequestTerminate struct {
-	Base
+	CommandBase
 	ExecutionID string // "" for the sandbox only
 	ActiveEnded bool
 	HasSandbox  bool
 }
 
 // RequestSync requests a snapshot of the workspace.
-type RequestSync struct{ Base }
+type RequestSync struct{ CommandBase }
 
 // PutFile puts a file or an archive into the workspace.
 type PutFile struct {
-	Base
-	File
+	CommandBase
+	FileUpload
 	Held uint32 // number of the last file change that a snapshot contains, from the run state
 }
 
 // RemoveFile removes a file or a folder from the workspace.
 type RemoveFile struct {
-	Base
+	CommandBase
 	Path string
 	Held uint32
 }
 
-// Delete deletes the session.
-type Delete struct {
-	Base
+// DeleteSession is the command that deletes a session.
+type DeleteSession struct {
+	CommandBase
 	ActiveEnded bool
 }
 
-// Advance dispatches the next query if the active execution has ended.
-type Advance struct {
-	Base
+// DispatchNext is the command that dispatches the next query if the active execution has ended.
+type DispatchNext struct {
+	CommandBase
 	ActiveEnded bool
 }
 
-// Expire handles a passed deadline. Now and the state determine which one.
-type Expire struct {
-	Base
+// HandleDeadline is the command that handles a passed deadline. Now and the state determine which deadline it is.
+type HandleDeadline struct {
+	CommandBase
 	Run RunView
 }
 
-// RunView is the part of the run state on which a session's deadlines depend.
+// RunView is the part of the run state on which the deadlines of a session's life depend.
 type RunView struct {
 	ActiveEnded   bool
 	ActiveClaimed bool
@@ -197,24 +198,24 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	}
 	m := events.NewEventList(c.meta())
 	switch c := c.(type) {
-	case Create:
-		if _, err := create(s, c.SessionCreated, m); err != nil {
+	case CreateSession:
+		if _, err := decideCreate(s, c.SessionCreated, m); err != nil {
 			return nil, err
 		}
-		if err := putAll(State{}, c.Files, 0, m); err != nil {
+		if err := addFilePuts(State{}, c.Files, 0, m); err != nil {
 			return nil, err
 		}
 		return m.Events(), nil
-	case Start:
-		if _, err := create(s, c.Create, m); err != nil {
+	case StartSession:
+		if _, err := decideCreate(s, c.Create, m); err != nil {
 			return nil, err
 		}
-		return post(State{Status: Open}, c.Post, m)
-	case Fork:
-		if _, err := create(s, c.Create, m); err != nil {
+		return decidePost(State{Status: Open}, c.Post, m)
+	case ForkSession:
+		if _, err := decideCreate(s, c.Create, m); err != nil {
 			return nil, err
 		}
-		fork(c, m)
+		addFork(c, m)
 		return m.Events(), nil
 	}
 	if s.Status == None || s.Status == Deleted {
@@ -223,10 +224,10 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
 	case UpdateOptions:
 		m.Add("", events.SessionOptionsUpdated{Options: c.Options, Metadata: c.Metadata})
-	case Post:
-		return post(s, c, m)
-	case Recover:
-		return recoverFailed(s, c, m)
+	case PostQuery:
+		return decidePost(s, c, m)
+	case RecoverExecution:
+		return decideRecover(s, c, m)
 	case DecideApproval:
 		return decideApproval(s, c, m)
 	case RequestInterrupt:
@@ -234,23 +235,24 @@ func Decide(s State, c Command) ([]events.Event, error) {
 			m.Add(s.Active.ExecutionID, events.InterruptRequested{Control: s.Controls + 1})
 		}
 	case RequestCancel:
-		cancel(s, c, m)
+		addCancel(s, c, m)
 	case RequestPause, RequestResume, RequestTerminate, RequestSync, PutFile, RemoveFile:
-		return environment(s, c, m)
-	case Delete:
-		s.end(m, "session_deleted", c.ActiveEnded)
+		return decideWorkspaceCommand(s, c, m)
+	case DeleteSession:
+		s.endExecutions(m, "session_deleted", c.ActiveEnded)
 		m.Add("", events.SessionDeleted{})
-	case Advance:
+	case DispatchNext:
 		if s.Status == Open && !s.isRunning(c.ActiveEnded) && len(s.Queue) > 0 {
 			m.Add(s.Queue[0].ExecutionID, events.ExecutionDispatched{})
 		}
-	case Expire:
-		expire(s, c, m)
+	case HandleDeadline:
+		addExpiry(s, c, m)
 	}
 	return m.Events(), nil
 }
 
-func create(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
+// decideCreate decides the creation of a session.
+func decideCreate(s State, data events.SessionCreated, m *events.EventList) ([]events.Event, error) {
 	if s.Status != None {
 		return nil, &Error{CodeExists, "sessionId", "a session with this id exists already"}
 	}
@@ -258,10 +260,11 @@ func create(s State, data events.SessionCreated, m *events.EventList) ([]events.
 	return m.Events(), nil
 }
 
-func fork(c Fork, m *events.EventList) {
+// addFork adds the events of a ForkSession.
+func addFork(c ForkSession, m *events.EventList) {
 	m.Add("", c.Forked)
 	for i, change := range c.Changes {
-		n := uint32(i + 1) //nolint:gosec // at most MaxPending changes are pending in the parent
+		n := uint32(i + 1) //nolint:gosec // at most MaxPendingChanges changes are pending in the parent
 		switch d := change.(type) {
 		case events.FilePut:
 			d.N, d.Held = n, 0
@@ -273,21 +276,22 @@ func fork(c Fork, m *events.EventList) {
 	}
 }
 
-func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
+// decidePost decides a PostQuery: the query is dispatched at once or queued.
+func decidePost(s State, c PostQuery, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
-		return nil, errClosed()
+		return nil, newClosedError()
 	}
-	if len(s.Queue) >= MaxQueue {
-		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueue)}
+	if len(s.Queue) >= MaxQueuedExecutions {
+		return nil, &Error{CodeQueueFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueuedExecutions)}
 	}
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
-	if err := putAll(s, c.Files, c.Held, m); err != nil {
+	if err := addFilePuts(s, c.Files, c.Held, m); err != nil {
 		return nil, err
 	}
 	m.Add(c.ExecutionID, events.MessageAccepted{
-		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
+		BlockID: events.DeriveID(events.KindBlock, c.ExecutionID, "message"),
 		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment, Permissions: c.Permissions,
 	})
 	running := s.isRunning(c.ActiveEnded)
@@ -303,11 +307,12 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	return m.Events(), nil
 }
 
-func errClosed() *Error {
+func newClosedError() *Error {
 	return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 }
 
-func cancel(s State, c RequestCancel, m *events.EventList) {
+// addCancel adds the event of a RequestCancel.
+func addCancel(s State, c RequestCancel, m *events.EventList) {
 	if s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
 		return
@@ -317,8 +322,8 @@ func cancel(s State, c RequestCancel, m *events.EventList) {
 	}
 }
 
-// end withdraws queued executions and cancels the active one.
-func (s State) end(m *events.EventList, reason string, activeEnded bool) {
+// endExecutions adds the events that withdraw all queued executions and cancel the active one.
+func (s State) endExecutions(m *events.EventList, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
 	}
@@ -327,10 +332,11 @@ func (s State) end(m *events.EventList, reason string, activeEnded bool) {
 	}
 }
 
-// expire checks the session limit first, because closing the session also ends everything else.
-func expire(s State, c Expire, m *events.EventList) {
+// addExpiry adds the event of the deadline that has passed. It checks the session limit first, because closing the
+// session also ends everything else.
+func addExpiry(s State, c HandleDeadline, m *events.EventList) {
 	if at, ok := s.sessionDeadline(); ok && !c.Now.Before(at) {
-		s.end(m, "session_closed", c.Run.ActiveEnded)
+		s.endExecutions(m, "session_closed", c.Run.ActiveEnded)
 		m.Add("", events.SessionClosed{Reason: "limit"})
 		return
 	}

@@ -9,9 +9,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Recover accepts a query that continues the last execution of the session, which has failed.
-type Recover struct {
-	Base
+// RecoverExecution is the command that accepts a query that continues the last execution of the session, which has
+// failed.
+type RecoverExecution struct {
+	CommandBase
 	ExecutionID string                     // of the new execution
 	Failed      string                     // id of the failed execution
 	Message     events.MessageAccepted     // of the failed execution; not used if the command is refused for another reason than a secret
@@ -19,8 +20,8 @@ type Recover struct {
 	Run         RunView
 }
 
-// recoverFailed returns the events of a Recover.
-func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, error) {
+// decideRecover returns the events of a RecoverExecution.
+func decideRecover(s State, c RecoverExecution, m *events.EventList) ([]events.Event, error) {
 	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
@@ -32,7 +33,7 @@ func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, err
 		return nil, err
 	}
 	message := c.Message
-	message.BlockID = events.Derive(events.KindBlock, c.ExecutionID, "message")
+	message.BlockID = events.DeriveID(events.KindBlock, c.ExecutionID, "message")
 	message.Environment = variables
 	message.RecoveredFrom = c.Failed
 	// A recovery that ended before the agent received its query leaves the agent where it was.
@@ -42,10 +43,10 @@ func recoverFailed(s State, c Recover, m *events.EventList) ([]events.Event, err
 	return m.Events(), nil
 }
 
-// checkRecoverable returns an *Error unless an execution is the last of the session and has failed.
+// checkRecoverable returns an *Error unless the execution with id failed is the last of the session and has failed.
 func (s *State) checkRecoverable(failed string, r RunView) error {
 	if s.Status == Closed {
-		return errClosed()
+		return newClosedError()
 	}
 	if by := s.recoveryOf(failed); by != "" {
 		return &Error{CodeRecovered, "executionId", fmt.Sprintf("the execution is recovered by %s already; if that one fails, recover it", by)}
@@ -64,7 +65,8 @@ func (s *State) checkRecoverable(failed string, r RunView) error {
 	return nil
 }
 
-// recoveryOf returns the id of the execution that recovers another one, or "" if there is none among the queued ones and the active one.
+// recoveryOf returns the id of the queued or active execution that recovers the execution with id failed, or "" if
+// there is none.
 func (s *State) recoveryOf(failed string) string {
 	for _, r := range append(slices.Clone(s.Queue), s.Active) {
 		if r.RecoveredFrom == failed {
@@ -74,9 +76,10 @@ func (s *State) recoveryOf(failed string) string {
 	return ""
 }
 
-// recoveredVariables returns the variables of a recovery: those of the failed execution's message, overridden by those of the command. The secrets
-// that the message brought were deleted when the failed execution ended, so the command must override each of them.
-func recoveredVariables(c Recover) (map[string]events.Variable, error) {
+// recoveredVariables returns the variables of a recovery: the variables of the failed execution's message, overridden
+// by the variables of the command. The secrets that the message brought were deleted when the failed execution ended,
+// so the command must override each of them.
+func recoveredVariables(c RecoverExecution) (map[string]events.Variable, error) {
 	var missing []string
 	for _, name := range slices.Sorted(maps.Keys(c.Message.Environment)) {
 		if _, given := c.Environment[name]; !given && c.Message.Environment[name].Secret {

@@ -51,7 +51,7 @@ func TestDecide_RecoversOnlyTheFailedLastExecution(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			list, err := session.Decide(c.given, session.Recover{Base: meta(0), ExecutionID: "R", Failed: c.of, Run: c.run, Message: events.MessageAccepted{Content: "hello"}})
+			list, err := session.Decide(c.given, session.RecoverExecution{CommandBase: meta(0), ExecutionID: "R", Failed: c.of, Run: c.run, Message: events.MessageAccepted{Content: "hello"}})
 			var refused *session.Error
 			if errors.As(err, &refused) != (c.code != "") || refused != nil && refused.Code != c.code {
 				t.Fatalf("error %v, want code %q", err, c.code)
@@ -65,7 +65,7 @@ func TestDecide_RecoversOnlyTheFailedLastExecution(t *testing.T) {
 
 func TestDecide_RefusalOfASecondRecoveryNamesTheFirst(t *testing.T) {
 	t.Parallel()
-	_, err := session.Decide(given(created, posted("A"), recovered("exe_first", "A")), session.Recover{Base: meta(0), ExecutionID: "R", Failed: "A", Run: failed})
+	_, err := session.Decide(given(created, posted("A"), recovered("exe_first", "A")), session.RecoverExecution{CommandBase: meta(0), ExecutionID: "R", Failed: "A", Run: failed})
 	if err == nil || !strings.Contains(err.Error(), "exe_first") {
 		t.Errorf("error %v", err)
 	}
@@ -89,15 +89,15 @@ func TestDecide_RecoveryHasTheMessageOfTheFailedExecution(t *testing.T) {
 	} {
 		m := message
 		m.Continue = c.continued
-		list, err := session.Decide(given(created, posted("A")), session.Recover{
-			Base: meta(0), ExecutionID: "R", Failed: "A", Message: m, Environment: map[string]events.Variable{"REGION": {Value: "us"}},
+		list, err := session.Decide(given(created, posted("A")), session.RecoverExecution{
+			CommandBase: meta(0), ExecutionID: "R", Failed: "A", Message: m, Environment: map[string]events.Variable{"REGION": {Value: "us"}},
 			Run: session.RunView{ActiveEnded: true, ActiveFailed: true, ActiveStarted: c.started},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := message
-		want.BlockID, want.RecoveredFrom, want.Continue = events.Derive(events.KindBlock, "R", "message"), "A", c.want
+		want.BlockID, want.RecoveredFrom, want.Continue = events.DeriveID(events.KindBlock, "R", "message"), "A", c.want
 		want.Environment = map[string]events.Variable{"REGION": {Value: "us"}, "STAGE": {Value: "test"}}
 		if got := list[0].Data; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: accepted %+v, want %+v", name, got, want)
@@ -110,8 +110,8 @@ func TestDecide_RecoveryHasTheMessageOfTheFailedExecution(t *testing.T) {
 func TestDecide_RecoveryNeedsSecretsAgain(t *testing.T) {
 	t.Parallel()
 	old, fresh := events.Variable{Secret: true, Sealed: "old"}, events.Variable{Secret: true, Sealed: "fresh"}
-	recovery := session.Recover{
-		Base: meta(0), ExecutionID: "R", Failed: "A", Run: failed, Environment: map[string]events.Variable{"B": fresh},
+	recovery := session.RecoverExecution{
+		CommandBase: meta(0), ExecutionID: "R", Failed: "A", Run: failed, Environment: map[string]events.Variable{"B": fresh},
 		Message: events.MessageAccepted{Environment: map[string]events.Variable{"B": old, "C": old, "A": old, "D": {Value: "plain"}}},
 	}
 	s := given(created, posted("A"))

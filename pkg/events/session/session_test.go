@@ -22,7 +22,7 @@ func at(d time.Duration) time.Time { return t0.Add(d) }
 func given(commits ...[]events.Event) session.State {
 	var s session.State
 	for i, list := range commits {
-		s = session.Fold(s, fmt.Sprintf("cmt%d", i), list).Settle(uint64(i + 1))
+		s = session.Fold(s, fmt.Sprintf("cmt%d", i), list).WithCommitSeq(uint64(i + 1))
 	}
 	return s
 }
@@ -44,8 +44,8 @@ var (
 	}
 	deleted = commit(fact("", at(3), events.SessionDeleted{}))
 	closed  = commit(fact("", at(3), events.SessionClosed{Reason: "limit"}))
-	meta    = func(d time.Duration) session.Base {
-		return session.Base{Meta: events.Meta{CommandID: "cmd", Now: at(d)}}
+	meta    = func(d time.Duration) session.CommandBase {
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: "cmd", Now: at(d)}}
 	}
 	rested   = session.RunView{ActiveEnded: true, EndedAt: at(time.Second), HasSandbox: true}
 	interrup = commit(fact("A", at(2), events.InterruptRequested{Control: 1}))
@@ -80,40 +80,40 @@ func TestDecide_AppendsTheExpectedEvents(t *testing.T) {
 		then  string // types and executions of the events, in order
 		code  string // code of the error
 	}{
-		{"create", given(), session.Create{Base: meta(0)}, "session_created", ""},
-		{"create again", given(created), session.Create{Base: meta(0)}, "", session.CodeExists},
-		{"start", given(), session.Start{Base: meta(0), Post: session.Post{ExecutionID: "A"}}, "session_created message_accepted/A execution_dispatched/A", ""},
-		{"start on one that exists", given(created), session.Start{Base: meta(0)}, "", session.CodeExists},
-		{"post to nobody", given(), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
-		{"post to the deleted", given(created, deleted), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
-		{"post to the closed", given(created, closed), session.Post{Base: meta(0), ExecutionID: "A"}, "", session.CodeClosed},
-		{"first message is dispatched at once", given(created), session.Post{Base: meta(0), ExecutionID: "A"}, "message_accepted/A execution_dispatched/A", ""},
-		{"second waits", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B"}, "message_accepted/B execution_queued/B", ""},
-		{"second goes at once after the end", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "B", ActiveEnded: true}, "message_accepted/B execution_dispatched/B", ""},
-		{"third does not overtake", given(created, posted("A"), queued("B")), session.Post{Base: meta(0), ExecutionID: "C", ActiveEnded: true}, "message_accepted/C execution_queued/C", ""},
-		{"the same execution again", given(created, posted("A")), session.Post{Base: meta(0), ExecutionID: "A"}, "", ""},
-		{"advance while it runs", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0)}, "", ""},
-		{"advance", given(created, posted("A"), queued("B")), session.Advance{Base: meta(0), ActiveEnded: true}, "execution_dispatched/B", ""},
-		{"advance with nothing", given(created, posted("A")), session.Advance{Base: meta(0), ActiveEnded: true}, "", ""},
-		{"interrupt", given(created, posted("A")), session.RequestInterrupt{Base: meta(0)}, "interrupt_requested/A", ""},
-		{"interrupt twice", given(created, posted("A"), interrup), session.RequestInterrupt{Base: meta(0)}, "", ""},
-		{"interrupt after the end", given(created, posted("A")), session.RequestInterrupt{Base: meta(0), ActiveEnded: true}, "", ""},
-		{"cancel after interrupt", given(created, posted("A"), interrup), session.RequestCancel{Base: meta(0), ExecutionID: "A"}, "cancel_requested/A", ""},
-		{"interrupt after cancel", given(created, posted("A"), canceled), session.RequestInterrupt{Base: meta(0)}, "", ""},
-		{"cancel what waits", given(created, posted("A"), queued("B")), session.RequestCancel{Base: meta(0), ExecutionID: "B"}, "execution_withdrawn/B", ""},
-		{"cancel after the end", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "A", ActiveEnded: true}, "", ""},
-		{"cancel the unknown", given(created, posted("A")), session.RequestCancel{Base: meta(0), ExecutionID: "Z"}, "", ""},
-		{"delete", given(created, posted("A"), queued("B")), session.Delete{Base: meta(0)}, "execution_withdrawn/B cancel_requested/A session_deleted", ""},
-		{"delete at rest", given(created, posted("A")), session.Delete{Base: meta(0), ActiveEnded: true}, "session_deleted", ""},
-		{"delete twice", given(created, deleted), session.Delete{Base: meta(0)}, "", session.CodeNotFound},
-		{"idle too early", given(created, posted("A")), session.Expire{Base: meta(50 * time.Second), Run: rested}, "", ""},
-		{"idle", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "session_idle", ""},
-		{"idle without a sandbox", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{ActiveEnded: true}}, "", ""},
-		{"idle while it runs", given(created, posted("A")), session.Expire{Base: meta(61 * time.Second), Run: session.RunView{HasSandbox: true}}, "", ""},
-		{"idle while one waits", given(created, posted("A"), queued("B")), session.Expire{Base: meta(61 * time.Second), Run: rested}, "", ""},
-		{"session limit", given(created, posted("A"), queued("B")), session.Expire{Base: meta(time.Hour)}, "execution_withdrawn/B cancel_requested/A session_closed", ""},
-		{"session limit once", given(created, closed), session.Expire{Base: meta(2 * time.Hour)}, "", ""},
-		{"options", given(created), session.UpdateOptions{Base: meta(0), Options: options}, "session_options_updated", ""},
+		{"create", given(), session.CreateSession{CommandBase: meta(0)}, "session_created", ""},
+		{"create again", given(created), session.CreateSession{CommandBase: meta(0)}, "", session.CodeExists},
+		{"start", given(), session.StartSession{CommandBase: meta(0), Post: session.PostQuery{ExecutionID: "A"}}, "session_created message_accepted/A execution_dispatched/A", ""},
+		{"start on one that exists", given(created), session.StartSession{CommandBase: meta(0)}, "", session.CodeExists},
+		{"post to nobody", given(), session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the deleted", given(created, deleted), session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeNotFound},
+		{"post to the closed", given(created, closed), session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}, "", session.CodeClosed},
+		{"first message is dispatched at once", given(created), session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}, "message_accepted/A execution_dispatched/A", ""},
+		{"second waits", given(created, posted("A")), session.PostQuery{CommandBase: meta(0), ExecutionID: "B"}, "message_accepted/B execution_queued/B", ""},
+		{"second goes at once after the end", given(created, posted("A")), session.PostQuery{CommandBase: meta(0), ExecutionID: "B", ActiveEnded: true}, "message_accepted/B execution_dispatched/B", ""},
+		{"third does not overtake", given(created, posted("A"), queued("B")), session.PostQuery{CommandBase: meta(0), ExecutionID: "C", ActiveEnded: true}, "message_accepted/C execution_queued/C", ""},
+		{"the same execution again", given(created, posted("A")), session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}, "", ""},
+		{"advance while it runs", given(created, posted("A"), queued("B")), session.DispatchNext{CommandBase: meta(0)}, "", ""},
+		{"advance", given(created, posted("A"), queued("B")), session.DispatchNext{CommandBase: meta(0), ActiveEnded: true}, "execution_dispatched/B", ""},
+		{"advance with nothing", given(created, posted("A")), session.DispatchNext{CommandBase: meta(0), ActiveEnded: true}, "", ""},
+		{"interrupt", given(created, posted("A")), session.RequestInterrupt{CommandBase: meta(0)}, "interrupt_requested/A", ""},
+		{"interrupt twice", given(created, posted("A"), interrup), session.RequestInterrupt{CommandBase: meta(0)}, "", ""},
+		{"interrupt after the end", given(created, posted("A")), session.RequestInterrupt{CommandBase: meta(0), ActiveEnded: true}, "", ""},
+		{"cancel after interrupt", given(created, posted("A"), interrup), session.RequestCancel{CommandBase: meta(0), ExecutionID: "A"}, "cancel_requested/A", ""},
+		{"interrupt after cancel", given(created, posted("A"), canceled), session.RequestInterrupt{CommandBase: meta(0)}, "", ""},
+		{"cancel what waits", given(created, posted("A"), queued("B")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "B"}, "execution_withdrawn/B", ""},
+		{"cancel after the end", given(created, posted("A")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "A", ActiveEnded: true}, "", ""},
+		{"cancel the unknown", given(created, posted("A")), session.RequestCancel{CommandBase: meta(0), ExecutionID: "Z"}, "", ""},
+		{"delete", given(created, posted("A"), queued("B")), session.DeleteSession{CommandBase: meta(0)}, "execution_withdrawn/B cancel_requested/A session_deleted", ""},
+		{"delete at rest", given(created, posted("A")), session.DeleteSession{CommandBase: meta(0), ActiveEnded: true}, "session_deleted", ""},
+		{"delete twice", given(created, deleted), session.DeleteSession{CommandBase: meta(0)}, "", session.CodeNotFound},
+		{"idle too early", given(created, posted("A")), session.HandleDeadline{CommandBase: meta(50 * time.Second), Run: rested}, "", ""},
+		{"idle", given(created, posted("A")), session.HandleDeadline{CommandBase: meta(61 * time.Second), Run: rested}, "session_idle", ""},
+		{"idle without a sandbox", given(created, posted("A")), session.HandleDeadline{CommandBase: meta(61 * time.Second), Run: session.RunView{ActiveEnded: true}}, "", ""},
+		{"idle while it runs", given(created, posted("A")), session.HandleDeadline{CommandBase: meta(61 * time.Second), Run: session.RunView{HasSandbox: true}}, "", ""},
+		{"idle while one waits", given(created, posted("A"), queued("B")), session.HandleDeadline{CommandBase: meta(61 * time.Second), Run: rested}, "", ""},
+		{"session limit", given(created, posted("A"), queued("B")), session.HandleDeadline{CommandBase: meta(time.Hour)}, "execution_withdrawn/B cancel_requested/A session_closed", ""},
+		{"session limit once", given(created, closed), session.HandleDeadline{CommandBase: meta(2 * time.Hour)}, "", ""},
+		{"options", given(created), session.UpdateOptions{CommandBase: meta(0), Options: options}, "session_options_updated", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -144,13 +144,13 @@ func describe(list []events.Event) string {
 func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 	t.Parallel()
 	s := given(created, posted("A"))
-	for i := range session.MaxQueue {
+	for i := range session.MaxQueuedExecutions {
 		s = session.Fold(s, "c", queued(fmt.Sprint("B", i)))
 	}
-	_, err := session.Decide(s, session.Post{Base: meta(0), ExecutionID: "Z"})
+	_, err := session.Decide(s, session.PostQuery{CommandBase: meta(0), ExecutionID: "Z"})
 	var refused *session.Error
-	if !errors.As(err, &refused) || refused.Code != session.CodeFull {
-		t.Fatalf("error %v, want %s", err, session.CodeFull)
+	if !errors.As(err, &refused) || refused.Code != session.CodeQueueFull {
+		t.Fatalf("error %v, want %s", err, session.CodeQueueFull)
 	}
 }
 
@@ -158,13 +158,13 @@ func TestDecide_RefusesPostsToAFullQueue(t *testing.T) {
 // that the state returns the sequence of its commit.
 func TestDecide_RedeliveredCommandChangesNothing(t *testing.T) {
 	t.Parallel()
-	post := session.Post{Base: meta(0), ExecutionID: "A"}
+	post := session.PostQuery{CommandBase: meta(0), ExecutionID: "A"}
 	s := given(created)
 	list, err := session.Decide(s, post)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = session.Fold(s, session.CommitID("cmd"), list).Settle(7)
+	s = session.Fold(s, session.CommitID("cmd"), list).WithCommitSeq(7)
 	again, err := session.Decide(s, post)
 	if err != nil || len(again) != 0 {
 		t.Fatalf("decided %s, %v", describe(again), err)
@@ -173,7 +173,7 @@ func TestDecide_RedeliveredCommandChangesNothing(t *testing.T) {
 		t.Fatalf("did at %d, %v", seq, ok)
 	}
 	for i := range 63 {
-		s = session.Fold(s, fmt.Sprint("other", i), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
+		s = session.Fold(s, fmt.Sprint("other", i), queued(fmt.Sprint("B", i))).WithCommitSeq(uint64(8 + i))
 	}
 	if _, ok := s.CommandSeq("cmd"); !ok {
 		t.Fatal("forgotten after 63 further commands")
@@ -194,7 +194,7 @@ func TestMayHaveForgotten_ComparesWithDroppedCommands(t *testing.T) {
 	}
 	s := given(created)
 	for i := range 70 {
-		s = session.Fold(s, command(at(time.Duration(i)*time.Millisecond), 1), queued(fmt.Sprint("B", i))).Settle(uint64(8 + i))
+		s = session.Fold(s, command(at(time.Duration(i)*time.Millisecond), 1), queued(fmt.Sprint("B", i))).WithCommitSeq(uint64(8 + i))
 	}
 	old := at(time.Hour + time.Millisecond) // the commits of given do not name their commands
 	for _, c := range []struct {
@@ -233,15 +233,15 @@ func TestDeadline_IsTheEarliest(t *testing.T) {
 		want time.Time
 	}{
 		{"new: the session limit", given(created), session.RunView{}, at(time.Hour)},
-		{"running: the turn limit and grace", given(created, posted("A")), session.RunView{HasSandbox: true}, at(1 + 10*time.Minute + session.TurnGrace)},
+		{"running: the turn limit and grace", given(created, posted("A")), session.RunView{HasSandbox: true}, at(1 + 10*time.Minute + session.TurnGracePeriod)},
 		{"rested: idle", given(created, posted("A")), rested, at(61 * time.Second)},
 		{"idle already", given(created, posted("A"), commit(fact("", at(9), events.SessionIdle{}))), rested, at(time.Hour)},
 		{"closed at rest: none", given(created, closed), session.RunView{ActiveEnded: true}, time.Time{}},
-		{"closed while it runs: the turn limit", given(created, posted("A"), closed), session.RunView{}, at(1 + 10*time.Minute + session.TurnGrace)},
+		{"closed while it runs: the turn limit", given(created, posted("A"), closed), session.RunView{}, at(1 + 10*time.Minute + session.TurnGracePeriod)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			got, ok := c.s.Deadline(c.run)
+			got, ok := c.s.NextDeadline(c.run)
 			if ok == c.want.IsZero() || !got.Equal(c.want) {
 				t.Fatalf("deadline %v, want %v", got, c.want)
 			}
@@ -253,9 +253,9 @@ func TestDeadline_IsTheEarliest(t *testing.T) {
 // state.
 func TestState_IsCompact(t *testing.T) {
 	t.Parallel()
-	s := given(created, posted(events.Derive(events.KindExecution, "a")))
-	for i := range session.MaxQueue {
-		s = session.Fold(s, events.Derive(events.KindCommit, fmt.Sprint(i)), queued(events.Derive(events.KindExecution, fmt.Sprint(i))))
+	s := given(created, posted(events.DeriveID(events.KindExecution, "a")))
+	for i := range session.MaxQueuedExecutions {
+		s = session.Fold(s, events.DeriveID(events.KindCommit, fmt.Sprint(i)), queued(events.DeriveID(events.KindExecution, fmt.Sprint(i))))
 	}
 	b, err := json.Marshal(s)
 	if err != nil || len(b) > 64<<10 {

@@ -8,11 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Version is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
-const Version = 4
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
+const StateVersion = 4
 
-// Status is the status of a session.
+// Status is the status of a session: open, closed or deleted.
 type Status string
 
 // The statuses. None means that the session does not exist.
@@ -23,14 +23,14 @@ const (
 	Deleted Status = "deleted"
 )
 
-// MaxQueue is the maximum number of queued executions.
-const MaxQueue = 256
+// MaxQueuedExecutions is the maximum number of queued executions of a session.
+const MaxQueuedExecutions = 256
 
-// rememberedCommands is the number of commands that a state remembers, so that a redelivered command changes
+// maxRememberedCommands is the maximum number of commands that a State remembers, so that a redelivered command changes
 // nothing.
-const rememberedCommands = 64
+const maxRememberedCommands = 64
 
-// State is the folded state of a session's life.
+// State is the state of a session's life, folded from the commits of the life subject.
 type State struct {
 	V            int            `json:"v"`
 	Status       Status         `json:"status,omitempty"`
@@ -52,19 +52,19 @@ type State struct {
 	Transcript *events.Transcript `json:"transcript,omitempty"`
 
 	Secrets  bool               `json:"secrets,omitempty"` // a message brought its own secrets
-	Queue    []Ref              `json:"queue,omitempty"`
-	Active   Ref                `json:"active,omitzero"`  // the last dispatched execution; the run state has its end
+	Queue    []QueryRef         `json:"queue,omitempty"`
+	Active   QueryRef           `json:"active,omitzero"`  // the last dispatched execution; the run state has its end
 	Control  Control            `json:"control,omitzero"` // the strongest control on Active
 	Controls uint32             `json:"controls,omitempty"`
 	Turns    uint32             `json:"turns,omitempty"`    // number of dispatched executions
 	Idle     bool               `json:"idle,omitempty"`     // session_idle, or a termination of the sandbox, came after the last dispatch
 	Release  string             `json:"release,omitempty"`  // id of the last event that released the sandbox: idle, terminated, closed, deleted
 	Manual   bool               `json:"manual,omitempty"`   // a client requested the last release
-	Pause    Pause              `json:"pause,omitzero"`     // whether Active is to be paused
-	Decided  []Decided          `json:"decided,omitempty"`  // the most recent decisions on approval requests of Active, oldest first
+	Pause    PauseState         `json:"pause,omitzero"`     // whether Active is to be paused
+	Decided  []DecidedApproval  `json:"decided,omitempty"`  // the most recent decisions on approval requests of Active, oldest first
 	Syncs    uint32             `json:"syncs,omitempty"`    // number of requested snapshots
 	Changes  uint32             `json:"changes,omitempty"`  // number of file changes
-	Pending  []Change           `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
+	Pending  []FileChange       `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
 	Cause    string             `json:"cause,omitempty"`    // id of the last event that requires work on a sandbox between turns
 	Commands []CompletedCommand `json:"commands,omitempty"` // the most recent commands, oldest first
 
@@ -74,8 +74,8 @@ type State struct {
 	Forgotten string `json:"forgotten,omitempty"`
 }
 
-// Ref refers to a query, whose text stays in the log.
-type Ref struct {
+// QueryRef refers to an accepted query in the session's life. The text of the query is only in the log.
+type QueryRef struct {
 	ExecutionID string    `json:"executionId,omitempty"`
 	Message     uint64    `json:"message,omitempty"`  // stream sequence of the commit with message_accepted; 0 means the current commit
 	At          time.Time `json:"at,omitzero"`        // time of the dispatch; before it, time of the acceptance
@@ -118,21 +118,23 @@ type Control struct {
 	Cause       string      `json:"cause,omitempty"` // id of its event
 }
 
-// Pause states whether an execution is to be paused.
-type Pause struct {
+// PauseState states whether a client requested that an execution pause.
+type PauseState struct {
 	ExecutionID string `json:"executionId,omitempty"`
 	Wanted      bool   `json:"wanted,omitempty"`
 	Cause       string `json:"cause,omitempty"` // id of the resume_requested event
 }
 
-// Change is a file_put or file_removed event, whose content stays in the log.
-type Change struct {
+// FileChange refers to a file_put or file_removed event in the session's life. The content of the event is only in the
+// log.
+type FileChange struct {
 	N  uint32 `json:"n"`
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
-// Decided is a decision on an approval request, whose content stays in the log.
-type Decided struct {
+// DecidedApproval refers to a decision on an approval request in the session's life. The content of the decision is
+// only in the log.
+type DecidedApproval struct {
 	ApprovalID string `json:"approvalId"`
 	At         uint64 `json:"at,omitempty"`       // stream sequence of its commit; 0 means the current commit
 	Decision   string `json:"decision,omitempty"` // one of events.DecisionApprove and the others
@@ -145,7 +147,7 @@ type CompletedCommand struct {
 }
 
 // CommitID returns the id of the commit that carries out a command.
-func CommitID(command string) string { return events.Derive(events.KindCommit, command) }
+func CommitID(command string) string { return events.DeriveID(events.KindCommit, command) }
 
 // CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one.
 func (s *State) CommandSeq(command string) (at uint64, ok bool) {
@@ -158,10 +160,11 @@ func (s *State) CommandSeq(command string) (at uint64, ok bool) {
 	return 0, false
 }
 
-// MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless.
+// MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless,
+// because the state no longer remembers it.
 func (s *State) MayHaveDropped(command string) bool { return command <= s.Forgotten }
 
-// ControlOf returns the control on an execution, with N 0 if there is none.
+// ControlOf returns the control on an execution. N is 0 if there is none.
 func (s *State) ControlOf(execution string) Control {
 	if s.Control.ExecutionID != execution {
 		return Control{}
@@ -169,53 +172,55 @@ func (s *State) ControlOf(execution string) Control {
 	return s.Control
 }
 
-// Settle replaces references to the current commit by seq, its stream sequence.
-func (s State) Settle(seq uint64) State {
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
+func (s State) WithCommitSeq(seq uint64) State {
 	s.Queue = slices.Clone(s.Queue)
 	for i := range s.Queue {
-		settle(&s.Queue[i].Message, seq)
+		setCommitSeq(&s.Queue[i].Message, seq)
 	}
 	if s.Active.ExecutionID != "" {
-		settle(&s.Active.Message, seq)
+		setCommitSeq(&s.Active.Message, seq)
 	}
 	s.Commands = slices.Clone(s.Commands)
 	for i := range s.Commands {
-		settle(&s.Commands[i].At, seq)
+		setCommitSeq(&s.Commands[i].At, seq)
 	}
 	s.Pending = slices.Clone(s.Pending)
 	for i := range s.Pending {
-		settle(&s.Pending[i].At, seq)
+		setCommitSeq(&s.Pending[i].At, seq)
 	}
 	s.Decided = slices.Clone(s.Decided)
 	for i := range s.Decided {
-		settle(&s.Decided[i].At, seq)
+		setCommitSeq(&s.Decided[i].At, seq)
 	}
 	return s
 }
 
-// Waker returns the id of the event that ends a pause of the active execution: the control on the execution, or else the
-// last resume_requested.
-func (s *State) Waker() string {
+// ResumeEventID returns the id of the event that ends a pause of the active execution: the control on the execution, or
+// else the last resume_requested.
+func (s *State) ResumeEventID() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause
 	}
 	return s.Pause.Cause
 }
 
-// PausedNow reports whether an execution is to be paused.
-func (s *State) PausedNow(execution string) bool {
+// ShouldBePaused reports whether a client requested that an execution pause, and neither resumed nor stopped it since.
+func (s *State) ShouldBePaused(execution string) bool {
 	return s.Pause.Wanted && s.Pause.ExecutionID == execution && s.ControlOf(execution).N == 0
 }
 
-func settle(ref *uint64, seq uint64) {
+// setCommitSeq sets a reference to a commit to seq if the reference is 0.
+func setCommitSeq(ref *uint64, seq uint64) {
 	if *ref == 0 {
 		*ref = seq
 	}
 }
 
-// clockMargin is the maximum difference assumed between the clock that created a command's id and the clock of the
+// maxClockDifference is the maximum difference assumed between the clock that created a command's id and the clock of the
 // events' times. It applies if a commit does not name its command.
-const clockMargin = time.Hour
+const maxClockDifference = time.Hour
 
 // Fold applies a commit's events. It remembers the commit if a client's command caused it. id is the id of the
 // command, or of the commit if the commit does not name its command.
@@ -233,10 +238,10 @@ func Fold(s State, id string, list []events.Event) State {
 		return s
 	}
 	if events.CheckID("", events.KindCommand, id) != nil {
-		s.Forgotten = max(s.Forgotten, latestCommand(list[0].Time.Add(clockMargin)))
+		s.Forgotten = max(s.Forgotten, commandIDAfter(list[0].Time.Add(maxClockDifference)))
 	}
 	s.Commands = append(slices.Clone(s.Commands), CompletedCommand{ID: id})
-	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+	if extra := len(s.Commands) - maxRememberedCommands; extra > 0 {
 		for _, d := range s.Commands[:extra] {
 			if events.CheckID("", events.KindCommand, d.ID) == nil {
 				s.Forgotten = max(s.Forgotten, d.ID)
@@ -247,34 +252,34 @@ func Fold(s State, id string, list []events.Event) State {
 	return s
 }
 
-// latestCommand returns an id that is greater than the id of every command created before at.
-func latestCommand(at time.Time) string {
-	id, err := events.NewID(events.KindCommand, at, zeros{})
+// commandIDAfter returns an id that is greater than the id of every command that was created before at.
+func commandIDAfter(at time.Time) string {
+	id, err := events.NewID(events.KindCommand, at, zeroReader{})
 	if err != nil {
 		return "" // zeros never fails
 	}
 	return id
 }
 
-// zeros is an endless reader of zeros.
-type zeros struct{}
+// zeroReader is an endless reader of zero bytes.
+type zeroReader struct{}
 
-func (zeros) Read(p []byte) (int, error) {
+func (zeroReader) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
 
-// withoutText returns a deleted session's options without text that a client wrote, because the state stored with
-// session_deleted is kept forever. HostPath stays: while a turn is being ended, the executor must not take the
-// folder for an empty workspace of the session.
-func withoutText(o events.Options) events.Options {
+// withoutClientText returns the options of a deleted session without the text that a client wrote, because the state
+// stored with session_deleted is kept forever. HostPath stays: while a turn is being ended, the executor must not take
+// the folder for an empty workspace of the session.
+func withoutClientText(o events.Options) events.Options {
 	o.Image, o.Command, o.ModelSettings, o.Egress = "", nil, events.ModelSettings{}, nil
 	return o
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
-	s.V = Version
+	s.V = StateVersion
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		s.Status, s.CreatedAt, s.TouchedAt = Open, e.Time, e.Time
@@ -290,10 +295,10 @@ func Evolve(s State, e events.Event) State {
 		s.Status, s.Release = Closed, e.ID
 	case events.SessionDeleted:
 		s.Status, s.Release = Deleted, e.ID
-		s.Options = withoutText(s.Options)
+		s.Options = withoutClientText(s.Options)
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
-		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time, RecoveredFrom: d.RecoveredFrom})
+		s.Queue = append(slices.Clone(s.Queue), QueryRef{ExecutionID: e.ExecutionID, At: e.Time, RecoveredFrom: d.RecoveredFrom})
 		for _, v := range d.Environment {
 			s.Secrets = s.Secrets || v.Secret
 		}
@@ -302,7 +307,7 @@ func Evolve(s State, e events.Event) State {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
 			s.Turns++
 			s.Active.At, s.Active.Dispatch, s.Active.Turn = e.Time, e.ID, s.Turns
-			s.Control, s.Idle, s.Pause, s.Decided = Control{}, false, Pause{}, nil
+			s.Control, s.Idle, s.Pause, s.Decided = Control{}, false, PauseState{}, nil
 		}
 	case events.ExecutionWithdrawn:
 		if i := s.queueIndex(e.ExecutionID); i >= 0 {
@@ -317,13 +322,13 @@ func Evolve(s State, e events.Event) State {
 		s.Idle, s.Release, s.Manual = true, e.ID, true
 	case events.PauseRequested:
 		s.Controls = max(s.Controls, d.Control)
-		s.Pause = Pause{ExecutionID: e.ExecutionID, Wanted: true}
+		s.Pause = PauseState{ExecutionID: e.ExecutionID, Wanted: true}
 	case events.ResumeRequested:
 		s.Controls = max(s.Controls, d.Control)
-		s.Pause = Pause{ExecutionID: e.ExecutionID, Cause: e.ID}
+		s.Pause = PauseState{ExecutionID: e.ExecutionID, Cause: e.ID}
 	case events.ApprovalDecided:
-		s.Decided = append(slices.Clone(s.Decided), Decided{ApprovalID: d.ApprovalID, Decision: d.Decision})
-		if extra := len(s.Decided) - rememberedDecisions; extra > 0 {
+		s.Decided = append(slices.Clone(s.Decided), DecidedApproval{ApprovalID: d.ApprovalID, Decision: d.Decision})
+		if extra := len(s.Decided) - maxRememberedDecisions; extra > 0 {
 			s.Decided = s.Decided[extra:]
 		}
 	case events.SyncRequested:
@@ -336,6 +341,7 @@ func Evolve(s State, e events.Event) State {
 	return s
 }
 
+// withControl returns the state after a control on an execution.
 func (s State) withControl(c Control) State {
 	s.Controls = max(s.Controls, c.N)
 	if s.Active.ExecutionID == c.ExecutionID && c.ExecutionID != "" && c.Kind.strength() > s.Control.Kind.strength() {
@@ -344,15 +350,17 @@ func (s State) withControl(c Control) State {
 	return s
 }
 
+// withChange returns the state after file change n. held is the number of the last change that a snapshot contains,
+// cause the id of the event.
 func (s State) withChange(n, held uint32, cause string) State {
 	s.Changes, s.Cause = max(s.Changes, n), cause
-	s.Pending = append(slices.Clone(s.After(held)), Change{N: n})
+	s.Pending = append(slices.Clone(s.ChangesAfter(held)), FileChange{N: n})
 	return s
 }
 
-// After returns the pending changes with a number greater than n.
-func (s *State) After(n uint32) []Change {
-	i := slices.IndexFunc(s.Pending, func(c Change) bool { return c.N > n })
+// ChangesAfter returns the pending file changes with a number greater than n.
+func (s *State) ChangesAfter(n uint32) []FileChange {
+	i := slices.IndexFunc(s.Pending, func(c FileChange) bool { return c.N > n })
 	if i < 0 {
 		return nil
 	}
@@ -361,5 +369,5 @@ func (s *State) After(n uint32) []Change {
 
 // queueIndex returns an execution's index in the queue, or -1.
 func (s *State) queueIndex(execution string) int {
-	return slices.IndexFunc(s.Queue, func(r Ref) bool { return r.ExecutionID == execution })
+	return slices.IndexFunc(s.Queue, func(r QueryRef) bool { return r.ExecutionID == execution })
 }

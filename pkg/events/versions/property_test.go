@@ -14,10 +14,10 @@ import (
 // drawCommand draws any command. There are only few digests and tags, so that commands collide.
 func drawCommand(t *rapid.T) versions.Command {
 	some := rapid.IntRange(1, 6)
-	tags := []string{"a", "b", "c", events.Latest}
+	tags := []string{"a", "b", "c", events.LatestTag}
 	switch rapid.IntRange(0, 9).Draw(t, "command") {
 	case 0, 1:
-		version := rapid.SampledFrom([]string{"", "a", "b", events.Latest, hex(1), hex(2), hex(3), hex(99)}).Draw(t, "tagged")
+		version := rapid.SampledFrom([]string{"", "a", "b", events.LatestTag, hex(1), hex(2), hex(3), hex(99)}).Draw(t, "tagged")
 		return tag(version, rapid.SampledFrom(tags).Draw(t, "tag"))
 	case 2:
 		return remove(hex(some.Draw(t, "removed")))
@@ -33,7 +33,7 @@ func drawCommand(t *rapid.T) versions.Command {
 func fold(s versions.State, from uint64, commits [][]events.Event) versions.State {
 	for i, list := range commits {
 		seq := from + uint64(i) + 1
-		s = versions.Fold(s, commitID(seq), list).Settle(seq)
+		s = versions.Fold(s, commitID(seq), list).WithCommitSeq(seq)
 	}
 	return s
 }
@@ -102,7 +102,7 @@ func checkInvariants(t *rapid.T, s versions.State) {
 			t.Fatalf("tag %s resolves to %s, %v", tag, got, ok)
 		}
 	}
-	if _, ok := s.Tags[events.Latest]; ok == (s.Removed || len(s.Versions) == 0) {
+	if _, ok := s.Tags[events.LatestTag]; ok == (s.Removed || len(s.Versions) == 0) {
 		t.Fatalf("removed %v, %d versions, latest %v", s.Removed, len(s.Versions), ok)
 	}
 }
@@ -113,7 +113,7 @@ func checkKept(t *rapid.T, before, after versions.State, c versions.Command) {
 	var order []string
 	for _, v := range before.Versions {
 		order = append(order, v.Digest)
-		a, isApply := c.(versions.Apply)
+		a, isApply := c.(versions.ApplyVersion)
 		back := v.Removed && isApply && a.Version == v.Digest
 		i := slices.IndexFunc(after.Versions, func(w versions.Version) bool { return w.Digest == v.Digest })
 		switch {
@@ -143,13 +143,13 @@ func checkRepeated(t *rapid.T, h history, c versions.Command, refused error) {
 		t.Fatal("the last commit is not remembered")
 	}
 	list, err := versions.Decide(h.state, c)
-	if _, isRemove := c.(versions.Remove); isRemove || refused != nil {
+	if _, isRemove := c.(versions.RemoveEntry); isRemove || refused != nil {
 		if err == nil {
 			t.Fatalf("%+v, repeated, decided %+v", c, list)
 		}
 		return
 	}
-	if t2, isTag := c.(versions.Tag); isTag && t2.Tag == events.Latest && t2.Version != hex(1) {
+	if t2, isTag := c.(versions.MoveTag); isTag && t2.Tag == events.LatestTag && t2.Version != hex(1) {
 		return // the tag may name another version by now, but the state still knows the commit
 	}
 	if err != nil || len(list) > 0 {

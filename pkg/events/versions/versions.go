@@ -10,18 +10,20 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Number is the version of State as stored with each commit. A stored state of another version is ignored and
-// folded from zero.
-const Number = 1
+// StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
+// the subject is folded from its first commit.
+const StateVersion = 1
 
 // Limits of a State, which is stored in every commit of the entry.
 const (
-	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the chain.
+	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the commits of the
+	// entry.
 	MaxVersions = 256
 	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
 
-	rememberedCommands = 16
+	// maxRememberedCommands is the maximum number of commands of an entry that a State remembers.
+	maxRememberedCommands = 16
 )
 
 // State is the state of a catalogue entry: its versions and tags, folded from the entry's commits.
@@ -34,7 +36,7 @@ type State struct {
 	Commands []string          `json:"commands,omitempty"` // ids of the most recent commits, so that a redelivered command changes nothing
 }
 
-// Version is a version and the position of its content.
+// Version is a version of a catalogue entry, and the stream sequence of the commit with its content.
 type Version struct {
 	Digest  string `json:"digest"`
 	At      uint64 `json:"at,omitempty"` // stream sequence of the commit that contains the version; 0 means the current commit
@@ -52,12 +54,12 @@ const (
 	CodeTooManyTags = "TOO_MANY_TAGS"
 )
 
-// Command is a command on a catalogue entry: Apply, Tag or Remove.
+// Command is a command on a catalogue entry: ApplyVersion, MoveTag or RemoveEntry.
 type Command interface{ sealed() }
 
-// Apply is the command that adds a version to a catalogue entry. If the version exists, it moves the tags to it.
-type Apply struct {
-	events.Meta
+// ApplyVersion is the command that adds a version to a catalogue entry. If the version exists, it moves the tags to it.
+type ApplyVersion struct {
+	events.CommandMeta
 	Version string
 	Tags    []string       // in addition to latest
 	Data    events.Payload // AgentApplied, InstanceApplied, EnvironmentApplied or SkillPushed
@@ -66,43 +68,43 @@ type Apply struct {
 	OnlyFirst bool
 }
 
-// Tag is the command that moves a tag to an existing version of a catalogue entry.
-type Tag struct {
-	events.Meta
+// MoveTag is the command that moves a tag to an existing version of a catalogue entry.
+type MoveTag struct {
+	events.CommandMeta
 	Version string // a digest, or a tag
 	Tag     string
 	Data    func(version string) events.Payload
 }
 
-// Remove is the command that hides a catalogue entry, or one version of it.
-type Remove struct {
-	events.Meta
+// RemoveEntry is the command that hides a catalogue entry, or one version of it.
+type RemoveEntry struct {
+	events.CommandMeta
 	Version string // "" for the entry
 	Data    events.Payload
 }
 
-func (Apply) sealed()  {}
-func (Tag) sealed()    {}
-func (Remove) sealed() {}
+func (ApplyVersion) sealed() {}
+func (MoveTag) sealed()      {}
+func (RemoveEntry) sealed()  {}
 
 // Decide returns the events that a command causes, or none if it changes nothing.
 func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
-	case Apply:
-		if s.isCurrent(c.Version, c.Tags) {
+	case ApplyVersion:
+		if s.hasVersionAndTags(c.Version, c.Tags) {
 			return nil, nil
 		}
-		if _, has := s.Resolve(events.Latest); has && c.OnlyFirst {
+		if _, has := s.Resolve(events.LatestTag); has && c.OnlyFirst {
 			return nil, nil
 		}
 		if err := s.checkTags(c.Tags...); err != nil {
 			return nil, err
 		}
-		return newEvents(c.Meta, c.Data), nil
-	case Tag:
+		return newEvents(c.CommandMeta, c.Data), nil
+	case MoveTag:
 		digest, ok := s.Resolve(c.Version)
-		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // the state cannot tell whether a version exists that was dropped from it
-			return nil, notFound(c.Version)
+		if v, known := s.findVersion(digest); !ok || !known || v.Removed || s.Removed { // the state cannot tell whether a version exists that was dropped from it
+			return nil, newNotFoundError(c.Version)
 		}
 		if s.Tags[c.Tag] == digest {
 			return nil, nil
@@ -110,34 +112,35 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		if err := s.checkTags(c.Tag); err != nil {
 			return nil, err
 		}
-		return newEvents(c.Meta, c.Data(digest)), nil
-	case Remove:
+		return newEvents(c.CommandMeta, c.Data(digest)), nil
+	case RemoveEntry:
 		if c.Version != "" {
-			if v, ok := s.find(c.Version); !ok || v.Removed {
-				return nil, notFound(c.Version)
+			if v, ok := s.findVersion(c.Version); !ok || v.Removed {
+				return nil, newNotFoundError(c.Version)
 			}
 		} else if s.Removed || len(s.Versions) == 0 {
 			return nil, &Error{CodeNotFound, "slug", "there is no such entry"}
 		}
-		return newEvents(c.Meta, c.Data), nil
+		return newEvents(c.CommandMeta, c.Data), nil
 	}
 	return nil, fmt.Errorf("versions: there is no command %T", c)
 }
 
-// newEvents returns the one event of a decision.
-func newEvents(meta events.Meta, data events.Payload) []events.Event {
+// newEvents returns a list of one event with the given data, whose id is derived from the command.
+func newEvents(meta events.CommandMeta, data events.Payload) []events.Event {
 	m := events.NewEventList(meta)
 	m.Add("", data)
 	return m.Events()
 }
 
-func notFound(version string) error {
+// newNotFoundError returns the error for a version that the entry does not have.
+func newNotFoundError(version string) error {
 	return &Error{CodeNotFound, "version", fmt.Sprintf("there is no version %.64q", version)}
 }
 
-// isCurrent reports whether applying a version with tags would change nothing.
-func (s State) isCurrent(version string, tags []string) bool {
-	if s.Removed || s.Tags[events.Latest] != version {
+// hasVersionAndTags reports whether version is the latest one and has all tags, so that applying it changes nothing.
+func (s State) hasVersionAndTags(version string, tags []string) bool {
+	if s.Removed || s.Tags[events.LatestTag] != version {
 		return false
 	}
 	return !slices.ContainsFunc(tags, func(t string) bool { return s.Tags[t] != version })
@@ -149,7 +152,7 @@ func (s State) checkTags(tags ...string) error {
 	if all == nil {
 		all = map[string]string{}
 	}
-	for _, t := range append([]string{events.Latest}, tags...) {
+	for _, t := range append([]string{events.LatestTag}, tags...) {
 		all[t] = ""
 	}
 	if len(all) > MaxTags {
@@ -165,7 +168,7 @@ func (s State) Resolve(version string) (digest string, ok bool) {
 		return "", false
 	}
 	if version == "" {
-		version = events.Latest
+		version = events.LatestTag
 	}
 	if d, tagged := s.Tags[version]; tagged {
 		return d, true
@@ -173,19 +176,21 @@ func (s State) Resolve(version string) (digest string, ok bool) {
 	if !events.IsDigest(version) {
 		return "", false
 	}
-	if v, found := s.find(version); found {
+	if v, found := s.findVersion(version); found {
 		return version, !v.Removed
 	}
 	return version, s.Dropped
 }
 
-// At returns the stream sequence of a version's commit, or 0 if the caller has to look for it in the chain.
-func (s State) At(digest string) uint64 {
-	v, _ := s.find(digest)
+// CommitSeqOf returns the stream sequence of the commit that created the version with a digest, or 0 if the caller has
+// to look for it in the chain.
+func (s State) CommitSeqOf(digest string) uint64 {
+	v, _ := s.findVersion(digest)
 	return v.At
 }
 
-func (s State) find(digest string) (Version, bool) {
+// findVersion returns the version with a digest, and whether the state has it.
+func (s State) findVersion(digest string) (Version, bool) {
 	i := slices.IndexFunc(s.Versions, func(v Version) bool { return v.Digest == digest })
 	if i < 0 {
 		return Version{}, false
@@ -193,11 +198,12 @@ func (s State) find(digest string) (Version, bool) {
 	return s.Versions[i], true
 }
 
-// HasCommand reports whether a commit is among the most recent ones.
+// HasCommand reports whether the commit of a command is among the most recent ones of the entry.
 func (s State) HasCommand(commit string) bool { return slices.Contains(s.Commands, commit) }
 
-// Settle replaces references to the current commit by seq, its stream sequence.
-func (s State) Settle(seq uint64) State {
+// WithCommitSeq returns the state after its commit was stored: references to the commit have its stream sequence, seq,
+// instead of 0.
+func (s State) WithCommitSeq(seq uint64) State {
 	s.Versions = slices.Clone(s.Versions)
 	for i := range s.Versions {
 		if s.Versions[i].At == 0 {
@@ -208,7 +214,7 @@ func (s State) Settle(seq uint64) State {
 }
 
 // MayHaveDropped reports whether a command that HasCommand does not find may have been carried out nevertheless.
-func (s State) MayHaveDropped() bool { return len(s.Commands) >= rememberedCommands }
+func (s State) MayHaveDropped() bool { return len(s.Commands) >= maxRememberedCommands }
 
 // Fold applies a commit's events and remembers the commit.
 func Fold(s State, commit string, list []events.Event) State {
@@ -216,15 +222,15 @@ func Fold(s State, commit string, list []events.Event) State {
 		s = Evolve(s, e)
 	}
 	s.Commands = append(slices.Clone(s.Commands), commit)
-	if extra := len(s.Commands) - rememberedCommands; extra > 0 {
+	if extra := len(s.Commands) - maxRememberedCommands; extra > 0 {
 		s.Commands = s.Commands[extra:]
 	}
 	return s
 }
 
-// Evolve returns the state after an event. It is total: an unknown event changes nothing.
+// Evolve returns the state after an event. It never fails: an unknown event changes nothing.
 func Evolve(s State, e events.Event) State {
-	s.V = Number
+	s.V = StateVersion
 	switch d := e.Data.(type) {
 	case events.AgentApplied:
 		return s.withVersion(d.Ref.Version, d.Tags)
@@ -252,11 +258,11 @@ func Evolve(s State, e events.Event) State {
 // was removed: then this commit restores it.
 func (s State) withVersion(digest string, tags []string) State {
 	s.Removed = false
-	if v, ok := s.find(digest); !ok || v.Removed {
+	if v, ok := s.findVersion(digest); !ok || v.Removed {
 		s.Versions = slices.DeleteFunc(slices.Clone(s.Versions), func(v Version) bool { return v.Digest == digest })
 		s.Versions = append(s.Versions, Version{Digest: digest})
 	}
-	s = s.withTag(digest, events.Latest)
+	s = s.withTag(digest, events.LatestTag)
 	for _, t := range tags {
 		s = s.withTag(digest, t)
 	}
@@ -303,14 +309,14 @@ func (s State) withoutVersion(digest string) State {
 			newest = v.Digest
 		}
 	}
-	latest := s.Tags[events.Latest] == digest
+	latest := s.Tags[events.LatestTag] == digest
 	s.Tags = maps.Clone(s.Tags)
 	maps.DeleteFunc(s.Tags, func(_, d string) bool { return d == digest })
 	switch {
 	case newest == "":
 		s.Removed = true
 	case latest:
-		s.Tags[events.Latest] = newest
+		s.Tags[events.LatestTag] = newest
 	}
 	return s
 }

@@ -19,20 +19,22 @@ func hex(n int) string { return fmt.Sprintf("%064x", n) }
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-func meta(id int) events.Meta { return events.Meta{CommandID: fmt.Sprintf("cmd_%d", id), Now: now} }
+func meta(id int) events.CommandMeta {
+	return events.CommandMeta{CommandID: fmt.Sprintf("cmd_%d", id), Now: now}
+}
 
 func apply(n int, tags ...string) versions.Command {
-	return versions.Apply{Meta: meta(n), Version: hex(n), Tags: tags, Data: events.AgentApplied{Ref: events.Reference{Slug: "a", Version: hex(n)}, Tags: tags}}
+	return versions.ApplyVersion{CommandMeta: meta(n), Version: hex(n), Tags: tags, Data: events.AgentApplied{Ref: events.Reference{Slug: "a", Version: hex(n)}, Tags: tags}}
 }
 
 func tag(version, t string) versions.Command {
-	return versions.Tag{Meta: meta(0), Version: version, Tag: t, Data: func(v string) events.Payload {
+	return versions.MoveTag{CommandMeta: meta(0), Version: version, Tag: t, Data: func(v string) events.Payload {
 		return events.SkillTagged{Ref: events.Reference{Slug: "a", Version: v}, Tag: t}
 	}}
 }
 
 func remove(version string) versions.Command {
-	return versions.Remove{Meta: meta(0), Version: version, Data: events.SkillRemoved{Ref: events.Reference{Slug: "a", Version: version}}}
+	return versions.RemoveEntry{CommandMeta: meta(0), Version: version, Data: events.SkillRemoved{Ref: events.Reference{Slug: "a", Version: version}}}
 }
 
 // history is a chain of commits, written as a service does.
@@ -50,7 +52,7 @@ func (h *history) do(c versions.Command) error {
 	}
 	h.seq++
 	h.commits = append(h.commits, list)
-	h.state = versions.Fold(h.state, commitID(h.seq), list).Settle(h.seq)
+	h.state = versions.Fold(h.state, commitID(h.seq), list).WithCommitSeq(h.seq)
 	return nil
 }
 
@@ -200,8 +202,8 @@ func TestResolve_FindsTagsAndDigests(t *testing.T) {
 		"oldest but the tagged":     {dropped, hex(12), hex(12), true, 12},
 	} {
 		got, ok := c.h.state.Resolve(c.version)
-		if ok != c.ok || ok && got != c.want || c.want != "" && c.h.state.At(c.want) != c.at {
-			t.Errorf("%s: %s, %v at %d", name, got, ok, c.h.state.At(c.want))
+		if ok != c.ok || ok && got != c.want || c.want != "" && c.h.state.CommitSeqOf(c.want) != c.at {
+			t.Errorf("%s: %s, %v at %d", name, got, ok, c.h.state.CommitSeqOf(c.want))
 		}
 	}
 	// The state does not know whether a dropped version existed, so no tag is moved to it.
@@ -250,7 +252,7 @@ func TestEvolve_AcceptsAnyEvents(t *testing.T) {
 		t.Errorf("%d versions, latest %s", len(s.Versions), s.Tags["latest"])
 	}
 	for _, data := range []events.Payload{
-		nil, events.SessionIdle{}, events.Opaque{}, events.SkillTagged{Ref: events.Reference{Version: "?"}, Tag: "?"}, events.AgentRemoved{Ref: events.Reference{Version: "?"}},
+		nil, events.SessionIdle{}, events.OpaquePayload{}, events.SkillTagged{Ref: events.Reference{Version: "?"}, Tag: "?"}, events.AgentRemoved{Ref: events.Reference{Version: "?"}},
 		events.InstanceRemoved{}, events.EnvironmentRemoved{}, events.InstanceApplied{}, events.EnvironmentApplied{},
 	} {
 		s = versions.Evolve(s, events.Event{Data: data})

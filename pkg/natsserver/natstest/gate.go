@@ -40,7 +40,7 @@ func RunWithoutGate(t testing.TB) (url string) {
 	}
 	js, err := jetstream.New(ConnAs(t, ns.ClientURL(), topology.UserAdmin))
 	if err == nil {
-		err = topology.Provision(t.Context(), js, topology.Config{})
+		err = topology.Provision(t.Context(), js, topology.ProvisionConfig{})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -98,11 +98,11 @@ CREATE TABLE events (
     session text NOT NULL,
     seq     bigint NOT NULL,
     type    text NOT NULL,
-    event   text NOT NULL,            -- JSON of events.Wire
+    event   text NOT NULL,            -- JSON of events.WireEvent
     PRIMARY KEY (tenant, session, seq)
 );
 
--- Text of blocks that are pending, or not known yet, in pieces. Pieces may overlap and leave holes: blocks.Text joins them.
+-- Text of blocks that are pending, or not known yet, in pieces. Pieces may overlap and leave holes: blocks.StreamedText joins them.
 CREATE TABLE text_in_flight (
     tenant       text NOT NULL,
     session      text NOT NULL,

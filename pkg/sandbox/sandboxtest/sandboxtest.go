@@ -99,7 +99,7 @@ type fixture struct {
 }
 
 // id returns a new id.
-func (f *fixture) id(kind events.Kind) string {
+func (f *fixture) id(kind events.IDKind) string {
 	f.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	f.must(err)

@@ -50,7 +50,7 @@ func (p *pass) removeUnneededUploads(ctx context.Context, k sessionKey, list []b
 		return fmt.Errorf("look for the session's files: %w", err)
 	}
 	// The read models may lag, so the log decides. The objects of a deleted session are removed with its content.
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil || l.Life.Status == session.Deleted {
 		return err
 	}
@@ -79,7 +79,7 @@ func (p *pass) removeUnneededUploads(ctx context.Context, k sessionKey, list []b
 
 // initialTranscript returns the transcript with which a session began, as a fileChange. No snapshot counts as
 // containing it, because forks may begin with the transcript too.
-func initialTranscript(l *eventlog.Loaded) []fileChange {
+func initialTranscript(l *eventlog.SessionState) []fileChange {
 	if t := l.Life.Transcript; t != nil {
 		return []fileChange{{t.Object, math.MaxUint32}}
 	}
@@ -89,7 +89,7 @@ func initialTranscript(l *eventlog.Loaded) []fileChange {
 // lastSnapshotChange returns the number of the last file change that the session's last snapshot contains; executors do
 // not apply this change and earlier ones again. It returns 0 for a session that works in a folder of the host, which is
 // never filled from a snapshot.
-func lastSnapshotChange(l *eventlog.Loaded) uint32 {
+func lastSnapshotChange(l *eventlog.SessionState) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0
 	}
@@ -119,7 +119,7 @@ func (p *pass) findUnneededFiles(files []bucketObject, changes []fileChange, hel
 // fileChanges reads the file changes of a session that refer to objects from the log.
 func (p *pass) fileChanges(ctx context.Context, k sessionKey) (list []fileChange, err error) {
 	shard := eventlog.Position{Shard: p.sessions.Position(k.ID, 1).Shard}
-	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeOf(k.Tenant, k.ID)}) {
+	for rec, err := range p.log.Read(ctx, shard, eventlog.Filter{Subject: events.LifeSubject(k.Tenant, k.ID)}) {
 		if err != nil {
 			return nil, fmt.Errorf("read the session's files: %w", err)
 		}

@@ -41,8 +41,8 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 		return nil, fmt.Errorf("read the checkpoints: %w", err)
 	}
 	var out []unfoldedFork
-	for partition := range p.log.Partitioning().Count() {
-		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOf(partition)]}
+	for partition := range p.log.Partitioning().PartitionCount() {
+		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOfPartition(partition)]}
 		for rec, err := range p.log.Read(ctx, from, eventlog.Filter{Partitions: []int{partition}}) {
 			if err != nil {
 				return nil, fmt.Errorf("look for forks that the read models do not have yet: %w", err)
@@ -90,7 +90,7 @@ func (p *pass) findLiveFork(ctx context.Context, k sessionKey) (string, error) {
 			if found != "" || f.Tenant != k.Tenant || seen[f.ID] || !slices.Contains(parents, f.Parent) {
 				continue
 			}
-			l, err := p.sessions.Load(ctx, f.Tenant, f.ID, eventlog.Leader)
+			l, err := p.sessions.Load(ctx, f.Tenant, f.ID, eventlog.LeaderOnly)
 			if err != nil {
 				return "", err
 			}
@@ -108,8 +108,8 @@ func (p *pass) findLiveFork(ctx context.Context, k sessionKey) (string, error) {
 }
 
 // keptByForksReason returns the reason why a deleted session must be kept for its forks, or "" if it need not.
-func (p *pass) keptByForksReason(ctx context.Context, l *eventlog.Loaded) (string, error) {
-	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
+func (p *pass) keptByForksReason(ctx context.Context, l *eventlog.SessionState) (string, error) {
+	rec, err := p.log.CommitAt(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
 	}
@@ -147,10 +147,10 @@ func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool
 	}
 	names := map[string]bool{}
 	for _, f := range list {
-		if f.Tenant == k.Tenant && f.Files() == k.ID {
+		if f.Tenant == k.Tenant && f.FilesOwner() == k.ID {
 			names[f.Snapshot] = true
 		}
-		if f.Tenant == k.Tenant && f.State() == k.ID {
+		if f.Tenant == k.Tenant && f.RecordsOwner() == k.ID {
 			names[f.Records] = true
 		}
 	}

@@ -18,38 +18,38 @@ import (
 )
 
 // createFork creates a fork in the log.
-func (b *fixture) createFork(f events.SessionForked) *eventlog.Loaded {
+func (b *fixture) createFork(f events.SessionForked) *eventlog.SessionState {
 	b.t.Helper()
-	l := &eventlog.Loaded{Tenant: tenant, ID: newID(events.KindSession)}
-	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
-	b.decide(l, func(base session.Base) session.Command {
-		return session.Fork{Base: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
+	l := &eventlog.SessionState{Tenant: tenant, ID: newID(events.KindSession)}
+	l.LifeHead.Subject, l.RunHead.Subject = events.LifeSubject(tenant, l.ID), events.RunSubject(tenant, l.ID)
+	b.decide(l, func(base session.CommandBase) session.Command {
+		return session.ForkSession{CommandBase: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
 	})
 	return l
 }
 
-func (b *fixture) decide(l *eventlog.Loaded, command func(session.Base) session.Command) {
+func (b *fixture) decide(l *eventlog.SessionState, command func(session.CommandBase) session.Command) {
 	b.t.Helper()
 	id := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, command(session.Base{Meta: events.Meta{CommandID: id, Now: b.now}}))
+	list, err := session.Decide(l.Life, command(session.CommandBase{CommandMeta: events.CommandMeta{CommandID: id, Now: b.now}}))
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, id, list))
 }
 
 // projectFork adds a fork to the read models, like the projector.
-func (b *fixture) projectFork(l *eventlog.Loaded, f events.SessionForked, snapshot string) {
+func (b *fixture) projectFork(l *eventlog.SessionState, f events.SessionForked, snapshot string) {
 	b.t.Helper()
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, `INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position, parent, forked, snapshot)
-		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, events.Partitioning(0).Group(l.ID), f.Parent, string(text), snapshot)
+		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, events.Partitioning(0).GroupOfID(l.ID), f.Parent, string(text), snapshot)
 	b.catchUp()
 }
 
 // deleteFork deletes a session in the log and in the read models.
-func (b *fixture) deleteFork(l *eventlog.Loaded, f events.SessionForked) {
+func (b *fixture) deleteFork(l *eventlog.SessionState, f events.SessionForked) {
 	b.t.Helper()
-	b.decide(l, func(base session.Base) session.Command { return session.Delete{Base: base} })
+	b.decide(l, func(base session.CommandBase) session.Command { return session.DeleteSession{CommandBase: base} })
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, "DELETE FROM sessions WHERE id = $1", l.ID)
@@ -70,7 +70,7 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 	ofChild := events.SessionForked{Parent: child.ID, Asked: 1, Effective: 1}
 	grandchild := b.createFork(ofChild)
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	waits := func(what string, l *eventlog.Loaded, fork string) {
+	waits := func(what string, l *eventlog.SessionState, fork string) {
 		t.Helper()
 		report, err := j.RunPass(t.Context(), false)
 		must(t, err)
@@ -78,7 +78,7 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 		if i < 0 || !strings.Contains(report.Items[i].Waits, "session "+fork+" was forked from it") {
 			t.Errorf("%s: found %+v", what, report.Items)
 		}
-		if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.Leader); err != nil || now.Run.Retired {
+		if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.LeaderOnly); err != nil || now.Run.Retired {
 			t.Errorf("%s: the parent is retired: %v, %v", what, now.Run.Retired, err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 		b.markRemoved()
 		b.now = b.now.Add(time.Minute)
 	}
-	for what, l := range map[string]*eventlog.Loaded{"parent": parent, "child": child, "grandchild": grandchild} {
+	for what, l := range map[string]*eventlog.SessionState{"parent": parent, "child": child, "grandchild": grandchild} {
 		if !b.isRemoved(l.ID) {
 			t.Errorf("the content of the %s still exists", what)
 		}
@@ -118,7 +118,7 @@ func TestPass_KeepsASessionWhoseForkMayBeUnderWay(t *testing.T) {
 	if err != nil || len(report.Items) != 1 || !strings.Contains(report.Items[0].Waits, "under way") {
 		t.Errorf("found %+v, %v", report.Items, err)
 	}
-	if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.Leader); err != nil || now.Run.Retired {
+	if now, err := (eventlog.Sessions{Log: b.log}).Load(t.Context(), tenant, l.ID, eventlog.LeaderOnly); err != nil || now.Run.Retired {
 		t.Errorf("retired %v, %v", now.Run.Retired, err)
 	}
 }

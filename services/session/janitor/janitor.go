@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Janitor, error) {
 		return nil, fmt.Errorf("janitor: %w", err)
 	}
 	if deps.Clock == nil {
-		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Logger: deps.Logger})
+		deps.Clock = bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStreamName(0), Logger: deps.Logger})
 	}
 	if deps.Now == nil {
 		deps.Now = deps.Clock.Now
@@ -196,7 +196,7 @@ func (j *Janitor) openPass(ctx context.Context, conn *pgx.Conn, dry bool) (*pass
 		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: PassReport{Items: []ReportItem{}},
 	}
 	for shard := range j.deps.Log.Shards() {
-		e, err := openEraser(ctx, j.js, topology.EventsStream(shard))
+		e, err := openEraser(ctx, j.js, topology.EventsStreamName(shard))
 		if err != nil {
 			return nil, err
 		}

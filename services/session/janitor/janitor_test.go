@@ -49,7 +49,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func newID(kind events.Kind) string { return events.Derive(kind, rand.Text()) }
+func newID(kind events.IDKind) string { return events.DeriveID(kind, rand.Text()) }
 
 // fixture is an installation with its users and without services. The test sets the clock of its janitor.
 type fixture struct {
@@ -78,12 +78,12 @@ func newFixtureAt(t *testing.T, cfg natsserver.Config) *fixture {
 	if cfg.Accounts {
 		b.connect = srv.ConnectAs
 	}
-	b.install(topology.Config{Partitions: topology.DefaultPartitions})
+	b.install(topology.ProvisionConfig{Partitions: topology.DefaultPartitions})
 	return b
 }
 
 // install creates the streams, the read models, and the log with the rights of admin.
-func (b *fixture) install(cfg topology.Config) {
+func (b *fixture) install(cfg topology.ProvisionConfig) {
 	b.t.Helper()
 	t := b.t
 	cfg.Partitions = topology.DefaultPartitions
@@ -93,7 +93,7 @@ func (b *fixture) install(cfg topology.Config) {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), b.js, cfg))
 	must(t, readmodel.Migrate(t.Context(), b.url))
-	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 
@@ -128,7 +128,7 @@ func (b *fixture) janitorWithMetrics(url string, cfg janitor.Config) (*janitor.J
 	nc := b.conn(topology.UserJanitor)
 	js, err := jetstream.New(nc)
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
 	cfg.DatabaseURL = url
 	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now }, Metrics: registry})
@@ -204,33 +204,33 @@ func checkList(t *testing.T, what string, got []string, want ...string) {
 }
 
 // session creates a session in the log.
-func (b *fixture) session(id string) *eventlog.Loaded {
+func (b *fixture) session(id string) *eventlog.SessionState {
 	b.t.Helper()
 	return b.sessionWith(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
 }
 
-func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.Loaded {
+func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.SessionState {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
-	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: data})
+	list, err := session.Decide(l.Life, session.CreateSession{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, SessionCreated: data})
 	must(b.t, err)
 	must(b.t, sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	return l
 }
 
 // reload loads a session that the janitor has written to.
-func (b *fixture) reload(l *eventlog.Loaded) {
+func (b *fixture) reload(l *eventlog.SessionState) {
 	b.t.Helper()
-	now, err := eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
+	now, err := eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.LeaderOnly)
 	must(b.t, err)
 	*l = *now
 }
 
 // snapshot takes a snapshot like an executor, and commits it.
-func (b *fixture) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
+func (b *fixture) snapshot(l *eventlog.SessionState, box *workspacetest.Box) string {
 	b.t.Helper()
 	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(b.t, err)
@@ -239,23 +239,23 @@ func (b *fixture) snapshot(l *eventlog.Loaded, box *workspacetest.Box) string {
 }
 
 // commit records in the log that a snapshot was taken.
-func (b *fixture) commit(l *eventlog.Loaded, id string) {
+func (b *fixture) commit(l *eventlog.SessionState, id string) {
 	b.t.Helper()
 	b.record(l, events.WorkspaceSynced{Snapshot: id, Reason: "requested"})
 }
 
 // record appends an event of an idle session, like an executor.
-func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
+func (b *fixture) record(l *eventlog.SessionState, p events.Payload) {
 	b.t.Helper()
-	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", p)
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	d, err := run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
 // checkRestores checks that a snapshot has the given content in file a.
-func (b *fixture) checkRestores(l *eventlog.Loaded, id, content string) {
+func (b *fixture) checkRestores(l *eventlog.SessionState, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -388,20 +388,20 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 }
 
 // putFile records that an object belongs into the workspace.
-func (b *fixture) putFile(l *eventlog.Loaded, object string) {
+func (b *fixture) putFile(l *eventlog.SessionState, object string) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.PutFile{
-		Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, File: session.File{Path: "a", Object: object, SHA256: digest("a")},
+		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, FileUpload: session.FileUpload{Path: "a", Object: object, SHA256: digest("a")},
 	})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
 
 // trimmed returns the sum of what the log records as removed from a session's workspace.
-func (b *fixture) trimmed(l *eventlog.Loaded) (sum events.WorkspaceTrimmed) {
+func (b *fixture) trimmed(l *eventlog.SessionState) (sum events.WorkspaceTrimmed) {
 	b.t.Helper()
-	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 		must(b.t, err)
 		for _, e := range rec.Events {
 			if d, ok := e.Data.(events.WorkspaceTrimmed); ok {
@@ -454,7 +454,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	b.putObject(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
 	b.putFile(l, prefix+"u-waits")
 	exe := newID(events.KindExecution)
-	d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
+	d, err := run.Decide(l.Run, run.ClaimExecution{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	b.now = b.now.Add(2 * time.Hour)
@@ -471,7 +471,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("during a turn the janitor recorded %+v", got)
 	}
-	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
+	d, err = run.Decide(l.Run, run.EndExecution{CommandMeta: events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	checkList(t, "found before the snapshot of the turn", b.pass(j, false))
@@ -492,9 +492,9 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 
 // addedBytes returns the sum of the sizes that the snapshots of a session report as added.
-func (b *fixture) addedBytes(l *eventlog.Loaded) (sum uint64) {
+func (b *fixture) addedBytes(l *eventlog.SessionState) (sum uint64) {
 	b.t.Helper()
-	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(l.Tenant, l.ID)}) {
 		must(b.t, err)
 		for _, e := range rec.Events {
 			if d, ok := e.Data.(events.WorkspaceSynced); ok {
@@ -511,13 +511,13 @@ func digest(text string) string {
 }
 
 // entry changes an entry of the catalogue.
-func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.Meta) ([]events.Event, error)) {
+func (b *fixture) entry(kind events.Aspect, ref events.Reference, decide func(versions.State, events.CommandMeta) ([]events.Event, error)) {
 	b.t.Helper()
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	must(b.t, err)
 	command := newID(events.KindCommand)
-	list, err := decide(e.State, events.Meta{CommandID: command, Now: b.now})
+	list, err := decide(e.State, events.CommandMeta{CommandID: command, Now: b.now})
 	must(b.t, err)
 	must(b.t, entries.Append(b.t.Context(), &e, events.Actor{Kind: "user", ID: "test"}, command, list))
 }
@@ -527,8 +527,8 @@ func (b *fixture) pushSkill(slug, zip string) {
 	b.t.Helper()
 	b.putObject(topology.BucketSkills, digest(zip), zip)
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
-	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Apply{Meta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.ApplyVersion{CommandMeta: meta, Version: ref.Version, Data: events.SkillPushed{Ref: ref, Name: slug}})
 	})
 }
 
@@ -536,8 +536,8 @@ func (b *fixture) pushSkill(slug, zip string) {
 func (b *fixture) removeSkillVersion(slug, zip string) {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(zip)}
-	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+	b.entry(events.Skill, events.Reference{Slug: slug}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.RemoveEntry{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 }
 
@@ -556,8 +556,8 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 	b.pushSkill("entry", "removed with its entry") // sessions that pinned the version can still load it
 	b.removeSkillVersion("one", "removed")
 	b.removeSkillVersion("one", "removed from one")
-	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.Meta) ([]events.Event, error) {
-		return versions.Decide(s, versions.Remove{Meta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
+	b.entry(events.Skill, events.Reference{Slug: "entry"}, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
+		return versions.Decide(s, versions.RemoveEntry{CommandMeta: meta, Data: events.SkillRemoved{Ref: events.Reference{Slug: "entry"}}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	skills := func(items []string) []string {
@@ -599,15 +599,15 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	ofAccepted, ofRefused, ofEnvironment, ofRefusedEnvironment := seal(accepted), seal(refused), seal(""), seal("")
 	l := b.session(newID(events.KindSession))
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Post{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
+	list, err := session.Decide(l.Life, session.PostQuery{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
 	must(t, err)
 	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	// so large that the log stores its data as an object
 	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"TOKEN": {Secret: true, Sealed: ofEnvironment}, "A": {Value: strings.Repeat("x", 300<<10)}}}
 	ref := events.Reference{Slug: "env"}
-	b.entry(events.Environment, ref, func(s versions.State, meta events.Meta) ([]events.Event, error) {
+	b.entry(events.Environment, ref, func(s versions.State, meta events.CommandMeta) ([]events.Event, error) {
 		at := events.Reference{Slug: "env", Version: digest("env")}
-		return versions.Decide(s, versions.Apply{Meta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
+		return versions.Decide(s, versions.ApplyVersion{CommandMeta: meta, Version: at.Version, Data: events.EnvironmentApplied{Ref: at, Spec: spec}})
 	})
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
@@ -678,14 +678,14 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	nc := natstest.Conn(t, natstest.Run(t))
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
+	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
 	url := pgtest.URL(t)
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
 	must(t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
+	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStreamName(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
 	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour}, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: ahead})
 	must(t, err)
 	report, err := j.RunPass(t.Context(), false)

@@ -44,17 +44,17 @@ func (b *fixture) exec(url, statement string, args ...any) {
 }
 
 // appendLog appends a log event with a text to a session.
-func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
+func (b *fixture) appendLog(l *eventlog.SessionState, text string) {
 	b.t.Helper()
-	m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+	m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 	m.Add("", events.Log{Level: "info", Message: text})
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: m.Events()})
+	d, err := run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: m.Events()})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendRun(b.t.Context(), l, events.Actor{Kind: "service", ID: "test"}, newID(events.KindCommit), d))
 }
 
 // createDeleted creates a session with log events of the given texts, and deletes it.
-func (b *fixture) createDeleted(id string, texts ...string) *eventlog.Loaded {
+func (b *fixture) createDeleted(id string, texts ...string) *eventlog.SessionState {
 	b.t.Helper()
 	l := b.session(id)
 	for _, text := range texts {
@@ -65,10 +65,10 @@ func (b *fixture) createDeleted(id string, texts ...string) *eventlog.Loaded {
 }
 
 // delete deletes a session.
-func (b *fixture) delete(l *eventlog.Loaded) {
+func (b *fixture) delete(l *eventlog.SessionState) {
 	b.t.Helper()
 	command := newID(events.KindCommand)
-	list, err := session.Decide(l.Life, session.Delete{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}})
+	list, err := session.Decide(l.Life, session.DeleteSession{CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: b.now}}})
 	must(b.t, err)
 	must(b.t, eventlog.Sessions{Log: b.log}.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	b.projectDeletion(b.url, l.ID)
@@ -79,7 +79,7 @@ func (b *fixture) delete(l *eventlog.Loaded) {
 // projectDeletion adds a deleted session to the read models of a database, like the projector.
 func (b *fixture) projectDeletion(url, id string) {
 	b.t.Helper()
-	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, events.Partitioning(0).Group(id))
+	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, events.Partitioning(0).GroupOfID(id))
 }
 
 // catchUp lets the projector and the session service read the whole log.
@@ -106,9 +106,9 @@ func (b *fixture) countUsage() {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(topology.UserSession))
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
 	ctx, stop := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
@@ -133,7 +133,7 @@ func (b *fixture) countUsage() {
 
 func (b *fixture) setCaughtUp(url string) {
 	b.t.Helper()
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
 	b.exec(url, "UPDATE checkpoints SET position = $1, caught_up = true", s.CachedInfo().State.LastSeq)
 }
@@ -158,12 +158,12 @@ func (b *fixture) markRemoved() {
 func (b *fixture) isRemoved(id string) bool {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
-	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
+	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(b.t, err)
 	if l.RunHead.Seq == 0 {
 		return false
 	}
-	rec, err := b.log.At(b.t.Context(), sessions.Position(id, l.RunHead.Seq))
+	rec, err := b.log.CommitAt(b.t.Context(), sessions.Position(id, l.RunHead.Seq))
 	must(b.t, err)
 	return slices.ContainsFunc(rec.Events, func(e events.Event) bool { _, done := e.Data.(events.ContentRemoved); return done })
 }
@@ -171,7 +171,7 @@ func (b *fixture) isRemoved(id string) bool {
 // checkLog checks that the log verifies.
 func (b *fixture) checkLog() {
 	b.t.Helper()
-	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.Scope{})
+	report, err := eventlog.Verify(b.t.Context(), b.log, eventlog.VerifyScope{})
 	must(b.t, err)
 	for _, p := range report.Problems {
 		b.t.Errorf("verify: %v", p)
@@ -214,9 +214,9 @@ func inStreams(t *testing.T, dir, text string) bool {
 // commits returns the number of commits of a session's runs.
 func (b *fixture) commits(id string) uint64 {
 	b.t.Helper()
-	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
+	s, err := b.js.Stream(b.t.Context(), topology.EventsStreamName(0))
 	must(b.t, err)
-	subject := b.log.Partitioning().Subject(events.RunOf(tenant, id))
+	subject := b.log.Partitioning().Subject(events.RunSubject(tenant, id))
 	info, err := s.Info(b.t.Context(), jetstream.WithSubjectFilter(subject))
 	must(b.t, err)
 	return info.State.Subjects[subject]
@@ -318,7 +318,7 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 		t.Errorf("%d payloads are left, want the other session's", n)
 	}
 	var kept string
-	for rec, err := range b.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(tenant, other.ID)}) {
+	for rec, err := range b.log.Read(t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunSubject(tenant, other.ID)}) {
 		must(t, err)
 		kept = rec.Events[0].Data.(events.Log).Message
 	}
@@ -426,7 +426,7 @@ func TestPass_TwoAtOnce(t *testing.T) {
 func TestCommands_LeaveTheFilesOnceAcknowledged(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	d := topology.CommandsConsumer()
+	d := topology.SessionCommandsConsumer()
 	c, err := b.js.CreateConsumer(t.Context(), d.Stream, d.Config)
 	must(t, err)
 	if age := streamConfig(t, b, d.Stream).MaxAge; age != 24*time.Hour {
@@ -465,7 +465,7 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	t.Parallel()
 	cluster := natstest.RunCluster(t)
 	b := &fixture{t: t, dirs: cluster.Dirs, connect: func(_ string, opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(cluster.URL, opts...) }}
-	b.install(topology.Config{Replicas: 3})
+	b.install(topology.ProvisionConfig{Replicas: 3})
 	id, other := newID(events.KindSession), b.session(newID(events.KindSession))
 	b.appendLog(other, "sanderling-kept")
 	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")
@@ -504,10 +504,10 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	id := newID(events.KindSession)
 	l := b.session(id)
 	ann := events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/test", Address: "192.0.2.1"}
-	large, err := json.Marshal(strings.Repeat("x", events.MaxInline))
+	large, err := json.Marshal(strings.Repeat("x", events.MaxInlineBytes))
 	must(t, err)
 	for i, metadata := range []json.RawMessage{large, json.RawMessage(`"small"`)} {
-		m := events.NewEventList(events.Meta{CommandID: newID(events.KindCommand), Now: b.now})
+		m := events.NewEventList(events.CommandMeta{CommandID: newID(events.KindCommand), Now: b.now})
 		m.Add("", events.SessionOptionsUpdated{Metadata: metadata})
 		actor := ann
 		if i == 1 {
@@ -523,9 +523,9 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	b.delete(l)
 	j := b.janitor(janitor.Config{})
 	b.pass(j, false)
-	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.Leader)
+	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.LeaderOnly)
 	must(t, err)
-	rec, err := b.log.At(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
+	rec, err := b.log.CommitAt(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
 	must(t, err)
 	retired, ok := rec.Events[0].Data.(events.RunRetired)
 	if !ok || len(retired.Audit) != 3 {

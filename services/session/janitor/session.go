@@ -60,7 +60,7 @@ func (p *pass) processDeletedSessions(ctx context.Context) error {
 // advanceDeletedSession does the next step for a deleted session: it retires the session's runs when nothing reads or
 // writes them any more, and erases the content when the grace period after that has passed.
 func (p *pass) advanceDeletedSession(ctx context.Context, k sessionKey) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (p *pass) advanceDeletedSession(ctx context.Context, k sessionKey) error {
 		}
 		return p.retireRuns(ctx, l)
 	}
-	rec, err := p.log.At(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
+	rec, err := p.log.CommitAt(ctx, p.sessions.Position(k.ID, l.RunHead.Seq))
 	if err != nil {
 		return fmt.Errorf("read the end of session %s: %w", k.ID, err)
 	}
@@ -101,15 +101,15 @@ func (p *pass) advanceDeletedSession(ctx context.Context, k sessionKey) error {
 
 // waitReason returns the reason why the content of a deleted session cannot be removed yet, as a sentence that names
 // the service that still reads or writes the session up to a sequence. It returns "" if there is none.
-func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (string, error) {
+func (p *pass) waitReason(ctx context.Context, l *eventlog.SessionState, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
-	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
+	case l.DueWork() != run.NoWork, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
 		return "an execution has not ended", nil
 	case l.Run.Sandbox.ID != "":
 		return "its sandbox is not released", nil
 	}
-	group := p.log.Partitioning().Group(l.ID)
+	group := p.log.Partitioning().GroupOfID(l.ID)
 	var position uint64
 	var caughtUp bool
 	err := p.conn.QueryRow(ctx, "SELECT position, caught_up FROM checkpoints WHERE grp = $1", group).Scan(&position, &caughtUp)
@@ -120,7 +120,7 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (s
 		return "the projector has not passed it", nil
 	}
 	shard := p.sessions.Position(l.ID, at).Shard
-	c, err := p.js.Consumer(ctx, topology.EventsStream(shard), topology.ReactorDurable(shard))
+	c, err := p.js.Consumer(ctx, topology.EventsStreamName(shard), topology.ReactorDurable(shard))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return "the session service has not passed it", nil
 	}
@@ -145,7 +145,7 @@ var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janit
 
 // retireRuns ends the runs of a deleted session. From then on the guard refuses every other writer, also one that read
 // no commit, because each subject keeps a commit.
-func (p *pass) retireRuns(ctx context.Context, l *eventlog.Loaded) error {
+func (p *pass) retireRuns(ctx context.Context, l *eventlog.SessionState) error {
 	usage, stored, err := p.sessionUsage(ctx, l)
 	if err != nil {
 		return err
@@ -155,7 +155,7 @@ func (p *pass) retireRuns(ctx context.Context, l *eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
-	runs, err := p.countCommits(ctx, shard, events.RunOf(l.Tenant, l.ID))
+	runs, err := p.countCommits(ctx, shard, events.RunSubject(l.Tenant, l.ID))
 	if err != nil {
 		return err
 	}
@@ -163,24 +163,24 @@ func (p *pass) retireRuns(ctx context.Context, l *eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
-	return p.appendToRuns(ctx, l, "retire", func(meta events.Meta) run.Command {
-		return run.Retire{Meta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
+	return p.appendToRuns(ctx, l, "retire", func(meta events.CommandMeta) run.Command {
+		return run.RetireRuns{CommandMeta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
 }
 
 // auditEntriesToKeep returns the audit entries of a deleted session that its event run_retired keeps. It leaves out the
 // deletion, whose commit is not erased.
-func (p *pass) auditEntriesToKeep(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEntry, error) {
+func (p *pass) auditEntriesToKeep(ctx context.Context, l *eventlog.SessionState) ([]events.AuditEntry, error) {
 	var list []events.AuditEntry
 	for rec, err := range p.sessionCommits(ctx, l.LifeHead.Subject) {
 		if err != nil {
 			return nil, err
 		}
-		if a, ok := eventlog.Audit(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
+		if a, ok := eventlog.AuditEntryOf(rec); ok && rec.Position.Seq != l.LifeHead.Seq {
 			list = append(list, a)
 		}
 	}
-	return eventlog.KeepAudit(list)
+	return eventlog.NewestAuditEntries(list)
 }
 
 // sessionCommits yields the commits of a session, or of one of its subjects. If the payload of a commit is lost, it
@@ -206,14 +206,14 @@ func (p *pass) sessionCommits(ctx context.Context, of events.Subject) iter.Seq2[
 
 // appendToRuns decides on the command that command returns, and appends the decision to the session's runs. If another
 // writer appended first, it returns no error: the next pass checks again. step names the command in error messages.
-func (p *pass) appendToRuns(ctx context.Context, l *eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
-	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
-	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
+func (p *pass) appendToRuns(ctx context.Context, l *eventlog.SessionState, step string, command func(events.CommandMeta) run.Command) error {
+	id := events.DeriveID(events.KindCommand, "janitor", step, l.Tenant, l.ID)
+	d, err := run.Decide(l.Run, command(events.CommandMeta{CommandID: id, Now: p.now()}))
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
 	next := *l
-	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.Derive(events.KindCommit, id), d)
+	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.DeriveID(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		p.logger.Info("another writer appended first", "step", step, "session", l.ID)
@@ -233,7 +233,7 @@ func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (u
 
 // sessionUsage returns the usage that a deleted session added to its tenant's usage, and the bytes that it stores. It
 // reads the read models, which waitReason found to include the session's last commit.
-func (p *pass) sessionUsage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
+func (p *pass) sessionUsage(ctx context.Context, l *eventlog.SessionState) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
 		return nil, 0, fmt.Errorf("read the usage of session %s: %w", l.ID, err)
@@ -256,14 +256,14 @@ func (p *pass) sessionUsage(ctx context.Context, l *eventlog.Loaded) (out []even
 			stored = d.Stored
 			continue
 		}
-		out = append(out, events.DayUsage{Day: day, Spent: d.BudgetUsage, Logged: events.Output{Events: d.Events, Bytes: d.EventBytes}})
+		out = append(out, events.DayUsage{Day: day, Spent: d.BudgetUsage, Logged: events.OutputSize{Events: d.Events, Bytes: d.EventBytes}})
 	}
 	return out, stored, nil
 }
 
 // eraseContent erases the content of a deleted session. Each step can be interrupted and repeated; content_removed is
 // appended when nothing is left.
-func (p *pass) eraseContent(ctx context.Context, l *eventlog.Loaded) error {
+func (p *pass) eraseContent(ctx context.Context, l *eventlog.SessionState) error {
 	k := sessionKey{l.Tenant, l.ID}
 	held, err := p.readRemainingReferences(ctx, l)
 	if err != nil {
@@ -312,8 +312,8 @@ func (p *pass) eraseContent(ctx context.Context, l *eventlog.Loaded) error {
 	p.removed++
 	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
-	return p.appendToRuns(ctx, l, "erase", func(meta events.Meta) run.Command {
-		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
+	return p.appendToRuns(ctx, l, "erase", func(meta events.CommandMeta) run.Command {
+		return run.RecordErasure{CommandMeta: meta, Messages: messages, Objects: item.Objects}
 	})
 }
 
@@ -327,7 +327,7 @@ type remainingReferences struct {
 
 // readRemainingReferences reads the remaining commits of a deleted session and returns the executions and stored
 // objects to which they refer. A payload that no longer exists does not prevent the reading of the others.
-func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.Loaded) (remainingReferences, error) {
+func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.SessionState) (remainingReferences, error) {
 	var h remainingReferences
 	digests := map[string]bool{}
 	for rec, err := range p.sessionCommits(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
@@ -338,7 +338,7 @@ func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.Loaded) 
 			continue
 		}
 		h.commits++
-		list, err := rec.Commit.Decode()
+		list, err := rec.Commit.DecodeEvents()
 		if err != nil {
 			return h, fmt.Errorf("read %s: %w", rec.Position, err)
 		}
@@ -346,7 +346,7 @@ func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.Loaded) 
 			if e.Type() == (events.MessageAccepted{}).EventType() {
 				h.executions = append(h.executions, e.ExecutionID)
 			}
-			if o, ok := e.Data.(events.Opaque); ok && events.IsPayloadRef(o.Raw) {
+			if o, ok := e.Data.(events.OpaquePayload); ok && events.IsPayloadRef(o.Raw) {
 				var ref events.PayloadRef
 				if err := json.Unmarshal(o.Raw, &ref); err != nil {
 					return h, fmt.Errorf("read %s: %w", rec.Position, err)
@@ -376,7 +376,7 @@ func (p *pass) readRemainingReferences(ctx context.Context, l *eventlog.Loaded) 
 
 // isPayloadReferenced reports whether a subject of another session refers to a payload by its digest alone. Commits of
 // this version never do, so no such reference can appear later.
-func (p *pass) isPayloadReferenced(ctx context.Context, digest string, l *eventlog.Loaded) (bool, error) {
+func (p *pass) isPayloadReferenced(ctx context.Context, digest string, l *eventlog.SessionState) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false

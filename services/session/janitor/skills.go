@@ -85,17 +85,17 @@ func (p *pass) referencedZIPs(ctx context.Context, digests []string) (map[string
 			return nil, err
 		}
 	}
-	entries, referred := eventlog.Entries{Log: p.log}, map[string]bool{}
+	entries, referred := eventlog.Catalogue{Log: p.log}, map[string]bool{}
 	for name, mentioned := range by {
 		subject, err := p.log.Partitioning().ParseSubject(name)
 		if err != nil {
 			return nil, err
 		}
-		entry, err := entries.Load(ctx, subject, eventlog.Leader)
+		entry, err := entries.Load(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return nil, err
 		}
-		head, err := p.log.At(ctx, entries.Position(entry))
+		head, err := p.log.CommitAt(ctx, entries.Position(entry))
 		if err != nil {
 			return nil, fmt.Errorf("read the last commit of %s: %w", subject, err)
 		}

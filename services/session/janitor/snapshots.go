@@ -79,7 +79,7 @@ func (p *pass) findAbsentSessions(ctx context.Context, list map[sessionKey][]buc
 // removeObjectsOfAbsent removes the objects of a session that does not exist: files that came with a refused request.
 // The read models may lag, so it checks the log first.
 func (p *pass) removeObjectsOfAbsent(ctx context.Context, k sessionKey, list []bucketObject) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (p *pass) removeOldSnapshots(ctx context.Context, k sessionKey, list []buck
 		return nil
 	}
 	// Load after listing, so that a snapshot that is committed later is not in the list.
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
 		return err
 	}

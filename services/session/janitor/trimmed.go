@@ -48,7 +48,7 @@ func (p *pass) appendTrimEvents(ctx context.Context) error {
 // appendTrimEvent does the work of appendTrimEvents for the session k, unless an execution runs or its snapshot is
 // missing.
 func (p *pass) appendTrimEvent(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
-	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
+	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.LeaderOnly)
 	switch {
 	case err != nil:
 		return err
@@ -60,13 +60,13 @@ func (p *pass) appendTrimEvent(ctx context.Context, k sessionKey, t events.Works
 	case l.Run.Snapshot.At.Before(l.Run.EndedAt) && p.now().Sub(l.Run.EndedAt) < maxSnapshotDelay:
 		return nil
 	}
-	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, "janitor", "trim", l.Tenant, l.ID, fmt.Sprint(l.RunHead.Seq)), Now: p.now()})
 	m.Add("", t)
-	d, err := run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch, Events: m.Events()})
+	d, err := run.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch, Events: m.Events()})
 	if err != nil {
 		return err
 	}
-	err = p.sessions.AppendRun(ctx, l, janitorActor, events.Derive(events.KindCommit, m.Events()[0].ID), d)
+	err = p.sessions.AppendRun(ctx, l, janitorActor, events.DeriveID(events.KindCommit, m.Events()[0].ID), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		return nil // the next pass tries again

@@ -99,7 +99,7 @@ func (r *writerResult) addRound(took time.Duration, samples []time.Duration) {
 // executor.
 func signingKeys() (eventlog.Keys, error) {
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		fmt.Fprintf(&text, "%s:%032d ", role, 0)
 	}
 	return eventlog.ParseKeys(text.String(), topology.UserExecutor)
@@ -124,7 +124,7 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 type testbed struct {
 	owner, executor jetstream.JetStream
 	keys            eventlog.Keys
-	signing         topology.Signing
+	signing         topology.SigningSettings
 }
 
 // newTestbed starts a NATS server and installs a log on it. It connects once in the account that owns the log's stream,
@@ -148,7 +148,7 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	if t.keys, err = signingKeys(); err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, t.owner, topology.Config{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, t.owner, topology.ProvisionConfig{Shards: 1, KeyIDs: t.keys.KeyIDs()}); err != nil {
 		return nil, err
 	}
 	t.signing, err = topology.ReadSigning(ctx, t.owner, 1)
@@ -269,7 +269,7 @@ type draftGenerator struct {
 
 // executorActor returns an executor as the actor of the benchmark's commits.
 func executorActor() events.Actor {
-	id := events.Derive(events.KindExecutor, "bench")
+	id := events.DeriveID(events.KindExecutor, "bench")
 	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
 }
 
@@ -278,10 +278,10 @@ func newDraftGenerator(session string) *draftGenerator {
 	return &draftGenerator{draft: events.Draft{
 		Actor: executorActor(), Epoch: 1,
 		Events: []events.Event{{
-			Time: time.Unix(1_750_000_000, 0), ExecutionID: events.Derive(events.KindExecution, session),
+			Time: time.Unix(1_750_000_000, 0), ExecutionID: events.DeriveID(events.KindExecution, session),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
 			Data: events.BlockComplete{Block: events.Block{
-				ID: events.Derive(events.KindBlock, session), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ID: events.DeriveID(events.KindBlock, session), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
 				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
 			}},
 		}},
@@ -302,7 +302,7 @@ func (w *draftGenerator) next(session int) events.Draft {
 
 // runSubject returns the run subject of the i-th session of a kind of writer.
 func runSubject(kind string, i int) events.Subject {
-	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
+	return events.RunSubject("default", events.DeriveID(events.KindSession, "bench", kind, fmt.Sprint(i)))
 }
 
 // newLogAppender returns a function that appends the next commit of the i-th session to the log.

@@ -90,7 +90,7 @@ func compareBatches(ctx context.Context, b *harness.Bench, sessions, rounds int,
 // denyBatches forbids atomic batches on the log's stream, as in an installation that was created before Spool used
 // them.
 func (t *testbed) denyBatches(ctx context.Context) error {
-	s, err := t.owner.Stream(ctx, topology.EventsStream(0))
+	s, err := t.owner.Stream(ctx, topology.EventsStreamName(0))
 	if err != nil {
 		return err
 	}

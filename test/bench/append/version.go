@@ -32,7 +32,7 @@ const maxVersion2CPURatio = 1.05
 
 // clientActor returns an actor that has every field of commits of version 2, as in a commit that a client causes.
 func clientActor() events.Actor {
-	key := events.Derive(events.KindKey, "bench")
+	key := events.DeriveID(events.KindKey, "bench")
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }
 

@@ -92,7 +92,7 @@ func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var posted, result time.Time
-	_, err := s.client.TakeTurn(ctx, s.socket, s.id, text, func(w events.Wire, received time.Time) error {
+	_, err := s.client.TakeTurn(ctx, s.socket, s.id, text, func(w events.WireEvent, received time.Time) error {
 		switch d := w.Event().Data.(type) {
 		case events.ApprovalDecided:
 			s.decided = append(s.decided, received.Sub(posted))

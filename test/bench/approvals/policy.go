@@ -211,7 +211,7 @@ func (s *session) timeManyCalls(ctx context.Context) (time.Duration, error) {
 	defer cancel()
 	allowed := 0
 	var ended time.Time
-	t, err := s.client.TakeTurn(ctx, s.socket, s.id, manyCallsMessage, func(w events.Wire, received time.Time) error {
+	t, err := s.client.TakeTurn(ctx, s.socket, s.id, manyCallsMessage, func(w events.WireEvent, received time.Time) error {
 		if d, ok := w.Event().Data.(events.PermissionDecided); ok && d.Decision == events.PermissionAllow {
 			allowed++
 		}

@@ -29,7 +29,7 @@ const unreadBodyURL = runner.EgressURL + "/" + system.EgressUnreadRoute
 
 // registerSandbox registers a new sandbox with the egress proxy, as an executor does, and returns the sandbox's token.
 func registerSandbox(ctx context.Context, proxy *system.EgressProxy) (token string, err error) {
-	newID := func(kind events.Kind) string {
+	newID := func(kind events.IDKind) string {
 		id, ierr := events.NewID(kind, time.Now(), rand.Reader)
 		err = errors.Join(err, ierr)
 		return id

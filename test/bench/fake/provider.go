@@ -37,7 +37,7 @@ type sandboxRunner interface {
 
 // New returns a Provider whose sandboxes all run the script s, in this process.
 func New(s Script) *Provider {
-	return newProvider(func(id string) sandboxRunner { return newFakeRunner(s, events.Derive(events.KindJournal, id)) })
+	return newProvider(func(id string) sandboxRunner { return newFakeRunner(s, events.DeriveID(events.KindJournal, id)) })
 }
 
 // newProvider returns a Provider. It calls r with the id of each new sandbox; r returns the sandbox's runner.

@@ -128,7 +128,7 @@ func (s *runnerServer) serveConn(conn net.Conn) {
 	s.mu.Lock()
 	r := s.runners[q.Sandbox]
 	if r == nil {
-		r = newFakeRunner(s.script, events.Derive(events.KindJournal, q.Sandbox))
+		r = newFakeRunner(s.script, events.DeriveID(events.KindJournal, q.Sandbox))
 		s.runners[q.Sandbox] = r
 	}
 	if q.Attach == nil {

@@ -234,7 +234,7 @@ func (c *sessionClient) reconnect(ctx context.Context, cause error) error {
 }
 
 // checkAndMeasureEvent checks a received event and measures its age. ended is true if the event ends the execution.
-func (c *sessionClient) checkAndMeasureEvent(w events.Wire, received time.Time, in measureWindow) (ended bool, err error) {
+func (c *sessionClient) checkAndMeasureEvent(w events.WireEvent, received time.Time, in measureWindow) (ended bool, err error) {
 	ages, err := c.stamps.CheckEvent(w, received)
 	if err != nil {
 		return false, err
@@ -247,7 +247,7 @@ func (c *sessionClient) checkAndMeasureEvent(w events.Wire, received time.Time, 
 	if !received.Before(in.From) && received.Before(in.To) {
 		c.inWindow += len(ages)
 	}
-	if w.ExecutionID != c.execution || !events.Terminal(w.Type) {
+	if w.ExecutionID != c.execution || !events.IsTerminal(w.Type) {
 		return false, nil
 	}
 	if c.stamps.Pieces != c.blocks*piecesPerBlock || c.runner != 2*c.blocks || w.Type != (events.ExecutionCompleted{}).EventType() {

@@ -12,7 +12,7 @@ import (
 )
 
 // session returns the events of an execution with one block.
-func session(t *testing.T, written time.Time) (list []events.Wire) {
+func session(t *testing.T, written time.Time) (list []events.WireEvent) {
 	t.Helper()
 	seq := uint32(0)
 	add := func(typ events.Type, data any) {
@@ -20,7 +20,7 @@ func session(t *testing.T, written time.Time) (list []events.Wire) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := events.Wire{Type: typ, Time: written, ExecutionID: "exe", Source: events.FromRunner, Data: raw}
+		w := events.WireEvent{Type: typ, Time: written, ExecutionID: "exe", Source: events.FromRunner, Data: raw}
 		if typ != events.TextDelta {
 			seq++
 		}
@@ -43,7 +43,7 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	written := time.Unix(1_750_000_000, 0)
 	received := written.Add(20 * time.Millisecond)
 	all := measureWindow{From: written, To: written.Add(time.Second)}
-	read := func(blocks int, list []events.Wire) (*sessionClient, error) {
+	read := func(blocks int, list []events.WireEvent) (*sessionClient, error) {
 		c := &sessionClient{session: "ses", execution: "exe", blocks: blocks}
 		for _, w := range list {
 			if ended, err := c.checkAndMeasureEvent(w, received, all); ended || err != nil {
@@ -61,7 +61,7 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	swapped := slices.Clone(list)
 	swapped[4], swapped[5] = swapped[5], swapped[4]
 	for name, bad := range map[string]struct {
-		list   []events.Wire
+		list   []events.WireEvent
 		blocks int
 		err    string
 	}{

@@ -279,7 +279,7 @@ func joinAtMoreGateways(ctx context.Context, sys *system.System) (leave func(), 
 	}
 	sessions := map[int]string{}
 	for _, id := range ids {
-		sessions[sys.Log.Partitioning().Of(id)] = id
+		sessions[sys.Log.Partitioning().PartitionOf(id)] = id
 	}
 	for _, url := range sys.More {
 		client := system.NewClient(url)

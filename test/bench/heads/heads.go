@@ -91,7 +91,7 @@ type testbed struct {
 	shard   int
 	key     heads.PrivateKey
 	writers []*sessionWriter
-	last    heads.Entry
+	last    heads.ChainEntry
 	hash    string
 	seq     uint64
 }
@@ -122,7 +122,7 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	if t.js, err = jetstream.New(nc); err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, t.js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, t.js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		return nil, err
 	}
 	if t.log, err = jslog.New(jslog.Config{JetStream: t.js}); err != nil {
@@ -130,7 +130,7 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	}
 	t.changes = t.log
 	for i := range sessions {
-		t.writers = append(t.writers, &sessionWriter{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
+		t.writers = append(t.writers, &sessionWriter{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunSubject("default", events.DeriveID(events.KindSession, "bench", fmt.Sprint(i)))}})
 	}
 	return t, nil
 }
@@ -163,7 +163,7 @@ func (w *sessionWriter) appendCommit(ctx context.Context, log *jslog.Log, i int)
 		Events: []events.Event{{
 			ID: string(events.KindEvent) + "_" + id, Time: time.Unix(1_750_000_000, 0), ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
 			Data: events.BlockComplete{Block: events.Block{
-				ID: events.Derive(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
+				ID: events.DeriveID(events.KindBlock, id), Kind: events.KindToolResult, Status: events.StatusComplete, Time: time.Unix(1_750_000_000, 0),
 				ToolUseID: "call_1", Output: "total 8\n-rw-r--r-- 1 agent agent 213 main.py\n", DurationMs: 12,
 			}},
 		}},
@@ -179,11 +179,11 @@ func (t *testbed) signHeads(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e := heads.Entry{Shard: t.shard, N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
+	e := heads.ChainEntry{Shard: t.shard, N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
 	for subject, seq := range changes.Last {
 		hash, ok := changes.Hash[subject]
 		if !ok {
-			rec, err := t.changes.At(ctx, eventlog.Position{Shard: t.shard, Seq: seq})
+			rec, err := t.changes.CommitAt(ctx, eventlog.Position{Shard: t.shard, Seq: seq})
 			if err != nil {
 				return err
 			}
@@ -191,7 +191,7 @@ func (t *testbed) signHeads(ctx context.Context) error {
 		}
 		e.Heads = append(e.Heads, heads.Head{Subject: subject, Seq: seq, Hash: hash})
 	}
-	data, hash, err := e.Seal(t.key)
+	data, hash, err := e.Sign(t.key)
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 		}
 	}
 	var text strings.Builder
-	for _, role := range eventlog.Writers() {
+	for _, role := range eventlog.WriterRoles() {
 		fmt.Fprintf(&text, "%s:%032d ", role, 0)
 	}
 	keys, err := eventlog.ParseKeys(text.String(), topology.UserExecutor)
@@ -111,7 +111,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 		return pair, err
 	}
 	const shards = len(pair)
-	if err := topology.Provision(ctx, js[topology.UserAdmin], topology.Config{Shards: shards, KeyIDs: keys.KeyIDs()}); err != nil {
+	if err := topology.Provision(ctx, js[topology.UserAdmin], topology.ProvisionConfig{Shards: shards, KeyIDs: keys.KeyIDs()}); err != nil {
 		return pair, err
 	}
 	signing, err := topology.ReadSigning(ctx, js[topology.UserAdmin], shards)
@@ -132,7 +132,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 			return pair, err
 		}
 		for i := 0; len(t.writers) < sessions; i++ {
-			s := events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))
+			s := events.RunSubject("default", events.DeriveID(events.KindSession, "bench", fmt.Sprint(i)))
 			if topology.ShardOf(s.Partition(), shards) == shard {
 				t.writers = append(t.writers, &sessionWriter{head: eventlog.Head{Subject: s}, actor: clientActor()})
 			}
@@ -144,6 +144,6 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 // clientActor returns an actor that has every field of commits of version 2, as in a commit that a client causes.
 // Commits of version 1 leave out the fields that they do not support.
 func clientActor() events.Actor {
-	key := events.Derive(events.KindKey, "bench")
+	key := events.DeriveID(events.KindKey, "bench")
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }

@@ -170,9 +170,9 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 		return "", err
 	}
 	sessions := eventlog.Sessions{Log: sys.Log}
-	l := &eventlog.Loaded{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
-	list, err := session.Decide(l.Life, session.Create{
-		Base: session.Base{Meta: events.Meta{CommandID: command, Now: time.Now().UTC()}},
+	l := &eventlog.SessionState{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeSubject("default", id)}}
+	list, err := session.Decide(l.Life, session.CreateSession{
+		CommandBase: session.CommandBase{CommandMeta: events.CommandMeta{CommandID: command, Now: time.Now().UTC()}},
 		SessionCreated: events.SessionCreated{
 			Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local",
 			Options: events.Options{IdleTimeoutMs: 900_000, TurnLimitMs: 3_600_000, SessionLimitMs: 86_400_000},

@@ -84,7 +84,7 @@ func measureAges(ctx context.Context, sys *system.System, llm *fakeModel, pieces
 	for _, n := range []int{warmUpPieces, pieces} {
 		llm.setPieces(n)
 		ages = nil
-		_, err := c.TakeTurn(ctx, socket, session, "go on", func(w events.Wire, received time.Time) error {
+		_, err := c.TakeTurn(ctx, socket, session, "go on", func(w events.WireEvent, received time.Time) error {
 			more, err := stamps.CheckEvent(w, received)
 			ages = append(ages, more...)
 			return err

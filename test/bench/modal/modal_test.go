@@ -86,7 +86,7 @@ func requests(t *testing.T, m *harness.MockModal) (all []time.Duration) {
 }
 
 // isText reports whether an event shows text: a piece of it, or a block that is complete at once.
-func isText(w events.Wire) bool {
+func isText(w events.WireEvent) bool {
 	return w.Type == events.TextDelta || w.Type == (events.BlockComplete{}).EventType() && strings.Contains(string(w.Data), string(events.KindAssistantText))
 }
 
@@ -123,7 +123,7 @@ func (k *talk) firstTexts(t *testing.T) (all []time.Duration) {
 			if w.ExecutionID == execution && first == 0 && isText(w) {
 				first = time.Since(began)
 			}
-			if w.ExecutionID == execution && events.Terminal(w.Type) {
+			if w.ExecutionID == execution && events.IsTerminal(w.Type) {
 				if w.Type != (events.ExecutionCompleted{}).EventType() {
 					t.Fatalf("the turn ended with %s: %s", w.Type, w.Data)
 				}

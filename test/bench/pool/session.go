@@ -42,7 +42,7 @@ func (t *testbed) measureSession(ctx context.Context, n int) (s sessionTimes, er
 	defer socket.Close()
 	var sandbox events.SandboxReady
 	var agent events.ExecutionStarted
-	s.TurnTimes, err = client.TakeTurn(ctx, socket, id, fmt.Sprint("number ", n), func(w events.Wire, received time.Time) error {
+	s.TurnTimes, err = client.TakeTurn(ctx, socket, id, fmt.Sprint("number ", n), func(w events.WireEvent, received time.Time) error {
 		switch w.Type {
 		case sandbox.EventType():
 			s.ready = received

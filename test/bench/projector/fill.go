@@ -30,7 +30,7 @@ type sessionWriter struct {
 func (t *testbed) fillLog(ctx context.Context, sessions, turns int) error {
 	writers := make([]*sessionWriter, sessions)
 	for i := range writers {
-		writers[i] = &sessionWriter{tenant: "default", id: events.Derive(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
+		writers[i] = &sessionWriter{tenant: "default", id: events.DeriveID(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
 		if err := t.publishCommit(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func (t *testbed) fillLog(ctx context.Context, sessions, turns int) error {
 
 // appendTurn publishes the n-th turn of the log, with some text and three tool calls: 23 events in 11 commits.
 func (t *testbed) appendTurn(ctx context.Context, w *sessionWriter, n int) error {
-	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
-	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
+	x := events.DeriveID(events.KindExecution, w.id, fmt.Sprint(n))
+	block := func(name string) string { return events.DeriveID(events.KindBlock, x, name) }
 	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}
 	whole := text
 	whole.Status, whole.Content = events.StatusComplete, strings.Repeat("All work and no play makes an agent a dull one. ", 8)
@@ -98,14 +98,14 @@ func (t *testbed) publishCommit(ctx context.Context, w *sessionWriter, aspect ev
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
 	for _, p := range list {
 		w.n++
-		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: firstEventTime.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
+		e := events.Event{ID: events.DeriveID(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: firstEventTime.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
 		if execution != "" {
 			e.ConversationID = events.MainConversation
 		}
 		d.Events = append(d.Events, e)
 		t.events++
 	}
-	d.ID = events.Derive(events.KindCommit, w.id, fmt.Sprint(w.n))
+	d.ID = events.DeriveID(events.KindCommit, w.id, fmt.Sprint(w.n))
 	c, err := d.Seal(subject, w.prev[aspect])
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (t *testbed) setGroupEnds(ctx context.Context, writers []*sessionWriter) er
 			if err != nil {
 				return err
 			}
-			g := t.log.Partitioning().Group(w.id)
+			g := t.log.Partitioning().GroupOfID(w.id)
 			t.ends[g] = max(t.ends[g], m.Sequence)
 		}
 	}

@@ -50,19 +50,19 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 // have no state.
 func (t *testbed) appendStates(ctx context.Context, id string) error {
 	sessions := eventlog.Sessions{Log: t.log}
-	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
+	l, err := sessions.Load(ctx, "default", id, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}
 	actor := events.Actor{Kind: "executor", ID: "xtr_bench"}
 	event := func(n string, data events.Payload) events.Event {
-		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: firstEventTime, Source: events.FromServer, Data: data}
+		return events.Event{ID: events.DeriveID(events.KindEvent, id, n), Time: firstEventTime, Source: events.FromServer, Data: data}
 	}
-	if err := sessions.AppendRunPart(ctx, l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
+	if err := sessions.AppendRunPart(ctx, l, actor, events.DeriveID(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
 		return err
 	}
 	t.events += 2
-	return sessions.AppendLife(ctx, l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
+	return sessions.AppendLife(ctx, l, actor, events.DeriveID(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
 }
 
 // reportForks measures requests for forks of a session at several of its events, and requests for the history of a
@@ -90,7 +90,7 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 		done <- nil
 		return err
 	}
-	id := events.Derive(events.KindSession, "bench", "0")
+	id := events.DeriveID(events.KindSession, "bench", "0")
 	whole, err := t.timeForkFromLog(ctx, id)
 	if err != nil {
 		return err
@@ -124,14 +124,14 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 // timeForkFromLog measures how long it takes to read a session's whole log and to decide where a fork of it begins.
 func (t *testbed) timeForkFromLog(ctx context.Context, id string) (callTimings, error) {
 	return timeCalls(t.events, 3, func() error {
-		w := fork.New(fork.Last)
-		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
+		w := fork.NewFinder(fork.LastEvent)
+		for e, err := range eventlog.SessionEvents(ctx, t.log, "default", id) {
 			if err != nil {
 				return err
 			}
 			w.Add(e.Seq, e.Event)
 		}
-		_, err := w.Cut()
+		_, err := w.ForkPoint()
 		return err
 	})
 }

@@ -124,7 +124,7 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 1, Partitions: topology.DefaultPartitions}); err != nil {
 		return nil, err
 	}
 	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions})

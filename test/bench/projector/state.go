@@ -38,7 +38,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err != nil {
 		return err
 	}
-	id := events.Derive(events.KindSession, "bench", "0")
+	id := events.DeriveID(events.KindSession, "bench", "0")
 	if err := t.storeSnapshot(ctx, "default", id); err != nil {
 		return fmt.Errorf("store a snapshot: %w", err)
 	}
@@ -99,7 +99,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 	if _, err := pool.Exec(ctx, "ANALYZE"); err != nil {
 		return err
 	}
-	path := url + "/api/sessions/" + events.Derive(events.KindSession, "bench", "0") + "/state?at="
+	path := url + "/api/sessions/" + events.DeriveID(events.KindSession, "bench", "0") + "/state?at="
 	var list []callTimings
 	for _, seq := range []int{499, t.events/1000*500 + 499, t.events} { // all but the last one are as far from a saved state as possible
 		a, err := timeStateRequests(ctx, path, seq, stateRequests)

@@ -51,7 +51,7 @@ func (s *session) takeTurn(ctx context.Context, text string) (synced events.Work
 		if err != nil {
 			return synced, fmt.Errorf("waiting for the snapshot, turn ended %t: %w", ended, err)
 		}
-		if w.ExecutionID == execution && events.Terminal(w.Type) {
+		if w.ExecutionID == execution && events.IsTerminal(w.Type) {
 			if w.Type != (events.ExecutionCompleted{}).EventType() {
 				return synced, fmt.Errorf("the turn ended with %s: %s", w.Type, w.Data)
 			}
@@ -84,7 +84,7 @@ func (s *session) requestSnapshot(ctx context.Context) (synced events.WorkspaceS
 }
 
 // decodeSnapshot decodes the event of a snapshot. It returns an error if the snapshot was taken for another reason.
-func decodeSnapshot(w events.Wire, reason string, into *events.WorkspaceSynced) error {
+func decodeSnapshot(w events.WireEvent, reason string, into *events.WorkspaceSynced) error {
 	if err := json.Unmarshal(w.Data, into); err != nil {
 		return err
 	}

@@ -133,11 +133,11 @@ type SessionSocket struct {
 
 // gatewayMessage is a message that the gateway sends on a WebSocket.
 type gatewayMessage struct {
-	Type    string      `json:"type"`
-	Seq     uint32      `json:"seq"`
-	Event   events.Wire `json:"event"`
-	Code    string      `json:"code"`
-	Message string      `json:"message"`
+	Type    string           `json:"type"`
+	Seq     uint32           `json:"seq"`
+	Event   events.WireEvent `json:"event"`
+	Code    string           `json:"code"`
+	Message string           `json:"message"`
 }
 
 // JoinSession opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. JoinSession
@@ -170,7 +170,7 @@ func (c *Client) JoinSessionAfter(ctx context.Context, session string, seq uint3
 }
 
 // Next returns the next event or text delta of the session, and the time at which it was received.
-func (s *SessionSocket) Next(ctx context.Context) (events.Wire, time.Time, error) {
+func (s *SessionSocket) Next(ctx context.Context) (events.WireEvent, time.Time, error) {
 	for {
 		m, at, err := s.next(ctx)
 		if err != nil || m.Type == "session:event" {
@@ -210,7 +210,7 @@ type BlockText struct {
 
 // AgentTextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
 // agent.
-func AgentTextOf(w events.Wire) (text BlockText, ok bool, err error) {
+func AgentTextOf(w events.WireEvent) (text BlockText, ok bool, err error) {
 	switch w.Type {
 	case events.TextDelta:
 		var d struct {

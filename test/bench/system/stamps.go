@@ -42,7 +42,7 @@ func (s *TimestampChecker) HandleRejoin() { s.joined = 0 }
 // CheckEvent checks the next event that the client has received, at the time received. It returns the ages of the pieces of
 // text that the event contains and that were not received before. The end of a block may repeat text of deltas; any
 // other duplicate, a gap or a wrong order is an error.
-func (s *TimestampChecker) CheckEvent(w events.Wire, received time.Time) (ages []time.Duration, err error) {
+func (s *TimestampChecker) CheckEvent(w events.WireEvent, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
 		switch {
 		case w.Seq <= s.seq:

@@ -11,20 +11,20 @@ import (
 )
 
 // sent is what a gateway sends about one block.
-func sent(t *testing.T, typ events.Type, seq uint32, data any) events.Wire {
+func sent(t *testing.T, typ events.Type, seq uint32, data any) events.WireEvent {
 	t.Helper()
 	raw, err := json.Marshal(data)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return events.Wire{Type: typ, Seq: seq, Data: raw}
+	return events.WireEvent{Type: typ, Seq: seq, Data: raw}
 }
 
-func text(t *testing.T, seq uint32, offset int, piece string) events.Wire {
+func text(t *testing.T, seq uint32, offset int, piece string) events.WireEvent {
 	return sent(t, events.TextDelta, seq, map[string]any{"blockId": "b", "offset": offset, "delta": piece})
 }
 
-func whole(t *testing.T, seq uint32, content string) events.Wire {
+func whole(t *testing.T, seq uint32, content string) events.WireEvent {
 	return sent(t, "block_complete", seq, events.BlockComplete{Block: events.Block{ID: "b", Kind: events.KindAssistantText, Content: content}})
 }
 
@@ -35,7 +35,7 @@ func TestStamps(t *testing.T) {
 	at := began.Add(30 * time.Millisecond)
 	var s system.TimestampChecker
 	for i, step := range []struct {
-		w    events.Wire
+		w    events.WireEvent
 		late []time.Duration
 	}{
 		{sent(t, "block_start", 1, struct{}{}), nil},
@@ -50,7 +50,7 @@ func TestStamps(t *testing.T) {
 	if s.Pieces != 2 || s.Kept != 2 {
 		t.Errorf("%d pieces and %d events", s.Pieces, s.Kept)
 	}
-	for what, list := range map[string][]events.Wire{
+	for what, list := range map[string][]events.WireEvent{
 		"seq 2 came after 0":       {sent(t, "log", 2, struct{}{})},
 		"seq 1 came after 1":       {sent(t, "log", 1, struct{}{}), sent(t, "log", 1, struct{}{})},
 		"came after event 0":       {text(t, 1, 0, a)},
@@ -80,7 +80,7 @@ func TestStamps_CheckTextAgainAfterJoin(t *testing.T) {
 	began := time.Unix(1_750_000_000, 0)
 	a, b := system.TimestampText(began), system.TimestampText(began.Add(10*time.Millisecond))
 	for name, c := range map[string]struct {
-		again events.Wire
+		again events.WireEvent
 		err   string
 	}{
 		"whole text again":      {text(t, 0, 0, a+b), ""},

@@ -166,7 +166,7 @@ func (s *System) startServers(ctx context.Context) (databaseURL string, err erro
 	if err != nil {
 		return "", err
 	}
-	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions})
+	return pg.URL(), topology.Provision(ctx, js, topology.ProvisionConfig{Shards: 1, Partitions: topology.DefaultPartitions})
 }
 
 // connectWithoutUser connects to a NATS server without users at url, and opens the log over the connection.

@@ -21,7 +21,7 @@ func (t TurnTimes) Latency() time.Duration { return t.FirstText.Sub(t.Posted) }
 // TakeTurn posts text as a message to the session that the socket has joined, and reads the socket until the turn has
 // completed. It returns an error if the turn ends otherwise or has no text. It calls observe, unless that is nil, with
 // every event and the time at which it was received.
-func (c *Client) TakeTurn(ctx context.Context, s *SessionSocket, session, text string, observe func(events.Wire, time.Time) error) (TurnTimes, error) {
+func (c *Client) TakeTurn(ctx context.Context, s *SessionSocket, session, text string, observe func(events.WireEvent, time.Time) error) (TurnTimes, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	posted := make(chan string, 1)
@@ -51,7 +51,7 @@ func (c *Client) TakeTurn(ctx context.Context, s *SessionSocket, session, text s
 		if ok && part.Piece != "" && t.FirstText.IsZero() {
 			t.FirstText = received
 		}
-		if !events.Terminal(w.Type) {
+		if !events.IsTerminal(w.Type) {
 			continue
 		}
 		if w.ExecutionID != <-posted || w.Type != (events.ExecutionCompleted{}).EventType() || t.FirstText.IsZero() {

@@ -44,7 +44,7 @@ func (s *session) Close() error {
 // implements bareagent.Conversation.
 func (s *session) Turn(ctx context.Context, text string) (time.Duration, error) {
 	var claimed, started time.Time
-	t, err := s.client.TakeTurn(ctx, s.socket, s.id, text, func(w events.Wire, received time.Time) error {
+	t, err := s.client.TakeTurn(ctx, s.socket, s.id, text, func(w events.WireEvent, received time.Time) error {
 		switch w.Type {
 		case (events.ExecutionClaimed{}).EventType():
 			claimed = received

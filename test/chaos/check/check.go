@@ -66,7 +66,7 @@ func CompareWithLog(e Observations) []string {
 				if e.Accepted[ev.ExecutionID] != session {
 					fail("log of %s: query %s was accepted, and no client was told so", session, ev.ExecutionID)
 				}
-			case events.Terminal(ev.Type):
+			case events.IsTerminal(ev.Type):
 				ends[ev.ExecutionID] = append(ends[ev.ExecutionID], ev.Type)
 			}
 		}

@@ -269,7 +269,7 @@ func (w *recorder) readSession(s *compat.RecordedSession) error {
 	}
 	for after := uint32(0); ; {
 		var page struct {
-			Events    []events.Wire
+			Events    []events.WireEvent
 			Tip, Next uint32
 		}
 		if err := w.CallAPI(key, "GET", fmt.Sprintf("%s/events?limit=1000&after=%d", path, after), nil, &page); err != nil {

@@ -142,8 +142,8 @@ func (w *recorder) postQuery(s compat.RecordedSession, text string) (execution s
 
 // awaitEvent blocks until an execution has an event of one of the types, and returns the event. Without types, it waits
 // for the end of the execution.
-func (w *recorder) awaitEvent(s compat.RecordedSession, execution string, types ...events.Type) (events.Wire, error) {
-	return w.AwaitEvent(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.Wire) bool {
+func (w *recorder) awaitEvent(s compat.RecordedSession, execution string, types ...events.Type) (events.WireEvent, error) {
+	return w.AwaitEvent(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.WireEvent) bool {
 		if e.ExecutionID != execution {
 			return false
 		}
@@ -152,7 +152,7 @@ func (w *recorder) awaitEvent(s compat.RecordedSession, execution string, types 
 				return true
 			}
 		}
-		return len(types) == 0 && events.Terminal(e.Type)
+		return len(types) == 0 && events.IsTerminal(e.Type)
 	})
 }
 
@@ -355,7 +355,7 @@ func (w *recorder) createIdleSession() error {
 	if err := w.runTurn(s, programQuery, completedType); err != nil {
 		return err
 	}
-	_, err = w.AwaitEvent(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
+	_, err = w.AwaitEvent(w.manifest.Keys["default"], s.ID, 0, func(e events.WireEvent) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
 	return err
 }
 

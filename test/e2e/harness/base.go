@@ -69,7 +69,7 @@ func (c *Cluster) startRestartableServers() {
 	requireNoError(c.T, err)
 	js, err := jetstream.New(nc)
 	requireNoError(c.T, err)
-	requireNoError(c.T, topology.Provision(c.T.Context(), js, topology.Config{}))
+	requireNoError(c.T, topology.Provision(c.T.Context(), js, topology.ProvisionConfig{}))
 	c.Servers.Log = log
 }
 

@@ -84,11 +84,11 @@ func (c *Cluster) PostMessage(session, text string) string {
 
 // Stream is a client that follows the events of one session over a WebSocket or SSE.
 type Stream struct {
-	View   *blocks.View
+	View   *blocks.BlockView
 	Cursor uint32 // seq of the last stored event
-	Events []events.Wire
-	Seen   func(events.Wire) // called by Next after a stored event was applied to View; may be nil
-	next   func() (events.Wire, error)
+	Events []events.WireEvent
+	Seen   func(events.WireEvent) // called by Next after a stored event was applied to View; may be nil
+	next   func() (events.WireEvent, error)
 	close  func()
 }
 
@@ -97,7 +97,7 @@ func (s *Stream) Close() { s.close() }
 
 // Next returns the next event or delta of the session, and applies it to View. It returns an error if an event's seq
 // does not follow the last one.
-func (s *Stream) Next() (events.Wire, error) {
+func (s *Stream) Next() (events.WireEvent, error) {
 	w, err := s.next()
 	if err != nil {
 		return w, err
@@ -126,10 +126,10 @@ func (s *Stream) Next() (events.Wire, error) {
 }
 
 // ReadUntilEnd reads events until an execution has ended, and returns its terminal event.
-func (s *Stream) ReadUntilEnd(execution string) (events.Wire, error) {
+func (s *Stream) ReadUntilEnd(execution string) (events.WireEvent, error) {
 	for {
 		w, err := s.Next()
-		if err != nil || w.ExecutionID == execution && events.Terminal(w.Type) {
+		if err != nil || w.ExecutionID == execution && events.IsTerminal(w.Type) {
 			return w, err
 		}
 	}
@@ -153,26 +153,26 @@ func (c *Cluster) JoinSocket(i int, session string, from *Stream) (*Stream, erro
 		err = conn.Write(ctx, websocket.MessageText, join)
 	}
 	s.close = func() { _ = conn.CloseNow(); cancel() }
-	s.next = func() (events.Wire, error) {
+	s.next = func() (events.WireEvent, error) {
 		for {
 			_, raw, err := conn.Read(ctx)
 			if err != nil {
-				return events.Wire{}, err
+				return events.WireEvent{}, err
 			}
 			var m struct {
-				Type    string      `json:"type"`
-				Event   events.Wire `json:"event"`
-				Code    string      `json:"code"`
-				Message string      `json:"message"`
+				Type    string           `json:"type"`
+				Event   events.WireEvent `json:"event"`
+				Code    string           `json:"code"`
+				Message string           `json:"message"`
 			}
 			if err := json.Unmarshal(raw, &m); err != nil {
-				return events.Wire{}, err
+				return events.WireEvent{}, err
 			}
 			switch m.Type {
 			case "session:event":
 				return m.Event, nil
 			case "error":
-				return events.Wire{}, fmt.Errorf("%s: %s", m.Code, m.Message)
+				return events.WireEvent{}, fmt.Errorf("%s: %s", m.Code, m.Message)
 			}
 		}
 	}
@@ -199,17 +199,17 @@ func (c *Cluster) JoinSSE(i int, session string, from *Stream) (*Stream, error) 
 	}
 	lines := bufio.NewReader(resp.Body)
 	s.close = func() { cancel(); _ = resp.Body.Close() }
-	s.next = func() (events.Wire, error) {
+	s.next = func() (events.WireEvent, error) {
 		for {
 			line, err := lines.ReadString('\n')
 			if err != nil {
-				return events.Wire{}, err
+				return events.WireEvent{}, err
 			}
 			data, ok := strings.CutPrefix(line, "data:")
 			if !ok {
 				continue
 			}
-			var w events.Wire
+			var w events.WireEvent
 			return w, json.Unmarshal([]byte(data), &w)
 		}
 	}
@@ -220,14 +220,14 @@ func (c *Cluster) JoinSSE(i int, session string, from *Stream) (*Stream, error) 
 // one if from is nil.
 func continueStream(from *Stream) *Stream {
 	if from == nil {
-		return &Stream{View: blocks.NewView()}
+		return &Stream{View: blocks.NewBlockView()}
 	}
 	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events, Seen: from.Seen}
 }
 
 // RunQuery posts text as a message to a session, reads a stream to the end of its execution, and returns the stream and
 // the terminal event. The stream continues from, which may be nil.
-func (c *Cluster) RunQuery(session, text string, from *Stream) (*Stream, events.Wire) {
+func (c *Cluster) RunQuery(session, text string, from *Stream) (*Stream, events.WireEvent) {
 	c.T.Helper()
 	s, err := c.JoinSocket(0, session, from)
 	requireNoError(c.T, err)

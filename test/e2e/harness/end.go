@@ -37,7 +37,7 @@ func (c *Cluster) DeleteSession(id string) {
 	// The context of the test has ended when cleanups run.
 	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
-	l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(ctx, DefaultTenant, id, eventlog.Leader)
+	l, err := eventlog.Sessions{Log: c.Servers.Log}.Load(ctx, DefaultTenant, id, eventlog.LeaderOnly)
 	requireNoError(c.T, err)
 	if l.Life.Status != session.Deleted {
 		var answer struct{ Detail string }
@@ -97,7 +97,7 @@ func (c *Cluster) awaitEndInLog(ctx context.Context, tenant, id string) (sandbox
 			case events.SandboxTerminated:
 				delete(open, d.SandboxID)
 			}
-			if events.Terminal(e.Type()) {
+			if events.IsTerminal(e.Type()) {
 				delete(open, e.ExecutionID)
 			}
 		}
@@ -114,7 +114,7 @@ func (c *Cluster) VerifyLog() {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
 	defer cancel()
-	report, err := eventlog.Verify(ctx, c.Servers.Log, eventlog.Scope{})
+	report, err := eventlog.Verify(ctx, c.Servers.Log, eventlog.VerifyScope{})
 	requireNoError(c.T, err)
 	if report.Problem != nil {
 		c.T.Errorf("the log is broken: %v", report.Problem)

@@ -32,12 +32,12 @@ func (r *ReplayResult) addMessage(kind string, raw []byte) error {
 	case pace.ReplayStarted, pace.GapShortened, pace.ReplayEnded:
 		return nil
 	case pace.BlockWhole:
-		var whole pace.BlockWithoutDeltas
+		var whole pace.BlockWholeNotice
 		err := json.Unmarshal(raw, &whole)
 		r.Whole[whole.BlockID] = true
 		return err
 	}
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return fmt.Errorf("%s %s: %w", kind, raw, err)
 	}

@@ -45,7 +45,7 @@ type SessionState struct {
 			State string `json:"state"`
 		} `json:"currentSandbox"`
 	} `json:"session"`
-	Todos    []history.Todos `json:"todos"`
+	Todos    []history.TodoList `json:"todos"`
 	Resolved struct {
 		Seq         uint32 `json:"seq"`
 		ExecutionID string `json:"executionId"`
@@ -130,7 +130,7 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 // CompareState compares the state got with the events and blocks that a client received up to the same event. It
 // returns an error that describes a difference to the fold of the events list or to the blocks shown, and nil if there
 // is none.
-func CompareState(got SessionState, list []events.Wire, shown []events.Block) error {
+func CompareState(got SessionState, list []events.WireEvent, shown []events.Block) error {
 	var want history.State
 	phases := map[string]string{}
 	for _, w := range list {
@@ -140,7 +140,7 @@ func CompareState(got SessionState, list []events.Wire, shown []events.Block) er
 	}
 	last := list[len(list)-1]
 	active := ""
-	if x := want.Active(); x != nil {
+	if x := want.ActiveExecution(); x != nil {
 		active = x.ID
 	}
 	snapshot, taken := "", uint32(0)
@@ -148,7 +148,7 @@ func CompareState(got SessionState, list []events.Wire, shown []events.Block) er
 		snapshot, taken = want.Snapshot.Name, want.Snapshot.Seq
 	}
 	if g, w := fmt.Sprint(got.Seq, got.Position, got.Session.Tip, got.Session.Position, got.Session.Status, got.Session.Active, got.Session.Queued, got.Session.Snapshot),
-		fmt.Sprint(last.Seq, last.Position, last.Seq, last.Position, want.Session.Status, active, want.Queued(), snapshot); g != w {
+		fmt.Sprint(last.Seq, last.Position, last.Seq, last.Position, want.Session.Status, active, want.QueuedCount(), snapshot); g != w {
 		return fmt.Errorf("session at %d: %s, want %s", last.Seq, g, w)
 	}
 	var sandbox, resolved string
@@ -167,7 +167,7 @@ func CompareState(got SessionState, list []events.Wire, shown []events.Block) er
 	if g, w := fmt.Sprint(got.Todos), fmt.Sprint(want.Todos); len(got.Todos) != len(want.Todos) || len(want.Todos) == 1 && g != w {
 		return fmt.Errorf("todos at %d: %s, want %s", last.Seq, g, w)
 	}
-	reported := want.Reported()
+	reported := want.ReportedUsage()
 	if g, w := fmt.Sprint(got.Reported.InputTokens, got.Reported.OutputTokens, got.Metered.Requests, got.Files.SnapshotSeq, got.Files.ChangeCount, got.ConversationSum, len(got.Conversations)-1),
 		fmt.Sprint(float64(reported.InputTokens), float64(reported.OutputTokens), float64(want.Metered.Requests), taken, want.FileChanges, want.Count.Conversations, want.Count.Conversations); g != w {
 		return fmt.Errorf("sums at %d: %s, want %s", last.Seq, g, w)

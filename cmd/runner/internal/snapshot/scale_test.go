@@ -179,7 +179,7 @@ func BenchmarkSnapshot(b *testing.B) {
 		b.Run(fmt.Sprint(files), func(b *testing.B) {
 			js, err := jetstream.New(natstest.Conn(b, natstest.Run(b)))
 			if err == nil {
-				err = topology.Provision(b.Context(), js, topology.Config{})
+				err = topology.Provision(b.Context(), js, topology.ProvisionConfig{})
 			}
 			if err != nil {
 				b.Fatal(err)

@@ -15,13 +15,13 @@ import (
 func join(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
-		if s.Type != events.MCPDocker {
+		if s.Type != events.MCPTypeDocker {
 			continue
 		}
 		if !filepath.IsAbs(s.Socket) {
 			return invalid(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
 		}
-		s.Type, s.Command, s.Socket = events.MCPStdio, mcpsidecar.Command(executable, s), ""
+		s.Type, s.Command, s.Socket = events.MCPTypeStdio, mcpsidecar.Command(executable, s), ""
 		q.MCPServers[i] = s
 	}
 	return nil

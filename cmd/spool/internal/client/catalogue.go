@@ -69,7 +69,7 @@ func (c *Client) RemoveDefinition(ctx context.Context, service CatalogueService,
 
 // Reference converts a reference in a response of the API. The scope "organization" becomes "".
 func Reference(r *spoolv1.Reference) events.Reference {
-	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.Bare()
+	ref := events.Reference{Scope: events.ReferenceScope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug()}.WithoutVersion()
 	ref.Version = r.GetVersion()
 	return ref
 }

@@ -38,8 +38,8 @@ const (
 
 // FollowItem is one item that Follow yields. Exactly one of Event, Lag, Snapshot, Joined and Lost is set.
 type FollowItem struct {
-	Event    *events.Wire    // a stored event, in order and once; or a delta with new text only
-	Raw      json.RawMessage // the event as JSON
+	Event    *events.WireEvent // a stored event, in order and once; or a delta with new text only
+	Raw      json.RawMessage   // the event as JSON
 	Lag      *ReadModelLag
 	Snapshot *FollowSnapshot
 	Joined   bool  // the stream is joined, for the first time or again
@@ -65,7 +65,7 @@ type FollowSnapshot struct {
 // an error: that of ctx, an *Error, or an *UnreachableError if the server did not respond within Config.GiveUp.
 func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.Seq2[FollowItem, error] {
 	return func(yield func(FollowItem, error) bool) {
-		f := &followIteration{client: c, session: session, cursor: after, texts: map[string]*blocks.Text{}, done: map[string]bool{}}
+		f := &followIteration{client: c, session: session, cursor: after, texts: map[string]*blocks.StreamedText{}, done: map[string]bool{}}
 		f.yield = func(m FollowItem) bool { f.stopped = f.stopped || !yield(m, nil); return !f.stopped }
 		if err := f.reconnectLoop(ctx); err != nil && !f.stopped {
 			yield(FollowItem{}, err)
@@ -77,9 +77,9 @@ func (c *Client) Follow(ctx context.Context, session string, after uint32) iter.
 type followIteration struct {
 	client  *Client
 	session string
-	cursor  uint32                  // seq of the last event that was yielded
-	texts   map[string]*blocks.Text // texts of open blocks
-	done    map[string]bool         // ids of complete blocks
+	cursor  uint32                          // seq of the last event that was yielded
+	texts   map[string]*blocks.StreamedText // texts of open blocks
+	done    map[string]bool                 // ids of complete blocks
 	yield   func(FollowItem) bool
 	stopped bool // the consumer stopped the iteration
 	yielded int  // number of events and deltas
@@ -254,7 +254,7 @@ func (f *followIteration) handleMessage(m serverMessage) error {
 
 // yieldEvent yields an event of the log, unless it was yielded before. A delta is passed to yieldDelta.
 func (f *followIteration) yieldEvent(raw json.RawMessage) error {
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return fmt.Errorf("decode an event: %w", err)
 	}
@@ -280,7 +280,7 @@ func (f *followIteration) yieldEvent(raw json.RawMessage) error {
 
 // yieldDelta yields the part of a delta's text that was not yielded before. After a reconnect the server sends the text
 // of open blocks from its start.
-func (f *followIteration) yieldDelta(w events.Wire, raw json.RawMessage) error {
+func (f *followIteration) yieldDelta(w events.WireEvent, raw json.RawMessage) error {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return fmt.Errorf("decode a delta: %w", err)
@@ -290,7 +290,7 @@ func (f *followIteration) yieldDelta(w events.Wire, raw json.RawMessage) error {
 	}
 	t := f.texts[d.BlockID]
 	if t == nil {
-		t = &blocks.Text{}
+		t = &blocks.StreamedText{}
 		f.texts[d.BlockID] = t
 	}
 	from := len(t.Known)
@@ -325,7 +325,7 @@ func (f *followIteration) yieldSnapshot(cause *Error, m serverMessage) error {
 	clear(f.texts)
 	for _, b := range m.Blocks {
 		if b.Status == events.StatusPending {
-			f.texts[b.ID] = &blocks.Text{Known: b.Content}
+			f.texts[b.ID] = &blocks.StreamedText{Known: b.Content}
 		} else {
 			f.done[b.ID] = true
 		}

@@ -30,9 +30,9 @@ const (
 var at = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // script returns the messages of a session: stored events with deltas between them.
-func script(t *testing.T) []events.Wire {
+func script(t *testing.T) []events.WireEvent {
 	t.Helper()
-	var out []events.Wire
+	var out []events.WireEvent
 	var seq uint32
 	keep := func(p events.Payload) {
 		seq++
@@ -71,7 +71,7 @@ func script(t *testing.T) []events.Wire {
 // the whole text of open blocks, then new messages.
 type gateway struct {
 	t      *testing.T
-	script []events.Wire
+	script []events.WireEvent
 	cut    func(sent int) bool // reports whether to close the connection after the nth message since the start
 
 	mu    sync.Mutex
@@ -111,8 +111,8 @@ func (g *gateway) serve(ctx context.Context, conn *websocket.Conn, after uint32)
 	if err := g.send(ctx, conn, map[string]any{"type": "session:joined", "requestId": "1", "sessionId": sesID, "seq": after}); err != nil {
 		return err
 	}
-	view, texts := blocks.NewView(), map[string]*blocks.Text{}
-	var last events.Wire
+	view, texts := blocks.NewBlockView(), map[string]*blocks.StreamedText{}
+	var last events.WireEvent
 	for _, w := range g.script[:g.now] {
 		if w.Type == events.TextDelta {
 			var d events.Delta
@@ -121,7 +121,7 @@ func (g *gateway) serve(ctx context.Context, conn *websocket.Conn, after uint32)
 			}
 			view.ApplyDelta(d)
 			if texts[d.BlockID] == nil {
-				texts[d.BlockID] = &blocks.Text{}
+				texts[d.BlockID] = &blocks.StreamedText{}
 			}
 			texts[d.BlockID].Add(d)
 			continue
@@ -156,7 +156,7 @@ func (g *gateway) serve(ctx context.Context, conn *websocket.Conn, after uint32)
 	return nil
 }
 
-func (g *gateway) event(ctx context.Context, conn *websocket.Conn, w events.Wire) error {
+func (g *gateway) event(ctx context.Context, conn *websocket.Conn, w events.WireEvent) error {
 	return g.send(ctx, conn, map[string]any{"type": "session:event", "sessionId": sesID, "event": w})
 }
 
@@ -188,7 +188,7 @@ func connect(t *testing.T, h http.Handler, cfg client.Config) *client.Client {
 }
 
 // collect follows to the end of the script and returns the stored events and the text of each block.
-func collect(t *testing.T, c *client.Client, after uint32) (kept []events.Wire, texts map[string]string, lost int) {
+func collect(t *testing.T, c *client.Client, after uint32) (kept []events.WireEvent, texts map[string]string, lost int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -203,13 +203,13 @@ func collect(t *testing.T, c *client.Client, after uint32) (kept []events.Wire, 
 		if m.Event == nil {
 			continue
 		}
-		var again events.Wire
+		var again events.WireEvent
 		if err := json.Unmarshal(m.Raw, &again); err != nil || again.Seq != m.Event.Seq || string(again.Data) != string(m.Event.Data) {
 			t.Fatalf("raw %s is not event %+v (%v)", m.Raw, m.Event, err)
 		}
 		if m.Event.Type != events.TextDelta {
 			kept = append(kept, *m.Event)
-			if events.Terminal(m.Event.Type) {
+			if events.IsTerminal(m.Event.Type) {
 				return kept, texts, lost
 			}
 			continue
@@ -232,7 +232,7 @@ func collect(t *testing.T, c *client.Client, after uint32) (kept []events.Wire, 
 func TestFollow_ResumesAfterEachMessage(t *testing.T) {
 	t.Parallel()
 	list := script(t)
-	var want []events.Wire
+	var want []events.WireEvent
 	for _, w := range list {
 		if w.Type != events.TextDelta {
 			want = append(want, w)

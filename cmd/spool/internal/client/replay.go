@@ -28,10 +28,10 @@ const (
 
 // ReplayItem is one item that Replay yields. Exactly one of Event, Started and Whole is set.
 type ReplayItem struct {
-	Event   *events.Wire    // a stored event, in order and once; or a delta with new text only
-	Raw     json.RawMessage // the event as JSON
-	Started *pace.Started   // yielded once, first
-	Whole   *pace.BlockWithoutDeltas
+	Event   *events.WireEvent   // a stored event, in order and once; or a delta with new text only
+	Raw     json.RawMessage     // the event as JSON
+	Started *pace.StartedNotice // yielded once, first
+	Whole   *pace.BlockWholeNotice
 }
 
 // Replay yields the events of a session from the seq from to the seq to, and the stored deltas of these events, as fast
@@ -185,14 +185,14 @@ func (r *replayIteration) decodeItem(kind string, data []byte) (*ReplayItem, err
 	}
 	switch pace.NoticeKind(kind) {
 	case pace.ReplayStarted:
-		var s pace.Started
+		var s pace.StartedNotice
 		if err := read(&s); err != nil || r.begun {
 			return nil, err
 		}
 		r.begun, r.to = true, &s.To
 		return &ReplayItem{Started: &s}, nil
 	case pace.BlockWhole:
-		var w pace.BlockWithoutDeltas
+		var w pace.BlockWholeNotice
 		return &ReplayItem{Whole: &w}, read(&w)
 	case pace.ReplayEnded:
 		r.ended = true
@@ -204,7 +204,7 @@ func (r *replayIteration) decodeItem(kind string, data []byte) (*ReplayItem, err
 		}
 		return nil, e
 	}
-	var w events.Wire
+	var w events.WireEvent
 	if err := read(&w); err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func (r *replayIteration) decodeItem(kind string, data []byte) (*ReplayItem, err
 
 // newEventItem returns the item for an event of the log. It returns a *skippedEventsError if the server skipped an
 // event.
-func (r *replayIteration) newEventItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+func (r *replayIteration) newEventItem(w events.WireEvent, raw json.RawMessage) (*ReplayItem, error) {
 	if w.Type == events.TextDelta {
 		return r.newDeltaItem(w, raw)
 	}
@@ -229,7 +229,7 @@ func (r *replayIteration) newEventItem(w events.Wire, raw json.RawMessage) (*Rep
 
 // newDeltaItem returns the item for a delta, or nil if its text was already received. On each connection the server
 // sends the text of open blocks from its start.
-func (r *replayIteration) newDeltaItem(w events.Wire, raw json.RawMessage) (*ReplayItem, error) {
+func (r *replayIteration) newDeltaItem(w events.WireEvent, raw json.RawMessage) (*ReplayItem, error) {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return nil, fmt.Errorf("decode a delta: %w", err)

@@ -104,7 +104,7 @@ func decodePageItems[T proto.Message](raw json.RawMessage, page protoreflect.Mes
 	return items, nil
 }
 
-// ConvertStored converts a message of the API that contains an event or a block to events.Wire or events.Block, which
+// ConvertStored converts a message of the API that contains an event or a block to events.WireEvent or events.Block, which
 // have the same JSON.
 func ConvertStored[T any](m proto.Message) (stored T, err error) {
 	if err := json.Unmarshal(wirejson.Marshal(m), &stored); err != nil {

@@ -55,9 +55,9 @@ func (c *Client) GetState(ctx context.Context, session string, at *uint32) (doc 
 // EventsPage is a page of stored events of a session. The events are decoded as they are stored, because the data of an
 // event depends on its type and has no generated message.
 type EventsPage struct {
-	Events []APIObject[events.Wire] `json:"events"`
-	End    uint32                   `json:"-"` // the value of Next on the last page
-	Next   uint32                   `json:"next"`
+	Events []APIObject[events.WireEvent] `json:"events"`
+	End    uint32                        `json:"-"` // the value of Next on the last page
+	Next   uint32                        `json:"next"`
 }
 
 // ListEvents returns a page of the events of a session whose seq is greater than after.

@@ -99,7 +99,7 @@ func printEntries[S any](c *catalogueLsFlags, a *app, kind definition.Kind, head
 			if err := json.Unmarshal([]byte(d.Spec.GetText()), &spec); err != nil {
 				unread = append(unread, fmt.Errorf("%s: decode the spec: %w", ref, err))
 			}
-			out := append([]any{ref.Bare(), shortDigest(ref.Version)}, row(spec)...)
+			out := append([]any{ref.WithoutVersion(), shortDigest(ref.Version)}, row(spec)...)
 			return append(out, strings.Join(d.Tags, " "), formatTime(d.CreatedAt))
 		})
 		return errors.Join(append(unread, err)...)
@@ -184,7 +184,7 @@ func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill 
 			return a.printJSON(doc)
 		}
 		v, ref := doc.Value, client.Reference(doc.Value.Ref)
-		d := definition.Document{Kind: kind, Ref: ref.Bare(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.Latest })}
+		d := definition.Document{Kind: kind, Ref: ref.WithoutVersion(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.LatestTag })}
 		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
 			return err
 		}

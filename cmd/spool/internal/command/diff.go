@@ -104,7 +104,7 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if side.e == nil {
 			continue
 		}
-		e, err := client.ConvertStored[events.Wire](side.e)
+		e, err := client.ConvertStored[events.WireEvent](side.e)
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 // forEachID calls do for every id that the user has named, and prints the text done for it, or the response with
 // --json. It checks all ids before the first call. After a failure it continues, and returns the joined errors at the
 // end.
-func (s serverFlags) forEachID(a *app, kind events.Kind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
+func (s serverFlags) forEachID(a *app, kind events.IDKind, what string, ids []string, done string, do func(context.Context, *client.Client, string) (any, error)) error {
 	for _, id := range ids {
 		if err := checkID(what, kind, id); err != nil {
 			return err

@@ -110,7 +110,7 @@ func explainCursorError(err error, after uint32) error {
 }
 
 // printEvent prints an event as one line, or as JSON with --json.
-func (c *eventsCommand) printEvent(a *app, e events.Wire, raw json.RawMessage) error {
+func (c *eventsCommand) printEvent(a *app, e events.WireEvent, raw json.RawMessage) error {
 	if c.JSON {
 		return a.printJSON(raw)
 	}
@@ -122,7 +122,7 @@ func (c *eventsCommand) printEvent(a *app, e events.Wire, raw json.RawMessage) e
 }
 
 // summarizeEvent returns a one-line summary of an event's data.
-func summarizeEvent(e events.Wire) string {
+func summarizeEvent(e events.WireEvent) string {
 	s := string(e.Data)
 	switch d := e.Event().Data.(type) {
 	case events.MessageAccepted:

@@ -104,8 +104,8 @@ type signedShard struct {
 func describeSignedShards(chains []*heads.Chain) []signedShard {
 	var list []signedShard
 	for _, c := range chains {
-		through, at := c.Proved()
-		n, hash, _ := c.Last()
+		through, at := c.ProvedThrough()
+		n, hash, _ := c.LastEntry()
 		list = append(list, signedShard{c.Shard(), eventlog.Position{Shard: c.Shard(), Seq: through}.String(), at, n, hash})
 	}
 	return list
@@ -114,7 +114,7 @@ func describeSignedShards(chains []*heads.Chain) []signedShard {
 // printSignedShards prints for each shard how far its signed heads reach.
 func printSignedShards(w io.Writer, chains []*heads.Chain) error {
 	for i, p := range describeSignedShards(chains) {
-		_, _, last := chains[i].Last()
+		_, _, last := chains[i].LastEntry()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {
 		case p.Entries == 0:

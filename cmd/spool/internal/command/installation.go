@@ -88,7 +88,7 @@ func (i installationFlags) dialInstallation(ctx context.Context, url, database, 
 		nc.Close()
 		return Installation{}, fmt.Errorf("nats-url: %w", err)
 	}
-	signing, err := jslog.Signing(try, js, layout.Shards, keys, jslog.Writer)
+	signing, err := jslog.CheckSigning(try, js, layout.Shards, keys, jslog.RoleWriter)
 	if err != nil {
 		nc.Close()
 		return Installation{}, err

@@ -26,15 +26,15 @@ func logged(t *testing.T) eventlog.Log {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head, err := log.Last(t.Context(), events.LifeOf("default", ses), eventlog.Any)
+	head, err := log.Last(t.Context(), events.LifeSubject("default", ses), eventlog.AnyReplica)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var list []events.Event
 	for i, p := range []events.Payload{events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local"}, accepted} {
-		list = append(list, events.Event{ID: events.Derive(events.KindEvent, ses, string(rune('a'+i))), Time: time.Unix(1, 0), ExecutionID: []string{"", exe}[i], Source: events.FromServer, Data: p})
+		list = append(list, events.Event{ID: events.DeriveID(events.KindEvent, ses, string(rune('a'+i))), Time: time.Unix(1, 0), ExecutionID: []string{"", exe}[i], Source: events.FromServer, Data: p})
 	}
-	if _, err := log.Append(t.Context(), head, events.Draft{ID: events.Derive(events.KindCommit, ses), Events: list}); err != nil {
+	if _, err := log.Append(t.Context(), head, events.Draft{ID: events.DeriveID(events.KindCommit, ses), Events: list}); err != nil {
 		t.Fatal(err)
 	}
 	return log

@@ -119,7 +119,7 @@ func (c *permissionsExplainCommand) readAgentFile(a *app, ref events.Reference) 
 		return events.AgentSpec{}, err
 	}
 	docs = slices.DeleteFunc(docs, func(d definition.Document) bool {
-		return d.Agent == nil || c.Agent != "" && d.Ref.Bare() != ref.Bare()
+		return d.Agent == nil || c.Agent != "" && d.Ref.WithoutVersion() != ref.WithoutVersion()
 	})
 	switch {
 	case len(docs) == 1:
@@ -127,7 +127,7 @@ func (c *permissionsExplainCommand) readAgentFile(a *app, ref events.Reference) 
 	case len(docs) > 1:
 		return events.AgentSpec{}, usageError("agent: the file has %d agents; name one of them with --agent", len(docs))
 	case c.Agent != "":
-		return events.AgentSpec{}, usageError("agent: the file has no agent %s", ref.Bare())
+		return events.AgentSpec{}, usageError("agent: the file has no agent %s", ref.WithoutVersion())
 	}
 	return events.AgentSpec{}, usageError("file: the file has no agent")
 }

@@ -75,7 +75,7 @@ func (p *approvalPrompter) updateQueue(e events.Event) {
 	case events.ApprovalRetracted:
 		p.removeRequests(func(o openApproval) bool { return o.ApprovalID == d.ApprovalID })
 	default:
-		if !events.Terminal(e.Type()) {
+		if !events.IsTerminal(e.Type()) {
 			return
 		}
 		p.removeRequests(func(o openApproval) bool { return o.execution == e.ExecutionID })

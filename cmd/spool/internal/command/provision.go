@@ -62,9 +62,9 @@ func (c *provisionCommand) Run(a *app) error {
 		return contextCause(ctx, err)
 	}
 	if c.JSON {
-		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.Count()})
+		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.PartitionCount()})
 	}
-	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.Count())
+	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.PartitionCount())
 	return err
 }
 
@@ -94,8 +94,8 @@ type textAgeFlag struct {
 
 // checkTextAge returns a usage error if the flag is invalid.
 func (f textAgeFlag) checkTextAge() error {
-	if f.TextAge < topology.MinDeltasAge {
-		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasAge)
+	if f.TextAge < topology.MinDeltasMaxAge {
+		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasMaxAge)
 	}
 	return nil
 }
@@ -142,12 +142,12 @@ func (c *provisionCommand) provisionLog(ctx context.Context, nc *nats.Conn) (lay
 	if err != nil {
 		return layout, err
 	}
-	if !keys.IsZero() && keys.Missing() != "" {
-		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.Missing())
+	if !keys.IsZero() && keys.MissingRole() != "" {
+		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.MissingRole())
 	}
 	// Provision rejects numbers that differ from the installed ones.
-	cfg := topology.Config{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
-	if installed, err := topology.Installed(ctx, js); err != nil {
+	cfg := topology.ProvisionConfig{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, DeltasAge: c.TextAge, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
+	if installed, err := topology.IsInstalled(ctx, js); err != nil {
 		return layout, err
 	} else if !installed {
 		cfg.Partitions = cmp.Or(c.Partitions, topology.DefaultPartitions)

@@ -37,7 +37,7 @@ func (c *skillsPushCommand) Run(a *app) error {
 			return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(t, 64))
 		}
 	}
-	ref := events.Reference{Scope: events.Scope(c.Scope), Org: c.Org, Slug: "x"}
+	ref := events.Reference{Scope: events.ReferenceScope(c.Scope), Org: c.Org, Slug: "x"}
 	if err := ref.Check(); err != nil {
 		return usageError("%v", err)
 	}

@@ -14,8 +14,8 @@ import (
 
 // Executions of the fake server that can, and cannot, be recovered.
 var (
-	failedExe    = events.Derive(events.KindExecution, "failed")
-	completedExe = events.Derive(events.KindExecution, "completed")
+	failedExe    = events.DeriveID(events.KindExecution, "failed")
+	completedExe = events.DeriveID(events.KindExecution, "completed")
 )
 
 // TestRecover_ShowsTheNewExecution tests that recover sends the variables, shows the new execution until its end, and
@@ -71,7 +71,7 @@ func TestRecover_ReportsRefusals(t *testing.T) {
 		"no execution":             {nil, ExitUsage, "execution"},
 		"not an id":                {[]string{"exe_1"}, ExitUsage, "execution: "},
 		"not a variable":           {[]string{"--var", "A", failedExe}, ExitUsage, "is not NAME=VALUE"},
-		"unknown execution":        {[]string{events.Derive(events.KindExecution, "unknown")}, ExitFailed, "NOT_FOUND"},
+		"unknown execution":        {[]string{events.DeriveID(events.KindExecution, "unknown")}, ExitFailed, "NOT_FOUND"},
 		"a completed execution":    {[]string{completedExe}, ExitFailed, "EXECUTION_NOT_FAILED"},
 		"secret that has no value": {[]string{"--secret", "NONE", failedExe}, ExitUsage, "is not set"},
 	} {

@@ -228,7 +228,7 @@ func (p *replayPlayer) showWhenDue(ctx context.Context, one client.ReplayItem) e
 
 // waitUntilDue blocks until an event with the recorded time at is due. Meanwhile it handles keys.
 func (p *replayPlayer) waitUntilDue(ctx context.Context, at time.Time) error {
-	due, gap := p.pacer.Step(at, time.Now())
+	due, gap := p.pacer.NextDue(at, time.Now())
 	p.due = due
 	for p.target == 0 {
 		var timer <-chan time.Time
@@ -300,7 +300,7 @@ func (p *replayPlayer) resumePlayback() {
 		return
 	}
 	pause := time.Since(p.paused)
-	p.pacer.Shift(pause)
+	p.pacer.Delay(pause)
 	p.due, p.paused = p.due.Add(pause), time.Time{}
 }
 
@@ -320,13 +320,13 @@ func (p *replayPlayer) showItem(one client.ReplayItem, e events.Event) error {
 	}
 	if kept && p.isJumpTarget(e) {
 		p.target = 0
-		p.pacer.Jump(e.Time, time.Now())
+		p.pacer.ContinueFrom(e.Time, time.Now())
 		if !p.paused.IsZero() {
 			p.paused = time.Now()
 		}
 		p.showStatus()
 	}
-	if p.only != "" && events.Terminal(e.Type()) {
+	if p.only != "" && events.IsTerminal(e.Type()) {
 		return io.EOF
 	}
 	return nil
@@ -400,7 +400,7 @@ func (p *replayPlayer) showStatus() {
 		return
 	}
 	speed := p.speed.String()
-	if p.speed != pace.Max {
+	if p.speed != pace.MaxSpeed {
 		speed += "x"
 	}
 	text := fmt.Sprintf("event %d of %d · %s · %s", p.seq, p.to, p.replayTime().Local().Format("15:04:05"), speed)

@@ -50,7 +50,7 @@ func TestSecretsRotate_EncryptsEachSecretForTheNewKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	kv, err := secret.Bucket(ctx, js)

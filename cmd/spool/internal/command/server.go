@@ -152,7 +152,7 @@ func dataDirOrDefault(a *app, flag string) (string, error) {
 
 // checkID returns a usage error if id cannot be the id of an object of the kind. field is the argument, for the
 // message.
-func checkID(field string, kind events.Kind, id string) error {
+func checkID(field string, kind events.IDKind, id string) error {
 	if err := events.CheckID(field, kind, id); err != nil {
 		return &exitError{ExitUsage, err}
 	}

@@ -57,7 +57,7 @@ func (c *skillsLsCommand) Run(a *app) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
 		return printList(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
 			ref := client.Reference(s.Ref)
-			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, formatSize(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
+			return []any{ref.WithoutVersion(), shortDigest(ref.Version), s.Files, formatSize(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
 		})
 	})
 }

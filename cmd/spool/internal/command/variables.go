@@ -18,7 +18,7 @@ type variableFlags struct {
 func (c *variableFlags) readVariables(a *app) (map[string]*spoolv1.RunVariable, error) {
 	out := map[string]*spoolv1.RunVariable{}
 	put := func(flag, name string, v *spoolv1.RunVariable) error {
-		if err := layers.CheckName(name); err != nil {
+		if err := layers.CheckVariableName(name); err != nil {
 			return usageError("%s: %v", flag, err)
 		}
 		if _, twice := out[name]; twice {

@@ -22,7 +22,7 @@ type verifyCommand struct {
 
 // Run verifies the log and prints a report. It returns an error if the log has problems.
 func (c *verifyCommand) Run(a *app) (err error) {
-	var scope eventlog.Scope
+	var scope eventlog.VerifyScope
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
@@ -30,7 +30,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 		if err := events.CheckTenant("tenant", c.Tenant); err != nil {
 			return &exitError{ExitUsage, err}
 		}
-		scope = eventlog.Scope{Tenant: c.Tenant, Session: c.Session}
+		scope = eventlog.VerifyScope{Tenant: c.Tenant, Session: c.Session}
 	}
 	for _, s := range c.Accept {
 		at, err := eventlog.ParsePosition(s)
@@ -66,7 +66,7 @@ func (c *verifyCommand) Run(a *app) (err error) {
 }
 
 // problemError returns the error for a log with problems that the user has not accepted.
-func problemError(r eventlog.Report) error {
+func problemError(r eventlog.VerifyReport) error {
 	n := 0
 	for _, p := range r.Problems {
 		if !p.Accepted {
@@ -121,12 +121,12 @@ type problemJSON struct {
 	Accepted bool   `json:"accepted,omitempty"`
 }
 
-func newProblemJSON(p eventlog.Problem) problemJSON {
+func newProblemJSON(p eventlog.LogProblem) problemJSON {
 	return problemJSON{p.Position.String(), p.Subject, p.CommitID, p.Why, p.Accepted}
 }
 
 // printReport prints the report on the log, and how far its signed heads reach.
-func (c *verifyCommand) printReport(a *app, r eventlog.Report, chains []*heads.Chain) error {
+func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*heads.Chain) error {
 	if c.JSON {
 		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQueryJSON{}, Stopped: r.Stopped}
 		for _, o := range r.Open {

@@ -96,7 +96,7 @@ func (w *sessionWatcher) showConnectionState(state, line string) {
 
 // handleEvent shows an event. It returns the event's data if the event ended the execution w.only, and errSessionEnded
 // after the last event of the session.
-func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
+func (w *sessionWatcher) handleEvent(wire events.WireEvent, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
 		w.cursor, w.position = wire.Seq, wire.Position
 	}
@@ -132,7 +132,7 @@ func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (eve
 		}
 		return nil, errSessionEnded
 	}
-	if events.Terminal(e.Type()) {
+	if events.IsTerminal(e.Type()) {
 		delete(w.open, e.ExecutionID)
 		if e.ExecutionID == w.only {
 			return e.Data, nil
@@ -145,7 +145,7 @@ func (w *sessionWatcher) handleEvent(wire events.Wire, raw json.RawMessage) (eve
 }
 
 // showDelta shows the text of a delta.
-func (w *sessionWatcher) showDelta(wire events.Wire) error {
+func (w *sessionWatcher) showDelta(wire events.WireEvent) error {
 	if w.renderer == nil {
 		return nil
 	}

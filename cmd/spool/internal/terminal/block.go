@@ -295,7 +295,7 @@ func (r *Renderer) writeNotice(e events.Event) {
 
 // writeExecutionEnd writes a line that states how an execution ended. It ignores other events.
 func (r *Renderer) writeExecutionEnd(e events.Event) {
-	if !events.Terminal(e.Type()) {
+	if !events.IsTerminal(e.Type()) {
 		return
 	}
 	r.endBlocks(e.ExecutionID)

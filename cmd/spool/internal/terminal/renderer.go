@@ -45,11 +45,11 @@ type Renderer struct {
 	runs      []*statusExecution
 	queue     []*queuedItem // blocks to be shown, in the order of their start
 	items     map[string]*queuedItem
-	texts     map[string]*blocks.Text // text of blocks that have not started
-	tools     map[string]string       // tool name by call id
-	approvals map[string]string       // title of open approval requests
-	gap       bool                    // text was written above, so the next block must be separated from it
-	last      string                  // call id of the tool_use that was shown last, for its result
+	texts     map[string]*blocks.StreamedText // text of blocks that have not started
+	tools     map[string]string               // tool name by call id
+	approvals map[string]string               // title of open approval requests
+	gap       bool                            // text was written above, so the next block must be separated from it
+	last      string                          // call id of the tool_use that was shown last, for its result
 }
 
 // statusExecution is an execution that has not ended, with what the status line shows about it.
@@ -65,7 +65,7 @@ type statusExecution struct {
 // queuedItem is a block of the session, or a note of the program, that is shown or waits to be shown.
 type queuedItem struct {
 	block *events.Block
-	text  *blocks.Text
+	text  *blocks.StreamedText
 	note  []styledRune // a line of the renderer itself; block is then empty
 	shown string       // text of a streamed block that is already shown
 	below bool         // with note: the line belongs to the note above it
@@ -85,7 +85,7 @@ func New(cfg Config) *Renderer {
 	}
 	return &Renderer{
 		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
-		items: map[string]*queuedItem{}, texts: map[string]*blocks.Text{}, tools: map[string]string{}, approvals: map[string]string{},
+		items: map[string]*queuedItem{}, texts: map[string]*blocks.StreamedText{}, tools: map[string]string{}, approvals: map[string]string{},
 	}
 }
 
@@ -94,7 +94,7 @@ func (r *Renderer) ShowEvent(e events.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.trackExecution(e)
-	if id := blocks.Target(e); id != "" {
+	if id := blocks.ChangedBlockID(e); id != "" {
 		r.updateBlock(id, e)
 	}
 	if !r.writeApproval(e) {
@@ -111,7 +111,7 @@ func (r *Renderer) ShowDelta(d events.Delta) {
 	if it := r.items[d.BlockID]; it != nil {
 		text = it.text
 	} else if text == nil {
-		text = &blocks.Text{}
+		text = &blocks.StreamedText{}
 		r.texts[d.BlockID] = text
 	}
 	text.Add(d)
@@ -216,7 +216,7 @@ func (r *Renderer) queueBlock(b *events.Block) {
 	if it == nil {
 		it = &queuedItem{text: r.texts[b.ID]}
 		if it.text == nil {
-			it.text = &blocks.Text{}
+			it.text = &blocks.StreamedText{}
 		}
 		delete(r.texts, b.ID)
 		r.items[b.ID] = it
@@ -284,7 +284,7 @@ func (r *Renderer) trackExecution(e events.Event) {
 		return
 	}
 	i := slices.IndexFunc(r.runs, func(x *statusExecution) bool { return x.id == e.ExecutionID })
-	if events.Terminal(e.Type()) {
+	if events.IsTerminal(e.Type()) {
 		if i >= 0 {
 			r.runs = slices.Delete(r.runs, i, i+1)
 		}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Read returns the line comments of the fields of all structs in a folder, keyed by Type.Field.
-func Read(dir string) (map[string]string, error) {
+// ReadFieldComments returns the line comments of the fields of all structs in a folder, keyed by Type.Field.
+func ReadFieldComments(dir string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 
 func TestRead_ReturnsTheCommentsOfFields(t *testing.T) {
 	t.Parallel()
-	got, err := notes.Read("../..")
+	got, err := notes.ReadFieldComments("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -18,7 +18,7 @@ func TestRead_ReturnsTheCommentsOfFields(t *testing.T) {
 	if note, ok := got["AgentSpec.Tools"]; note != "" || !ok {
 		t.Errorf("note of a field without a comment: %q, %v", note, ok)
 	}
-	if got, err := notes.Read(t.TempDir()); err != nil || len(got) > 0 {
+	if got, err := notes.ReadFieldComments(t.TempDir()); err != nil || len(got) > 0 {
 		t.Errorf("notes of an empty folder: %v, %v", got, err)
 	}
 }

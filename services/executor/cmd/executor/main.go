@@ -18,7 +18,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", jslog.Writer, &c, &c.Settings,
+	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", jslog.RoleWriter, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

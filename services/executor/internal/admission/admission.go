@@ -27,7 +27,7 @@ import (
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it
 	// does not answer.
-	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error)
 	// RunningExecutions returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.
 	RunningExecutions(ctx context.Context, tenant string) (int, error)
@@ -48,7 +48,7 @@ type SandboxChecker interface {
 	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
 	CheckReachable(sb run.Sandbox) error
 	// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs.
-	CheckUnused(ctx context.Context, l *eventlog.Loaded) error
+	CheckUnused(ctx context.Context, l *eventlog.SessionState) error
 }
 
 // Config configures a Controller. Every field is required except Budgets and Room.
@@ -102,7 +102,7 @@ var (
 
 // CheckClaim returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
 // the job is to be delivered again.
-func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.Loaded) error {
 
 // CheckDue returns an error for an execution whose next attempt is not due yet, and nil for any other execution. The error contains a short
 // delay for the job, since the execution may be cancelled meanwhile.
-func (c *Controller) CheckDue(l *eventlog.Loaded) error {
+func (c *Controller) CheckDue(l *eventlog.SessionState) error {
 	r := l.Run
 	if r.IsIdle() || l.Life.ControlOf(r.Execution).N > 0 {
 		return nil
@@ -137,7 +137,7 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 // acquireSlot blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
 // needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
 // none.
-func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
+func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.SessionState) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
 	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider
@@ -218,7 +218,7 @@ func (c *Controller) RunningByTenant() map[string]int { return c.slots.WorkByTen
 
 // isAlreadyRunning reports whether the runner already runs the claimed execution although the log has no start of it, because the executor
 // that claimed it died.
-func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) bool {
+func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.SessionState) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	a, err := c.Dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
@@ -232,7 +232,7 @@ func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) b
 
 // checkClaimable returns nil if the active execution may be claimed: nothing runs in the session, or the executor of the last claim is
 // gone, or that executor answers that it does not run the execution.
-func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) err
 
 // checkEngine returns an error while the engine of a claimed execution's sandbox is unavailable. After a few claims without progress an
 // execution fails, so it must not be claimed before the engine is available again.
-func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) checkEngine(ctx context.Context, l *eventlog.SessionState) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider
 	if l.Run.IsIdle() || l.Run.Execution != l.Life.Active.ExecutionID || sb.Journal == "" || !here {

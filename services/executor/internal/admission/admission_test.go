@@ -26,13 +26,13 @@ import (
 
 // leases answers for other executors.
 type leases struct {
-	answer  topology.CtlAnswer
+	answer  topology.CtlResponse
 	err     error
 	running int
 	renewed int
 }
 
-func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlAnswer, error) {
+func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlResponse, error) {
 	return l.answer, l.err
 }
 
@@ -42,8 +42,8 @@ func (l *leases) Renew(context.Context)                                  { l.ren
 // unused is a session whose sandbox nobody uses.
 type unused struct{}
 
-func (unused) CheckReachable(run.Sandbox) error                    { return nil }
-func (unused) CheckUnused(context.Context, *eventlog.Loaded) error { return nil }
+func (unused) CheckReachable(run.Sandbox) error                          { return nil }
+func (unused) CheckUnused(context.Context, *eventlog.SessionState) error { return nil }
 
 // engine has one sandbox, or is unavailable.
 type engine struct {
@@ -81,8 +81,8 @@ func newController(change func(*admission.Config)) *admission.Controller {
 }
 
 // claimed returns a session whose execution another executor has claimed and started in sandbox a.
-func claimed() *eventlog.Loaded {
-	l := &eventlog.Loaded{Tenant: "acme", ID: "ses_1"}
+func claimed() *eventlog.SessionState {
+	l := &eventlog.SessionState{Tenant: "acme", ID: "ses_1"}
 	l.Life.Active.ExecutionID = "exe_1"
 	l.Run.Execution, l.Run.Phase, l.Run.Holder = "exe_1", run.Starting, "xtr_other"
 	l.Run.Sandbox = run.Sandbox{ID: "a", Journal: "jnl_a", Provider: "fake", Engine: "here"}
@@ -90,8 +90,8 @@ func claimed() *eventlog.Loaded {
 }
 
 // queued returns a session of a tenant whose execution no executor has claimed.
-func queued(tenant string) *eventlog.Loaded {
-	l := &eventlog.Loaded{Tenant: tenant, ID: "ses_" + tenant}
+func queued(tenant string) *eventlog.SessionState {
+	l := &eventlog.SessionState{Tenant: tenant, ID: "ses_" + tenant}
 	l.Life.Active.ExecutionID = "exe_" + tenant
 	return l
 }
@@ -101,21 +101,21 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	away := &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Message: "away"}
 	for name, c := range map[string]struct {
-		change func(*eventlog.Loaded)
+		change func(*eventlog.SessionState)
 		leases leases
 		engine error
 		want   bool
 	}{
-		"queued":                    {change: func(l *eventlog.Loaded) { *l = *queued("acme") }, want: true},
-		"its executor runs it":      {leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}},
-		"its executor runs another": {leases: leases{answer: topology.CtlAnswer{Running: "exe_2"}}, want: true},
+		"queued":                    {change: func(l *eventlog.SessionState) { *l = *queued("acme") }, want: true},
+		"its executor runs it":      {leases: leases{answer: topology.CtlResponse{Running: "exe_1"}}},
+		"its executor runs another": {leases: leases{answer: topology.CtlResponse{Running: "exe_2"}}, want: true},
 		"its executor is gone":      {leases: leases{err: lease.ErrNoLease}, want: true},
 		"its executor is silent":    {leases: leases{err: lease.ErrNoAnswer}},
-		"claimed here":              {change: func(l *eventlog.Loaded) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}, want: true},
+		"claimed here":              {change: func(l *eventlog.SessionState) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlResponse{Running: "exe_1"}}, want: true},
 		"engine unavailable":        {engine: away},
 		"sandbox gone":              {engine: sandbox.ErrNotFound, want: true},
-		"next attempt waits":        {change: func(l *eventlog.Loaded) { l.Run.NotBefore = time.Now().Add(time.Hour) }},
-		"next attempt waits, and is cancelled": {change: func(l *eventlog.Loaded) {
+		"next attempt waits":        {change: func(l *eventlog.SessionState) { l.Run.NotBefore = time.Now().Add(time.Hour) }},
+		"next attempt waits, and is cancelled": {change: func(l *eventlog.SessionState) {
 			l.Run.NotBefore, l.Life.Control = time.Now().Add(time.Hour), session.Control{N: 1, ExecutionID: "exe_1"}
 		}, want: true},
 	} {

@@ -20,7 +20,7 @@ type Slot struct {
 
 // AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot
 // now. The caller must close the Slot.
-func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
+func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.SessionState) (*Slot, error) {
 	release, err := c.acquireSlot(ctx, l)
 	if err != nil {
 		return nil, err

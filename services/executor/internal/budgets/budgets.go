@@ -63,7 +63,7 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 		spent.Turns = s.Calls
 	}
 	add(e.ID, "the execution", e.Own, spent)
-	own.TimeMs = s.Ran(now)
+	own.TimeMs = s.RunMilliseconds(now)
 	spent = s.SessionUsage()
 	spent.TimeMs += own.TimeMs
 	l.Session.Turns = 0
@@ -82,7 +82,7 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
 	for _, b := range t.Budgets(e, l, s, now) {
 		b.Limit.Turns = 0
-		if message := b.Limit.Exceeded(b.Spent, b.Whose); message != "" {
+		if message := b.Limit.ExceededLimit(b.Spent, b.Whose); message != "" {
 			return CodeExceeded, message
 		}
 	}

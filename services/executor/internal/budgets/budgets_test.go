@@ -18,7 +18,7 @@ var (
 
 // tenant returns the limits of a tenant with a budget of this month, of which it has used reported.
 func tenant(limit events.Budget, reported events.BudgetUsage) budgets.Limits {
-	from, until := events.PeriodMonth.Span(now)
+	from, until := events.PeriodMonth.Bounds(now)
 	return budgets.Limits{Tenant: budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: reported}}}}
 }
 
@@ -80,8 +80,8 @@ func TestTracker_AddsUseSinceTheReport(t *testing.T) {
 // TestTracker_Exceeded: the first exceeded budget is returned, and a limit of turns is not one.
 func TestTracker_Exceeded(t *testing.T) {
 	t.Parallel()
-	today, _ := events.PeriodDay.Span(now)
-	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.DayOutput{Day: today, Logged: events.Output{Events: 10}}}
+	today, _ := events.PeriodDay.Bounds(now)
+	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.DayOutput{Day: today, Logged: events.OutputSize{Events: 10}}}
 	for name, c := range map[string]struct {
 		own     events.Budget
 		limits  budgets.Limits

@@ -21,8 +21,8 @@ const (
 
 // OutputLimits limits the events and bytes that an agent may write; 0 means no limit.
 type OutputLimits struct {
-	Execution events.Output
-	Session   events.Output // all executions of the session
+	Execution events.OutputSize
+	Session   events.OutputSize // all executions of the session
 }
 
 // ForAgent returns l, in which each limit that is higher than the limit of an agent's definition is replaced by the latter.
@@ -41,17 +41,17 @@ func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
 // was exceeded. It is not safe for concurrent use.
 type OutputMeter struct {
 	limits  OutputLimits
-	before  events.Output // of the session's earlier executions
-	written events.Output // of this execution, including output that is not stored yet
-	text    uint64        // bytes of text in flight, which the log does not hold
-	stopped events.Output // written while the turn was being stopped and only the reserve of the store was left
+	before  events.OutputSize // of the session's earlier executions
+	written events.OutputSize // of this execution, including output that is not stored yet
+	text    uint64            // bytes of text in flight, which the log does not hold
+	stopped events.OutputSize // written while the turn was being stopped and only the reserve of the store was left
 	cut     bool
 	kept    int // events kept after the cut
 }
 
 // NewOutputMeter returns the meter of an execution. written is the output of the execution so far, before is that of
 // the session's earlier executions.
-func NewOutputMeter(limits OutputLimits, before, written events.Output) OutputMeter {
+func NewOutputMeter(limits OutputLimits, before, written events.OutputSize) OutputMeter {
 	return OutputMeter{limits: limits, before: before, written: written}
 }
 
@@ -65,7 +65,7 @@ func (m *OutputMeter) CountEvent(e events.Event, onReserve func() bool) (keep bo
 	if e.N == 0 { // of the executor, not of the journal
 		return true, ""
 	}
-	written := m.written.Plus(events.OutputOf(e))
+	written := m.written.Plus(events.OutputSizeOf(e))
 	if !m.cut {
 		message = m.limitMessage(written)
 		if message == "" && onReserve() {
@@ -90,17 +90,17 @@ func (m *OutputMeter) CountEvent(e events.Event, onReserve func() bool) (keep bo
 func (m *OutputMeter) CountText(bytes int) (keep bool, message string) {
 	m.text += uint64(bytes) //nolint:gosec // a length
 	if !m.cut {
-		message = m.limitMessage(events.Output{Bytes: m.text})
+		message = m.limitMessage(events.OutputSize{Bytes: m.text})
 		m.cut = message != ""
 	}
 	return !m.cut, message
 }
 
 // limitMessage returns a message that names the output limit which o exceeds, or "" if o exceeds none.
-func (m *OutputMeter) limitMessage(o events.Output) string {
+func (m *OutputMeter) limitMessage(o events.OutputSize) string {
 	for _, x := range []struct {
 		owner         string
-		output, limit events.Output
+		output, limit events.OutputSize
 	}{
 		{"execution", o, m.limits.Execution},
 		{"session", o.Plus(m.before), m.limits.Session},
@@ -115,7 +115,7 @@ func (m *OutputMeter) limitMessage(o events.Output) string {
 // exceedsReserve counts an event that is stored in the reserve of the NATS store. It returns a message if such events exceed
 // maxReserveBytes, else "".
 func (m *OutputMeter) exceedsReserve(e events.Event) string {
-	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= maxReserveBytes {
+	if m.stopped = m.stopped.Plus(events.OutputSizeOf(e)); m.stopped.Bytes <= maxReserveBytes {
 		return ""
 	}
 	return "the output of the execution is cut here: it is being stopped, and the store of NATS is full but for its reserve"

@@ -20,13 +20,13 @@ func TestOutputMeter_CutsAtALimit(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		limits          budgets.OutputLimits
-		before, written events.Output
+		before, written events.OutputSize
 		want            string
 	}{
-		"of the execution":          {limits: budgets.OutputLimits{Execution: events.Output{Events: 2}}, want: "the output of the execution is cut here: its limit is 2 events"},
-		"of the session":            {limits: budgets.OutputLimits{Session: events.Output{Events: 12}}, before: events.Output{Events: 10}, want: "the output of the session is cut here: its limit is 12 events"},
-		"of an earlier claim":       {limits: budgets.OutputLimits{Execution: events.Output{Events: 7}}, written: events.Output{Events: 5}, want: "the output of the execution is cut here: its limit is 7 events"},
-		"lower limits of the agent": {limits: budgets.OutputLimits{Execution: events.Output{Events: 100}}.ForAgent(events.Limits{OutputEvents: 2}), want: "the output of the execution is cut here: its limit is 2 events"},
+		"of the execution":          {limits: budgets.OutputLimits{Execution: events.OutputSize{Events: 2}}, want: "the output of the execution is cut here: its limit is 2 events"},
+		"of the session":            {limits: budgets.OutputLimits{Session: events.OutputSize{Events: 12}}, before: events.OutputSize{Events: 10}, want: "the output of the session is cut here: its limit is 12 events"},
+		"of an earlier claim":       {limits: budgets.OutputLimits{Execution: events.OutputSize{Events: 7}}, written: events.OutputSize{Events: 5}, want: "the output of the execution is cut here: its limit is 7 events"},
+		"lower limits of the agent": {limits: budgets.OutputLimits{Execution: events.OutputSize{Events: 100}}.ForAgent(events.Limits{OutputEvents: 2}), want: "the output of the execution is cut here: its limit is 2 events"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -61,7 +61,7 @@ func TestOutputMeter_CutsAtALimit(t *testing.T) {
 // TestOutputMeter_Text: text in flight has the byte limit of the execution for itself.
 func TestOutputMeter_Text(t *testing.T) {
 	t.Parallel()
-	m := budgets.NewOutputMeter(budgets.OutputLimits{Execution: events.Output{Bytes: 1000}}, events.Output{}, events.Output{Bytes: 900})
+	m := budgets.NewOutputMeter(budgets.OutputLimits{Execution: events.OutputSize{Bytes: 1000}}, events.OutputSize{}, events.OutputSize{Bytes: 900})
 	if keep, message := m.CountText(1000); !keep || message != "" {
 		t.Errorf("at the limit: kept %v, %q", keep, message)
 	}
@@ -76,7 +76,7 @@ func TestOutputMeter_Text(t *testing.T) {
 // TestOutputMeter_Reserve: a turn that is being stopped may take one megabyte of the reserve of the store.
 func TestOutputMeter_Reserve(t *testing.T) {
 	t.Parallel()
-	m := budgets.NewOutputMeter(budgets.OutputLimits{}, events.Output{}, events.Output{})
+	m := budgets.NewOutputMeter(budgets.OutputLimits{}, events.OutputSize{}, events.OutputSize{})
 	big := events.Log{Message: strings.Repeat("x", 600<<10)}
 	if keep, _ := m.CountEvent(line(1, big), never); !keep {
 		t.Error("cut without a limit")

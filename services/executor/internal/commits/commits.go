@@ -34,7 +34,7 @@ type Buffer struct {
 
 // A Result is the outcome of one commit of a Buffer.
 type Result struct {
-	stored *eventlog.Loaded // state after the last stored part, also with an error
+	stored *eventlog.SessionState // state after the last stored part, also with an error
 	err    error
 }
 

@@ -73,18 +73,18 @@ type Manager struct {
 
 // TakeSnapshot stores a snapshot of the workspace in a session's sandbox. The returned event names the last file change that l has as
 // applied; the snapshot does not contain later ones.
-func (m *Manager) TakeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Manager) TakeSnapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.takeSnapshot(ctx, l, box, reason, false)
 }
 
 // TakeFullSnapshot is like TakeSnapshot, but makes the runner look at every file. It is called before a sandbox is terminated, because a
 // change that is not in this snapshot is lost.
-func (m *Manager) TakeFullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Manager) TakeFullSnapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.takeSnapshot(ctx, l, box, reason, true)
 }
 
 // takeSnapshot implements TakeSnapshot and TakeFullSnapshot.
-func (m *Manager) takeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
+func (m *Manager) takeSnapshot(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -101,8 +101,8 @@ func (m *Manager) takeSnapshot(ctx context.Context, l *eventlog.Loaded, box sand
 
 // ApplyFileChanges applies the requested file changes of a session that were not applied yet, and returns the event that records that, or
 // nil if there are none. A change that is refused counts as applied; the event names it.
-func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
-	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
+func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox) (*events.FilesApplied, error) {
+	list, err := m.Sessions.FileChangeEvents(ctx, l, l.Life.ChangesAfter(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
@@ -125,9 +125,9 @@ func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.Loaded, box 
 
 // epochFence returns a Fence for the epoch of l. It keeps an executor that was suspended while another one claimed the session's runs from
 // overwriting what the other one's turn has written.
-func (m *Manager) epochFence(l *eventlog.Loaded) Fence {
+func (m *Manager) epochFence(l *eventlog.SessionState) Fence {
 	return func(ctx context.Context) error {
-		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -174,13 +174,13 @@ func (s RestoreSource) HasFiles() bool {
 // IsUnfilled reports whether a session's workspace is new and nothing was written to it yet. A folder of the user's machine is never
 // filled. The workspace of a fork is unfilled until the log records that it was filled, because an executor may have died before it
 // could record that, and no agent runs before.
-func IsUnfilled(l *eventlog.Loaded) bool {
+func IsUnfilled(l *eventlog.SessionState) bool {
 	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
 }
 
 // RestoreSources returns the snapshots from which an unfilled workspace is filled: the session's last one or, for a fork that has none yet,
 // those that the fork began with.
-func RestoreSources(l *eventlog.Loaded) []RestoreSource {
+func RestoreSources(l *eventlog.SessionState) []RestoreSource {
 	own, f := l.Run.Snapshot.ID, l.Life.Fork
 	switch {
 	case !IsUnfilled(l):
@@ -189,21 +189,21 @@ func RestoreSources(l *eventlog.Loaded) []RestoreSource {
 		return []RestoreSource{{session: l.ID, snapshot: own}}
 	case f == nil:
 		return nil
-	case f.Snapshot != "" && f.Snapshot == f.Records && f.Files() == f.State():
-		return []RestoreSource{{session: f.Files(), snapshot: f.Snapshot}}
+	case f.Snapshot != "" && f.Snapshot == f.Records && f.FilesOwner() == f.RecordsOwner():
+		return []RestoreSource{{session: f.FilesOwner(), snapshot: f.Snapshot}}
 	}
 	var list []RestoreSource
 	if f.Snapshot != "" {
-		list = append(list, RestoreSource{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, RestoreSource{f.FilesOwner(), f.Snapshot, []workspace.Tree{workspace.Files}})
 	}
 	if f.Records != "" {
-		list = append(list, RestoreSource{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, RestoreSource{f.RecordsOwner(), f.Records, []workspace.Tree{workspace.Records}})
 	}
 	return list
 }
 
 // RestoreWorkspace fills a new workspace from one or more sources, and returns the event that records it.
-func (m *Manager) RestoreWorkspace(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []RestoreSource) (events.WorkspaceRestored, error) {
+func (m *Manager) RestoreWorkspace(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox, from []RestoreSource) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()

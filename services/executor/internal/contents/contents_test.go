@@ -42,8 +42,8 @@ func newMover(s *store, measured func(uint64, error)) *contents.Manager {
 }
 
 // loaded returns a session whose sandbox is new, after some changes.
-func loaded(change func(*eventlog.Loaded)) *eventlog.Loaded {
-	l := &eventlog.Loaded{Tenant: "default", ID: "ses_own"}
+func loaded(change func(*eventlog.SessionState)) *eventlog.SessionState {
+	l := &eventlog.SessionState{Tenant: "default", ID: "ses_own"}
 	l.Run.Sandbox.Empty = true
 	change(l)
 	return l
@@ -56,20 +56,20 @@ func TestSources(t *testing.T) {
 		return &events.SessionForked{Parent: "ses_from", Snapshot: files, Records: records}
 	}
 	for name, c := range map[string]struct {
-		change func(*eventlog.Loaded)
+		change func(*eventlog.SessionState)
 		want   []string
 	}{
-		"new session":           {change: func(*eventlog.Loaded) {}},
-		"own snapshot":          {func(l *eventlog.Loaded) { l.Run.Snapshot.ID = "s1" }, []string{"ses_own/s1"}},
-		"kept workspace":        {change: func(l *eventlog.Loaded) { l.Run.Snapshot.ID, l.Run.Sandbox.Empty = "s1", false }},
-		"folder of the host":    {change: func(l *eventlog.Loaded) { l.Run.Snapshot.ID, l.Life.Options.HostPath = "s1", "/home" }},
-		"fork of one snapshot":  {func(l *eventlog.Loaded) { l.Life.Fork = fork("s2", "s2") }, []string{"ses_from/s2"}},
-		"fork of two snapshots": {func(l *eventlog.Loaded) { l.Life.Fork = fork("s2", "s3") }, []string{"ses_from/s2 " + string(workspace.Files), "ses_from/s3 " + string(workspace.Records)}},
-		"fork that was filled": {change: func(l *eventlog.Loaded) {
+		"new session":           {change: func(*eventlog.SessionState) {}},
+		"own snapshot":          {func(l *eventlog.SessionState) { l.Run.Snapshot.ID = "s1" }, []string{"ses_own/s1"}},
+		"kept workspace":        {change: func(l *eventlog.SessionState) { l.Run.Snapshot.ID, l.Run.Sandbox.Empty = "s1", false }},
+		"folder of the host":    {change: func(l *eventlog.SessionState) { l.Run.Snapshot.ID, l.Life.Options.HostPath = "s1", "/home" }},
+		"fork of one snapshot":  {func(l *eventlog.SessionState) { l.Life.Fork = fork("s2", "s2") }, []string{"ses_from/s2"}},
+		"fork of two snapshots": {func(l *eventlog.SessionState) { l.Life.Fork = fork("s2", "s3") }, []string{"ses_from/s2 " + string(workspace.Files), "ses_from/s3 " + string(workspace.Records)}},
+		"fork that was filled": {change: func(l *eventlog.SessionState) {
 			l.Life.Fork, l.Run.Filled, l.Run.Sandbox.Empty = fork("s2", "s2"), true, false
 		}},
-		"fork that was not filled":   {func(l *eventlog.Loaded) { l.Life.Fork, l.Run.Sandbox.Empty = fork("s2", "s2"), false }, []string{"ses_from/s2"}},
-		"fork with its own snapshot": {func(l *eventlog.Loaded) { l.Life.Fork, l.Run.Snapshot.ID = fork("s2", "s2"), "s1" }, []string{"ses_own/s1"}},
+		"fork that was not filled":   {func(l *eventlog.SessionState) { l.Life.Fork, l.Run.Sandbox.Empty = fork("s2", "s2"), false }, []string{"ses_from/s2"}},
+		"fork with its own snapshot": {func(l *eventlog.SessionState) { l.Life.Fork, l.Run.Snapshot.ID = fork("s2", "s2"), "s1" }, []string{"ses_own/s1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -96,7 +96,7 @@ func TestSources(t *testing.T) {
 // TestRestore_SnapshotGone: a snapshot that is not in the store any more has a code.
 func TestRestore_SnapshotGone(t *testing.T) {
 	t.Parallel()
-	l := loaded(func(l *eventlog.Loaded) { l.Run.Snapshot.ID = "s1" })
+	l := loaded(func(l *eventlog.SessionState) { l.Run.Snapshot.ID = "s1" })
 	_, err := newMover(&store{err: workspace.ErrNotFound}, nil).RestoreWorkspace(t.Context(), l, agentstest.NewFakeSandbox("box", 1), contents.RestoreSources(l))
 	var typed *sandbox.Error
 	if !errors.As(err, &typed) || typed.Code != command.CodeSnapshotGone {
@@ -107,7 +107,7 @@ func TestRestore_SnapshotGone(t *testing.T) {
 // TestSnapshot: it builds on the last one, names the reason and the applied changes, and is measured also when it fails.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
-	l := loaded(func(l *eventlog.Loaded) { l.Run.Snapshot.ID, l.Run.Applied, l.Life.Syncs = "s1", 4, 2 })
+	l := loaded(func(l *eventlog.SessionState) { l.Run.Snapshot.ID, l.Run.Applied, l.Life.Syncs = "s1", 4, 2 })
 	var bytes uint64
 	var failed error
 	s := &store{}

@@ -82,7 +82,7 @@ func run(t *testing.T, test func(b *bed)) {
 
 // session creates a session in a shard and returns the head of its life.
 func (b *bed) session(shard int, name string) eventlog.Head {
-	return eventlogtest.Fill(b.t, b.mem, eventlogtest.Session(shard, 2, name), name, 1)[0]
+	return eventlogtest.AppendCommits(b.t, b.mem, eventlogtest.SessionSubject(shard, 2, name), name, 1)[0]
 }
 
 // control appends an event to the life of a session.

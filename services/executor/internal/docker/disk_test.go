@@ -265,7 +265,7 @@ func createForever() int {
 		var id, session string
 		id, err = events.NewID(events.KindSandbox, time.Now(), rand.Reader)
 		if err == nil {
-			session = events.Derive(events.KindSession, id)
+			session = events.DeriveID(events.KindSession, id)
 			_, err = p.Create(context.Background(), sandbox.Spec{ID: id, Labels: sandbox.Labels{Tenant: "default", Session: session, Engine: p.cfg.Engine, Epoch: 1}})
 		}
 		if err == nil {

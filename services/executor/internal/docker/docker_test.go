@@ -181,7 +181,7 @@ func provide(t testing.TB, cfg Config) *Provider {
 	return p
 }
 
-func newID(t testing.TB, k events.Kind) string {
+func newID(t testing.TB, k events.IDKind) string {
 	t.Helper()
 	id, err := events.NewID(k, time.Now(), rand.Reader)
 	if err != nil {

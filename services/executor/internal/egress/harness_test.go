@@ -174,7 +174,7 @@ func poll(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func mint(t *testing.T, kind events.Kind) string {
+func mint(t *testing.T, kind events.IDKind) string {
 	t.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	if err != nil {

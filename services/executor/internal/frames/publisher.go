@@ -71,7 +71,7 @@ type pendingFrame struct {
 
 // New returns a Publisher. New itself sends nothing to NATS.
 func New(cfg Config) *Publisher {
-	return &Publisher{cfg: cfg, next: make([]pendingFrame, cfg.Partitions.Count())}
+	return &Publisher{cfg: cfg, next: make([]pendingFrame, cfg.Partitions.PartitionCount())}
 }
 
 // Open subscribes to the acknowledgements of frames, from which the Publisher learns the sequence of the stream DELTAS.
@@ -99,7 +99,7 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	if err != nil {
 		return err
 	}
-	partition := p.cfg.Partitions.Of(session)
+	partition := p.cfg.Partitions.PartitionOf(session)
 	f := &p.next[partition]
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,9 +108,9 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	}
 	if f.frame == nil {
 		f.number++
-		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverheadBytes), f.number)
+		f.frame = events.AppendFrameHeader(make([]byte, 0, len(raw)+frameOverheadBytes), f.number)
 	}
-	f.frame = events.AppendFrameDelta(f.frame, events.FrameSession(tenant, session), raw)
+	f.frame = events.AppendFrameDelta(f.frame, events.FrameSessionKey(tenant, session), raw)
 	wait := p.cfg.Interval - time.Since(f.sent)
 	switch {
 	case wait <= 0 && !f.pending, len(f.frame) > maxFrameBytes:
@@ -179,17 +179,17 @@ func (p *Publisher) Position() uint64 {
 
 // ReadTexts returns the text in flight of a session's blocks, by block id, from the deltas in the stream DELTAS that follow
 // a position.
-func (p *Publisher) ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
+func (p *Publisher) ReadTexts(ctx context.Context, tenant, session string, from deltas.StartPosition) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
-	known := map[string]*blocks.Text{}
+	known := map[string]*blocks.StreamedText{}
 	reader := deltas.NewReader(p.cfg.NATS, p.cfg.Partitions, tenant, session, from)
 	var err error
 	for err == nil && !reader.AtEnd() {
 		err = reader.Fetch(ctx)
-		for _, d := range reader.Take() {
+		for _, d := range reader.TakeFetched() {
 			if known[d.BlockID] == nil {
-				known[d.BlockID] = &blocks.Text{}
+				known[d.BlockID] = &blocks.StreamedText{}
 			}
 			known[d.BlockID].Add(d)
 		}

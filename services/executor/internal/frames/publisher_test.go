@@ -35,7 +35,7 @@ func newWorld(t *testing.T, interval time.Duration) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	publisher := frames.New(frames.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: interval, Logger: slog.New(slog.DiscardHandler)})
@@ -54,8 +54,8 @@ func newWorld(t *testing.T, interval time.Duration) world {
 // session returns the id of a session in partition 0; each n is another one.
 func session(n int) string {
 	for i := 0; ; i++ {
-		id := events.Derive(events.KindSession, fmt.Sprint(n), fmt.Sprint(i))
-		if partitions.Of(id) == 0 {
+		id := events.DeriveID(events.KindSession, fmt.Sprint(n), fmt.Sprint(i))
+		if partitions.PartitionOf(id) == 0 {
 			return id
 		}
 	}
@@ -73,7 +73,7 @@ func (w world) publish(t *testing.T, session, block string, offset int, text str
 func (w world) awaitText(t *testing.T, session, block, want string) {
 	t.Helper()
 	for {
-		texts, err := w.publisher.ReadTexts(t.Context(), "acme", session, deltas.Start{})
+		texts, err := w.publisher.ReadTexts(t.Context(), "acme", session, deltas.StartPosition{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestPublisher_SharesFramesBetweenSessions(t *testing.T) {
 		w.publish(t, a, "x", 2*i, fmt.Sprintf("%02d", i))
 		w.publish(t, b, "x", 2*i, fmt.Sprintf("%02d", 99-i))
 	}
-	if texts, err := w.publisher.ReadTexts(t.Context(), "acme", a, deltas.Start{}); err != nil || texts["x"] != "" {
+	if texts, err := w.publisher.ReadTexts(t.Context(), "acme", a, deltas.StartPosition{}); err != nil || texts["x"] != "" {
 		t.Errorf("deltas were published before the interval had passed: %q, %v", texts["x"], err)
 	}
 	w.publish(t, a, "large", 0, strings.Repeat("x", 300<<10)) // neither the frame before a large delta waits, nor the large one
@@ -192,7 +192,7 @@ func TestPublisher_PositionPrecedesLaterText(t *testing.T) {
 		block := fmt.Sprint("block", i)
 		w.publish(t, a, block, 0, "hello")
 		for {
-			texts, err := w.publisher.ReadTexts(t.Context(), "acme", a, deltas.Start{After: position})
+			texts, err := w.publisher.ReadTexts(t.Context(), "acme", a, deltas.StartPosition{After: position})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -215,7 +215,7 @@ func TestPublisher_ReadsDeltasOfEarlierBuilds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{a, b} {
-			if _, err := w.js.Publish(t.Context(), "dl."+events.PartitionToken(partitions.Of(id))+".acme."+id, raw); err != nil {
+			if _, err := w.js.Publish(t.Context(), "dl."+events.PartitionToken(partitions.PartitionOf(id))+".acme."+id, raw); err != nil {
 				t.Fatal(err)
 			}
 		}

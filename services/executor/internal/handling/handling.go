@@ -125,17 +125,17 @@ func (s *SessionSet) WakeHandler(id string) {
 // Answer returns what this executor does for a session, as the answer to another executor. If this executor works on the sandbox of a
 // session in which nothing runs, Answer also wakes the handler, which stops that work: the other executor has something to do in the
 // session.
-func (s *SessionSet) Answer(id string) topology.CtlAnswer {
+func (s *SessionSet) Answer(id string) topology.CtlResponse {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, ok := s.sessions[id]
 	if !ok {
-		return topology.CtlAnswer{}
+		return topology.CtlResponse{}
 	}
 	if b.syncing {
 		b.signalChanged()
 	}
-	return topology.CtlAnswer{Running: b.execution, Syncing: b.syncing}
+	return topology.CtlResponse{Running: b.execution, Syncing: b.syncing}
 }
 
 // SetSyncing records whether the handler of a session works on the session's sandbox while no execution runs.

@@ -35,7 +35,7 @@ func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint6
 // CheckHealth records a change of the health of a resting agent's sandbox in the log. It implements
 // agents.HealthRecorder.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
-	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
+	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.LeaderOnly)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
 		return err
 	}
@@ -57,7 +57,7 @@ func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 		return err
 	}
 	for range maxReloads {
-		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.LeaderOnly)
 		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() || l.Run.Sandbox.Unhealthy {
 			return err
 		}

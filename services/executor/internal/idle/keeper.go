@@ -39,7 +39,7 @@ const maxReloads = 64
 // Leases returns which executors are alive and what they do, according to their leases and answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
-	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
+	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error)
 	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
 }
@@ -109,7 +109,7 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 
 // CheckUnused returns an error while another executor works on the sandbox of a session in which no execution runs. It asks that executor,
 // which then stops its work. The error contains the delay after which the job is to be delivered again.
-func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.SessionState) error {
 	other := l.Run.Syncing
 	if other == "" || other == k.Executor || !l.Run.IsIdle() {
 		return nil
@@ -128,7 +128,7 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 
 // stopAgent stops the agent of an execution that ended in the log while its runner could not be reached. If the runner does not obey,
 // stopAgent terminates the sandbox. It first records that in the log, whose guard ensures that no turn has begun in the sandbox meanwhile.
-func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.SessionState) error {
 	sb := l.Run.Sandbox
 	err := k.Dialer.StopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
 	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.IsUnavailable(err) || ctx.Err() != nil {

@@ -20,12 +20,12 @@ import (
 
 // leases answers for other executors and engines.
 type leases struct {
-	answer topology.CtlAnswer
+	answer topology.CtlResponse
 	err    error
 	gone   time.Duration
 }
 
-func (l leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlAnswer, error) {
+func (l leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlResponse, error) {
 	return l.answer, l.err
 }
 
@@ -81,13 +81,13 @@ func TestCheckUnused(t *testing.T) {
 		used    bool
 	}{
 		"no executor":                  {},
-		"this executor":                {syncing: "xtr_me", leases: leases{answer: topology.CtlAnswer{Syncing: true}}},
-		"another that works on it":     {syncing: "xtr_other", leases: leases{answer: topology.CtlAnswer{Syncing: true}}, used: true},
+		"this executor":                {syncing: "xtr_me", leases: leases{answer: topology.CtlResponse{Syncing: true}}},
+		"another that works on it":     {syncing: "xtr_other", leases: leases{answer: topology.CtlResponse{Syncing: true}}, used: true},
 		"another that has ended":       {syncing: "xtr_other"},
 		"another that is gone":         {syncing: "xtr_other", leases: leases{err: lease.ErrNoLease}},
 		"another that does not answer": {syncing: "xtr_other", leases: leases{err: lease.ErrNoAnswer}, used: true},
 	} {
-		l := &eventlog.Loaded{Tenant: "default", ID: "ses_1"}
+		l := &eventlog.SessionState{Tenant: "default", ID: "ses_1"}
 		l.Run.Syncing = c.syncing
 		if err := newKeeper(t, c.leases).CheckUnused(t.Context(), l); (err != nil) != c.used {
 			t.Errorf("%s: %v", name, err)
@@ -98,7 +98,7 @@ func TestCheckUnused(t *testing.T) {
 // A session gets room while its tenant has fewer sandboxes than its limit, counting those that are being created.
 func TestReserve(t *testing.T) {
 	t.Parallel()
-	session := func(name string) string { return events.Derive(events.KindSession, name) }
+	session := func(name string) string { return events.DeriveID(events.KindSession, name) }
 	info := func(tenant, name string) sandbox.Info {
 		return sandbox.Info{ID: "sbx_" + name, Labels: sandbox.Labels{Tenant: tenant, Session: session(name)}}
 	}

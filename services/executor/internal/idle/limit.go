@@ -58,11 +58,11 @@ func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error 
 	var idlest sandbox.Info
 	var since time.Time
 	for _, info := range list {
-		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
-		idle := l.Run.IsIdle() && l.Due() == run.Nothing && l.Run.Sandbox.ID == info.ID
+		idle := l.Run.IsIdle() && l.DueWork() == run.NoWork && l.Run.Sandbox.ID == info.ID
 		if idle && (idlest.ID == "" || l.Run.EndedAt.Before(since)) {
 			idlest, since = info, l.Run.EndedAt
 		}
@@ -82,7 +82,7 @@ func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason s
 		return nil
 	}
 	defer k.Handling.AbandonHandling(info.Labels.Session, s)
-	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}

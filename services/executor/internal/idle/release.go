@@ -18,7 +18,7 @@ import (
 // ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it. It records the end of the sandbox in the log first, whose
 // guard ensures that nothing runs in the sandbox. If a later step fails, the sweep completes the work. ReleaseSandbox returns
 // runlog.ErrChanged if work of the session becomes due that must not wait for the snapshot.
-func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := k.CheckReachable(sb); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (k *Keeper) NearsEndOfLife(sb run.Sandbox) bool {
 
 // InterruptibleContext returns a context for work on a sandbox in which no execution runs. The context ends with ctx, when this executor
 // stops, or when mustStop returns true for the session. The caller must call stop when the work is done.
-func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.Loaded) bool) (work context.Context, stop func()) {
+func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.SessionState) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -92,7 +92,7 @@ func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionR
 			}
 			again = nil
 			// In most cases the signal is a late one, for the last events of the turn itself.
-			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.Leader); {
+			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.LeaderOnly); {
 			case err != nil:
 				again = time.After(k.Beat)
 			case mustStop(l):
@@ -108,9 +108,9 @@ func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionR
 }
 
 // InterruptsSnapshot reports whether work of the session is due that must not wait for the end of a snapshot.
-func InterruptsSnapshot(l *eventlog.Loaded) bool {
-	switch l.Due() {
-	case run.Execute, run.Refuse, run.Release:
+func InterruptsSnapshot(l *eventlog.SessionState) bool {
+	switch l.DueWork() {
+	case run.ExecuteTurn, run.EndUnstarted, run.ReleaseSandbox:
 		return true
 	}
 	return false
@@ -118,11 +118,11 @@ func InterruptsSnapshot(l *eventlog.Loaded) bool {
 
 // interruptsRelease reports whether work of the session is due that must not wait for the snapshot before a release: a turn, or the end of
 // the session, which needs no snapshot.
-func interruptsRelease(l *eventlog.Loaded) bool {
-	switch l.Due() {
-	case run.Execute, run.Refuse:
+func interruptsRelease(l *eventlog.SessionState) bool {
+	switch l.DueWork() {
+	case run.ExecuteTurn, run.EndUnstarted:
 		return true
-	case run.Release:
+	case run.ReleaseSandbox:
 		return l.Life.Status == session.Deleted
 	}
 	return false

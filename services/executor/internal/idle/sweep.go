@@ -58,7 +58,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			continue
 		}
 		// The log is read after the list: it names a sandbox before that exists.
-		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 
 // maintainSandbox stops an agent that still runs although its execution has ended, and ends an idle sandbox before its provider does. It
 // logs errors; the next sweep tries again.
-func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
+func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.SessionState, info sandbox.Info) {
 	var err error
 	switch {
 	case !l.Run.IsIdle():
@@ -98,7 +98,7 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info s
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
-	case k.NearsEndOfLife(l.Run.Sandbox) && l.Due() == run.Nothing:
+	case k.NearsEndOfLife(l.Run.Sandbox) && l.DueWork() == run.NoWork:
 		if err = k.endIdleSandbox(ctx, info, SyncReasonMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
@@ -146,7 +146,7 @@ func (k *Keeper) stopSandbox(ctx context.Context, info sandbox.Info) error {
 // recorded reason of the snapshot, reason that of the end. stored is true if the workspace is in the object store, so that it may be
 // removed with the sandbox. epoch is that of the commit, or 0 if the log says that the sandbox has ended or is in use.
 func (k *Keeper) snapshotAndRecordEnd(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
-	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
+	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.LeaderOnly)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {
 		return false, 0, err
 	}
@@ -171,7 +171,7 @@ func (k *Keeper) sweepKeptWorkspaces(ctx context.Context, p sandbox.WorkspaceKee
 		return err
 	}
 	for _, labels := range kept {
-		l, err := k.Sessions.Load(ctx, labels.Tenant, labels.Session, eventlog.Leader)
+		l, err := k.Sessions.Load(ctx, labels.Tenant, labels.Session, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}

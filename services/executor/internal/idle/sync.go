@@ -28,7 +28,7 @@ const (
 
 // SyncWorkspace applies the requested file changes to the session's workspace and takes a snapshot, while no execution runs. It returns
 // runlog.ErrChanged if other work becomes due meanwhile; a turn also applies the file changes and ends with a snapshot.
-func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
+func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error {
 	if k.Store == nil {
 		return nil
 	}
@@ -46,7 +46,7 @@ func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handl
 	bus.ReleaseSlot(ctx)
 	k.Handling.SetSyncing(s, true)
 	defer k.Handling.SetSyncing(s, false)
-	if len(l.Life.After(l.Run.Applied)) > 0 {
+	if len(l.Life.ChangesAfter(l.Run.Applied)) > 0 {
 		if err := k.recordSyncStart(ctx, l); err != nil {
 			return err
 		}
@@ -70,9 +70,9 @@ func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handl
 // recordSyncStart records in the log that this executor works on the session's sandbox, before it writes to the workspace. Like a claim,
 // the record raises the epoch: a claim that was decided earlier is refused, and an executor that claims the session's runs later knows
 // which executor to ask.
-func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error {
+func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.SessionState) error {
 	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: k.Executor}
-	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.NewEvents("", started)})
+	d, err := k.Runs.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: k.Runs.NewEvents("", started)})
 	if err != nil {
 		return runlog.ErrChanged
 	}
@@ -80,7 +80,7 @@ func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error 
 }
 
 // syncContents applies the requested file changes to the workspace and takes a snapshot. It returns the events that record both.
-func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
+func (k *Keeper) syncContents(ctx context.Context, l *eventlog.SessionState, box sandbox.Sandbox) ([]events.Payload, error) {
 	var facts []events.Payload
 	if from := contents.RestoreSources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
 		restored, err := k.Contents.RestoreWorkspace(ctx, l, box, from)
@@ -108,7 +108,7 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 
 // attachSandbox returns the session's sandbox. It stops an agent that still runs there, and starts the sandbox again if it has stopped, to
 // reach its workspace. In that case a resting agent is gone, which the next turn finds out.
-func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
+func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.SessionState) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
 	if err := k.Sandboxes.Resume(ctx, sb.ID); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox
 }
 
 // SandboxSpec returns the spec of a session's sandbox that gets the given id.
-func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
+func (k *Keeper) SandboxSpec(l *eventlog.SessionState, id string) sandbox.Spec {
 	spec := sandbox.Spec{
 		ID: id, Image: l.Life.Options.Image, HostPath: l.Life.Options.HostPath,
 		Labels: sandbox.Labels{Tenant: l.Tenant, Session: l.ID, Engine: k.Engine, Epoch: l.Run.Epoch},
@@ -146,7 +146,7 @@ func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
 
 // TakeLastSnapshot takes the last snapshot of a sandbox before the sandbox ends, and returns the event that records it, or nil if no
 // snapshot is needed.
-func (k *Keeper) TakeLastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
+func (k *Keeper) TakeLastSnapshot(ctx context.Context, l *eventlog.SessionState, reason string) (*events.WorkspaceSynced, error) {
 	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.RestoreSources(l)) > 0 {
 		return nil, nil // an unfilled workspace has no content beyond the last snapshot
 	}

@@ -26,15 +26,15 @@ import (
 // ExecutionRunner runs the executions of sessions.
 type ExecutionRunner interface {
 	// Execute runs the active execution of a session to its end or its pause.
-	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	Execute(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 }
 
 // SandboxKeeper does the work in the sandbox of a session in which no execution runs.
 type SandboxKeeper interface {
 	// ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it.
-	ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	ReleaseSandbox(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 	// SyncWorkspace applies the requested file changes and takes a snapshot.
-	SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	SyncWorkspace(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 }
 
 // A Handler handles the jobs that the executor receives. Every field is required. It is safe for concurrent use.
@@ -65,7 +65,7 @@ var errHandledElsewhere = errors.New("another delivery handles the session")
 // Handle carries out all work that is due for the session that a job names. It is a handler of package bus: an error makes
 // the bus deliver the job again.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
@@ -112,28 +112,28 @@ func awaitHandling(ctx context.Context, w *handling.WaitingJob) error {
 
 // handleSession loads a session and carries out the work that is due, until nothing more is due.
 func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
-	fresh := eventlog.Any
+	fresh := eventlog.AnyReplica
 	for range maxSessionLoads {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
 		if err != nil {
 			return err
 		}
-		switch l.Due() {
-		case run.Execute:
+		switch l.DueWork() {
+		case run.ExecuteTurn:
 			err = h.Turns.Execute(ctx, l, b)
-		case run.Refuse:
+		case run.EndUnstarted:
 			err = h.endUnclaimed(ctx, l)
-		case run.Release:
+		case run.ReleaseSandbox:
 			err = h.Idle.ReleaseSandbox(ctx, l, b)
-		case run.Sync:
+		case run.SyncWorkspace:
 			err = h.Idle.SyncWorkspace(ctx, l, b)
 		default:
-			if fresh == eventlog.Leader {
+			if fresh == eventlog.LeaderOnly {
 				return nil
 			}
 		}
 		// Only the leader knows that nothing is due.
-		fresh = eventlog.Leader
+		fresh = eventlog.LeaderOnly
 		if err != nil && !errors.Is(err, runlog.ErrChanged) {
 			return err
 		}
@@ -169,10 +169,10 @@ func isDraining(ctx context.Context) bool {
 }
 
 // endUnclaimed records the end of an execution that a control stopped before any executor claimed it.
-func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
+func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active.ExecutionID
-	d, err := h.Runs.Decide(l.Run, run.Abandon{
-		Meta: h.Runs.NewMeta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
+	d, err := h.Runs.Decide(l.Run, run.AbandonExecution{
+		CommandMeta: h.Runs.NewMeta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {
@@ -189,7 +189,7 @@ func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result erro
 	if !errors.As(result, &away) {
 		return result
 	}
-	to := topology.JobOn(away.Sandbox.Provider, away.Sandbox.Engine)
+	to := topology.EngineJobSubject(away.Sandbox.Provider, away.Sandbox.Engine)
 	if bus.Subject(msg) == to {
 		return result // its executors come back, or the engine is soon considered gone
 	}

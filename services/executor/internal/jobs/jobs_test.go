@@ -28,7 +28,7 @@ type turns struct {
 	execute func(call int) error
 }
 
-func (t *turns) Execute(context.Context, *eventlog.Loaded, *handling.Session) error {
+func (t *turns) Execute(context.Context, *eventlog.SessionState, *handling.Session) error {
 	t.calls++
 	return t.execute(t.calls)
 }
@@ -66,7 +66,7 @@ func (h *Handler) handle(t *testing.T) error {
 // TestRouted: the handler is reached through the Router alone.
 func TestRouted(t *testing.T) {
 	t.Parallel()
-	bustest.RefusesUnrouted(t, (&Handler{}).Handle, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+	bustest.RequireUnroutedRefused(t, (&Handler{}).Handle, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
 // TestSession_UntilNothingIsDue: a session that changed is loaded again, and one whose execution has ended is done.
@@ -79,7 +79,7 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 			return runlog.ErrChanged
 		}
 		x := bed.ClaimExecution()
-		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionCompleted{}})
+		return x.AppendEnd(t.Context(), run.EndExecution{CommandMeta: bed.Writer.NewMeta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
 		t.Errorf("%v after %d calls", err, executed.calls)
@@ -105,7 +105,7 @@ func TestSession_Refuses(t *testing.T) {
 	if err := h.handle(t); err != nil || executed.calls > 0 {
 		t.Errorf("%v, %d turns", err, executed.calls)
 	}
-	if l := bed.LoadSession(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
+	if l := bed.LoadSession(); !l.Run.HasEnded(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
 		t.Errorf("phase %s", l.Run.Phase)
 	}
 }
@@ -149,7 +149,7 @@ func TestMoveJob(t *testing.T) {
 		t.Errorf("published %v", p.published)
 	}
 	for _, topic := range p.published {
-		if topic != topology.JobOn("docker", "there") {
+		if topic != topology.EngineJobSubject("docker", "there") {
 			t.Errorf("published to %s", topic)
 		}
 	}

@@ -151,8 +151,8 @@ func (k *Keeper) HasOtherExecutor(ctx context.Context) (bool, error) {
 
 // Ask asks another executor what it does for a session. The error wraps ErrNoLease if the executor has ended, and
 // ErrNoAnswer if it does not answer.
-func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error) {
-	var a topology.CtlAnswer
+func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error) {
+	var a topology.CtlResponse
 	lives, err := k.Lives(ctx, executor)
 	if err != nil {
 		return a, err
@@ -166,7 +166,7 @@ func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionR
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	msg, err := k.nc.RequestWithContext(ctx, topology.Ctl(executor), raw)
+	msg, err := k.nc.RequestWithContext(ctx, topology.ExecutorCtlSubject(executor), raw)
 	if err != nil {
 		return a, fmt.Errorf("ask %s: %w: %w", executor, ErrNoAnswer, err)
 	}

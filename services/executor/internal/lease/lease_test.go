@@ -20,7 +20,7 @@ func TestOthers_SeesALeaseThatIsRenewedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 1}); err != nil {
 		t.Fatal(err)
 	}
 	open := func(id string) *Keeper {

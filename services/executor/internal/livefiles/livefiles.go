@@ -63,7 +63,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 
 // attachSandbox returns the running sandbox of the session that a request names.
 func (s *Source) attachSandbox(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
-	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
+	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.LeaderOnly)
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func alive(pid int) bool {
 
 func newSpec(t *testing.T) sandbox.Spec {
 	t.Helper()
-	id := func(k events.Kind) string {
+	id := func(k events.IDKind) string {
 		id, err := events.NewID(k, time.Now(), rand.Reader)
 		if err != nil {
 			t.Fatal(err)

@@ -130,7 +130,7 @@ func (d *Detector) readEvent(e events.Event) bool {
 // readBlock adds a block of a conversation to the Detector's state, when the block is opened or complete, and reports
 // whether the block may lead to a finding.
 func (d *Detector) readBlock(id string, b events.Block) bool {
-	if d.loops.Action == events.LoopNone || b.ToolUseID == "" {
+	if d.loops.Action == events.LoopActionNone || b.ToolUseID == "" {
 		return false
 	}
 	switch b.Kind {
@@ -206,7 +206,7 @@ func (d *Detector) findingAbout(id string) Finding {
 		f.Code, f.Message = CodeRecursion, d.tooDeep
 	}
 	c := d.conversations[id]
-	if c == nil || d.loops.Action == events.LoopNone {
+	if c == nil || d.loops.Action == events.LoopActionNone {
 		return f
 	}
 	n, tool := c.repeatedCalls()

@@ -50,8 +50,8 @@ func New(cfg Config, m *metering.Meter) *Maintainer {
 
 // A TurnState describes the running turn at the start of a pass of maintenance.
 type TurnState struct {
-	Session  *eventlog.Loaded // no append to its runs may be in flight
-	Life     *session.State   // may be newer than that of Session
+	Session  *eventlog.SessionState // no append to its runs may be in flight
+	Life     *session.State         // may be newer than that of Session
 	Epoch    uint64
 	Link     *link.Link
 	Accepted bool // the runner has accepted the query
@@ -77,7 +77,7 @@ func (m *Maintainer) StartPass(ctx context.Context, t TurnState) {
 	}
 	stores := m.cfg.Contents.Store != nil
 	sync := stores && t.Accepted && (due(m.syncedAt, o.SyncIntervalMs) || t.Life.Syncs > t.Session.Run.Synced)
-	change := stores && len(t.Life.After(t.Session.Run.Applied)) > 0
+	change := stores && len(t.Life.ChangesAfter(t.Session.Run.Applied)) > 0
 	health := due(m.healthAt, o.HealthIntervalMs)
 	calls := m.cfg.Proxy.Egress != nil && now.Sub(m.egressAt) >= m.cfg.Beat
 	if !sync && !change && !health && !calls {
@@ -120,7 +120,7 @@ func (m *Maintainer) StartPass(ctx context.Context, t TurnState) {
 
 // syncContents applies the requested file changes to the workspace, and takes a snapshot if snapshot is true. It updates l and
 // returns the events that record both.
-func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
+func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.SessionState, snapshot bool) ([]events.Payload, error) {
 	box, err := m.cfg.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err

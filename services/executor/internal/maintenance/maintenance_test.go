@@ -55,7 +55,7 @@ func (e *egress) Register(context.Context, string, api.Registration) (string, er
 	return "", e.err
 }
 
-func (e *egress) Lines(context.Context, string, run.Line, bool) ([]metering.JournalLine, error) {
+func (e *egress) Lines(context.Context, string, run.JournalPosition, bool) ([]metering.JournalLine, error) {
 	return []metering.JournalLine{{Data: events.ModelCalled{}}}, nil
 }
 

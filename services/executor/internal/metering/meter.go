@@ -167,7 +167,7 @@ func (m *Meter) mcpServers() []api.MCPServer {
 	}
 	var out []api.MCPServer
 	for _, s := range m.resolved.Definition.MCPServers {
-		if s.Type != events.MCPHTTP {
+		if s.Type != events.MCPTypeHTTP {
 			continue
 		}
 		u := api.MCPServer{Name: s.Name, URL: s.URL, Headers: s.Headers}
@@ -236,7 +236,7 @@ func (m *Meter) FinishExecution(ctx context.Context) []events.Event {
 	if err != nil {
 		m.execution.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.EventsOfLines(lines)})
+	d, err := run.Decide(s, run.RecordEvents{Epoch: m.execution.Epoch, Events: m.EventsOfLines(lines)})
 	if err != nil {
 		return nil // fenced, which the end returns too
 	}

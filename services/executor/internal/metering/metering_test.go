@@ -29,7 +29,7 @@ type egress struct {
 	registered []api.Registration
 	lines      []metering.JournalLine
 	settled    bool // Lines waited for requests that are just ending
-	acked      run.Line
+	acked      run.JournalPosition
 }
 
 func (e *egress) Register(_ context.Context, _ string, r api.Registration) (string, error) {
@@ -44,12 +44,12 @@ func (e *egress) last() api.Registration { return e.registered[len(e.registered)
 
 func (e *egress) Release(context.Context, string) error                  { return nil }
 func (e *egress) OpenModelRequests(context.Context, string) (int, error) { return 3, nil }
-func (e *egress) Lines(_ context.Context, _ string, _ run.Line, settled bool) ([]metering.JournalLine, error) {
+func (e *egress) Lines(_ context.Context, _ string, _ run.JournalPosition, settled bool) ([]metering.JournalLine, error) {
 	e.settled = settled
 	return e.lines, nil
 }
 
-func (e *egress) Ack(_ context.Context, _ string, upTo run.Line) error {
+func (e *egress) Ack(_ context.Context, _ string, upTo run.JournalPosition) error {
 	e.acked = upTo
 	return nil
 }
@@ -78,7 +78,7 @@ func newMeter(t *testing.T, e *egress, b metering.Budgets) (*metering.Meter, *me
 		ExecutionResolved: events.ExecutionResolved{Egress: []events.AllowedHost{{Entry: "example.com"}}},
 		Definition: events.AgentSpec{
 			Limits:     events.Limits{Tokens: 100},
-			MCPServers: []events.MCPServer{{Name: "docs", Type: events.MCPHTTP, URL: "https://docs.test", Headers: map[string]string{"Authorization": "Bearer s3cret"}}, {Name: "local", Type: events.MCPDocker}},
+			MCPServers: []events.MCPServer{{Name: "docs", Type: events.MCPTypeHTTP, URL: "https://docs.test", Headers: map[string]string{"Authorization": "Bearer s3cret"}}, {Name: "local", Type: events.MCPTypeDocker}},
 		},
 		Secrets: []string{"s3cret", "other"},
 	})
@@ -177,7 +177,7 @@ func TestMeter_Exceeded(t *testing.T) {
 // TestMeter_Changed: the proxy gets the tenant's budgets again when they have changed, and those last read apply after an error.
 func TestMeter_Changed(t *testing.T) {
 	t.Parallel()
-	from, until := events.PeriodMonth.Span(time.Now())
+	from, until := events.PeriodMonth.Bounds(time.Now())
 	tenantBudget := func(tokens uint64) budget.Tenant {
 		return budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: events.Budget{Tokens: tokens}}}}
 	}
@@ -250,10 +250,10 @@ func TestProxy_LastEvents(t *testing.T) {
 	e := &egress{lines: []metering.JournalLine{{Execution: "exe_1", Time: time.Now().Add(-time.Hour), Data: events.EgressDenied{Journal: "jnl_proxy", Line: 4}}, {Data: events.Error{}}}}
 	_, p, x := newMeter(t, e, nil)
 	list := p.UnstoredEvents(t.Context(), x.Session.Run)
-	if len(list) != 1 || list[0].ExecutionID != "" || !list[0].Time.Equal(x.Session.Run.ClaimedAt) || list[0].ID != events.Derive(events.KindEvent, "jnl_proxy", "4") {
+	if len(list) != 1 || list[0].ExecutionID != "" || !list[0].Time.Equal(x.Session.Run.ClaimedAt) || list[0].ID != events.DeriveID(events.KindEvent, "jnl_proxy", "4") {
 		t.Errorf("events %+v, claimed at %s", list, x.Session.Run.ClaimedAt)
 	}
-	p.Acknowledge(t.Context(), run.State{Egress: run.Line{Journal: "jnl_proxy", N: 4}})
+	p.Acknowledge(t.Context(), run.State{Egress: run.JournalPosition{Journal: "jnl_proxy", N: 4}})
 	if e.acked.N != 4 {
 		t.Errorf("acknowledged %+v", e.acked)
 	}

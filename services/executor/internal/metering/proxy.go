@@ -28,9 +28,9 @@ type EgressClient interface {
 	OpenModelRequests(ctx context.Context, sandbox string) (int, error)
 	// Lines returns the lines of the proxy's journal about a sandbox that follow a line. If settled is true, Lines
 	// first waits until the lines of model requests that are about to end are in the journal.
-	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]JournalLine, error)
+	Lines(ctx context.Context, sandbox string, after run.JournalPosition, settled bool) ([]JournalLine, error)
 	// Ack allows the proxy to drop lines that are in the log.
-	Ack(ctx context.Context, sandbox string, upTo run.Line) error
+	Ack(ctx context.Context, sandbox string, upTo run.JournalPosition) error
 }
 
 // ErrUnknownSandbox is returned when a sandbox is registered without a token and the proxy has no token of the sandbox.
@@ -116,9 +116,9 @@ func (p *Proxy) eventsOfLines(r run.State, execution string, lines []JournalLine
 		}
 		switch d := l.Data.(type) {
 		case events.EgressDenied:
-			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+			e.ID = events.DeriveID(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
 		case events.ModelCalled:
-			e.ID = events.Derive(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
+			e.ID = events.DeriveID(events.KindEvent, d.Journal, fmt.Sprint(d.Line))
 		default:
 			continue
 		}

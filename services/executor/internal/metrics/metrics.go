@@ -82,7 +82,7 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 // CountEnds counts the executions that have ended, according to the events that were just stored in the log.
 func (m *Metrics) CountEnds(list []events.Event) {
 	for _, e := range list {
-		if t := e.Data.EventType(); events.Terminal(t) {
+		if t := e.Data.EventType(); events.IsTerminal(t) {
 			m.ended.WithLabelValues(strings.TrimPrefix(string(t), "execution_")).Inc()
 		}
 	}

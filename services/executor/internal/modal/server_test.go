@@ -270,7 +270,7 @@ func provide(t testing.TB, cfg Config) *Provider {
 	return p
 }
 
-func newID(t testing.TB, kind events.Kind) string {
+func newID(t testing.TB, kind events.IDKind) string {
 	t.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
 	if err != nil {

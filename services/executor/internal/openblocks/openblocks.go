@@ -18,7 +18,7 @@ import (
 // DeltaReader reads the text in flight of blocks from the stream DELTAS.
 type DeltaReader interface {
 	// ReadTexts returns the text of a session's blocks, by block id, from the deltas after a start.
-	ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
+	ReadTexts(ctx context.Context, tenant, session string, from deltas.StartPosition) (map[string]string, error)
 }
 
 // A Reader reads the blocks of a session that were opened and not completed. It is safe for concurrent use.
@@ -32,7 +32,7 @@ type Reader struct {
 // OpenBlocks returns the session's open blocks by id, with their text so far. A block is open if the log, or else unstored, which are
 // events that the log does not have yet, has its start and not its completion. If the deltas cannot be read, the blocks have no text. If
 // there is no open block, as at the normal end of a turn, OpenBlocks sends no request.
-func (r *Reader) OpenBlocks(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+func (r *Reader) OpenBlocks(ctx context.Context, l *eventlog.SessionState, unstored []events.Event) (map[string]events.Block, error) {
 	started, completed := blocksLeftOpen(unstored)
 	stored := slices.DeleteFunc(slices.Clone(l.Run.Open), func(b run.OpenBlock) bool { return completed[b.ID] })
 	blocks, err := r.Sessions.OpenBlocks(ctx, l.ID, stored)
@@ -60,8 +60,8 @@ func (r *Reader) OpenBlocks(ctx context.Context, l *eventlog.Loaded, unstored []
 }
 
 // textStart returns the position in the stream DELTAS at which the text of the first of the open blocks begins.
-func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.Start {
-	from := deltas.Start{After: math.MaxUint64, Time: r.Now()}
+func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.StartPosition {
+	from := deltas.StartPosition{After: math.MaxUint64, Time: r.Now()}
 	for _, b := range blocks {
 		if b.Time.Before(from.Time) {
 			from.Time = b.Time
@@ -101,7 +101,7 @@ func blocksLeftOpen(list []events.Event) (open map[string]events.Block, complete
 
 // CloseBlocks returns an event for each block that is open in the log. The event completes the block with its text so far and the status
 // error.
-func (r *Reader) CloseBlocks(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
+func (r *Reader) CloseBlocks(ctx context.Context, l *eventlog.SessionState) ([]events.Payload, error) {
 	known, err := r.OpenBlocks(ctx, l, nil)
 	if err != nil {
 		return nil, err

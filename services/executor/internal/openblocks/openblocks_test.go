@@ -18,11 +18,11 @@ import (
 type texts struct {
 	texts map[string]string
 	err   error
-	from  deltas.Start
+	from  deltas.StartPosition
 	reads int
 }
 
-func (d *texts) ReadTexts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
+func (d *texts) ReadTexts(_ context.Context, _, _ string, from deltas.StartPosition) (map[string]string, error) {
 	d.from = from
 	d.reads++
 	return d.texts, d.err

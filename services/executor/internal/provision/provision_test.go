@@ -136,7 +136,7 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.Session
 // texts has no text.
 type texts struct{}
 
-func (texts) ReadTexts(context.Context, string, string, deltas.Start) (map[string]string, error) {
+func (texts) ReadTexts(context.Context, string, string, deltas.StartPosition) (map[string]string, error) {
 	return nil, nil
 }
 
@@ -346,7 +346,7 @@ func TestAttach_Room(t *testing.T) {
 		"later claim": {func(b *bed) { b.ClaimExecution() }, run.ErrFenced},
 	} {
 		b := newBed(t, func(c *provision.Config) { c.MaxSandboxes = func(string) int { return 1 } })
-		other := events.Derive(events.KindSession, "another session")
+		other := events.DeriveID(events.KindSession, "another session")
 		b.engine.others = []sandbox.Info{{ID: "sbx_other", Labels: sandbox.Labels{Tenant: runlogtest.Tenant, Session: other}}}
 		x := b.ClaimExecution()
 		// The other session is new in the log, so that its sandbox counts as idle, and cannot be ended: it is not the one in the log.
@@ -372,7 +372,7 @@ func TestAttach_CancelledInRoom(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	b.engine.listed = nil
-	if ok, err := b.Idle.ReserveSandbox(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
+	if ok, err := b.Idle.ReserveSandbox(t.Context(), runlogtest.Tenant, events.DeriveID(events.KindSession, "another session"), 1); err != nil || !ok {
 		t.Errorf("another session of the tenant has room: %v, %v", ok, err)
 	}
 }
@@ -492,7 +492,7 @@ func TestAttach_QuickDependencies(t *testing.T) {
 // TestAttach_Servers: the sockets are in the order of the definition; the error of a server names its field, and leaves the sandbox.
 func TestAttach_Servers(t *testing.T) {
 	t.Parallel()
-	agent := events.AgentSpec{MCPServers: []events.MCPServer{{Name: "web", Type: events.MCPHTTP}, {Name: "a", Type: events.MCPDocker, Image: "img-a"}, {Name: "b", Type: events.MCPDocker, Image: "img-b"}}}
+	agent := events.AgentSpec{MCPServers: []events.MCPServer{{Name: "web", Type: events.MCPTypeHTTP}, {Name: "a", Type: events.MCPTypeDocker, Image: "img-a"}, {Name: "b", Type: events.MCPTypeDocker, Image: "img-b"}}}
 	b := newBed(t, func(c *provision.Config) { c.Provider = servers{} })
 	ready, err := b.Attach(t.Context(), b.request(b.ClaimExecution(), agent))
 	if err != nil {
@@ -518,7 +518,7 @@ func TestAttach_Servers(t *testing.T) {
 // TestConversation: the agent's own session comes first, then that of the fork, then the transcript.
 func TestConversation(t *testing.T) {
 	t.Parallel()
-	l := &eventlog.Loaded{}
+	l := &eventlog.SessionState{}
 	check := func(name, resume string, fork *runner.Fork) {
 		t.Helper()
 		got, f := provision.ConversationToContinue(l)

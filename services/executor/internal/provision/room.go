@@ -60,7 +60,7 @@ func (p *sandboxPreparation) retireSandbox(ctx context.Context) error {
 	sb, limit := p.Session.Run.Sandbox, p.Session.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && p.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || p.Idle.NearsEndOfLife(sb)
 	// An execution that was taken over may run in it.
-	if !old || p.Session.Run.TakenOver() || sb.Engine != p.Engine {
+	if !old || p.Session.Run.WasTakenOver() || sb.Engine != p.Engine {
 		return nil
 	}
 	var synced *events.WorkspaceSynced

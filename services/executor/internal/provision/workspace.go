@@ -23,7 +23,7 @@ func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	}
 	from := contents.RestoreSources(p.Session)
 	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.RestoreSource.HasFiles)
-	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
+	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.ChangesAfter(p.Session.Run.Applied)) == 0 {
 		return nil
 	}
 	box, err := p.Provider.Attach(ctx, sb.ID)
@@ -110,7 +110,7 @@ const codeTranscriptLost = "TRANSCRIPT_LOST"
 // ConversationToContinue returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's
 // own id of the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was
 // forked from, cut after fork.Anchor, or of the transcript with which the session began.
-func ConversationToContinue(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
+func ConversationToContinue(l *eventlog.SessionState) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil
 	}

@@ -62,7 +62,7 @@ type MCPContainer struct {
 func (r *Resolved) Containers() []MCPContainer {
 	var out []MCPContainer
 	for i, m := range r.Definition.MCPServers {
-		if m.Type == events.MCPDocker {
+		if m.Type == events.MCPTypeDocker {
 			out = append(out, MCPContainer{m, fmt.Sprintf("mcpServers[%d]", i)})
 		}
 	}
@@ -77,7 +77,7 @@ func (r *Resolver) checkServers(out *Resolved) error {
 			return &Error{"MCP_SERVER_UNSUPPORTED", fmt.Errorf("%s.type: docker MCP servers need provider docker, and this session's is %s: server %s", c.Field, r.Provider, c.Name)}
 		}
 		for i, arg := range c.Command {
-			for _, name := range layers.Placeholders(arg) {
+			for _, name := range layers.PlaceholderNames(arg) {
 				if out.isSecret(name) {
 					return &Error{"SECRET_EXPOSED", fmt.Errorf("%s.command[%d]: variable %s is a secret, and every process can read arguments: give it to server %s in env", c.Field, i, name, c.Name)}
 				}
@@ -100,7 +100,7 @@ func (r *Resolved) expandServers() error {
 	}
 	var errs []error
 	expand := func(s string) string {
-		out, err := layers.Expand(s, value)
+		out, err := layers.ExpandPlaceholders(s, value)
 		errs = append(errs, err)
 		return out
 	}
@@ -150,10 +150,10 @@ func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 	}
 	for _, m := range a.MCPServers {
 		socket := ""
-		if m.Type == events.MCPDocker && len(sockets) > 0 {
+		if m.Type == events.MCPTypeDocker && len(sockets) > 0 {
 			socket, sockets = sockets[0], sockets[1:]
 		}
-		if proxied && m.Type == events.MCPHTTP {
+		if proxied && m.Type == events.MCPTypeHTTP {
 			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
 		}
 		q.MCPServers = append(q.MCPServers, runner.MCPServer{

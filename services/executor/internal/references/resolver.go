@@ -65,7 +65,7 @@ type Resolver struct {
 // An Execution has the data of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
-	Session *eventlog.Loaded
+	Session *eventlog.SessionState
 	Message events.MessageAccepted
 	// Report stores error events about skills that are not complete.
 	Report func(ctx context.Context, e events.Error) error
@@ -143,7 +143,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 // recordedResolution returns the execution_resolved event that the log has for the execution.
 func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
 	at := eventlog.Position{Shard: e.Session.RunHead.Subject.Partition() % r.Log.Shards(), Seq: e.Session.Run.Resolved.At}
-	rec, err := r.Log.At(ctx, at)
+	rec, err := r.Log.CommitAt(ctx, at)
 	if err != nil {
 		return events.ExecutionResolved{}, fmt.Errorf("read the resolved references of %s: %w", e.ID, err)
 	}
@@ -163,8 +163,8 @@ func (r *Resolver) resolveSkill(ctx context.Context, e Execution, out *Resolved,
 	if !errors.As(err, &unresolved) || !events.IsDigest(ref.Version) {
 		return pushed, err
 	}
-	p, rerr := eventlog.Entries{Log: r.Log}.Recall(ctx, events.Skill, e.Session.Tenant, ref)
-	var none *eventlog.VersionError
+	p, rerr := eventlog.Catalogue{Log: r.Log}.ResolveRemoved(ctx, events.Skill, e.Session.Tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(rerr, &none) {
 		return pushed, err
 	}
@@ -199,7 +199,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 		out.Environments = append(out.Environments, applied.Ref)
 	}
 	var err error
-	if out.Variables, err = layers.Merge(out.Definition.Environment, list, e.Message.Environment); err != nil {
+	if out.Variables, err = layers.MergeVariables(out.Definition.Environment, list, e.Message.Environment); err != nil {
 		return variableError(err)
 	}
 	out.Egress, err = allowedHosts(e.Session.Life.Options.Egress, out.Definition.Egress, list)
@@ -208,7 +208,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 
 // variableError converts an error of package layers to an *Error. It returns any other error unchanged.
 func variableError(err error) error {
-	var conflict *layers.Error
+	var conflict *layers.VariableError
 	if errors.As(err, &conflict) {
 		return &Error{conflict.Code, err}
 	}
@@ -225,7 +225,7 @@ func allowedHosts(session, agent []string, list []layers.Environment) ([]events.
 	for _, host := range session {
 		l := egress.Layer{From: hostFromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
-			l.From = layers.FromAgent
+			l.From = layers.SourceAgent
 		}
 		from = append(from, l)
 	}
@@ -268,14 +268,14 @@ func (r *Resolver) openVariables(ctx context.Context, e Execution, out *Resolved
 // secretTenant returns the tenant whose key decrypts the secret of a variable: that of the environment that defines the variable,
 // which may be the platform's.
 func secretTenant(v events.Provenance, tenant string) string {
-	if v.From == layers.FromRun || v.From == layers.FromAgent {
+	if v.From == layers.SourceRun || v.From == layers.SourceAgent {
 		return tenant
 	}
 	ref, err := events.ParseReference(v.From)
 	if err != nil {
 		return tenant
 	}
-	return ref.Tenant(tenant)
+	return ref.OwnerTenant(tenant)
 }
 
 // parallelSkills is the number of skills of one execution that are stored on the engine at the same time.
@@ -334,8 +334,8 @@ func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.Ski
 // resolveEntry returns the version of a catalogue entry that a reference names, or an *Error if there is none.
 func resolveEntry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
 	var out P
-	p, err := eventlog.Entries{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
-	var none *eventlog.VersionError
+	p, err := eventlog.Catalogue{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		return out, &Error{strings.ToUpper(string(kind)) + "_NOT_FOUND", err}
 	}

@@ -45,14 +45,14 @@ func newBench(t *testing.T) *bench {
 func (b *bench) define(kind events.Aspect, slug string, n int, payload func(events.Reference) events.Payload) events.Reference {
 	b.t.Helper()
 	ref := events.Reference{Slug: slug, Version: digest(n)}
-	entries := eventlog.Entries{Log: b.log}
-	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.Leader)
+	entries := eventlog.Catalogue{Log: b.log}
+	e, err := entries.Load(b.t.Context(), ref.Subject(kind, tenant), eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	list, err := versions.Decide(e.State, versions.Apply{Version: ref.Version, Data: payload(ref)})
+	list, err := versions.Decide(e.State, versions.ApplyVersion{Version: ref.Version, Data: payload(ref)})
 	if err == nil {
-		err = entries.Append(b.t.Context(), &e, events.Actor{Kind: "service", ID: "test"}, events.Derive(events.KindCommand, slug, ref.Version), list)
+		err = entries.Append(b.t.Context(), &e, events.Actor{Kind: "service", ID: "test"}, events.DeriveID(events.KindCommand, slug, ref.Version), list)
 	}
 	if err != nil {
 		b.t.Fatal(err)
@@ -73,7 +73,7 @@ func (b *bench) skill(slug string, n int) events.Reference {
 // resolve resolves an execution of a session with an agent.
 func (b *bench) resolve(agent events.Reference, message events.MessageAccepted) (*references.Resolved, error) {
 	e := references.Execution{
-		ID: "exe_1", Session: &eventlog.Loaded{Tenant: tenant, ID: "ses_1"}, Message: message,
+		ID: "exe_1", Session: &eventlog.SessionState{Tenant: tenant, ID: "ses_1"}, Message: message,
 		Report: func(_ context.Context, e events.Error) error { b.reported = append(b.reported, e); return nil },
 	}
 	e.Session.Life.AgentRef = agent
@@ -122,8 +122,8 @@ func TestResolve_Query(t *testing.T) {
 		Skills:       []events.Reference{b.skill("greet", 11), b.skill("lost", 404)},
 		Subagents:    []events.SubagentSpec{{Name: "helper", Instructions: "Help.", Skills: []events.Reference{b.skill("count", 12)}}},
 		MCPServers: []events.MCPServer{
-			{Name: "web", Type: events.MCPHTTP, URL: "https://mcp.example/${PATH_PART}", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
-			{Name: "box", Type: events.MCPDocker, Image: "mcp:1", Command: []string{"serve", "${PATH_PART}"}},
+			{Name: "web", Type: events.MCPTypeHTTP, URL: "https://mcp.example/${PATH_PART}", Headers: map[string]string{"Authorization": "Bearer ${TOKEN}"}},
+			{Name: "box", Type: events.MCPTypeDocker, Image: "mcp:1", Command: []string{"serve", "${PATH_PART}"}},
 		},
 	})
 	r, err := b.resolve(agent, events.MessageAccepted{Environment: map[string]events.Variable{"TOKEN": {Sealed: "key", Secret: true}, "PATH_PART": {Value: "x"}, "SET": {Value: "mine"}}})
@@ -166,7 +166,7 @@ func TestResolve_Query(t *testing.T) {
 // TestResolve_Errors: what keeps an execution from starting has a code; an unavailable store of secrets does not end it.
 func TestResolve_Errors(t *testing.T) {
 	t.Parallel()
-	docker := events.MCPServer{Name: "box", Type: events.MCPDocker, Image: "mcp:1", Command: []string{"${TOKEN}"}}
+	docker := events.MCPServer{Name: "box", Type: events.MCPTypeDocker, Image: "mcp:1", Command: []string{"${TOKEN}"}}
 	for name, c := range map[string]struct {
 		spec     events.AgentSpec
 		variable events.Variable
@@ -218,7 +218,7 @@ func TestResolve_SkillsWithoutAStore(t *testing.T) {
 func TestResolve_Hosts(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	e := references.Execution{ID: "exe_1", Session: &eventlog.Loaded{Tenant: tenant, ID: "ses_1"}}
+	e := references.Execution{ID: "exe_1", Session: &eventlog.SessionState{Tenant: tenant, ID: "ses_1"}}
 	e.Session.Life.AgentRef = b.agent(1, events.AgentSpec{Egress: []string{"a.example:443"}})
 	e.Session.Life.Options.Egress = []string{"a.example:443", "GET b.example:443"}
 	r, err := b.Resolve(t.Context(), e)

@@ -15,7 +15,7 @@ import (
 // last loaded or stored, which it replaces and never changes. Only the goroutine of the execution's turn uses it,
 // except for AppendTo.
 type Execution struct {
-	Session *eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
+	Session *eventlog.SessionState // as last loaded or stored; while an AppendTo runs, the state before it
 	ID      string
 	Epoch   uint64 // of the claim
 	Log     *slog.Logger
@@ -24,7 +24,7 @@ type Execution struct {
 }
 
 // Execution returns an Execution for the execution that was last claimed in a session.
-func (w *Writer) Execution(l *eventlog.Loaded, log *slog.Logger) *Execution {
+func (w *Writer) Execution(l *eventlog.SessionState, log *slog.Logger) *Execution {
 	id, epoch := l.Run.Execution, l.Run.Epoch
 	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
 }
@@ -57,8 +57,8 @@ func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) er
 
 // AppendTo appends events to the runs of l, in as many commits as necessary. It returns the state after the last commit that was stored,
 // also with an error. It leaves out events that no longer apply. AppendTo does not use x.Session, so it may run in another goroutine.
-func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []events.Event) (*eventlog.Loaded, error) {
-	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
+func (x *Execution) AppendTo(ctx context.Context, l *eventlog.SessionState, list []events.Event) (*eventlog.SessionState, error) {
+	d, err := x.writer.Decide(l.Run, run.RecordEvents{Epoch: x.Epoch, Events: list})
 	if err != nil || len(d.Events) == 0 {
 		return l, err
 	}
@@ -66,7 +66,7 @@ func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []eve
 }
 
 // SetStored replaces the state of the session's runs by the one that AppendTo has returned. It does not change the session's life.
-func (x *Execution) SetStored(stored *eventlog.Loaded) {
+func (x *Execution) SetStored(stored *eventlog.SessionState) {
 	next := *x.Session
 	next.RunHead, next.Run = stored.RunHead, stored.Run
 	x.Session = &next
@@ -74,7 +74,7 @@ func (x *Execution) SetStored(stored *eventlog.Loaded) {
 
 // AppendEnd appends the terminal event of the execution together with the other events of e, in as many commits as necessary. It sets the
 // epoch and the execution of e. It must not be called while AppendTo runs.
-func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
+func (x *Execution) AppendEnd(ctx context.Context, e run.EndExecution) error {
 	e.Epoch, e.ExecutionID = x.Epoch, x.ID
 	d, err := x.writer.Decide(x.Session.Run, e)
 	if err != nil {
@@ -87,7 +87,7 @@ func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 
 // ReloadLife loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
 func (x *Execution) ReloadLife(ctx context.Context) error {
-	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.Leader)
+	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return err
 	}

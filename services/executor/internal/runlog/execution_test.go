@@ -48,11 +48,11 @@ func TestExecution_AppendEnd(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	x := bed.ClaimExecution()
-	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
+	end := run.EndExecution{CommandMeta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
 	if err := x.AppendEnd(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
-	if !x.Session.Run.Ended(runlogtest.Execution) || !bed.LoadSession().Run.Ended(runlogtest.Execution) {
+	if !x.Session.Run.HasEnded(runlogtest.Execution) || !bed.LoadSession().Run.HasEnded(runlogtest.Execution) {
 		t.Errorf("phase %s", x.Session.Run.Phase)
 	}
 	if types := bed.StoredTypes(); !slices.Contains(types, fact.EventType()) || types[len(types)-1] != (events.ExecutionFailed{}).EventType() {
@@ -69,7 +69,7 @@ func TestExecution_Refresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	bed.ClaimExecution()
-	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
+	end := run.EndExecution{CommandMeta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
 	for name, err := range map[string]error{"refresh": x.ReloadLife(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
 		if !errors.Is(err, run.ErrFenced) {
 			t.Errorf("%s after another claim: %v", name, err)

@@ -21,25 +21,25 @@ var ErrChanged = errors.New("the session has changed since it was loaded")
 // A Writer appends events to the runs of sessions. It is safe for concurrent use.
 type Writer struct {
 	Sessions eventlog.Sessions
-	Executor string   // id of the executor
-	Rate     run.Rate // price of sandboxes; zero if they have none
+	Executor string          // id of the executor
+	Rate     run.SandboxRate // price of sandboxes; zero if they have none
 	Now      func() time.Time
 	Stored   func([]events.Event) // is called with the events of each commit that was stored
 }
 
 // NewID returns a new id of the given kind.
-func (w *Writer) NewID(kind events.Kind) (string, error) {
+func (w *Writer) NewID(kind events.IDKind) (string, error) {
 	return events.NewID(kind, w.Now(), rand.Reader)
 }
 
 // NewMeta returns the metadata of a new command: its id and time.
-func (w *Writer) NewMeta() events.Meta {
+func (w *Writer) NewMeta() events.CommandMeta {
 	id, err := w.NewID(events.KindCommand)
 	if err != nil {
 		// rand.Reader does not fail. If it did, ids from the clock would still be unique within a session.
-		id = events.Derive(events.KindCommand, w.Executor, w.Now().String())
+		id = events.DeriveID(events.KindCommand, w.Executor, w.Now().String())
 	}
-	return events.Meta{CommandID: id, Now: w.Now().UTC()}
+	return events.CommandMeta{CommandID: id, Now: w.Now().UTC()}
 }
 
 // NewEvents returns facts as the events of a new command. They belong to the given execution, or only to the session if execution is "".
@@ -58,11 +58,11 @@ func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 	if err != nil {
 		return d, err
 	}
-	return run.Meter(s, d, w.Rate), nil
+	return run.AddSandboxUsage(s, d, w.Rate), nil
 }
 
 // AppendDecision appends the events of a decision in one commit and updates l. It returns ErrChanged if another commit was stored first.
-func (w *Writer) AppendDecision(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+func (w *Writer) AppendDecision(ctx context.Context, l *eventlog.SessionState, d run.Decision) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func (w *Writer) AppendDecision(ctx context.Context, l *eventlog.Loaded, d run.D
 
 // AppendEvents appends events to the runs of a session in which no execution runs, under the next epoch. It returns ErrChanged if the
 // session has changed since l was loaded.
-func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []events.Event) error {
-	d, err := w.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
+func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.SessionState, list []events.Event) error {
+	d, err := w.Decide(l.Run, run.RecordEvents{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return ErrChanged
 	}
@@ -90,14 +90,14 @@ func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []ev
 }
 
 // AppendFacts appends facts about the session that belong to no execution, as AppendEvents does.
-func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
+func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.SessionState, facts ...events.Payload) error {
 	return w.AppendEvents(ctx, l, w.NewEvents("", facts...))
 }
 
 // AppendAll appends the events of a decision in as many commits as necessary. It returns the state after the last commit that was stored,
 // also with an error, and does not change l. While the log is unavailable or full it tries again until ctx ends. The error wraps
 // run.ErrFenced if another executor has appended to the session's runs.
-func (w *Writer) AppendAll(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) (*eventlog.Loaded, error) {
+func (w *Writer) AppendAll(ctx context.Context, l *eventlog.SessionState, d run.Decision, log *slog.Logger) (*eventlog.SessionState, error) {
 	parts, err := d.Split()
 	if err != nil {
 		return l, fmt.Errorf("split events of %s: %w", l.Run.Execution, err)
@@ -118,7 +118,7 @@ const (
 )
 
 // appendPart appends a part of a decision that fits into one commit, and updates l.
-func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) error {
+func (w *Writer) appendPart(ctx context.Context, l *eventlog.SessionState, d run.Decision, log *slog.Logger) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-var session = events.Derive(events.KindSession, "runlog")
+var session = events.DeriveID(events.KindSession, "runlog")
 
 // flaky is a log that fails some appends.
 type flaky struct {
@@ -39,14 +39,14 @@ func newWriter(t *testing.T) (*runlog.Writer, *flaky, *[]events.Event) {
 	}
 	f, stored := &flaky{Log: log}, &[]events.Event{}
 	return &runlog.Writer{
-		Sessions: eventlog.Sessions{Log: f}, Executor: events.Derive(events.KindExecutor, "me"), Now: time.Now,
+		Sessions: eventlog.Sessions{Log: f}, Executor: events.DeriveID(events.KindExecutor, "me"), Now: time.Now,
 		Stored: func(list []events.Event) { *stored = append(*stored, list...) },
 	}, f, stored
 }
 
-func load(t *testing.T, w *runlog.Writer) *eventlog.Loaded {
+func load(t *testing.T, w *runlog.Writer) *eventlog.SessionState {
 	t.Helper()
-	l, err := w.Sessions.Load(t.Context(), "default", session, eventlog.Leader)
+	l, err := w.Sessions.Load(t.Context(), "default", session, eventlog.LeaderOnly)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestWriter_AppendAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, f, stored := newWriter(t)
 		before := load(t, w)
-		d, err := w.Decide(before.Run, run.Record{Epoch: before.Run.Epoch + 1, Events: w.NewEvents("", fact)})
+		d, err := w.Decide(before.Run, run.RecordEvents{Epoch: before.Run.Epoch + 1, Events: w.NewEvents("", fact)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestWriter_AppendAll(t *testing.T) {
 		f.fails = 1000
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		d, err = w.Decide(after.Run, run.Record{Epoch: after.Run.Epoch + 1, Events: w.NewEvents("", fact)})
+		d, err = w.Decide(after.Run, run.RecordEvents{Epoch: after.Run.Epoch + 1, Events: w.NewEvents("", fact)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestWriter_AppendAll(t *testing.T) {
 func TestWriter_Events(t *testing.T) {
 	t.Parallel()
 	w, _, _ := newWriter(t)
-	execution := events.Derive(events.KindExecution, "exe")
+	execution := events.DeriveID(events.KindExecution, "exe")
 	list := w.NewEvents(execution, fact, fact)
 	if len(list) != 2 || list[0].ID == list[1].ID || list[0].ExecutionID != execution {
 		t.Errorf("%+v", list)

@@ -110,7 +110,7 @@ func (t *Translator) translateLine(l runner.Line, now time.Time) LineResult {
 
 // translatePayload converts a journal line whose data is an event that a runner may write.
 func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResult {
-	if _, known := events.Lookup(l.Type); !known {
+	if _, known := events.LookupType(l.Type); !known {
 		return t.newEvent(l, at, events.Log{
 			Level: "warn", Stream: "runner",
 			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
@@ -149,7 +149,7 @@ func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResu
 		return t.fileEvent(l, at, p.Path, data, now)
 	case events.FileDeleted:
 		return t.fileEvent(l, at, p.Path, data, now)
-	case events.Opaque:
+	case events.OpaquePayload:
 		return t.badLineError(l, now)
 	}
 	return t.errorEvent(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
@@ -197,7 +197,7 @@ func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Ti
 		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
 	}
 	return LineResult{Event: &events.Event{
-		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
+		ID:          events.DeriveID(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
 		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
@@ -234,7 +234,7 @@ func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) 
 		execution = ""
 	}
 	return LineResult{Event: &events.Event{
-		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
+		ID: events.DeriveID(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
 		ExecutionID: execution, ConversationID: conversationOf(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
 	}}
 }
@@ -262,7 +262,7 @@ func (t *Translator) limitTime(said, now time.Time) time.Time {
 
 // blockID returns the id that a block has in the log. local is the runner's id of the block.
 func (t *Translator) blockID(local string) string {
-	return events.Derive(events.KindBlock, t.Journal, local)
+	return events.DeriveID(events.KindBlock, t.Journal, local)
 }
 
 // conversationOf returns the id of the conversation that a journal line names: that of the session's own agent if the name

@@ -54,11 +54,11 @@ func TestEvents(t *testing.T) {
 		},
 		"block ids are the host's": {
 			line(1, "block_update", `{"blockId":"b1","updates":{"summary":"s"}}`),
-			`{"blockId":"` + events.Derive(events.KindBlock, journal, "b1") + `","updates":{"summary":"s"}}`,
+			`{"blockId":"` + events.DeriveID(events.KindBlock, journal, "b1") + `","updates":{"summary":"s"}}`,
 		},
 		"a block's execution, conversation and time are the host's": {
 			line(1, "block_start", `{"block":{"id":"b1","kind":"tool_use","status":"odd","timestamp":"2999-01-01T00:00:00Z","executionId":"exe_other","conversationId":"other","toolUseId":"toolu_1"}}`),
-			`{"block":{"id":"` + events.Derive(events.KindBlock, journal, "b1") + `","kind":"tool_use","status":"pending","timestamp":"2026-01-02T03:04:06Z","executionId":"` + execution + `","conversationId":"main","toolUseId":"toolu_1"}}`,
+			`{"block":{"id":"` + events.DeriveID(events.KindBlock, journal, "b1") + `","kind":"tool_use","status":"pending","timestamp":"2026-01-02T03:04:06Z","executionId":"` + execution + `","conversationId":"main","toolUseId":"toolu_1"}}`,
 		},
 		"forged end":      {line(1, "execution_completed", `{}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_completed, which a runner must not write"}`},
 		"forged claim":    {line(1, "execution_claimed", `{"epoch":99}`), `{"code":"FORGED_EVENT","message":"line 1 of the runner claims to be execution_claimed, which a runner must not write"}`},
@@ -86,7 +86,7 @@ func TestEvents(t *testing.T) {
 			if string(stored.Data) != c.want {
 				t.Errorf("data %s\nwant %s", stored.Data, c.want)
 			}
-			if e.ID != events.Derive(events.KindEvent, journal, "1") || e.N != 1 || e.ExecutionID != execution || e.Source != events.FromRunner {
+			if e.ID != events.DeriveID(events.KindEvent, journal, "1") || e.N != 1 || e.ExecutionID != execution || e.Source != events.FromRunner {
 				t.Errorf("event %+v", e)
 			}
 		})
@@ -97,7 +97,7 @@ func TestDelta(t *testing.T) {
 	t.Parallel()
 	d := one(t, fresh(), line(1, events.TextDelta, `{"blockId":"b1","offset":5,"delta":"x"}`)).Delta
 	want := events.Delta{
-		BlockID: events.Derive(events.KindBlock, journal, "b1"), ExecutionID: execution, ConversationID: "main", Epoch: 4, Offset: 5, Text: "x", Time: begun.Add(time.Second),
+		BlockID: events.DeriveID(events.KindBlock, journal, "b1"), ExecutionID: execution, ConversationID: "main", Epoch: 4, Offset: 5, Text: "x", Time: begun.Add(time.Second),
 	}
 	if d == nil || *d != want {
 		t.Errorf("delta %+v, want %+v", d, want)
@@ -197,7 +197,7 @@ func TestGarbage_IsShown(t *testing.T) {
 func TestTranslator_HoldsItsInvariantsForAnyLines(t *testing.T) {
 	t.Parallel()
 	names := []events.Type{runner.AgentStarted, runner.TurnEnded, events.TextDelta, "", "novel"}
-	for _, e := range events.Catalogue() {
+	for _, e := range events.EventTypes() {
 		names = append(names, e.Type)
 	}
 	allowed := map[events.Type]bool{

@@ -47,7 +47,7 @@ func (w *Worker) takeSnapshot(ctx context.Context, t *turn) ([]events.Payload, e
 
 // appendAfterTurn appends facts about the session to the session's runs after a turn, under the epoch of the turn.
 func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Payload) error {
-	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.NewEvents("", facts...)})
+	d, err := w.runlog.Decide(t.Session.Run, run.RecordEvents{Epoch: t.Epoch, Events: w.runlog.NewEvents("", facts...)})
 	if err != nil {
 		return err
 	}

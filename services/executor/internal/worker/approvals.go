@@ -81,7 +81,7 @@ func (f *follower) sendVerdicts() {
 
 // dueVerdicts returns the verdicts on open approval requests that must be sent and were not sent yet: the decisions of people, with their
 // position in the log, and rejections of requests whose time is over, without a position.
-func (f *follower) dueVerdicts() (due []session.Decided) {
+func (f *follower) dueVerdicts() (due []session.DecidedApproval) {
 	open := func(id string) bool {
 		return slices.ContainsFunc(f.Session.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == id })
 	}
@@ -94,9 +94,9 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 			due = append(due, d)
 		case !f.hasTimedOut(a):
 		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
-			due = append(due, session.Decided{ApprovalID: a.ID})
+			due = append(due, session.DecidedApproval{ApprovalID: a.ID})
 		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
-			f.loadLife(eventlog.Leader)
+			f.loadLife(eventlog.LeaderOnly)
 		}
 	}
 	return due
@@ -119,17 +119,17 @@ func (f *follower) deadlineOfRequest(a run.OpenApproval) time.Time {
 
 // decisionOn returns the decision in a session's life on an open approval request. It ignores decisions from before the request, because a
 // hostile runner may give a new request the id of an earlier one.
-func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool) {
-	i := slices.IndexFunc(life.Decided, func(d session.Decided) bool { return d.ApprovalID == a.ID && d.At > a.At })
+func decisionOn(life *session.State, a run.OpenApproval) (session.DecidedApproval, bool) {
+	i := slices.IndexFunc(life.Decided, func(d session.DecidedApproval) bool { return d.ApprovalID == a.ID && d.At > a.At })
 	if i < 0 {
-		return session.Decided{}, false
+		return session.DecidedApproval{}, false
 	}
 	return life.Decided[i], true
 }
 
 // sendVerdict reads the content of a decision on an approval request and sends it to the runner, in another goroutine. f.approvals.sent
 // receives the result.
-func (f *follower) sendVerdict(d session.Decided) {
+func (f *follower) sendVerdict(d session.DecidedApproval) {
 	l, loaded, epoch := f.agent.Link, f.Session, f.Epoch
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
@@ -147,11 +147,11 @@ func (f *follower) sendVerdict(d session.Decided) {
 
 // newVerdict returns the verdict that the runner gets for a person's decision on an approval request. It includes the answers to secret
 // questions, which are not in the log.
-func (w *Worker) newVerdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+func (w *Worker) newVerdict(ctx context.Context, l *eventlog.SessionState, d session.DecidedApproval) (v runner.Verdict, err error) {
 	if d.At == 0 {
 		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
-	if v.ApprovalDecided, err = w.deps.Sessions.Decision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
+	if v.ApprovalDecided, err = w.deps.Sessions.ApprovalDecision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
 		return v, err
 	}
 	v.Answers = maps.Clone(v.Answers)
@@ -193,7 +193,7 @@ func (w *Worker) openAnswer(ctx context.Context, tenant, key string) (texts []st
 // secretAnswers returns the answers to secret questions that people gave in earlier attempts of the execution. The agent may have kept them
 // in its records, so they must be redacted.
 func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
-	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.Leader) // the decisions came after the claim
+	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.LeaderOnly) // the decisions came after the claim
 	if err != nil {
 		return nil, err
 	}

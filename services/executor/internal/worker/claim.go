@@ -13,7 +13,7 @@ import (
 
 // Execute claims the active execution of a session, or continues this executor's claim, and runs the execution to its end or its pause.
 // After the end it takes a snapshot. It implements jobs.ExecutionRunner.
-func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Session) error {
+func (w *Worker) Execute(ctx context.Context, l *eventlog.SessionState, b *handling.Session) error {
 	if err := w.admission.CheckClaim(ctx, l); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Se
 
 // claimAndRun waits for a slot, claims the active execution and runs it to its end. The returned turn is nil if the claim failed the
 // execution, because too many earlier claims made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
-func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
+func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.SessionState, b *handling.Session) (*turn, error) {
 	slot, err := w.admission.AcquireSlot(ctx, l)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handlin
 	if err := w.appendClaim(ctx, l); err != nil {
 		return nil, err
 	}
-	if l.Run.Ended(execution) {
+	if l.Run.HasEnded(execution) {
 		return nil, nil // the claim has failed the execution
 	}
 	t := newTurn(w, l, b)
@@ -53,9 +53,9 @@ func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handlin
 
 // appendClaim appends the event with which this executor claims the active execution, and updates l. It returns runlog.ErrChanged if the
 // execution can no longer be claimed.
-func (w *Worker) appendClaim(ctx context.Context, l *eventlog.Loaded) error {
+func (w *Worker) appendClaim(ctx context.Context, l *eventlog.SessionState) error {
 	active := l.Life.Active
-	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.NewMeta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
+	d, err := w.runlog.Decide(l.Run, run.ClaimExecution{CommandMeta: w.runlog.NewMeta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
 	if err != nil {
 		return runlog.ErrChanged
 	}

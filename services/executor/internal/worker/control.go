@@ -15,7 +15,7 @@ import (
 
 // A lifeResult is the result of loading the session's life.
 type lifeResult struct {
-	session *eventlog.Loaded
+	session *eventlog.SessionState
 	asOf    time.Time // begin of a load from the leader; zero for another one
 	err     error
 }
@@ -29,7 +29,7 @@ func (f *follower) loadLife(freshness eventlog.Freshness) {
 	}
 	f.readingLife, f.readAgain = true, false
 	var asOf time.Time
-	if freshness == eventlog.Leader {
+	if freshness == eventlog.LeaderOnly {
 		asOf = f.w.deps.Now()
 	}
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
@@ -64,7 +64,7 @@ func (f *follower) handleLoadedLife(l lifeResult) error {
 		f.life, f.lifeSeq = &life, s.LifeHead.Seq
 	}
 	if f.readAgain {
-		f.loadLife(eventlog.Leader)
+		f.loadLife(eventlog.LeaderOnly)
 	}
 	f.checkControls()
 	return nil
@@ -81,9 +81,9 @@ func (f *follower) handleBeat() {
 	f.approvals.markFailedDue()
 	switch {
 	case f.readAgain && !f.readingLife:
-		f.loadLife(eventlog.Leader)
+		f.loadLife(eventlog.LeaderOnly)
 	case f.beats%beatsPerFenceCheck == 0:
-		f.loadLife(eventlog.Any)
+		f.loadLife(eventlog.AnyReplica)
 	}
 	f.checkControls()
 }
@@ -119,7 +119,7 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 || t.Session.Run.Phase == run.Waiting {
 		return time.Time{}
 	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.Suspended())
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.SuspendedTime())
 }
 
 // checkBudgets begins to stop the turn if its usage exceeds a budget. It also counts the usage of unstored, which are events that the log

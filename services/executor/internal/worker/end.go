@@ -18,12 +18,12 @@ import (
 // failExecution ends the execution with the terminal event outcome, which this executor decided and not the agent. It stores the events
 // with in the same commit.
 func (t *turn) failExecution(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.endExecution(ctx, run.End{Meta: t.w.runlog.NewMeta(), Outcome: outcome, With: t.NewEvents(with...)})
+	return t.endExecution(ctx, run.EndExecution{CommandMeta: t.w.runlog.NewMeta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
 // endExecution stops charging the execution, completes its open blocks with their text so far, and appends the terminal event of e. It may
 // need several commits; the last one has the terminal event.
-func (t *turn) endExecution(ctx context.Context, e run.End) error {
+func (t *turn) endExecution(ctx context.Context, e run.EndExecution) error {
 	t.meter.Unregister(ctx)
 	var err error
 	if e.Blocks, err = t.w.openBlocks.OpenBlocks(ctx, t.Session, e.Before); err != nil {
@@ -54,7 +54,7 @@ func (t *turn) cancelExecution(ctx context.Context) error {
 // stopAndFail fails the execution, after it has stopped an agent that an earlier claim may have started. If the runner does not obey, it
 // terminates the sandbox and keeps the workspace. If that fails too, the terminal event states that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
-	if !t.Session.Run.TakenOver() {
+	if !t.Session.Run.WasTakenOver() {
 		return t.failExecution(ctx, failed)
 	}
 	t.closeAgentStream()
@@ -70,13 +70,13 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	}
 	t.Log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
 	if sb.Engine != t.w.cfg.Engine || sandboxes.IsUnavailable(err) {
-		return t.failExecution(ctx, failed.NotStopped(err))
+		return t.failExecution(ctx, failed.WithStopFailure(err))
 	}
 	if err := t.ReloadLife(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
-		return t.failExecution(ctx, failed.NotStopped(errors.Join(err, terr)))
+		return t.failExecution(ctx, failed.WithStopFailure(errors.Join(err, terr)))
 	}
 	return t.failExecution(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }
@@ -99,7 +99,7 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 // died and another one follows, finishTurn appends only the events and returns an *attemptDeathError.
 func (f *follower) finishTurn(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.TakePending()})
+	d, err := run.Decide(f.Session.Run, run.RecordEvents{Epoch: f.Epoch, Events: f.commits.TakePending()})
 	if err != nil {
 		return err
 	}
@@ -113,11 +113,11 @@ func (f *follower) finishTurn(ctx context.Context) error {
 		}
 		return &attemptDeathError{died}
 	}
-	err = f.endExecution(ctx, run.End{
-		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
-		N:       e.N,
-		Outcome: f.terminalEventOf(e.Ended),
-		Before:  d.Events,
+	err = f.endExecution(ctx, run.EndExecution{
+		CommandMeta: events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
+		N:           e.N,
+		Outcome:     f.terminalEventOf(e.Ended),
+		Before:      d.Events,
 	})
 	if err == nil {
 		f.acknowledgeLines(f.agent.Link, f.Session.Run.Sandbox.N)

@@ -173,9 +173,9 @@ func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) erro
 	case <-beat:
 		f.handleBeat()
 	case <-f.changed:
-		f.loadLife(eventlog.Leader)
+		f.loadLife(eventlog.LeaderOnly)
 	case <-f.controls.Changed():
-		f.loadLife(eventlog.Leader)
+		f.loadLife(eventlog.LeaderOnly)
 	case <-bus.Draining(f.ctx):
 		return f.handOver(ctx)
 	case <-ctx.Done():

@@ -31,7 +31,7 @@ func TestGreetAfterForgottenLines(t *testing.T) {
 		"all forgotten":               {seen: 49, logged: 50, first: 54, last: 53, want: 53, gap: true},
 		"a hello without bounds":      {seen: 3, want: 3},
 	} {
-		x := &runlog.Execution{Session: &eventlog.Loaded{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}}, ID: "exe_new"}
+		x := &runlog.Execution{Session: &eventlog.SessionState{Run: run.State{Sandbox: run.Sandbox{N: c.logged}}}, ID: "exe_new"}
 		f := &follower{commits: commits.New(x, 0), turn: &turn{
 			w: &Worker{deps: Deps{Now: time.Now}}, Execution: x,
 			agent: &agents.Agent{Hello: &runner.Hello{First: c.first, Last: c.last}}, translator: &translate.Translator{Last: c.seen},

@@ -34,7 +34,7 @@ func (t *turn) recordResumed(ctx context.Context) error {
 // pauseIfRequested pauses the sandbox and returns errPaused, if a control has requested a pause. While a model request is open, which would
 // time out during the pause, it does nothing, and the next beat tries again. If the provider cannot pause sandboxes, it records that once.
 func (f *follower) pauseIfRequested(ctx context.Context) error {
-	if !f.life.PausedNow(f.ID) || f.ended != nil || f.queried && !f.accepted {
+	if !f.life.ShouldBePaused(f.ID) || f.ended != nil || f.queried && !f.accepted {
 		return nil
 	}
 	p, ok := f.w.deps.Sandbox.(sandbox.Pauser)

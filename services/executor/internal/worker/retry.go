@@ -71,7 +71,7 @@ func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
 	list := t.NewEvents(facts...)
 	meta := t.w.runlog.NewMeta()
 	if d.n > 0 { // an event that is recorded again for the same line has the same id
-		meta.CommandID = events.Derive(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
+		meta.CommandID = events.DeriveID(events.KindCommand, d.journal, strconv.FormatUint(d.n, 10))
 	}
 	m := events.NewEventList(meta)
 	m.Add(t.ID, failed)
@@ -91,7 +91,7 @@ func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
 // this engine.
 func (t *turn) failAfterDeath(ctx context.Context, d attemptDeath) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retryPolicy().AttemptSuffix(d.code, t.Session.Run.CurrentAttempt())}
-	end := run.End{Meta: t.w.runlog.NewMeta(), N: d.n, Outcome: failed}
+	end := run.EndExecution{CommandMeta: t.w.runlog.NewMeta(), N: d.n, Outcome: failed}
 	if d.code != retries.CodeSandboxLost {
 		return t.endExecution(ctx, end)
 	}
@@ -101,7 +101,7 @@ func (t *turn) failAfterDeath(ctx context.Context, d attemptDeath) error {
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 			t.Log.Error("a lost sandbox could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
-			end.Outcome = failed.NotStopped(err)
+			end.Outcome = failed.WithStopFailure(err)
 		}
 	}
 	end.With = t.NewEvents(events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: here})

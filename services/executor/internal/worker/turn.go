@@ -49,7 +49,7 @@ type turn struct {
 }
 
 // newTurn returns a turn for the active execution of l, which this executor has claimed.
-func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
+func newTurn(w *Worker, l *eventlog.SessionState, b *handling.Session) *turn {
 	x := w.runlog.Execution(l, w.deps.Logger)
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
@@ -65,10 +65,10 @@ func (t *turn) runAttempts(ctx context.Context) (err error) {
 			t.recordHandedOver(ctx)
 		}
 	}()
-	if t.Session.Run.Exhausted() {
-		return t.stopAndFail(ctx, run.ClaimsExhausted())
+	if t.Session.Run.HasTooManyClaims() {
+		return t.stopAndFail(ctx, run.ClaimsExhaustedFailure())
 	}
-	if t.message, err = t.w.deps.Sessions.Message(ctx, t.Session, t.Session.Life.Active); err != nil {
+	if t.message, err = t.w.deps.Sessions.AcceptedMessage(ctx, t.Session, t.Session.Life.Active); err != nil {
 		return err
 	}
 	if err := t.recordResumed(ctx); err != nil {
@@ -101,7 +101,7 @@ func (t *turn) runAttempts(ctx context.Context) (err error) {
 		default:
 			return err
 		}
-		if err := t.recordDeath(ctx, died.attemptDeath); err != nil || t.Session.Run.Ended(t.ID) {
+		if err := t.recordDeath(ctx, died.attemptDeath); err != nil || t.Session.Run.HasEnded(t.ID) {
 			return err
 		}
 		if !t.slot.TryAcquire() {

@@ -63,15 +63,15 @@ type Config struct {
 	MaxAttempts     uint32        // maximum number of starts of one execution
 	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
 
-	Output        events.Output // maximum output of an agent in one execution
-	SessionOutput events.Output // maximum output of agents in all executions of a session
-	Pace          runner.Pace   // maximum rate of an agent's output
+	Output        events.OutputSize // maximum output of an agent in one execution
+	SessionOutput events.OutputSize // maximum output of agents in all executions of a session
+	Pace          runner.Pace       // maximum rate of an agent's output
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // interval at which the pool is filled
 
-	Rate        run.Rate      // price of sandboxes; zero if they have none
-	SandboxLife time.Duration // age at which the provider ends a sandbox; 0 is never
+	Rate        run.SandboxRate // price of sandboxes; zero if they have none
+	SandboxLife time.Duration   // age at which the provider ends a sandbox; 0 is never
 
 	Registries provision.Registries // hosts that a sandbox may reach while dependencies are installed
 
@@ -218,7 +218,7 @@ func (w *Worker) WakeTurn(id string) { w.handling.WakeHandler(id) }
 
 // Answer returns what this executor does for the session id, as the answer to another executor that has work for the session. If this
 // executor works on the session's idle sandbox, it checks whether it has to stop that work.
-func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
+func (w *Worker) Answer(id string) topology.CtlResponse { return w.handling.Answer(id) }
 
 // WatchControls looks for new controls of running executions in the log until ctx ends, because hints about controls may be lost.
 func (w *Worker) WatchControls(ctx context.Context) { w.controls.Run(ctx) }

@@ -56,7 +56,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	if err := checkBudgetPeriod(period); err != nil {
 		return "", "", err
 	}
-	about := events.BudgetOf(owner, period).ID
+	about := events.BudgetSubject(owner, period).ID
 	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: owner, About: about, Body: body})
 	if err != nil {
 		return "", "", err

@@ -119,7 +119,7 @@ type entryRequest interface {
 
 // entryReference returns the reference in the path of a request, with the given version.
 func entryReference(r entryRequest, version string) (events.Reference, error) {
-	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
+	ref := events.Reference{Scope: events.ReferenceScope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
 		return ref, referenceProblem("", err)
 	}
@@ -157,7 +157,7 @@ func decodeApplyRequest(p auth.Principal, r applyRequest, spec any) (events.Refe
 	if given.GetVersion() != "" {
 		return events.Reference{}, problem.Invalid("ref.version", "a version follows from the definition: leave it out")
 	}
-	ref := events.Reference{Scope: events.Scope(given.GetScope()), Org: given.GetOrg(), Slug: given.GetSlug()}
+	ref := events.Reference{Scope: events.ReferenceScope(given.GetScope()), Org: given.GetOrg(), Slug: given.GetSlug()}
 	if err := ref.Check(); err != nil {
 		return ref, referenceProblem("ref", err)
 	}

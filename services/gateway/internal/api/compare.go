@@ -66,7 +66,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 			return out, nil
 		}
 		if x != nil && y != nil {
-			if out.Field = history.Differs(x.content, y.content); out.Field == "" {
+			if out.Field = history.FirstDifference(x.content, y.content); out.Field == "" {
 				out.EqualEvents++
 				continue
 			}
@@ -132,14 +132,14 @@ type sessionReader struct {
 	read       uint32 // seq of the last event that was read
 	after      uint32 // events up to this seq are skipped
 	begun      bool   // whether the first message was read
-	normalizer *history.Run
+	normalizer *history.EventNormalizer
 	waiting    []comparedEvent
 }
 
 // comparedEvent is an event of one of two compared sessions, with the content that is compared.
 type comparedEvent struct {
-	wire    events.Wire
-	content history.Comparable
+	wire    events.WireEvent
+	content history.ComparableEvent
 }
 
 // newSessionReader returns a sessionReader at the beginning of a session.
@@ -148,8 +148,8 @@ func (s *Server) newSessionReader(ctx context.Context, tenant, id string) (*sess
 	if err != nil {
 		return nil, err
 	}
-	r := &sessionReader{reads: s.Reads, tenant: tenant, id: id, tip: one.GetTip(), normalizer: history.NewRun(id)}
-	err = s.Reads.EachEvent(ctx, tenant, id, 0, 2, []events.Type{"session_forked"}, 1, func(w events.Wire) error {
+	r := &sessionReader{reads: s.Reads, tenant: tenant, id: id, tip: one.GetTip(), normalizer: history.NewEventNormalizer(id)}
+	err = s.Reads.EachEvent(ctx, tenant, id, 0, 2, []events.Type{"session_forked"}, 1, func(w events.WireEvent) error {
 		var d struct {
 			Parent    string `json:"parent"`
 			Effective uint32 `json:"effective"`
@@ -190,7 +190,7 @@ func (r *sessionReader) nextEvent(ctx context.Context) (*comparedEvent, error) {
 // addUnlessIgnored appends an event of the session to r.waiting, the events that next returns, unless a comparison of
 // sessions ignores such an event.
 func (r *sessionReader) addUnlessIgnored(kept reads.StoredEvent) error {
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {
 		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))
 	}
@@ -199,7 +199,7 @@ func (r *sessionReader) addUnlessIgnored(kept reads.StoredEvent) error {
 	if !r.begun || w.Seq <= r.after {
 		return nil
 	}
-	if content, ok := r.normalizer.Comparable(w); ok {
+	if content, ok := r.normalizer.Normalize(w); ok {
 		r.waiting = append(r.waiting, comparedEvent{w, content})
 	}
 	return nil

@@ -118,6 +118,6 @@ func (s *Server) visibleDeadLetter(ctx context.Context, id string) (topology.Dea
 func deadLetterMessage(d topology.DeadLetter) *spoolv1.DeadLetter {
 	return &spoolv1.DeadLetter{
 		Id: strconv.FormatUint(d.Sequence, 10), Time: timestamppb.New(d.Time), Reason: d.Reason, Subject: d.Subject, Handler: d.Handler,
-		Delivered: uint32(min(d.Delivered, math.MaxUint32)), SessionId: d.Session, Retryable: d.Retryable(), //nolint:gosec // bounded
+		Delivered: uint32(min(d.Delivered, math.MaxUint32)), SessionId: d.Session, Retryable: d.IsRetryable(), //nolint:gosec // bounded
 	}
 }

@@ -32,7 +32,7 @@ func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest)
 	}
 	out := &spoolv1.SessionDiff{
 		From: from.Seq, To: to.Seq,
-		Reported: usageDifference(reads.UsageTotalMessage(from.Reported()), reads.UsageTotalMessage(to.Reported())),
+		Reported: usageDifference(reads.UsageTotalMessage(from.ReportedUsage()), reads.UsageTotalMessage(to.ReportedUsage())),
 		Metered:  usageDifference(reads.MeteredUsageMessage(from.Metered), reads.MeteredUsageMessage(to.Metered)),
 	}
 	if err := s.diffBlocks(ctx, out, from, to); err != nil {
@@ -111,7 +111,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 	}
 	for _, a := range approvals {
 		was := ""
-		if i := slices.IndexFunc(from.Approvals, func(x history.Approval) bool { return x.ID == a.ApprovalId }); i >= 0 {
+		if i := slices.IndexFunc(from.Approvals, func(x history.OpenApproval) bool { return x.ID == a.ApprovalId }); i >= 0 {
 			was = "pending"
 			if from.Approvals[i].Decision != "" {
 				was = "decided"

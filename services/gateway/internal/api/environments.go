@@ -78,7 +78,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 	if err != nil {
 		return nil, err
 	}
-	merged, err := layers.Merge(agent.Environment, list, nil)
+	merged, err := layers.MergeVariables(agent.Environment, list, nil)
 	if err != nil {
 		return nil, mergeError(err)
 	}
@@ -102,7 +102,7 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 
 // allowedHosts returns the hosts that the agent and the environments allow a sandbox to reach.
 func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.SourcedEntry, error) {
-	from := []egress.Layer{{From: layers.FromAgent, Entries: agent.Egress}}
+	from := []egress.Layer{{From: layers.SourceAgent, Entries: agent.Egress}}
 	for _, e := range list {
 		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
 	}
@@ -218,7 +218,7 @@ func parseRequestReferences(r referencesRequest) (agent, instance events.Referen
 // mergeError combines all conflicts between variables of environments into one problem, with the code of the first
 // conflict.
 func mergeError(err error) error {
-	var first *layers.Error
+	var first *layers.VariableError
 	if !errors.As(err, &first) {
 		return problem.From(err)
 	}

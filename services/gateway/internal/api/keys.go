@@ -60,7 +60,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		rights = *a.Rights
 	}
 	out := &spoolv1.CreateKeyResponse{
-		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.RoleOf()), Agents: rights.Agents,
+		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.EffectiveRole()), Agents: rights.Agents,
 	}
 	if !rights.ExpiresAt.IsZero() {
 		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)
@@ -71,7 +71,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 // requestedKeyRights returns the role, agents and expiry that a request asks for a new API key. The session service
 // compares them with the rights of the caller's key.
 func (s *Server) requestedKeyRights(ctx context.Context, r *spoolv1.CreateKeyRequest) (events.KeyRights, error) {
-	rights := events.KeyRights{Role: events.Role(r.GetRole()), Agents: r.GetAgents()}
+	rights := events.KeyRights{Role: events.KeyRole(r.GetRole()), Agents: r.GetAgents()}
 	text := r.GetExpires()
 	if text == "" {
 		return rights, nil

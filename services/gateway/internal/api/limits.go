@@ -43,7 +43,7 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	if !p.Admin {
 		return "", "", problem.New(problem.Forbidden, "", "limits of tenants are set with the root key")
 	}
-	about := events.LimitsOf(owner).ID
+	about := events.LimitsSubject(owner).ID
 	a, err := s.Send.Send(ctx, commands.Request{Type: t, Principal: p, Tenant: owner, About: about, Body: body})
 	if err != nil {
 		return "", "", err

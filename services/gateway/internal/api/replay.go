@@ -83,13 +83,13 @@ func replayResponse(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse,
 	}
 	out := &spoolv1.ReplayEventsResponse{}
 	switch n := f.Notice.Data.(type) {
-	case pace.Started:
+	case pace.StartedNotice:
 		out.Message = &spoolv1.ReplayEventsResponse_Started{Started: &spoolv1.ReplayStarted{From: n.From, To: n.To, Tip: n.Tip, Speed: n.Speed}}
-	case pace.Shortened:
+	case pace.ShortenedNotice:
 		out.Message = &spoolv1.ReplayEventsResponse_GapShortened{GapShortened: &spoolv1.GapShortened{Seq: n.Seq, GapMs: float64(n.GapMs), LeftOutMs: float64(n.LeftOutMs)}}
-	case pace.BlockWithoutDeltas:
+	case pace.BlockWholeNotice:
 		out.Message = &spoolv1.ReplayEventsResponse_BlockWhole{BlockWhole: &spoolv1.BlockWhole{Seq: n.Seq, BlockId: n.BlockID, ShownBytes: uint32(n.ShownBytes)}} //nolint:gosec // offsets in a block have 32 bits
-	case pace.Ended:
+	case pace.EndedNotice:
 		out.Message = &spoolv1.ReplayEventsResponse_Ended{Ended: &spoolv1.ReplayEnded{Seq: n.Seq}}
 	}
 	return out, nil

@@ -83,7 +83,7 @@ func (s *Server) parseVariables(r variablesRequest) (requestVariables, error) {
 	total := 0
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		v, field := given[name], "environment."+truncate.Text(name, 100)
-		if err := layers.CheckName(name); err != nil {
+		if err := layers.CheckVariableName(name); err != nil {
 			return out, problem.Invalid(field, "%s", err.Error())
 		}
 		if err := checkVariableValue(field+".value", v.GetValue()); err != nil {
@@ -173,7 +173,7 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 		case v.Value == "":
 			v.Sealed = kept[name]
 		default:
-			if v.Sealed, err = s.sealSecret(ctx, ref.Tenant(tenant), "", "spec.variables."+name+".value", v.Value); err != nil {
+			if v.Sealed, err = s.sealSecret(ctx, ref.OwnerTenant(tenant), "", "spec.variables."+name+".value", v.Value); err != nil {
 				return err
 			}
 		}

@@ -57,7 +57,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	out := &spoolv1.SessionState{
 		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
 		BlockCount: p.Count.Blocks, Todos: p.TodoListMessages(), ConversationCount: p.Count.Conversations,
-		Reported: reads.UsageTotalMessage(p.Reported()), Metered: reads.MeteredUsageMessage(p.Metered), Resolved: p.ResolvedVersionsMessage(),
+		Reported: reads.UsageTotalMessage(p.ReportedUsage()), Metered: reads.MeteredUsageMessage(p.Metered), Resolved: p.ResolvedVersionsMessage(),
 	}
 	var next *reads.BlockToken
 	if out.Blocks, next, err = s.Reads.BlocksAt(ctx, p, after, size); err != nil {
@@ -99,7 +99,7 @@ func (s *Server) setTextInFlight(ctx context.Context, p reads.SessionState, bloc
 		return nil, err
 	}
 	var before *time.Time
-	err = s.Reads.EachEvent(ctx, p.Tenant, p.ID, p.Seq, p.Seq+1, nil, 1, func(w events.Wire) error {
+	err = s.Reads.EachEvent(ctx, p.Tenant, p.ID, p.Seq, p.Seq+1, nil, 1, func(w events.WireEvent) error {
 		before = &w.Time
 		return nil
 	})

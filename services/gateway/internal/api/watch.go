@@ -156,12 +156,12 @@ func (w *statusWatch) applyFrame(f live.Frame) (ended bool, err error) {
 		w.setSendDue()
 		return false, nil
 	}
-	e, err := events.DecodeWire(f.JSON)
+	e, err := events.DecodeWireEvent(f.JSON)
 	if err != nil {
 		return false, problem.From(err)
 	}
 	phase := w.status.Phase
-	progress.Apply(w.status, e.Seq, history.Kept(e))
+	progress.Apply(w.status, e.Seq, history.EventFromReadModel(e))
 	if e.ExecutionID == w.status.ExecutionId {
 		w.unsent++
 	}

@@ -13,7 +13,7 @@ import (
 
 // access is the role that an API key needs to call a method of spool.v1, or an HTTP route that has no such method.
 type access struct {
-	role events.Role
+	role events.KeyRole
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
 	// call it.
 	shared bool

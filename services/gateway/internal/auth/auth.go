@@ -25,8 +25,8 @@ type Principal struct {
 	KeyID  string // id of the API key, RootKeyID, or "" if authentication is off
 	Admin  bool   // whether it may manage keys, limits and budgets of any tenant
 
-	Role   events.Role // role of the API key
-	Agents []string    // slugs of the only agents that the API key may use; empty means all
+	Role   events.KeyRole // role of the API key
+	Agents []string       // slugs of the only agents that the API key may use; empty means all
 
 	User    string // end user of the application, as stated in the request; "" for none
 	Address string // IP address of the client

@@ -25,8 +25,8 @@ func ParseUser(name string, values []string) (string, error) {
 	switch {
 	case len(values) > 1:
 		return "", problem.Invalid(name, "the header is set %d times; send it once", len(values))
-	case len(user) > events.MaxUser:
-		return "", problem.Invalid(name, "value has %d bytes; the limit is %d", len(user), events.MaxUser)
+	case len(user) > events.MaxUserBytes:
+		return "", problem.Invalid(name, "value has %d bytes; the limit is %d", len(user), events.MaxUserBytes)
 	case !utf8.ValidString(user):
 		return "", problem.Invalid(name, "value is not valid UTF-8")
 	case strings.ContainsFunc(user, func(r rune) bool { return !unicode.IsPrint(r) }):

@@ -163,7 +163,7 @@ func hashParts(parts ...[]byte) string {
 
 // deriveID derives an id from a command's id and time. A client that retries under the command's id therefore sends the
 // same ids, and ids are ordered by time.
-func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
+func deriveID(kind events.IDKind, tenant, commandID string) (string, error) {
 	at, ok := timeOfID(commandID)
 	if !ok {
 		return "", fmt.Errorf("command id %q contains no time", commandID)

@@ -81,7 +81,7 @@ func (l *Letters) Get(ctx context.Context, r Viewer, sequence uint64) (topology.
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
 		return topology.DeadLetter{}, errNATSUnavailable(err)
 	}
-	if err == nil && strings.HasPrefix(msg.Subject, topology.Dead("")) {
+	if err == nil && strings.HasPrefix(msg.Subject, topology.DeadSubject("")) {
 		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
 		if r.canSee(d) {
 			return d, nil

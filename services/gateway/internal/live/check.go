@@ -52,7 +52,7 @@ func (h *Hub) handleProjectorStart(ctx context.Context, data []byte) {
 		h.compareFeeds(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
-	h.compareFeeds(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.Group(f.session) == s.Group })
+	h.compareFeeds(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.GroupOfID(f.session) == s.Group })
 }
 
 // flushSubscriptions blocks until the NATS server has all subscriptions of the gateway, for a second at most.

@@ -38,10 +38,10 @@ func (r *Reader) findExecutionEnd(execution string) (seq uint32, complete bool, 
 		return 0, false, nil
 	}
 	for _, frame := range r.eventsAfterCursor() {
-		if !events.Terminal(frame.Type) {
+		if !events.IsTerminal(frame.Type) {
 			continue
 		}
-		w, err := events.DecodeWire(frame.JSON)
+		w, err := events.DecodeWireEvent(frame.JSON)
 		if err != nil {
 			return 0, false, problem.From(err)
 		}

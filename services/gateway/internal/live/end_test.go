@@ -62,7 +62,7 @@ func announceTip(t *testing.T, nc *nats.Conn, source *storedSession, session str
 // leaves the cursor before the end.
 func TestAwaitEnd_ReturnsTheEndOfItsExecution(t *testing.T) {
 	t.Parallel()
-	source, session := &storedSession{}, events.Derive(events.KindSession, "s")
+	source, session := &storedSession{}, events.DeriveID(events.KindSession, "s")
 	source.add()
 	h, announce, stop := runHub(t, source, session, 0)
 	defer stop()
@@ -92,7 +92,7 @@ func TestAwaitEnd_ReturnsTheEndOfItsExecution(t *testing.T) {
 // of a context that ends.
 func TestAwaitEnd_ReportsMissedEvents(t *testing.T) {
 	t.Parallel()
-	source, session := &storedSession{}, events.Derive(events.KindSession, "s")
+	source, session := &storedSession{}, events.DeriveID(events.KindSession, "s")
 	source.add()
 	h, announce, stop := runHub(t, source, session, 2)
 	defer stop()
@@ -125,7 +125,7 @@ func TestAwaitEnd_ReportsMissedEvents(t *testing.T) {
 // TestUntilStop_EndsWithTheHub tests that a context of ContextUntilStop ends when the Hub stops, and a Reader with the same error.
 func TestUntilStop_EndsWithTheHub(t *testing.T) {
 	t.Parallel()
-	source, session := &storedSession{}, events.Derive(events.KindSession, "s")
+	source, session := &storedSession{}, events.DeriveID(events.KindSession, "s")
 	source.add()
 	h, _, stop := runHub(t, source, session, 0)
 	r, err := h.JoinTip(t.Context(), "default", nil, session)

@@ -169,7 +169,7 @@ const (
 // same event with its metadata, if it comes from Postgres. For an event of LIVE stored is nil, and the feed derives
 // the metadata from the events that set it. mu must be held.
 func (f *feed) appendEvent(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
-	w, err := events.DecodeWire(raw)
+	w, err := events.DecodeWireEvent(raw)
 	if err != nil {
 		return eventKnown, err
 	}
@@ -205,7 +205,7 @@ func (f *feed) appendEvent(raw []byte, stored *reads.StoredEvent) (appendResult,
 
 // decodeIfUsed returns an event with its data decoded if observeEvent or trackBlocks may use the data, and otherwise
 // without, because decoding is most of the cost of an event.
-func decodeIfUsed(w events.Wire) events.Event {
+func decodeIfUsed(w events.WireEvent) events.Event {
 	for _, used := range [...]events.Payload{
 		events.SessionCreated{}, events.SessionOptionsUpdated{}, events.MessageAccepted{}, events.BlockStart{}, events.BlockComplete{}, events.SessionDeleted{},
 	} {
@@ -233,7 +233,7 @@ func (f *feed) trackBlocks(e events.Event) {
 	case events.BlockStart:
 		open := slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
 		if !open && (d.Block.Status == "" || d.Block.Status == events.StatusPending) {
-			f.openBlock(&openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID, from: deltas.StartOf(d)})
+			f.openBlock(&openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID, from: deltas.BlockStartPosition(d)})
 		}
 	case events.BlockComplete:
 		f.closeBlock(d.Block.ID)

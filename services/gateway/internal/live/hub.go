@@ -136,8 +136,8 @@ func NewHub(cfg Config) *Hub {
 // Run delivers messages of LIVE to the feeds and compares the feeds with Postgres, until ctx ends. All Readers end
 // with it. It calls started when Join can be used.
 func (h *Hub) Run(ctx context.Context, started func()) error {
-	projectors := make(chan *nats.Msg, h.cfg.Partitions.Groups())
-	sub, err := h.cfg.NATS.ChanSubscribe(topology.CtlProjector, projectors)
+	projectors := make(chan *nats.Msg, h.cfg.Partitions.GroupCount())
+	sub, err := h.cfg.NATS.ChanSubscribe(topology.ProjectorStartSubject, projectors)
 	if err != nil {
 		return err
 	}

@@ -96,7 +96,7 @@ func TestHub_ReadsWhatItMissedAfterAReconnection(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- h.Run(ctx, func() { close(started) }) }()
 	<-started
-	r, err := h.Join(ctx, "default", nil, events.Derive(events.KindSession, "s"), 0)
+	r, err := h.Join(ctx, "default", nil, events.DeriveID(events.KindSession, "s"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

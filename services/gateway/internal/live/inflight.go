@@ -206,7 +206,7 @@ func (f *feed) requestTextRead() {
 
 // beginTextRead is called before DELTAS is read for the feed, and returns the position from which it must be read; ok is false if no open block
 // needs it.
-func (f *feed) beginTextRead() (from deltas.Start, ok bool) {
+func (f *feed) beginTextRead() (from deltas.StartPosition, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lossesAtRead = f.losses
@@ -218,7 +218,7 @@ func (f *feed) beginTextRead() (from deltas.Start, ok bool) {
 		if !ok {
 			from, ok = b.from, true
 		}
-		from = from.Before(b.from)
+		from = from.Earlier(b.from)
 	}
 	return from, ok
 }

@@ -38,8 +38,8 @@ func (h *Hub) RecordCommit(id, position string) {
 	if h.lag.pending == nil {
 		h.lag.pending = map[int]pendingPosition{}
 	}
-	if _, waits := h.lag.pending[h.cfg.Partitions.Group(id)]; !waits {
-		h.lag.pending[h.cfg.Partitions.Group(id)] = pendingPosition{p.Seq, time.Now()}
+	if _, waits := h.lag.pending[h.cfg.Partitions.GroupOfID(id)]; !waits {
+		h.lag.pending[h.cfg.Partitions.GroupOfID(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 
@@ -56,13 +56,13 @@ func (h *Hub) updateLag(ctx context.Context) {
 		h.lag.readAt = now
 	}
 	groups := map[int]Lag{}
-	for group := range h.cfg.Partitions.Groups() {
+	for group := range h.cfg.Partitions.GroupCount() {
 		groups[group] = h.lag.groupLag(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
 	for _, list := range h.startedFeeds(func(*feed) bool { return true }) {
 		for _, f := range list {
-			f.setLag(groups[h.cfg.Partitions.Group(f.session)])
+			f.setLag(groups[h.cfg.Partitions.GroupOfID(f.session)])
 		}
 	}
 }

@@ -35,7 +35,7 @@ type partition struct {
 // acquirePartition counts one more feed of the session's partition, and for the first one subscribes to the
 // partition's frames. releasePartition must be called when the feed ends. mu must be held.
 func (h *Hub) acquirePartition(session string) error {
-	n := h.cfg.Partitions.Of(session)
+	n := h.cfg.Partitions.PartitionOf(session)
 	p := h.partitions[n]
 	if p == nil {
 		p = &partition{n: n, began: time.Now(), seen: map[string]uint64{}, requests: map[*feed]bool{}}
@@ -57,7 +57,7 @@ func (h *Hub) acquirePartition(session string) error {
 // releasePartition counts one feed less of the feed's partition. After the last one it ends the subscription to the
 // partition's frames. mu must be held.
 func (h *Hub) releasePartition(f *feed) {
-	n := h.cfg.Partitions.Of(f.session)
+	n := h.cfg.Partitions.PartitionOf(f.session)
 	p := h.partitions[n]
 	delete(p.requests, f)
 	if p.feeds--; p.feeds > 0 {
@@ -134,7 +134,7 @@ func (h *Hub) partitionFeeds(p *partition) (list []*feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range h.feeds {
-		if h.cfg.Partitions.Of(f.session) == p.n {
+		if h.cfg.Partitions.PartitionOf(f.session) == p.n {
 			list = append(list, f)
 		}
 	}
@@ -221,7 +221,7 @@ func (h *Hub) hasOpenBlocks(p *partition) bool {
 func (h *Hub) requestTextRead(f *feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.partitions[h.cfg.Partitions.Of(f.session)]
+	p := h.partitions[h.cfg.Partitions.PartitionOf(f.session)]
 	if h.closed || p == nil {
 		return
 	}
@@ -252,7 +252,7 @@ func (h *Hub) readRequestedText(ctx context.Context, p *partition) {
 
 // readTextOnce reads DELTAS once for the feeds of a partition that are in requests.
 func (h *Hub) readTextOnce(ctx context.Context, p *partition, requests map[*feed]bool) {
-	var from deltas.Start
+	var from deltas.StartPosition
 	feeds := map[string]*feed{}
 	for f := range requests {
 		start, ok := f.beginTextRead()
@@ -262,14 +262,14 @@ func (h *Hub) readTextOnce(ctx context.Context, p *partition, requests map[*feed
 		if len(feeds) == 0 {
 			from = start
 		}
-		from = from.Before(start)
-		feeds[events.FrameSession(f.tenant, f.session)] = f
+		from = from.Earlier(start)
+		feeds[events.FrameSessionKey(f.tenant, f.session)] = f
 	}
 	if len(feeds) == 0 {
 		return
 	}
 	h.cfg.Metrics.Reread("text")
-	stream := deltas.NewStream(h.cfg.NATS, p.n, from)
+	stream := deltas.NewPartitionReader(h.cfg.NATS, p.n, from)
 	var err error
 	for err == nil && !stream.AtEnd() {
 		err = h.readTextPage(ctx, stream, feeds)
@@ -278,18 +278,18 @@ func (h *Hub) readTextOnce(ctx context.Context, p *partition, requests map[*feed
 		h.cfg.Logger.Warn("read text in flight from DELTAS: will retry", "partition", p.n, "error", err)
 	}
 	for _, f := range feeds {
-		f.endTextRead(stream.Last(), err)
+		f.endTextRead(stream.LastSequence(), err)
 	}
 }
 
 // readTextPage reads one page of DELTAS and adds the deltas to their feeds.
-func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map[string]*feed) error {
+func (h *Hub) readTextPage(ctx context.Context, stream *deltas.PartitionReader, feeds map[string]*feed) error {
 	release, err := h.acquireTextRead(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
-	return stream.Read(ctx, func(e deltas.Entry) {
+	return stream.Read(ctx, func(e deltas.SessionDelta) {
 		if f := feeds[string(e.Session)]; f != nil {
 			f.handleDelta(e.JSON, true)
 		}

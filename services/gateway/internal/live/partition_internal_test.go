@@ -54,7 +54,7 @@ func TestHandleFrame_NoticesGapsInNumbers(t *testing.T) {
 		number   uint64
 		want     int
 	}{{"a", 5, 0}, {"a", 6, 0}, {"b", 1, 0}, {"a", 8, 1}, {"a", 9, 1}, {"a", 9, 1}, {"b", 2, 1}, {"b", 9, 2}} {
-		h.handleFrame(p, &nats.Msg{Subject: events.FrameSubject(0, c.executor), Data: events.AppendFrame(nil, c.number)})
+		h.handleFrame(p, &nats.Msg{Subject: events.FrameSubject(0, c.executor), Data: events.AppendFrameHeader(nil, c.number)})
 		if lost != c.want {
 			t.Errorf("after frame %d of %s: %d losses, want %d", c.number, c.executor, lost, c.want)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Frame is one item of a stream: an event or text in flight, as the JSON of events.Wire; or a change of the lag, if
+// Frame is one item of a stream: an event or text in flight, as the JSON of events.WireEvent; or a change of the lag, if
 // Lag is set; or a notice of a replay, if Notice is set.
 type Frame struct {
 	Seq  uint32 // seq of the event; for a text_delta, seq of the last stored event
@@ -422,7 +422,7 @@ func (r *Reader) nextPastText(ctx context.Context, g *sentPosition) (string, err
 			g.lost = true
 			return "", nil
 		}
-		from.Drop()
+		from.DropPeeked()
 		if skip := g.offset - int(d.Offset); d.BlockID == g.block && skip < len(d.Text) {
 			return d.Text[skip:], nil
 		}

@@ -23,7 +23,7 @@ const (
 // that have arrived after the gap.
 type openText struct {
 	block, execution, conversation string
-	from                           deltas.Start
+	from                           deltas.StartPosition
 	base                           int // offset of the first byte of text
 	text                           []byte
 	at                             time.Time

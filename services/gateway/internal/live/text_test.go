@@ -51,18 +51,18 @@ type writer struct {
 type writtenBlock struct {
 	id, text  string
 	published int
-	start     deltas.Start
+	start     deltas.StartPosition
 	complete  bool
 }
 
 func newWriter(t *testing.T, seed uint64) *writer {
 	t.Helper()
-	w := &writer{t: t, nc: natstest.Conn(t, natstest.Run(t)), session: events.Derive(events.KindSession, fmt.Sprint(seed)), rand: rand.New(rand.NewPCG(seed, 1))}
+	w := &writer{t: t, nc: natstest.Conn(t, natstest.Run(t)), session: events.DeriveID(events.KindSession, fmt.Sprint(seed)), rand: rand.New(rand.NewPCG(seed, 1))}
 	var err error
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), w.js, topology.Config{Partitions: topology.DefaultPartitions}); err != nil {
+	if err := topology.Provision(t.Context(), w.js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}); err != nil {
 		t.Fatal(err)
 	}
 	w.store(events.Log{Message: "the first event"})
@@ -124,7 +124,7 @@ func (w *writer) announce() {
 	defer w.mu.Unlock()
 	m := readmodel.Live{Session: w.session, Tip: uint32(len(w.stored))}
 	for _, e := range w.stored[w.announced:] {
-		var wire events.Wire
+		var wire events.WireEvent
 		if err := json.Unmarshal(e.JSON, &wire); err != nil {
 			w.t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func (w *writer) announce() {
 
 // open begins a block whose text may be published before its event is stored.
 func (w *writer) open(text string) *writtenBlock {
-	b := &writtenBlock{id: fmt.Sprint("blk", len(w.blocks)), text: text, start: deltas.Start{Time: time.Now().UTC()}}
+	b := &writtenBlock{id: fmt.Sprint("blk", len(w.blocks)), text: text, start: deltas.StartPosition{Time: time.Now().UTC()}}
 	if w.rand.IntN(3) > 0 {
 		b.start.After = w.position
 	}
@@ -184,8 +184,8 @@ func (w *writer) publishText(b *writtenBlock, from, to int, lost bool) {
 	b.published = max(b.published, to)
 	w.mu.Unlock()
 	w.number++
-	p := textPartitions.Of(w.session)
-	subject, data := events.FrameSubject(p, "xtr_test"), events.AppendFrameDelta(events.AppendFrame(nil, w.number), events.FrameSession(textTenant, w.session), raw)
+	p := textPartitions.PartitionOf(w.session)
+	subject, data := events.FrameSubject(p, "xtr_test"), events.AppendFrameDelta(events.AppendFrameHeader(nil, w.number), events.FrameSessionKey(textTenant, w.session), raw)
 	if lost {
 		subject, data = "dl."+events.PartitionToken(p)+"."+textTenant+"."+w.session, raw
 	}
@@ -200,7 +200,7 @@ func (w *writer) publishText(b *writtenBlock, from, to int, lost bool) {
 func (w *writer) publishEmpty() {
 	w.t.Helper()
 	w.number++
-	if _, err := w.js.Publish(w.t.Context(), events.FrameSubject(textPartitions.Of(w.session), "xtr_test"), events.AppendFrame(nil, w.number)); err != nil {
+	if _, err := w.js.Publish(w.t.Context(), events.FrameSubject(textPartitions.PartitionOf(w.session), "xtr_test"), events.AppendFrameHeader(nil, w.number)); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -274,7 +274,7 @@ func (c *client) receive(f live.Frame) error {
 	if f.Lag != nil {
 		return nil
 	}
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(f.JSON, &w); err != nil {
 		return err
 	}
@@ -429,8 +429,8 @@ func TestHub_ReadsLongTextInPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.number++
-		p := textPartitions.Of(w.session)
-		frame := events.AppendFrameDelta(events.AppendFrame(nil, w.number), events.FrameSession(textTenant, w.session), raw)
+		p := textPartitions.PartitionOf(w.session)
+		frame := events.AppendFrameDelta(events.AppendFrameHeader(nil, w.number), events.FrameSessionKey(textTenant, w.session), raw)
 		if _, err := w.js.Publish(t.Context(), events.FrameSubject(p, "xtr_test"), frame); err != nil {
 			t.Fatal(err)
 		}
@@ -453,16 +453,16 @@ func TestHub_LosesNoEventsInAFloodOfText(t *testing.T) {
 	w := newWriter(t, 2)
 	h := w.newHub(50 * time.Millisecond)
 	c := w.join(h)
-	p := textPartitions.Of(w.session)
+	p := textPartitions.PartitionOf(w.session)
 	raw, err := events.Delta{BlockID: "never", Text: strings.Repeat("x", 10), Time: time.Now().UTC()}.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 1000 {
 		w.number++
-		frame := events.AppendFrame(nil, w.number)
+		frame := events.AppendFrameHeader(nil, w.number)
 		for range 100 {
-			frame = events.AppendFrameDelta(frame, events.FrameSession(textTenant, w.session), raw)
+			frame = events.AppendFrameDelta(frame, events.FrameSessionKey(textTenant, w.session), raw)
 		}
 		if err := w.nc.Publish(events.FrameSubject(p, "xtr_test"), frame); err != nil {
 			t.Fatal(err)
@@ -479,7 +479,7 @@ func TestHub_LosesNoEventsInAFloodOfText(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.number++
-	if _, err := w.js.Publish(t.Context(), events.FrameSubject(p, "xtr_test"), events.AppendFrameDelta(events.AppendFrame(nil, w.number), events.FrameSession(textTenant, w.session), raw)); err != nil {
+	if _, err := w.js.Publish(t.Context(), events.FrameSubject(p, "xtr_test"), events.AppendFrameDelta(events.AppendFrameHeader(nil, w.number), events.FrameSessionKey(textTenant, w.session), raw)); err != nil {
 		t.Fatal(err)
 	}
 	c.awaitAll(t)

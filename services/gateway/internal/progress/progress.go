@@ -119,7 +119,7 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	case events.SubagentCompleted:
 		endSubagent(s, d, e)
 	default:
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			endExecution(s, e)
 		}
 	}

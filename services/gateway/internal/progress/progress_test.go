@@ -188,7 +188,7 @@ func TestApply(t *testing.T) {
 		},
 		"cancelled":                     {running(events.ExecutionCancelled{Reason: "interrupted", DurationMs: 9}), `{"phase":"cancelled","final":true,"durationMs":9,"reason":"interrupted"}`},
 		"withdrawn":                     {of(accepted, events.ExecutionWithdrawn{Reason: "cancelled"}), `{"phase":"cancelled","final":true,"reason":"cancelled"}`},
-		"an end that cannot be decoded": {running(events.Opaque{Name: events.ExecutionCompleted{}.EventType()}), `{"phase":"failed","final":true}`},
+		"an end that cannot be decoded": {running(events.OpaquePayload{Name: events.ExecutionCompleted{}.EventType()}), `{"phase":"failed","final":true}`},
 		"an end with open calls and running sub-agents": {
 			of(start(events.Block{ID: "blk_c", Kind: events.KindToolUse, ToolUseID: "call"}), events.SubagentSpawned{Conversation: "sub"}, events.ExecutionCancelled{}),
 			`{"toolCallCounts":{"pending":0,"complete":0,"error":1},"subagentCounts":{"running":0,"completed":0,"failed":1},
@@ -316,12 +316,12 @@ func TestApply_IsBounded(t *testing.T) {
 // TestApply_IsTotal tests that Apply accepts each type of event, also without any field.
 func TestApply_IsTotal(t *testing.T) {
 	t.Parallel()
-	for _, entry := range events.Catalogue() {
+	for _, entry := range events.EventTypes() {
 		t.Run(string(entry.Type), func(t *testing.T) {
 			t.Parallel()
-			empty := events.Wire{ExecutionID: mine, ConversationID: events.MainConversation, Type: entry.Type, Data: []byte("{}")}.Event()
+			empty := events.WireEvent{ExecutionID: mine, ConversationID: events.MainConversation, Type: entry.Type, Data: []byte("{}")}.Event()
 			s := fold(append(running(), empty, empty))
-			if s.Seq != 6 || s.Final != events.Terminal(entry.Type) {
+			if s.Seq != 6 || s.Final != events.IsTerminal(entry.Type) {
 				t.Errorf("the status is %v", s)
 			}
 		})

@@ -300,7 +300,7 @@ func (h *UploadHold) SettleAccepted(about, position string) {
 	h.settleWith(func() {
 		h.until = h.quota.cfg.Now().Add(unknownOutcomeTimeout)
 		if p, err := eventlog.ParsePosition(position); err == nil {
-			h.group, h.seq, h.until = h.quota.cfg.Partitions.Group(about), p.Seq, time.Time{}
+			h.group, h.seq, h.until = h.quota.cfg.Partitions.GroupOfID(about), p.Seq, time.Time{}
 		}
 	})
 }

@@ -98,7 +98,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		q.addCondition("x.at >= %s", since)
 	}
 	if f.Actor != "" {
-		if err := checkFilterText("actor", f.Actor, events.MaxUser); err != nil {
+		if err := checkFilterText("actor", f.Actor, events.MaxUserBytes); err != nil {
 			return nil, "", err
 		}
 		ids, err := s.keyIDsByName(ctx, tenant, f.Actor)

@@ -22,7 +22,7 @@ import (
 type CommitLog interface {
 	// Next returns the first commit after a position whose subject matches a NATS filter, as known to the shard's
 	// leader. Seq is 0 if there is none.
-	Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
+	NextHead(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
 }
 
 // checkpoints holds, for each projector group, the position up to which the group has folded the log.
@@ -100,7 +100,7 @@ func (s *Store) readCheckpoints(ctx context.Context) (list checkpoints, err erro
 	if err != nil {
 		return nil, err
 	}
-	list = make(checkpoints, s.cfg.Partitions.Groups())
+	list = make(checkpoints, s.cfg.Partitions.GroupCount())
 	if len(rows) < len(list) {
 		return nil, errReadModelsFolding() // the projector has not created its groups yet
 	}
@@ -125,7 +125,7 @@ func errReadModelsFolding() error {
 // sessionSearch returns a search of the backlog for a commit of a session.
 func (s *Store) sessionSearch(tenant, session string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.nextCommit(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
+		head, err := s.nextCommit(ctx, after[s.cfg.Partitions.GroupOfID(session)], s.cfg.Partitions.Subject(events.LifeSubject(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
@@ -136,8 +136,8 @@ func (s *Store) sessionSearch(tenant, session string) backlogSearch {
 // executionSearch returns a search of the backlog for a tenant's execution.
 func (s *Store) executionSearch(tenant, execution string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		for partition := range s.cfg.Partitions.Count() {
-			session, err := s.searchPartition(ctx, after[s.cfg.Partitions.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
+		for partition := range s.cfg.Partitions.PartitionCount() {
+			session, err := s.searchPartition(ctx, after[s.cfg.Partitions.GroupOfPartition(partition)], topology.TenantLifeFilter(partition, tenant), execution)
 			if err != nil || session != "" {
 				return session, err
 			}
@@ -154,7 +154,7 @@ func (s *Store) searchPartition(ctx context.Context, at eventlog.Position, filte
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
-		list, err := head.Commit.Decode()
+		list, err := head.Commit.DecodeEvents()
 		if err != nil {
 			return "", problem.From(err)
 		}
@@ -173,7 +173,7 @@ func (s *Store) nextCommit(ctx context.Context, after eventlog.Position, filter 
 	if ctx.Err() != nil {
 		return eventlog.Head{}, errReadModelsBehind()
 	}
-	head, err := s.cfg.Log.Next(ctx, after, filter)
+	head, err := s.cfg.Log.NextHead(ctx, after, filter)
 	if err != nil {
 		return head, problem.New(problem.Unavailable, "", "NATS does not answer; nothing was changed, try again").WithCause(err)
 	}
@@ -231,11 +231,11 @@ func (s *Store) CheckVisible(ctx context.Context, tenant, session string, agents
 // session's agent.
 func (s *Store) sessionAgentSearch(tenant, session string, agent *string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.nextCommit(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
+		head, err := s.nextCommit(ctx, after[s.cfg.Partitions.GroupOfID(session)], s.cfg.Partitions.Subject(events.LifeSubject(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
-		list, err := head.Commit.Decode()
+		list, err := head.Commit.DecodeEvents()
 		if err != nil {
 			return "", problem.From(err)
 		}

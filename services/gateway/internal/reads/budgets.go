@@ -13,8 +13,8 @@ import (
 
 // Budgets returns a tenant's budgets with the usage of each.
 func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*spoolv1.TenantBudget, error) {
-	day, _ := events.PeriodDay.Span(now)
-	month, _ := events.PeriodMonth.Span(now)
+	day, _ := events.PeriodDay.Bounds(now)
+	month, _ := events.PeriodMonth.Bounds(now)
 	var list []*spoolv1.TenantBudget
 	rows, err := s.queries.Budgets(ctx, queries.BudgetsParams{Tenant: tenant, Today: day, Month: month})
 	for _, r := range rows {
@@ -22,10 +22,10 @@ func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*s
 			Period: events.Period(r.Period), Limit: events.Budget{Turns: uint32(r.Turns), Tokens: uint64(r.Tokens), CostUSD: r.CostUsd, TimeMs: uint64(r.TimeMs)},
 		}
 		b.Spent.Turns, b.Spent.Tokens, b.Spent.CostUSD, b.Spent.TimeMs = uint32(r.UsedTurns), uint64(r.UsedTokens), r.UsedCostUsd, uint64(r.UsedTimeMs)
-		b.From, b.Until = b.Period.Span(now)
+		b.From, b.Until = b.Period.Bounds(now)
 		out := &spoolv1.TenantBudget{
 			Tenant: tenant, Period: string(b.Period), Budget: BudgetMessage(b.Limit), Spent: BudgetMessage(events.Budget(b.Spent)), From: b.From,
-			Exceeded: b.Limit.Exceeded(b.Spent, b.Whose(tenant)),
+			Exceeded: b.Limit.ExceededLimit(b.Spent, b.Whose(tenant)),
 		}
 		if !b.Until.IsZero() {
 			out.Until = wirejson.Time(b.Until)

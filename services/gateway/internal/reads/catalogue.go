@@ -42,7 +42,7 @@ type SkillSpec struct {
 func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant string, ref events.Reference) (v Version, found bool, err error) {
 	version := ref.Version
 	if version == "" {
-		version = events.Latest
+		version = events.LatestTag
 	}
 	subject := ref.Subject(kind, tenant)
 	r, err := s.queries.Definition(ctx, queries.DefinitionParams{Tenant: subject.Tenant, Entry: subject.ID, Version: version})
@@ -114,7 +114,7 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	}
 	var list []Version
 	for _, r := range rows {
-		v := Version{Ref: events.Reference{Scope: events.Scope(r.Scope), Org: r.Org, Slug: r.Slug, Version: r.Version}, Spec: r.Spec, CreatedAt: r.CreatedAt}
+		v := Version{Ref: events.Reference{Scope: events.ReferenceScope(r.Scope), Org: r.Org, Slug: r.Slug, Version: r.Version}, Spec: r.Spec, CreatedAt: r.CreatedAt}
 		if v.Tags, err = tagsOfVersion(r.State, r.Version); err != nil {
 			return nil, "", err
 		}
@@ -139,7 +139,7 @@ func decodeEntryToken(token string) (events.Reference, error) {
 	}
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	if parts := strings.Split(string(b), "/"); err == nil && len(parts) == 3 {
-		r := events.Reference{Scope: events.Scope(parts[0]), Org: parts[1], Slug: parts[2]}
+		r := events.Reference{Scope: events.ReferenceScope(parts[0]), Org: parts[1], Slug: parts[2]}
 		if r.Check() == nil {
 			return r, nil
 		}

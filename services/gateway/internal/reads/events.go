@@ -19,7 +19,7 @@ import (
 type StoredEvent struct {
 	Seq  uint32
 	Type events.Type
-	JSON []byte // JSON of events.Wire, without metadata
+	JSON []byte // JSON of events.WireEvent, without metadata
 
 	Metadata *Metadata // metadata of the event; nil for none
 }
@@ -121,7 +121,7 @@ func errCursorExpired(field string, tip uint32) error {
 
 // Message converts a stored event, with its metadata, to an API message.
 func (k StoredEvent) Message() (*spoolv1.Event, error) {
-	var w events.Wire
+	var w events.WireEvent
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
 		return nil, errUnreadableEvent(err)
 	}
@@ -133,7 +133,7 @@ func (k StoredEvent) Message() (*spoolv1.Event, error) {
 }
 
 // EventMessage converts an event to an API message.
-func EventMessage(w events.Wire) *spoolv1.Event {
+func EventMessage(w events.WireEvent) *spoolv1.Event {
 	return &spoolv1.Event{
 		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
 		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
@@ -145,21 +145,21 @@ type OpenText struct {
 	ID             string
 	ExecutionID    string
 	ConversationID string
-	From           deltas.Start // where its text in flight begins
-	End            time.Time    // when the block was completed; zero for an open block
-	Bytes          int          // bytes of the text of a completed block
+	From           deltas.StartPosition // where its text in flight begins
+	End            time.Time            // when the block was completed; zero for an open block
+	Bytes          int                  // bytes of the text of a completed block
 }
 
 // newOpenText returns an OpenText for a block, from the ids of the block, its execution and its conversation, and the
 // JSON of the block_start with which the block began.
 func newOpenText(block, execution, conversation, start string) (OpenText, error) {
-	w, err := events.DecodeWire([]byte(start))
+	w, err := events.DecodeWireEvent([]byte(start))
 	if err != nil {
 		return OpenText{}, errUnreadableEvent(err)
 	}
-	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.Start{Time: w.Time}}
+	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.StartPosition{Time: w.Time}}
 	if d, ok := w.Event().Data.(events.BlockStart); ok {
-		o.From = deltas.StartOf(d)
+		o.From = deltas.BlockStartPosition(d)
 	}
 	return o, nil
 }

@@ -126,8 +126,8 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 // ended. It returns EXECUTION_NOT_FOUND if the session has no such execution.
 func (s *Store) ExecutionSpan(ctx context.Context, tenant, session, execution string) (first, last uint32, err error) {
 	ends := []string{}
-	for _, e := range events.Catalogue() {
-		if events.Terminal(e.Type) {
+	for _, e := range events.EventTypes() {
+		if events.IsTerminal(e.Type) {
 			ends = append(ends, string(e.Type))
 		}
 	}

@@ -272,12 +272,12 @@ func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from 
 		if err := r.Scan(&text); err != nil {
 			return err
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(text), &w); err != nil {
 			return errUnreadableEvent(err)
 		}
 		e := w.Event()
-		if i, ok := wanted[blocks.Target(e)]; ok {
+		if i, ok := wanted[blocks.ChangedBlockID(e)]; ok {
 			list[i] = blocks.Reduce(list[i], e)
 		}
 		return nil

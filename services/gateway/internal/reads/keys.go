@@ -17,7 +17,7 @@ import (
 type APIKey struct {
 	Tenant string
 	ID     string
-	Role   events.Role
+	Role   events.KeyRole
 	Agents []string // slugs of the only agents that it may use; empty means all
 }
 
@@ -39,7 +39,9 @@ func (s *Store) KeyByHash(ctx context.Context, sha256 string) (APIKey, bool, err
 }
 
 // parseRole converts the column role of an API key in the read models to a role.
-func parseRole(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
+func parseRole(role string) events.KeyRole {
+	return events.KeyRights{Role: events.KeyRole(role)}.EffectiveRole()
+}
 
 // splitAgentSlugs splits the column agents of an API key in the read models into the slugs of agents.
 func splitAgentSlugs(s string) []string {

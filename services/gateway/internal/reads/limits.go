@@ -13,7 +13,7 @@ import (
 // Limits returns the limits that are set for a tenant (all 0 if none are), and how much of them the tenant uses, for
 // limits that the read models count.
 func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, used *spoolv1.TenantLimits, err error) {
-	day, _ := events.PeriodDay.Span(now)
+	day, _ := events.PeriodDay.Bounds(now)
 	r, err := s.queries.Limits(ctx, queries.LimitsParams{Tenant: tenant, Today: day, StoredRows: s.storedRows})
 	if err != nil {
 		return nil, nil, err

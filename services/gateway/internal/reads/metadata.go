@@ -43,7 +43,7 @@ func (m *Metadata) Len() int {
 	return len(m.member)
 }
 
-// Append appends event, the JSON of an events.Wire, to b, with the metadata as the last member of the event. It does
+// Append appends event, the JSON of an events.WireEvent, to b, with the metadata as the last member of the event. It does
 // not encode the event again; the member was encoded once for all events that share the metadata.
 func (m *Metadata) Append(b, event []byte) []byte {
 	end := len(event) - 1

@@ -172,7 +172,7 @@ func encodeIDToken(id string) string { return base64.RawURLEncoding.EncodeToStri
 
 // decodeIDToken returns the id in a token from encodeIDToken, or "" for "". It returns INVALID_REQUEST for other
 // text, and for an id of another kind.
-func decodeIDToken(kind events.Kind, token string) (string, error) {
+func decodeIDToken(kind events.IDKind, token string) (string, error) {
 	if token == "" {
 		return "", nil
 	}

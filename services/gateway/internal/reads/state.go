@@ -46,7 +46,7 @@ func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, a
 				return problem.Invalid(field, "there is no event 0: the first event of a session has seq 1")
 			}
 		}
-		r, err := s.queries.SavedState(ctx, queries.SavedStateParams{Tenant: tenant, Session: session, Seq: wanted, Version: history.Version})
+		r, err := s.queries.SavedState(ctx, queries.SavedStateParams{Tenant: tenant, Session: session, Seq: wanted, Version: history.StateVersion})
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return s.missingSessionError(ctx, tenant, session)
@@ -77,16 +77,16 @@ func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, a
 // foldEvents folds the events after the state p into it, up to the event to. field is the name of the request
 // parameter with that event, for errors.
 func (s *Store) foldEvents(ctx context.Context, p *SessionState, field string, to uint32) error {
-	var last events.Wire
+	var last events.WireEvent
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
 		if from == to { // only the position of the event is missing in the state
 			from--
 		}
-		err := s.EachEvent(ctx, p.Tenant, p.ID, from, to, nil, foldPageEvents, func(w events.Wire) error {
+		err := s.EachEvent(ctx, p.Tenant, p.ID, from, to, nil, foldPageEvents, func(w events.WireEvent) error {
 			last = w
 			if w.Seq == p.Seq+1 {
-				p.State = history.Evolve(p.State, w.Seq, history.Kept(w))
+				p.State = history.Evolve(p.State, w.Seq, history.EventFromReadModel(w))
 			}
 			return nil
 		})
@@ -116,13 +116,13 @@ func (s *Store) lostEventsError(ctx context.Context, p SessionState, field strin
 
 // EachEvent calls f for the stored events of a session with after < seq <= to, in order, for at most limit events. types
 // selects events by type; nil means all. An error of f ends the read and is returned.
-func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
+func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.WireEvent) error) error {
 	return s.queryRows(ctx, func(r pgx.Rows) error {
 		var text []byte
 		if err := r.Scan(&text); err != nil {
 			return err
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal(text, &w); err != nil {
 			return errUnreadableEvent(err)
 		}
@@ -348,7 +348,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limi
 		open = append(open, c.ID)
 	}
 	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestampMessage(&p.State.Session.CreatedAt)}
-	if x := p.Active(); x != nil {
+	if x := p.ActiveExecution(); x != nil {
 		main.Status, main.ExecutionId = "running", nilIfEmpty(x.ID)
 	}
 	list := []*spoolv1.Conversation{main}
@@ -374,7 +374,7 @@ func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list
 	if p.FileChanges == 0 {
 		return nil, nil
 	}
-	err = s.EachEvent(ctx, p.Tenant, p.ID, after, p.Seq, history.FileChanges(), limit, func(w events.Wire) error {
+	err = s.EachEvent(ctx, p.Tenant, p.ID, after, p.Seq, history.FileChangeTypes(), limit, func(w events.WireEvent) error {
 		var data struct {
 			Path string `json:"path"`
 			Size uint64 `json:"size"`
@@ -410,7 +410,7 @@ func (s *Store) workspaceSnapshot(ctx context.Context, p SessionState) (*Snapsho
 
 // inheritedSnapshot returns the snapshot of an ancestor that a fork began with.
 func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.SessionForked) (*Snapshot, error) {
-	out := &Snapshot{Session: f.Files()}
+	out := &Snapshot{Session: f.FilesOwner()}
 	err := s.awaitAncestors(ctx, func() error {
 		text, err := s.queries.SnapshotEvent(ctx, queries.SnapshotEventParams{
 			Tenant: tenant, Session: out.Session, Seq: int64(f.SnapshotSeq), Snapshot: f.Snapshot,
@@ -421,11 +421,11 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 		case err != nil:
 			return err
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(text), &w); err != nil {
 			return errUnreadableEvent(err)
 		}
-		out.Snapshot = *history.Evolve(history.State{}, w.Seq, history.Kept(w)).Snapshot
+		out.Snapshot = *history.Evolve(history.State{}, w.Seq, history.EventFromReadModel(w)).Snapshot
 		return nil
 	})
 	return out, err
@@ -442,8 +442,8 @@ const maxListedSnapshots = 10_000
 
 // Snapshots returns the snapshots of a session after an event, in order.
 func (s *Store) Snapshots(ctx context.Context, p SessionState) (list []SnapshotEvent, err error) {
-	err = s.EachEvent(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxListedSnapshots, func(w events.Wire) error {
-		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
+	err = s.EachEvent(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxListedSnapshots, func(w events.WireEvent) error {
+		if d, ok := history.EventFromReadModel(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
 			list = append(list, SnapshotEvent{w.Seq, d.Snapshot})
 		}
 		return nil

@@ -14,12 +14,12 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
 		SessionOptions: sessionOptionsMessage(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
-		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
+		Queued: p.QueuedCount(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
 		AgentRef: nilIfEmpty(was.AgentRef.String()), Instance: nilIfEmpty(was.Instance.String()), Environments: referenceStrings(was.Environments),
 		Parent: ParentMessage(p.Parent),
 	}
-	if x := p.Active(); x != nil {
+	if x := p.ActiveExecution(); x != nil {
 		out.ActiveExecutionId = &x.ID
 	}
 	if n := p.Snapshot; n != nil {
@@ -84,7 +84,7 @@ func UsageTotalMessage(u history.Usage) *spoolv1.UsageTotal {
 }
 
 // MeteredUsageMessage converts a sum of metered usage to an API message.
-func MeteredUsageMessage(m history.Metered) *spoolv1.UsageTotal {
+func MeteredUsageMessage(m history.MeasuredUsage) *spoolv1.UsageTotal {
 	out := UsageTotalMessage(m.Usage)
 	out.Requests, out.Failed = float64(m.Requests), float64(m.Failed)
 	return out

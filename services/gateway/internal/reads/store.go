@@ -44,7 +44,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 		cfg.FreshWait = 3 * time.Second
 	}
 	db := database{pool, cfg.Timeout}
-	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedUsageIDs(cfg.Partitions.Groups())}
+	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedUsageIDs(cfg.Partitions.GroupCount())}
 }
 
 // CheckReady returns an error unless Postgres responds and has the read models.
@@ -71,7 +71,7 @@ func (s *Store) queryRows(ctx context.Context, scan func(pgx.Rows) error, sql st
 }
 
 // groupOf returns the projector group that folds the session or catalogue entry id.
-func (s *Store) groupOf(id string) int16 { return int16(s.cfg.Partitions.Group(id)) } //nolint:gosec // at most 64 groups
+func (s *Store) groupOf(id string) int16 { return int16(s.cfg.Partitions.GroupOfID(id)) } //nolint:gosec // at most 64 groups
 
 // groupCheckpoint returns the checkpoint of the projector group that folds the session or catalogue entry id.
 func (s *Store) groupCheckpoint(ctx context.Context, id string) (queries.CheckpointRow, error) {
@@ -114,7 +114,7 @@ func CheckApprovalID(s string) error { return checkID("approvalId", events.KindA
 func CheckKeyID(s string) error { return checkID("keyId", events.KindKey, s) }
 
 // checkID returns INVALID_REQUEST for the field unless s is an id of the kind.
-func checkID(field string, kind events.Kind, s string) error {
+func checkID(field string, kind events.IDKind, s string) error {
 	if events.CheckID(field, kind, s) == nil {
 		return nil
 	}

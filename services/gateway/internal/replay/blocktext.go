@@ -40,7 +40,7 @@ func (p *Player) BlockTextsBefore(ctx context.Context, tenant, session string, o
 	var at time.Time // time of the piece that was read last
 	waits := func(t *BlockText) bool { return t.mayHaveMoreAfter(at) }
 	atEnd := false
-	for from.Bytes() < maxDeltasRead && slices.ContainsFunc(list, waits) {
+	for from.FetchedBytes() < maxDeltasRead && slices.ContainsFunc(list, waits) {
 		d, ok, err := p.peekDelta(ctx, tenant, "try again", from)
 		if err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (p *Player) BlockTextsBefore(ctx context.Context, tenant, session string, o
 			break
 		}
 		at = d.Time
-		from.Drop()
+		from.DropPeeked()
 		if i := slices.IndexFunc(list, func(t *BlockText) bool { return t.ID == d.BlockID }); i >= 0 {
 			if err := list[i].addDelta(d, before, take); err != nil {
 				return nil, err
@@ -74,10 +74,10 @@ func (t *BlockText) mayHaveMoreAfter(at time.Time) bool {
 }
 
 // earliestStart returns the earliest position in DELTAS at which the text of any of the blocks can begin.
-func earliestStart(open []reads.OpenText) deltas.Start {
+func earliestStart(open []reads.OpenText) deltas.StartPosition {
 	from := open[0].From
 	for _, o := range open[1:] {
-		from = from.Before(o.From)
+		from = from.Earlier(o.From)
 	}
 	return from
 }

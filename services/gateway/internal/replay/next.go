@@ -25,7 +25,7 @@ const (
 type replayStep struct {
 	due    time.Time
 	stored *reads.StoredEvent
-	event  events.Wire
+	event  events.WireEvent
 	text   *events.Delta
 }
 
@@ -105,7 +105,7 @@ func (r *Replay) findNextStep(ctx context.Context) error {
 	}
 	if len(r.page) == 0 {
 		r.ended = true
-		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
+		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.EndedNotice{Seq: r.sent}})
 		return nil
 	}
 	s := replayStep{stored: &r.page[0]}
@@ -125,10 +125,10 @@ func (r *Replay) findNextStep(ctx context.Context) error {
 	if text != nil {
 		s.text, at = text, text.Time
 	}
-	due, gap := r.pacer.Step(at, time.Now())
+	due, gap := r.pacer.NextDue(at, time.Now())
 	s.due = due
 	if gap.LeftOut > 0 {
-		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.Shortened{
+		r.notices = append(r.notices, pace.Notice{Kind: pace.GapShortened, Data: pace.ShortenedNotice{
 			Seq: r.sent, GapMs: gap.Original.Milliseconds(), LeftOutMs: gap.LeftOut.Milliseconds(),
 		}})
 	}
@@ -139,7 +139,7 @@ func (r *Replay) findNextStep(ctx context.Context) error {
 // textBefore returns the next piece of text if it came before an event. The runner journals text and events in one
 // order and with one clock. Text of a block that is not open is held until the block's start, or until a later event
 // of the runner.
-func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
+func (r *Replay) textBefore(ctx context.Context, e events.WireEvent) (*events.Delta, error) {
 	if len(r.open) == 0 {
 		return nil, nil
 	}
@@ -154,7 +154,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		}
 		from := known - int(d.Offset)
 		if !open || from < 0 || from >= len(d.Text) { // the block is complete, text before it is missing, or it was sent already
-			r.texts.Drop()
+			r.texts.DropPeeked()
 			continue
 		}
 		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
@@ -174,14 +174,14 @@ func (r *Replay) takeStep() (live.Frame, error) {
 		shown, open := r.open[done.Block.ID]
 		delete(r.open, done.Block.ID)
 		if open && shown < len(done.Block.Content) {
-			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.BlockWithoutDeltas{
+			return live.Frame{Notice: &pace.Notice{Kind: pace.BlockWhole, Data: pace.BlockWholeNotice{
 				Seq: s.event.Seq, BlockID: done.Block.ID, ShownBytes: shown,
 			}}}, nil
 		}
 	}
 	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
 		hasTextInFlight(b.Block.Kind) {
-		r.openBlock(b.Block.ID, deltas.StartOf(b))
+		r.openBlock(b.Block.ID, deltas.BlockStartPosition(b))
 	}
 	r.advanceClock(s.event)
 	r.sent, r.position = s.event.Seq, s.event.Position
@@ -197,7 +197,7 @@ func (r *Replay) takeTextFrame(d events.Delta) (live.Frame, error) {
 		return live.Frame{}, problem.From(err)
 	}
 	r.open[d.BlockID] += len(d.Text)
-	r.texts.Drop()
+	r.texts.DropPeeked()
 	r.next = nil
 	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
 }

@@ -90,7 +90,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.seekAfter(ctx, r.request.From-1); err != nil {
 		return err
 	}
-	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.Started{From: r.request.From, To: r.last, Tip: r.tip, Speed: r.request.Speed.String()}})
+	r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayStarted, Data: pace.StartedNotice{From: r.request.From, To: r.last, Tip: r.tip, Speed: r.request.Speed.String()}})
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (r *Replay) seekAfter(ctx context.Context, seq uint32) error {
 	if err := r.readEventPage(ctx); err != nil || seq == 0 {
 		return err
 	}
-	var before events.Wire
+	var before events.WireEvent
 	if err := json.Unmarshal(r.page[0].JSON, &before); err != nil {
 		return unreadableEventError(err)
 	}
@@ -180,12 +180,12 @@ func (r *Replay) seekAfter(ctx context.Context, seq uint32) error {
 }
 
 // openBlock makes the replay send the text of a block, beginning at the position from of DELTAS.
-func (r *Replay) openBlock(id string, from deltas.Start) {
+func (r *Replay) openBlock(id string, from deltas.StartPosition) {
 	switch {
 	case r.texts == nil:
 		r.texts = deltas.NewReader(r.player.cfg.NATS, r.player.cfg.Partitions, r.request.Tenant, r.request.Session, from)
 	case len(r.open) == 0:
-		r.texts.Skip(from)
+		r.texts.SkipTo(from)
 	default:
 	}
 	r.open[id] = 0
@@ -193,7 +193,7 @@ func (r *Replay) openBlock(id string, from deltas.Start) {
 
 // advanceClock sets the replay's clock to the time at which the runner wrote an event. The clock may go back, because
 // the next runner may be on another machine whose clock is behind.
-func (r *Replay) advanceClock(e events.Wire) {
+func (r *Replay) advanceClock(e events.WireEvent) {
 	if e.Source == events.FromRunner {
 		r.runnerTime = e.Time
 	}

@@ -49,7 +49,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 		return problem.Invalid("Content-Type", "a skill must be a ZIP, with Content-Type %s", contentTypeZIP)
 	}
 	from := api.SkillUpload{
-		Ref: events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,
+		Ref: events.Reference{Scope: events.ReferenceScope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,
 	}
 	switch dry := q.Get("dryRun"); dry {
 	case "", "false":
@@ -90,7 +90,7 @@ func (h *Handler) getSkillArchive(w *statusRecorder, r *http.Request, slug strin
 	if err != nil {
 		return err
 	}
-	ref := events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: slug, Version: q.Get("version")}
+	ref := events.Reference{Scope: events.ReferenceScope(q.Get("scope")), Org: q.Get("org"), Slug: slug, Version: q.Get("version")}
 	a, err := h.cfg.API.FindSkillArchive(r.Context(), ref, q.Get("minPosition"))
 	if err != nil {
 		return err

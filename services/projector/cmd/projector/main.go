@@ -20,7 +20,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", jslog.Verifier, &c, &c.Settings,
+	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", jslog.RoleVerifier, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

@@ -29,7 +29,7 @@ func (a *approvals) add(list ...events.Payload) {
 	for _, d := range list {
 		a.seq++
 		e := events.Event{ExecutionID: "exe_1", ConversationID: "main", Time: time.Unix(int64(a.seq), 0), Data: d}
-		rec := eventlog.Record{Position: eventlog.Position{Seq: a.seq}, Subject: events.LifeOf("t", "ses_1"), Events: []events.Event{e}}
+		rec := eventlog.Record{Position: eventlog.Position{Seq: a.seq}, Subject: events.LifeSubject("t", "ses_1"), Events: []events.Event{e}}
 		rec.Commit.Actor = events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: "ann", Service: "session/1", Address: "192.0.2.1"}
 		a.fold(a.model, fold.CommitBatch{Records: []eventlog.Record{rec}})
 	}

@@ -30,7 +30,7 @@ type AuditRow struct {
 
 // addAuditRow adds the row of the table audit for a commit that a client caused; for other commits it does nothing.
 func (f *batchFold) addAuditRow(rec eventlog.Record) {
-	if a, ok := eventlog.Audit(rec); ok {
+	if a, ok := eventlog.AuditEntryOf(rec); ok {
 		f.out.Audit = append(f.out.Audit, f.newAuditRow(rec, a))
 	}
 }

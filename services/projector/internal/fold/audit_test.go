@@ -15,7 +15,7 @@ import (
 // about later commits, have no effect.
 func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 	t.Parallel()
-	life, run := events.LifeOf("default", "ses_1"), events.RunOf("default", "ses_1")
+	life, run := events.LifeSubject("default", "ses_1"), events.RunSubject("default", "ses_1")
 	at := time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.UTC)
 	seq := uint64(0)
 	rec := func(s events.Subject, actor events.Actor, data ...events.Payload) eventlog.Record {
@@ -30,7 +30,7 @@ func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 		return events.Actor{Kind: "key", ID: "key_1", Key: "key_1", User: user, Service: "session/a", Address: "192.0.2.1"}
 	}
 	service := events.Actor{Kind: "service", ID: "session/a", Service: "session/a"}
-	other := rec(events.LifeOf("default", "ses_2"), key("other"), events.SessionCreated{})
+	other := rec(events.LifeSubject("default", "ses_2"), key("other"), events.SessionCreated{})
 	before := []eventlog.Record{
 		rec(life, events.Actor{Kind: "key", ID: "key_1"}, events.SessionCreated{}), // a commit of version 1
 		rec(life, key("ann"), events.MessageAccepted{}, events.ExecutionDispatched{}, events.MessageAccepted{}),
@@ -40,7 +40,7 @@ func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 	deletion := rec(life, key("bob\x00"), events.SessionDeleted{})
 	var kept []events.AuditEntry
 	for _, r := range before {
-		if a, ok := eventlog.Audit(r); ok {
+		if a, ok := eventlog.AuditEntryOf(r); ok {
 			kept = append(kept, a)
 		}
 	}

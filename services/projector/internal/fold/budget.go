@@ -24,7 +24,7 @@ type TenantUsage struct {
 	CostUSD    float64
 	TimeMs     int64
 	Events     int64 // events that sessions appended to the log
-	EventBytes int64 // bytes of those events, by events.OutputOf
+	EventBytes int64 // bytes of those events, by events.OutputSizeOf
 	Stored     int64 // bytes that the tenant stores now; only in the row of storedBytesDay
 }
 
@@ -177,7 +177,7 @@ func (f *batchFold) countEvents(a *sessionRows, rec eventlog.Record) error {
 	var shares []share // nearly always one
 	for i, e := range rec.Events {
 		e.Time = clampTime(e.Time)
-		on, size := f.model.cachedUTCDay(e.Time), events.OutputOf(e)
+		on, size := f.model.cachedUTCDay(e.Time), events.OutputSizeOf(e)
 		usage := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytesChange(e)}
 		if i == 0 {
 			usage.Stored += rec.Bytes

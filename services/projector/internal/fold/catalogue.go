@@ -70,7 +70,7 @@ type skillSpec struct {
 // entryChangeOf returns the change that an event makes to a catalogue entry of a kind; ok is false if the event makes
 // none.
 func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) {
-	if known, found := events.Lookup(e.Type()); !found || known.Aspect != kind {
+	if known, found := events.LookupType(e.Type()); !found || known.Aspect != kind {
 		return c, false
 	}
 	switch d := e.Data.(type) {
@@ -117,7 +117,7 @@ func canonicalReference(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
 	}
-	r.Scope, r.Org, r.Slug, r.Version = events.Scope(validRowID(string(r.Scope))), validRowID(r.Org), validRowID(r.Slug), validRowID(r.Version)
+	r.Scope, r.Org, r.Slug, r.Version = events.ReferenceScope(validRowID(string(r.Scope))), validRowID(r.Org), validRowID(r.Slug), validRowID(r.Version)
 	return r
 }
 
@@ -197,7 +197,7 @@ func (f *batchFold) foldCatalogue(rec eventlog.Record) error {
 		row := markChanged(&f.entries, x)
 		before := row.state
 		row.state = versions.Evolve(before, c.event)
-		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, postgresTime(e.Time)
+		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.LatestTag], row.state.Removed, postgresTime(e.Time)
 		if err := f.foldVersion(ChildKey{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
 			return err
 		}

@@ -28,7 +28,7 @@ func TestFold_VersionsAgreeWithTheirEntry(t *testing.T) {
 			if err := json.Unmarshal([]byte(e.State), &s); err != nil {
 				rt.Fatal(err)
 			}
-			if e.Latest != s.Tags[events.Latest] || e.Removed != s.Removed {
+			if e.Latest != s.Tags[events.LatestTag] || e.Removed != s.Removed {
 				rt.Fatalf("%s has %+v, its state %+v", k.ID, e, s)
 			}
 			if strings.Contains(e.State, `\u0000`) {

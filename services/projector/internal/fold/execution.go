@@ -69,7 +69,7 @@ func (f *batchFold) foldExecution(a *sessionRows, s *Session, x *cachedRow[Execu
 		row.SandboxMs += clampInt64(d.DurationMs)
 		row.SandboxCostUSD = clampFinite(row.SandboxCostUSD + d.CostUSD)
 	default:
-		if events.Terminal(e.Type()) {
+		if events.IsTerminal(e.Type()) {
 			f.foldExecutionEnd(a, s, x, e)
 		}
 	}

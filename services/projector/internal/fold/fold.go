@@ -55,7 +55,7 @@ func (m *Model) Fold(b CommitBatch) (Changes, error) {
 			f.foldBudget(rec)
 		case rec.Subject.Aspect == events.LimitsAspect:
 			err = f.foldLimits(rec)
-		case rec.Subject.Aspect.Catalogued():
+		case rec.Subject.Aspect.IsCatalogue():
 			err = f.foldCatalogue(rec)
 		default:
 			err = f.foldSessionCommit(rec)
@@ -222,7 +222,7 @@ func (f *batchFold) foldEvent(a *sessionRows, position string, actor events.Acto
 func (f *batchFold) newEventRow(a *sessionRows, s *Session, position string, e events.Event) (*Event, error) {
 	name := e.Type()
 	if f.bare {
-		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.Unprojectable)}
+		e.Data = events.OpaquePayload{Name: name, Raw: json.RawMessage(history.UnprojectableData)}
 	}
 	var err error
 	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {
@@ -350,7 +350,7 @@ func removeMatching[R any](list []R, gone func(R) bool) []R {
 
 // foldBlock folds an event about a block of a conversation into the block's row.
 func (f *batchFold) foldBlock(a *sessionRows, s *Session, e events.Event) {
-	id := validRowID(blocks.Target(e))
+	id := validRowID(blocks.ChangedBlockID(e))
 	if id == "" {
 		return
 	}
@@ -380,7 +380,7 @@ func (f *batchFold) foldBlock(a *sessionRows, s *Session, e events.Event) {
 }
 
 // executionOrder returns the number by which a block is ordered: that of its execution within the session. A block
-// without an execution is ordered with the first execution, as in blocks.View.
+// without an execution is ordered with the first execution, as in blocks.BlockView.
 func (f *batchFold) executionOrder(a *sessionRows, e events.Event) int32 {
 	if x := a.executions[validRowID(e.ExecutionID)]; x != nil {
 		return x.row.Ord

@@ -49,12 +49,12 @@ func (m *Model) putSessionStates(asked MissingRows, p FoundRows) error {
 		}
 	}
 	for _, r := range p.Events {
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(r.JSON), &w); err != nil {
 			return fmt.Errorf("decode stored event %d of %s: %w", r.Seq, r.Session, err)
 		}
 		a := m.sessions[RowKey{r.Tenant, r.Session}]
-		*a.history = history.Evolve(*a.history, w.Seq, history.Kept(w))
+		*a.history = history.Evolve(*a.history, w.Seq, history.EventFromReadModel(w))
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func (f *batchFold) evolveState(a *sessionRows, s *Session, e events.Event) erro
 		return nil
 	}
 	if f.bare {
-		e.Data = events.Opaque{Name: e.Type()}
+		e.Data = events.OpaquePayload{Name: e.Type()}
 	}
 	*a.history = history.Evolve(*a.history, uint32(s.Tip), e)
 	if s.Tip%f.model.stateInterval != 0 {
@@ -77,7 +77,7 @@ func (f *batchFold) evolveState(a *sessionRows, s *Session, e events.Event) erro
 		return err
 	}
 	if text = validText(text); len(text) <= maxStateBytes {
-		f.out.States = append(f.out.States, &SavedSessionState{a.key.Tenant, a.key.ID, s.Tip, history.Version, text})
+		f.out.States = append(f.out.States, &SavedSessionState{a.key.Tenant, a.key.ID, s.Tip, history.StateVersion, text})
 	}
 	return nil
 }

@@ -150,7 +150,7 @@ func (m *Model) MissingRows(b CommitBatch) MissingRows {
 	added := map[RowKey]int{}
 	for _, rec := range b.Records {
 		k := RowKey{rec.Subject.Tenant, rec.Subject.ID}
-		if rec.Subject.Aspect.Catalogued() {
+		if rec.Subject.Aspect.IsCatalogue() {
 			w.requestUsageDay(k.Tenant, storedBytesDay)
 			for _, e := range rec.Events {
 				w.requestAPIKey(rec.Subject.Tenant, e)
@@ -211,7 +211,7 @@ func (w *missingRowCollector) requestAPIKey(tenant string, e events.Event) {
 // call.
 func (w *missingRowCollector) requestEvent(k RowKey, a *sessionRows, e events.Event) {
 	w.requestExecution(k, a, e.ExecutionID)
-	w.requestBlock(k, a, blocks.Target(e))
+	w.requestBlock(k, a, blocks.ChangedBlockID(e))
 	if id := toolCallID(e); id != "" {
 		requestChild(w, k, a, id, childKindCall, func(a *sessionRows) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
 	}

@@ -64,7 +64,7 @@ func anEvent(t *rapid.T) events.Event {
 		events.WorkspaceSyncStarted{SandboxID: "s", Executor: "x"}, events.WorkspaceSynced{Snapshot: "snap\x00", Files: 3, Bytes: 12, Stored: 20}, events.WorkspaceTrimmed{Objects: 1, Bytes: 12}, events.WorkspaceRestored{Snapshot: "snap"},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: 200, Usage: events.Usage{InputTokens: 5, OutputTokens: 2}, CostUSD: 0.25, Prices: "1", FirstByteMs: 3, DurationMs: 4},
 		events.ModelCalled{Provider: "openai", Model: name(t, "model", 2), Status: uint32(rapid.SampledFrom([]int{0, 429}).Draw(t, "status of a call")), DurationMs: 4},
-		events.Opaque{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
+		events.OpaquePayload{Name: "from_the_future", Raw: json.RawMessage("{\"x\":\"\xff\"}")}, events.Log{Message: "line"},
 	}).Draw(t, "data")
 	e := events.Event{ID: "evt", Time: time.Date(2026, 1, 2, 3, 4, rapid.IntRange(0, 59).Draw(t, "second"), 123456789, time.UTC), Source: events.FromRunner, Data: data}
 	switch data.(type) {
@@ -85,7 +85,7 @@ func anEntryEvent(t *rapid.T) events.Event {
 		events.InstanceApplied{Ref: ref, Tags: tags, Spec: events.InstanceSpec{Agent: events.Reference{Slug: "a"}}}, events.InstanceRemoved{Ref: ref},
 		events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: events.EnvironmentSpec{Description: "\xff"}}, events.EnvironmentRemoved{},
 		events.SkillPushed{Ref: ref, Tags: tags, Document: "#\x00", Bytes: 1 << 40}, events.SkillTagged{Ref: ref, Tag: "stable"}, events.SkillRemoved{Ref: ref},
-		events.Opaque{Name: "agent_applied", Raw: json.RawMessage(`{"$sha256":"gone"}`)}, events.Log{},
+		events.OpaquePayload{Name: "agent_applied", Raw: json.RawMessage(`{"$sha256":"gone"}`)}, events.Log{},
 	}).Draw(t, "entry event")}
 }
 
@@ -93,7 +93,7 @@ func records(t *rapid.T) []eventlog.Record {
 	n := rapid.IntRange(1, 40).Draw(t, "commits")
 	out := make([]eventlog.Record, n)
 	for i := range out {
-		s := events.LifeOf("default", name(t, "ses", 2))
+		s := events.LifeSubject("default", name(t, "ses", 2))
 		out[i] = eventlog.Record{Subject: s, Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(rapid.Custom(anEvent), 1, 3).Draw(t, "events"), Bytes: int64(100 + i)}
 		out[i].Commit.Actor = rapid.SampledFrom([]events.Actor{{Kind: "key", ID: "key_1", User: "ann\x00", Address: "192.0.2.1"}, {Kind: "user", ID: "local"}, {Kind: "service", ID: "session"}}).Draw(t, "actor")
 		switch rapid.IntRange(0, 31).Draw(t, "special") {
@@ -106,7 +106,7 @@ func records(t *rapid.T) []eventlog.Record {
 			id := name(t, "key", 2)
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{events.KeyCreated{KeyID: id}, events.KeyRevoked{KeyID: id}}).Draw(t, "key event")}}
 		case 11, 12:
-			out[i].Subject = events.LimitsOf("default")
+			out[i].Subject = events.LimitsSubject("default")
 			out[i].Events = []events.Event{{Data: rapid.SampledFrom([]events.Payload{
 				events.TenantLimitsSet{Limits: events.TenantLimits{Slots: 7, RequestsPerSecond: 0.5}}, events.TenantLimitsRemoved{},
 			}).Draw(t, "limits event")}}
@@ -131,15 +131,15 @@ func lawful(list []eventlog.Record) []eventlog.Record {
 	for i, rec := range list {
 		var kept []events.Event
 		for _, e := range rec.Events {
-			id := rec.Subject.ID + " " + blocks.Target(e)
+			id := rec.Subject.ID + " " + blocks.ChangedBlockID(e)
 			execution := rec.Subject.ID + " " + e.ExecutionID
 			_, begins := e.Data.(events.BlockStart)
 			_, completes := e.Data.(events.BlockComplete)
-			if blocks.Target(e) != "" && ended[execution] || begins && begun[id] {
+			if blocks.ChangedBlockID(e) != "" && ended[execution] || begins && begun[id] {
 				continue
 			}
 			begun[id] = begun[id] || begins || completes
-			ended[execution] = ended[execution] || events.Terminal(e.Type())
+			ended[execution] = ended[execution] || events.IsTerminal(e.Type())
 			kept = append(kept, e)
 		}
 		list[i].Events = kept
@@ -175,19 +175,19 @@ func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 	})
 }
 
-// TestLive_ShowsWhatAReloadShows tests that a blocks.View that is fed with LIVE shows the same as the rows.
+// TestLive_ShowsWhatAReloadShows tests that a blocks.BlockView that is fed with LIVE shows the same as the rows.
 func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		recs := records(rt)
 		m := newMemory(t)
 		model := fold.New(3, rapid.SampledFrom([]int{1, 1000}).Draw(rt, "present rows"))
-		views, seqs := map[string]*blocks.View{}, map[string]int64{}
+		views, seqs := map[string]*blocks.BlockView{}, map[string]int64{}
 		for len(recs) > 0 {
 			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
 			for _, l := range m.fold(model, fold.CommitBatch{Records: recs[:n]}).Announcements {
 				if views[l.Session.ID] == nil {
-					views[l.Session.ID] = blocks.NewView()
+					views[l.Session.ID] = blocks.NewBlockView()
 				}
 				follow(rt, views[l.Session.ID], seqs, l)
 			}
@@ -202,12 +202,12 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 }
 
 // follow applies LIVE to a view like a client. It accepts no gap in seqs.
-func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Announcement) {
+func follow(t *rapid.T, v *blocks.BlockView, seqs map[string]int64, l fold.Announcement) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
 			t.Fatalf("%s: seq %d follows %d", l.Session.ID, e.Seq, seqs[l.Session.ID]-1)
 		}
-		var w events.Wire
+		var w events.WireEvent
 		if err := json.Unmarshal([]byte(e.JSON), &w); err != nil {
 			t.Fatal(err)
 		}
@@ -266,7 +266,7 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 		events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 1}, events.ExecutionStarted{Attempt: 2}, events.ExecutionStarted{Attempt: 2}, call, call, events.SandboxUsage{SandboxID: "sbx", CostUSD: 0.125},
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{CostUSD: 2}, events.MetadataUpdate{},
 		events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5, Usage: usage}, events.ExecutionCompleted{DurationMs: 7}, events.ExecutionFailed{DurationMs: 8, Usage: usage},
-		events.ExecutionCancelled{DurationMs: 9, Usage: usage}, events.ExecutionWithdrawn{}, events.Opaque{Name: "execution_failed", Raw: json.RawMessage("{}")}, events.Log{Message: "line"},
+		events.ExecutionCancelled{DurationMs: 9, Usage: usage}, events.ExecutionWithdrawn{}, events.OpaquePayload{Name: "execution_failed", Raw: json.RawMessage("{}")}, events.Log{Message: "line"},
 	}
 	event := rapid.Custom(func(t *rapid.T) events.Event {
 		at := time.Date(2026, 1, rapid.IntRange(1, 2).Draw(t, "day"), 3, 4, 5, 0, time.UTC)
@@ -274,13 +274,13 @@ func usageRecords(t *rapid.T) []eventlog.Record {
 	})
 	var list []eventlog.Record
 	for i := range rapid.IntRange(1, 60).Draw(t, "commits") {
-		rec := eventlog.Record{Subject: events.RunOf("default", name(t, "ses", 2)), Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(event, 1, 3).Draw(t, "events")}
+		rec := eventlog.Record{Subject: events.RunSubject("default", name(t, "ses", 2)), Position: eventlog.Position{Seq: uint64(i + 1)}, Events: rapid.SliceOfN(event, 1, 3).Draw(t, "events")}
 		switch rapid.IntRange(0, 31).Draw(t, "special") {
 		case 0:
 			rec.Events = append(rec.Events, events.Event{ID: "end", Data: events.SessionDeleted{}})
 		case 1, 2:
 			rec.Events = append(rec.Events, events.Event{ID: "retired", Data: events.RunRetired{
-				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.BudgetUsage{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.Output{Events: 4, Bytes: 900}}},
+				Usage: []events.DayUsage{{Day: "2026-01-02", Spent: events.BudgetUsage{Turns: 2, Tokens: 9, CostUSD: 1.5}, Logged: events.OutputSize{Events: 4, Bytes: 900}}},
 			}})
 		}
 		list = append(list, rec)

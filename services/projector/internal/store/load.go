@@ -27,8 +27,8 @@ func (s *Store) LoadRows(ctx context.Context, m fold.MissingRows) (p fold.FoundR
 	if len(m.Histories) > 0 {
 		tenants, ids := splitKeys(m.Histories)
 		states, kept := t.states, t.events
-		b.Queue(selectLastStates, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return scanRowsInto(states, rows, &p.States) })
-		b.Queue(selectEventsSince, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return scanRowsInto(kept, rows, &p.Events) })
+		b.Queue(selectLastStates, tenants, ids, history.StateVersion).Query(func(rows pgx.Rows) error { return scanRowsInto(states, rows, &p.States) })
+		b.Queue(selectEventsSince, tenants, ids, history.StateVersion).Query(func(rows pgx.Rows) error { return scanRowsInto(kept, rows, &p.Events) })
 	}
 	if len(m.Keys) > 0 {
 		tenants, ids := splitKeys(m.Keys)

@@ -19,7 +19,7 @@ import (
 // changes returns the changes of n events of a new session.
 func changes(t *testing.T, session string, n int) *fold.Changes {
 	t.Helper()
-	rec := eventlog.Record{Subject: events.LifeOf("default", session)}
+	rec := eventlog.Record{Subject: events.LifeSubject("default", session)}
 	for range n {
 		rec.Events = append(rec.Events, events.Event{ID: "evt", Data: events.SessionIdle{}})
 	}

@@ -20,7 +20,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", jslog.Contributor, &c, &c.Settings,
+	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", jslog.RoleContributor, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			j, err := janitor.New(c.Config, janitor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {

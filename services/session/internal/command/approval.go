@@ -20,8 +20,8 @@ func approvalCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 	if err := events.CheckID("approvalId", events.KindApproval, b.ApprovalID); err != nil {
 		return nil, invalidFieldError("approvalId", err.Error())
 	}
-	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-		d := session.DecideApproval{Base: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}
+	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+		d := session.DecideApproval{CommandBase: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}
 		if l.Run.Execution != c.ExecutionID {
 			return d, nil
 		}

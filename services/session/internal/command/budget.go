@@ -37,7 +37,7 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 		return command.Answer{}, invalidFieldError("period", err.Error())
 	}
 	notFound := &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
-	return h.appendTenantEvent(ctx, c, events.BudgetOf(c.Tenant, period), data, notFound)
+	return h.appendTenantEvent(ctx, c, events.BudgetSubject(c.Tenant, period), data, notFound)
 }
 
 // appendTenantEvent appends an event that sets or removes a budget or limits of a tenant to a subject, whose last event
@@ -45,8 +45,8 @@ func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.
 // in force.
 func (h *Handler) appendTenantEvent(ctx context.Context, c command.Command, subject events.Subject, data events.Payload, notFound *command.Error) (command.Answer, error) {
 	at := eventlog.Position{Shard: subject.Partition() % h.cfg.Sessions.Log.Shards()}
-	err := eventlog.Decide(func() error {
-		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.Leader)
+	err := eventlog.RetryOnConflict(func() error {
+		head, err := h.cfg.Sessions.Log.Last(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -65,10 +65,10 @@ func (h *Handler) appendTenantEvent(ctx context.Context, c command.Command, subj
 		if present == data {
 			return nil
 		}
-		m := events.NewEventList(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		m := events.NewEventList(events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()})
 		m.Add("", data)
 		head, err = h.cfg.Sessions.Log.Append(ctx, head, events.Draft{
-			ID: events.Derive(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
+			ID: events.DeriveID(events.KindCommit, c.ID), Actor: c.Actor, Events: m.Events(),
 		})
 		at.Seq = head.Seq
 		return err
@@ -95,7 +95,7 @@ func eventInForce(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil
 	}
-	list, err := head.Commit.Decode()
+	list, err := head.Commit.DecodeEvents()
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func (h *Handler) applyDefinition(ctx context.Context, c command.Command) (comma
 	if ref.Version, err = definition.Digest(spec); err != nil {
 		return command.Answer{}, fmt.Errorf("digest of %s %s: %w", kind, ref, err)
 	}
-	apply := versions.Apply{Version: ref.Version, Tags: tags}
+	apply := versions.ApplyVersion{Version: ref.Version, Tags: tags}
 	switch s := spec.(type) {
 	case events.AgentSpec:
 		apply.Data = events.AgentApplied{Ref: ref, Tags: tags, Spec: s}
@@ -35,8 +35,8 @@ func (h *Handler) applyDefinition(ctx context.Context, c command.Command) (comma
 	case events.EnvironmentSpec:
 		apply.Data = events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: s}
 	}
-	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
-		apply.Meta = m
+	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.CommandMeta) versions.Command {
+		apply.CommandMeta = m
 		return apply
 	})
 	answer.Ref = &ref
@@ -55,7 +55,7 @@ func (h *Handler) decodeDefinition(ctx context.Context, c command.Command) (kind
 		if err == nil {
 			err = h.checkAppliedImages(b.Spec)
 		}
-		if err == nil && b.Ref.Bare() == (events.Reference{Slug: DefaultAgent}) {
+		if err == nil && b.Ref.WithoutVersion() == (events.Reference{Slug: DefaultAgent}) {
 			err = invalidFieldError("ref.slug", "the agent default is built in; choose another slug")
 		}
 		return events.Agent, b.Ref, b.Tags, b.Spec, err
@@ -118,8 +118,8 @@ func (h *Handler) removeEntry(ctx context.Context, c command.Command) (command.A
 	default:
 		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
 	}
-	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
-		return versions.Remove{Meta: m, Data: data}
+	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.CommandMeta) versions.Command {
+		return versions.RemoveEntry{CommandMeta: m, Data: data}
 	})
 	answer.Ref = &b.Ref
 	var refused *command.Error
@@ -132,11 +132,11 @@ func (h *Handler) removeEntry(ctx context.Context, c command.Command) (command.A
 // decideEntry decides on the command about a catalogue entry that build returns, appends the events of the decision,
 // and returns the answer. Answer.Same is set if the entry already is as the command requests. The error is a
 // *command.Error if the command is refused.
-func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
-	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.CommandMeta) versions.Command) (command.Answer, error) {
+	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
-	err := eventlog.Decide(func() error {
-		e, err := entries.Load(ctx, subject, eventlog.Leader)
+	err := eventlog.RetryOnConflict(func() error {
+		e, err := entries.Load(ctx, subject, eventlog.LeaderOnly)
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject ev
 			answer = command.Answer{Position: entries.Position(e).String()}
 			return nil
 		}
-		list, err := versions.Decide(e.State, build(events.Meta{CommandID: c.ID, Now: h.cfg.Now()}))
+		list, err := versions.Decide(e.State, build(events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()}))
 		var refused *versions.Error
 		if errors.As(err, &refused) {
 			return &command.Error{Code: refused.Code, Field: refused.Field, Detail: refused.Detail}
@@ -179,8 +179,8 @@ func (h *Handler) resolveDefinition(ctx context.Context, kind events.Aspect, ten
 	if err := ref.Check(); err != nil {
 		return nil, invalidFieldError(field, err.Error())
 	}
-	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
-	var none *eventlog.VersionError
+	p, err := eventlog.Catalogue{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		return nil, missingEntryError(kind, field, ref)
 	}
@@ -189,7 +189,7 @@ func (h *Handler) resolveDefinition(ctx context.Context, kind events.Aspect, ten
 
 // missingEntryError returns the refusal of a command whose field refers to a catalogue entry that does not exist.
 func missingEntryError(kind events.Aspect, field string, ref events.Reference) error {
-	err := &eventlog.VersionError{Kind: kind, Ref: ref}
+	err := &eventlog.UnknownVersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 

@@ -161,7 +161,7 @@ func (h *Handler) withDefaultOptions(o events.Options) events.Options {
 
 // updateCommand returns the command that changes a session's options: the current ones, merged with the changed ones. A
 // cleared option gets the service's default again.
-func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
+func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
@@ -169,7 +169,7 @@ func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.Loaded, bas
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
-	return session.UpdateOptions{Base: base, Options: h.withDefaultOptions(o), Metadata: b.Metadata}, err
+	return session.UpdateOptions{CommandBase: base, Options: h.withDefaultOptions(o), Metadata: b.Metadata}, err
 }
 
 // checkUpdate refuses a command that changes a session's options to invalid values.
@@ -186,10 +186,10 @@ func checkUpdate(b command.UpdateSession) error {
 }
 
 // postCommand returns the command that posts a message to a loaded session.
-func postCommand(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
-	return session.Post{
-		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
+func postCommand(c command.Command, b command.PostMessage, base session.CommandBase, l *eventlog.SessionState) session.PostQuery {
+	return session.PostQuery{
+		CommandBase: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
+		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.RunView().ActiveEnded, Environment: b.Environment,
 		Permissions: b.Permissions,
 	}
 }
@@ -230,7 +230,7 @@ func checkVariables(list map[string]events.Variable) error {
 		return invalidFieldError("environment", fmt.Sprintf("has %d variables; the limit is %d", len(list), maxVariables))
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
-		if err := layers.CheckName(name); err != nil {
+		if err := layers.CheckVariableName(name); err != nil {
 			return invalidFieldError("environment."+name, err.Error())
 		}
 		if v := list[name]; v.Secret != (v.Sealed != "") || v.Secret && v.Value != "" {

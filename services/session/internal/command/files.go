@@ -16,16 +16,16 @@ func fileCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.PutFile{Base: base, File: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.PutFile{CommandBase: base, FileUpload: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
 		}, b.Check("file", c.Tenant, c.SessionID)
 	default:
 		var b command.RemoveFile
 		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RemoveFile{Base: base, Path: b.Path, Held: l.Run.Snapshot.Applied}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RemoveFile{CommandBase: base, Path: b.Path, Held: l.Run.Snapshot.Applied}, nil
 		}, command.CheckPath("path", b.Path, false)
 	}
 }
@@ -41,8 +41,8 @@ func checkFiles(c command.Command, list []command.File) error {
 }
 
 // sessionFiles converts the uploaded files of a command to the form of the session's events.
-func sessionFiles(c command.Command, list []command.File) []session.File {
-	var out []session.File
+func sessionFiles(c command.Command, list []command.File) []session.FileUpload {
+	var out []session.FileUpload
 	for _, f := range list {
 		out = append(out, sessionFile(c, f))
 	}
@@ -51,9 +51,9 @@ func sessionFiles(c command.Command, list []command.File) []session.File {
 
 // sessionFile converts the uploaded file of a command to the form of the session's events. The file's object has the
 // name that the gateway gave it or, if there is none, its SHA-256 as the name.
-func sessionFile(c command.Command, f command.File) session.File {
+func sessionFile(c command.Command, f command.File) session.FileUpload {
 	if f.Object == "" {
 		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)
 	}
-	return session.File{Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive}
+	return session.FileUpload{Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive}
 }

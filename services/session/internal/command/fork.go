@@ -42,33 +42,33 @@ func (h *Handler) forkCommandBuilder(ctx context.Context, c command.Command) (se
 	if err := checkMetadata(b.Metadata); err != nil {
 		return nil, err
 	}
-	var made session.Fork
+	var made session.ForkSession
 	var err error
 	read := false
-	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 		if !read && l.Life.Status == session.None {
 			made, err = h.initialFork(ctx, c, b)
 			read = true
 		}
-		made.Base = base
+		made.CommandBase = base
 		return made, err
 	}, nil
 }
 
 // initialFork reads the parent session and returns the state with which the fork begins.
-func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
+func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.ForkSession, error) {
 	parent, err := h.loadParent(ctx, c, b.Parent)
 	if err != nil {
-		return session.Fork{}, err
+		return session.ForkSession{}, err
 	}
 	if parent.Life.Options.HostPath != "" {
-		return session.Fork{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
+		return session.ForkSession{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
 	}
 	cut, err := h.findCut(ctx, parent, b.At)
 	if err != nil {
-		return session.Fork{}, err
+		return session.ForkSession{}, err
 	}
-	out := session.Fork{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
+	out := session.ForkSession{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
 	out.Forked.Parent = b.Parent
 	if b.Metadata != nil {
 		out.Create.Metadata = b.Metadata
@@ -89,8 +89,8 @@ func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.
 }
 
 // loadParent loads the session that a command forks.
-func (h *Handler) loadParent(ctx context.Context, c command.Command, id string) (*eventlog.Loaded, error) {
-	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.Leader)
+func (h *Handler) loadParent(ctx context.Context, c command.Command, id string) (*eventlog.SessionState, error) {
+	l, err := h.cfg.Sessions.Load(ctx, c.Tenant, id, eventlog.LeaderOnly)
 	if err != nil {
 		return l, err
 	}
@@ -103,8 +103,8 @@ func (h *Handler) loadParent(ctx context.Context, c command.Command, id string) 
 // findCut returns the position in the parent's history at which a fork begins: after the event with the seq at, or
 // after the last event if at is nil. If the snapshot after the end of an execution is being taken, findCut waits for
 // it.
-func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint32) (fork.Cut, error) {
-	asked := fork.Last
+func (h *Handler) findCut(ctx context.Context, parent *eventlog.SessionState, at *uint32) (fork.ForkPoint, error) {
+	asked := fork.LastEvent
 	if at != nil {
 		asked = *at
 	}
@@ -112,11 +112,11 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 	walk, last, err := h.walkParent(ctx, parent, asked)
 	for {
 		if err != nil {
-			return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
+			return fork.ForkPoint{}, fmt.Errorf("read session %s: %w", parent.ID, err)
 		}
-		cut, refusal := walk.Cut()
+		cut, refusal := walk.ForkPoint()
 		if refusal == nil && at != nil && *at > cut.Forked.Asked {
-			refusal = &fork.AheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
+			refusal = &fork.SeqAheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
 			return cut, forkPointError(refusal)
@@ -133,14 +133,14 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 
 // walkParent reads as much of the parent's log as a fork at the seq asked needs. It begins where an earlier fork of the
 // same session stopped reading.
-func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
+func (h *Handler) walkParent(ctx context.Context, parent *eventlog.SessionState, asked uint32) (*fork.Finder, eventlog.NumberedEvent, error) {
 	known, err := h.walks.acquireEntry(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
-		return nil, eventlog.Numbered{}, err
+		return nil, eventlog.NumberedEvent{}, err
 	}
 	defer known.release()
 	walk, last := known.resumeWalk(asked)
-	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
+	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.NumberedEvent, whole bool) {
 		if at.Seq <= asked {
 			known.addMark(walk, at, whole)
 		}
@@ -150,8 +150,8 @@ func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked
 
 // readParent adds the parent's events after last to a walk, until later events have no effect on the fork. It calls
 // keep after each complete commit, unless keep is nil.
-func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
-	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
+func (h *Handler) readParent(ctx context.Context, parent *eventlog.SessionState, walk *fork.Finder, last eventlog.NumberedEvent, keep func(at eventlog.NumberedEvent, whole bool)) (eventlog.NumberedEvent, error) {
+	for e, err := range eventlog.SessionEventsAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
 			return last, err
 		}
@@ -159,7 +159,7 @@ func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk 
 			keep(last, false)
 		}
 		walk.Add(e.Seq, e.Event)
-		if last = e; walk.Settled() {
+		if last = e; walk.IsSettled() {
 			return last, nil
 		}
 	}
@@ -172,7 +172,7 @@ func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk 
 // forkPointError converts an error of a fork.Walk, such as an event at which the session cannot be forked, to the
 // refusal of the fork.
 func forkPointError(err error) error {
-	var ahead *fork.AheadError
+	var ahead *fork.SeqAheadError
 	switch {
 	case errors.As(err, &ahead):
 		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
@@ -206,7 +206,7 @@ func (h *Handler) replaceForkAgent(ctx context.Context, c command.Command, name 
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
 		return err
 	}
-	if out.AgentRef.Bare() == before.AgentRef.Bare() {
+	if out.AgentRef.WithoutVersion() == before.AgentRef.WithoutVersion() {
 		return nil
 	}
 	out.Instance = events.Reference{}
@@ -216,9 +216,9 @@ func (h *Handler) replaceForkAgent(ctx context.Context, c command.Command, name 
 // checkForkSnapshots refuses a fork if the snapshots with which it begins are no longer in the object store, or cannot
 // be read.
 func (h *Handler) checkForkSnapshots(ctx context.Context, tenant string, f events.SessionForked) error {
-	needed := [][2]string{{f.Files(), f.Snapshot}}
-	if f.Records != f.Snapshot || f.State() != f.Files() {
-		needed = append(needed, [2]string{f.State(), f.Records})
+	needed := [][2]string{{f.FilesOwner(), f.Snapshot}}
+	if f.Records != f.Snapshot || f.RecordsOwner() != f.FilesOwner() {
+		needed = append(needed, [2]string{f.RecordsOwner(), f.Records})
 	}
 	for _, s := range needed {
 		if s[1] == "" {
@@ -239,7 +239,7 @@ func (h *Handler) checkForkSnapshots(ctx context.Context, tenant string, f event
 // dropLostUploads removes from a fork the files that clients uploaded after the snapshot and that the object store no
 // longer has, because the janitor removes such files when a later snapshot contains them. The fork records that these
 // files are missing.
-func (h *Handler) dropLostUploads(ctx context.Context, out *session.Fork) error {
+func (h *Handler) dropLostUploads(ctx context.Context, out *session.ForkSession) error {
 	var lost []string
 	kept := make([]events.Payload, 0, len(out.Changes))
 	for _, change := range out.Changes {
@@ -300,7 +300,7 @@ func (h *Handler) checkSnapshotObjects(ctx context.Context, tenant, of, id strin
 }
 
 // forkPoint returns the position at which the fork that a command creates begins, or nil for other commands.
-func forkPoint(c command.Command, l *eventlog.Loaded) *events.SessionForked {
+func forkPoint(c command.Command, l *eventlog.SessionState) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil
 	}

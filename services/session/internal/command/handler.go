@@ -75,7 +75,7 @@ func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
 // Handle carries out a command from the stream COMMANDS and sends the answer. It is a message handler of package bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	var c command.Command
@@ -169,7 +169,7 @@ func (h *Handler) execute(ctx context.Context, c command.Command) (command.Answe
 
 // sessionCommandBuilder returns the command on a session's life for a client's request and the loaded state of the
 // session. It returns a refusal if the request is invalid.
-type sessionCommandBuilder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
+type sessionCommandBuilder func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error)
 
 // newSessionCommandBuilder decodes and checks a client's command on a session, and returns its sessionCommandBuilder.
 func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Command) (sessionCommandBuilder, error) {
@@ -186,8 +186,8 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Create{Base: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
+		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.CreateSession{CommandBase: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
@@ -201,8 +201,8 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 		if err == nil {
 			err = h.setDefaultInstance(ctx, c, &created)
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Start{Base: base, Create: created, Post: postCommand(c, b.Post, base, l)}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.StartSession{CommandBase: base, Create: created, Post: postCommand(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
 		return h.forkCommandBuilder(ctx, c)
@@ -211,7 +211,7 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return postCommand(c, b, base, l), nil
 		}, checkMessage(c, b)
 	case command.TypeRecover:
@@ -223,12 +223,12 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 		if err := decodeBody(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return h.updateCommand(b, l, base)
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.DeleteSession{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
 		return fileCommandBuilder(c)
@@ -240,29 +240,29 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 func controlCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestInterrupt{CommandBase: base, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeCancel:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestCancel{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypePause:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestPause{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeResume:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestResume{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: l.RunView().ActiveEnded}, nil
 		}, nil
 	case command.TypeTerminate:
-		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			v := l.View()
-			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
+		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			v := l.RunView()
+			return session.RequestTerminate{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
 	case command.TypeSync:
-		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.RequestSync{Base: base}, nil
+		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+			return session.RequestSync{CommandBase: base}, nil
 		}, nil
 	}
 	return nil, invalidFieldError("type", fmt.Sprintf("there is no command %.64q", c.Type))
@@ -272,13 +272,13 @@ func controlCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 // log, and returns the answer.
 func (h *Handler) executeOnSession(ctx context.Context, c command.Command, build sessionCommandBuilder) (command.Answer, error) {
 	answer := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
-	freshness := eventlog.Any
-	err := eventlog.Decide(func() error {
+	freshness := eventlog.AnyReplica
+	err := eventlog.RetryOnConflict(func() error {
 		confirmed, err := h.decideOnSession(ctx, c, build, freshness, &answer)
-		if !confirmed && freshness == eventlog.Any {
-			_, err = h.decideOnSession(ctx, c, build, eventlog.Leader, &answer)
+		if !confirmed && freshness == eventlog.AnyReplica {
+			_, err = h.decideOnSession(ctx, c, build, eventlog.LeaderOnly, &answer)
 		}
-		freshness = eventlog.Leader
+		freshness = eventlog.LeaderOnly
 		return err
 	})
 	if err != nil {
@@ -307,8 +307,8 @@ func (h *Handler) decideOnSession(ctx context.Context, c command.Command, build 
 		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forkPoint(c, l)
 		return true, nil
 	}
-	list, err := decideEvents(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
-	if (err != nil || len(list) == 0) && freshness == eventlog.Any {
+	list, err := decideEvents(build, l, session.CommandBase{CommandMeta: events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()}})
+	if (err != nil || len(list) == 0) && freshness == eventlog.AnyReplica {
 		return false, err
 	}
 	var refused *session.Error
@@ -359,7 +359,7 @@ func (h *Handler) checkEventLimit(ctx context.Context, c command.Command) error 
 }
 
 // decideEvents returns the events with which a command, for which build is the builder, changes the loaded session.
-func decideEvents(build sessionCommandBuilder, l *eventlog.Loaded, base session.Base) ([]events.Event, error) {
+func decideEvents(build sessionCommandBuilder, l *eventlog.SessionState, base session.CommandBase) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
 		return nil, err
@@ -370,7 +370,7 @@ func decideEvents(build sessionCommandBuilder, l *eventlog.Loaded, base session.
 // notifyExecutor notifies the executor that holds the session if list has an event that the executor must act on at
 // once, such as a control or a change of the workspace. A lost notification does no harm, because the executor also
 // reads the log.
-func (h *Handler) notifyExecutor(l *eventlog.Loaded, list []events.Event) {
+func (h *Handler) notifyExecutor(l *eventlog.SessionState, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return
 	}
@@ -380,7 +380,7 @@ func (h *Handler) notifyExecutor(l *eventlog.Loaded, list []events.Event) {
 			events.ApprovalDecided, events.SyncRequested, events.FilePut, events.FileRemoved:
 			body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 			if err == nil {
-				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)
+				err = h.cfg.NATS.Publish(topology.ExecutorCtlSubject(l.Run.Holder), body)
 			}
 			if err != nil {
 				h.cfg.Logger.Warn("the executor was not notified; it finds the event when it reads the log next", "session", l.ID, "error", err)

@@ -8,5 +8,5 @@ import (
 
 // TestHandle_RefusesToRunWithoutTheRouter tests that the handler does nothing when it is called without the Router.
 func TestHandle_RefusesToRunWithoutTheRouter(t *testing.T) {
-	bustest.RefusesUnrouted(t, New(Config{}).Handle, []byte(`{"type":"interrupt"}`))
+	bustest.RequireUnroutedRefused(t, New(Config{}).Handle, []byte(`{"type":"interrupt"}`))
 }

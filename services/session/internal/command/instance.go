@@ -35,7 +35,7 @@ func DefaultInstance(agent events.Reference) events.Reference {
 			ref.Org = appendSuffix(platformOrg+"."+agent.Org, "")
 		}
 	}
-	return ref.Bare()
+	return ref.WithoutVersion()
 }
 
 // appendSuffix appends a suffix to a slug. It shortens the slug if the result would be too long.
@@ -61,10 +61,10 @@ func (h *Handler) setDefaultInstance(ctx context.Context, c command.Command, out
 // creates the instance, also if several requests arrive at the same time only once. A tenant may apply its own versions
 // of the instance, with environments, which are then the latest.
 func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent events.Reference) (events.Reference, error) {
-	ref, agent := DefaultInstance(agent), agent.Bare()
-	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
+	ref, agent := DefaultInstance(agent), agent.WithoutVersion()
+	entries := eventlog.Catalogue{Log: h.cfg.Sessions.Log}
 	p, err := entries.Resolve(ctx, events.Instance, c.Tenant, ref)
-	var none *eventlog.VersionError
+	var none *eventlog.UnknownVersionError
 	if errors.As(err, &none) {
 		var made events.Reference
 		if made, err = h.createDefaultInstance(ctx, c, ref, agent); err != nil {
@@ -81,7 +81,7 @@ func (h *Handler) defaultInstance(ctx context.Context, c command.Command, agent 
 	if !ok {
 		return events.Reference{}, fmt.Errorf("instance %s is a %T", ref, p)
 	}
-	if of := applied.Spec.Agent.Bare(); of != agent {
+	if of := applied.Spec.Agent.WithoutVersion(); of != agent {
 		return events.Reference{}, invalidFieldError("agent", fmt.Sprintf("its default instance %s is of agent %s: apply a version of %s for agent %s, or name an instance", ref, of, ref, agent))
 	}
 	return applied.Ref, nil
@@ -96,9 +96,9 @@ func (h *Handler) createDefaultInstance(ctx context.Context, c command.Command, 
 	}
 	ref.Version = digest
 	own := c // the command of the instance's own commit, whose ids must differ from those of the session
-	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
-	_, err = h.decideEntry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
-		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
+	own.ID, own.Actor.Kind, own.Actor.ID = events.DeriveID(events.KindCommand, c.ID, "instance"), "service", "session"
+	_, err = h.decideEntry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.CommandMeta) versions.Command {
+		return versions.ApplyVersion{CommandMeta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
 	})
 	return ref, err
 }

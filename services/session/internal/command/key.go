@@ -76,7 +76,7 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 		return command.Answer{}, err
 	}
 	if revoked {
-		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyMakerRevoked, Cause: maker}); err != nil {
+		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID, Reason: events.KeyRevokedWithMaker, Cause: maker}); err != nil {
 			return command.Answer{}, err
 		}
 		return command.Answer{}, makerRevokedError()
@@ -100,7 +100,7 @@ func (h *Handler) newKeyRights(ctx context.Context, tenant, maker string, asked 
 		own = key.created.Rights
 	}
 	if asked.Role == "" {
-		asked.Role = own.RoleOf()
+		asked.Role = own.EffectiveRole()
 	}
 	if len(asked.Agents) == 0 {
 		asked.Agents = own.Agents
@@ -108,8 +108,8 @@ func (h *Handler) newKeyRights(ctx context.Context, tenant, maker string, asked 
 	if asked.ExpiresAt.IsZero() {
 		asked.ExpiresAt = own.ExpiresAt
 	}
-	switch field := asked.Excess(own); {
-	case !asked.Role.Known():
+	switch field := asked.FirstExcess(own); {
+	case !asked.Role.IsKnown():
 		return asked, invalidFieldError("role", fmt.Sprintf("there is no role %.32q; there are use, operate and admin", asked.Role))
 	case len(asked.Agents) > events.MaxKeyAgents:
 		return asked, invalidFieldError("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
@@ -131,7 +131,7 @@ func (h *Handler) newKeyRights(ctx context.Context, tenant, maker string, asked 
 func describeRights(field string, own events.KeyRights) string {
 	switch field {
 	case "role":
-		return "its role is " + string(own.RoleOf())
+		return "its role is " + string(own.EffectiveRole())
 	case "agents":
 		return "it is limited to the agents " + strings.Join(own.Agents, ", ")
 	}
@@ -161,7 +161,7 @@ func (h *Handler) storeKey(ctx context.Context, c command.Command, data events.K
 	lock.Lock()
 	defer lock.Unlock()
 	var key storedKey
-	err := eventlog.Decide(func() (err error) {
+	err := eventlog.RetryOnConflict(func() (err error) {
 		if key, err = h.loadKey(ctx, keySubject(c.Tenant, data.KeyID)); err != nil || key.head.Seq != 0 {
 			return err
 		}
@@ -198,7 +198,7 @@ func (h *Handler) makeRoomForKey(ctx context.Context, c command.Command) error {
 		if key.revoked || expires.IsZero() || h.cfg.Now().Before(expires.Add(minTimeSinceExpiry)) {
 			continue
 		}
-		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyExpired}); err != nil {
+		if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: key.created.KeyID, Reason: events.KeyRevokedExpired}); err != nil {
 			return err
 		}
 		left--
@@ -223,7 +223,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).Excess(events.KeyRights{Agents: c.Agents}) != "" {
+	if key.head.Seq == 0 || (events.KeyRights{Agents: key.created.Rights.Agents}).FirstExcess(events.KeyRights{Agents: c.Agents}) != "" {
 		return command.Answer{}, &command.Error{Code: "KEY_NOT_FOUND", Field: "keyId", Detail: "there is no such key"}
 	}
 	if err := h.appendRevocation(ctx, c, &key, events.KeyRevoked{KeyID: b.KeyID}); err != nil {
@@ -237,7 +237,7 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 			return answer, err
 		}
 		for _, made := range list {
-			if err := h.appendRevocation(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyMakerRevoked, Cause: b.KeyID}); err != nil {
+			if err := h.appendRevocation(ctx, c, &made, events.KeyRevoked{KeyID: made.created.KeyID, Reason: events.KeyRevokedWithMaker, Cause: b.KeyID}); err != nil {
 				return answer, err
 			}
 			answer.Revoked = append(answer.Revoked, command.RevokedKey{KeyID: made.created.KeyID, Position: h.keyPosition(made)})
@@ -321,12 +321,12 @@ func (f *keyFamily) isAncestorOrDescendant(ctx context.Context, key string) (boo
 // 0.
 func (h *Handler) loadKey(ctx context.Context, subject events.Subject) (storedKey, error) {
 	log := h.cfg.Sessions.Log
-	head, err := log.Last(ctx, subject, eventlog.Leader)
+	head, err := log.Last(ctx, subject, eventlog.LeaderOnly)
 	if err != nil || head.Seq == 0 {
 		return storedKey{head: head}, err
 	}
 	key := storedKey{head: head}
-	list, err := head.Commit.Decode()
+	list, err := head.Commit.DecodeEvents()
 	if err != nil {
 		return key, err
 	}
@@ -363,7 +363,7 @@ func findKeyCreated(list []events.Event, actor events.Actor, key *storedKey) *ev
 func (h *Handler) appendRevocation(ctx context.Context, c command.Command, key *storedKey, data events.KeyRevoked) error {
 	subject := key.head.Subject
 	first := true
-	err := eventlog.Decide(func() (err error) {
+	err := eventlog.RetryOnConflict(func() (err error) {
 		if !first {
 			if *key, err = h.loadKey(ctx, subject); err != nil {
 				return err
@@ -373,7 +373,7 @@ func (h *Handler) appendRevocation(ctx context.Context, c command.Command, key *
 		if key.revoked {
 			return nil
 		}
-		err = h.appendKeyEvent(ctx, c, events.Derive(events.KindCommand, c.ID, data.KeyID), key, data)
+		err = h.appendKeyEvent(ctx, c, events.DeriveID(events.KindCommand, c.ID, data.KeyID), key, data)
 		key.revoked = err == nil
 		return err
 	})
@@ -386,9 +386,9 @@ func (h *Handler) appendRevocation(ctx context.Context, c command.Command, key *
 // appendKeyEvent appends one event to the subject of an API key, and updates key.head. The ids of the commit and the
 // event derive from id.
 func (h *Handler) appendKeyEvent(ctx context.Context, c command.Command, id string, key *storedKey, data events.Payload) error {
-	m := events.NewEventList(events.Meta{CommandID: id, Now: h.cfg.Now()})
+	m := events.NewEventList(events.CommandMeta{CommandID: id, Now: h.cfg.Now()})
 	m.Add("", data)
-	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.Derive(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
+	head, err := h.cfg.Sessions.Log.Append(ctx, key.head, events.Draft{ID: events.DeriveID(events.KindCommit, id), Actor: c.Actor, Events: m.Events()})
 	if err == nil {
 		key.head = head
 	}

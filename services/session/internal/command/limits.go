@@ -9,7 +9,7 @@ import (
 
 // handleLimits sets or removes a tenant's limits.
 func (h *Handler) handleLimits(ctx context.Context, c command.Command) (command.Answer, error) {
-	subject := events.LimitsOf(c.Tenant)
+	subject := events.LimitsSubject(c.Tenant)
 	if c.Type == command.TypeRemoveLimits {
 		notFound := &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}
 		return h.appendTenantEvent(ctx, c, subject, events.TenantLimitsRemoved{Tenant: c.Tenant}, notFound)

@@ -18,13 +18,13 @@ func (h *Handler) recoverCommandBuilder(ctx context.Context, c command.Command) 
 	if err := events.CheckID("executionId", events.KindExecution, b.ExecutionID); err != nil {
 		return nil, invalidFieldError("executionId", err.Error())
 	}
-	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-		r := session.Recover{Base: base, ExecutionID: c.ExecutionID, Failed: b.ExecutionID, Environment: b.Environment, Run: l.View()}
+	return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
+		r := session.RecoverExecution{CommandBase: base, ExecutionID: c.ExecutionID, Failed: b.ExecutionID, Environment: b.Environment, Run: l.RunView()}
 		if l.Life.Status != session.Open || l.Life.Active.ExecutionID != b.ExecutionID || !r.Run.ActiveFailed {
 			return r, nil // it is refused without the message, which may have been erased
 		}
 		var err error
-		r.Message, err = h.cfg.Sessions.Message(ctx, l, l.Life.Active)
+		r.Message, err = h.cfg.Sessions.AcceptedMessage(ctx, l, l.Life.Active)
 		return r, err
 	}, checkVariables(b.Environment)
 }

@@ -42,8 +42,8 @@ type walkEntry struct {
 
 // walkMark holds the state of a fork.Walk after the last event of a commit, from which a later walk can continue.
 type walkMark struct {
-	walk *fork.Walk // never modified
-	at   eventlog.Numbered
+	walk *fork.Finder // never modified
+	at   eventlog.NumberedEvent
 }
 
 // acquireEntry blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
@@ -83,7 +83,7 @@ func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // resumeWalk returns a walk for a fork at the seq asked that has read as many of the session's events as are cached,
 // and the last of these events.
-func (w *walkEntry) resumeWalk(asked uint32) (*fork.Walk, eventlog.Numbered) {
+func (w *walkEntry) resumeWalk(asked uint32) (*fork.Finder, eventlog.NumberedEvent) {
 	if w.last.walk != nil && w.last.at.Seq <= asked {
 		return w.last.walk.Clone(asked), w.last.at
 	}
@@ -94,7 +94,7 @@ func (w *walkEntry) resumeWalk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 		return 1
 	})
 	if i == 0 {
-		return fork.New(asked), eventlog.Numbered{}
+		return fork.NewFinder(asked), eventlog.NumberedEvent{}
 	}
 	return w.marks[i-1].walk.Clone(asked), w.marks[i-1].at
 }
@@ -102,7 +102,7 @@ func (w *walkEntry) resumeWalk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 // addMark adds the state of a walk after the event at, the last event of a commit, to the cache if the last mark is far
 // enough before it. at must not be after the seq of the requested fork. whole reports that the walk has read the log to
 // its end.
-func (w *walkEntry) addMark(walk *fork.Walk, at eventlog.Numbered, whole bool) {
+func (w *walkEntry) addMark(walk *fork.Finder, at eventlog.NumberedEvent, whole bool) {
 	after := uint32(0)
 	if n := len(w.marks); n > 0 {
 		after = w.marks[n-1].at.Seq
@@ -111,7 +111,7 @@ func (w *walkEntry) addMark(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	if !due && (!whole || at.Seq <= w.last.at.Seq) {
 		return
 	}
-	m := walkMark{walk.Clone(fork.Last), eventlog.Numbered{Seq: at.Seq, Position: at.Position}}
+	m := walkMark{walk.Clone(fork.LastEvent), eventlog.NumberedEvent{Seq: at.Seq, Position: at.Position}}
 	if at.Seq > w.last.at.Seq {
 		w.last = m
 	}

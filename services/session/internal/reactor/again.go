@@ -23,10 +23,10 @@ func (r *Reactor) RepublishJob(ctx context.Context, tenant, id, cause string) er
 		return fmt.Errorf("session %s: %w", id, ErrSessionGone)
 	}
 	var of string
-	switch l.Due() {
-	case run.Execute:
+	switch l.DueWork() {
+	case run.ExecuteTurn:
 		of = l.Life.Active.Dispatch
-	case run.Release, run.Sync:
+	case run.ReleaseSandbox, run.SyncWorkspace:
 		of = run.JobID(&l.Life, &l.Run)
 	default:
 		return nil

@@ -16,7 +16,7 @@ import (
 // HandleDeadJob handles the dead letter of a job: it fails the execution for which the job was published. Without this,
 // no other job would follow, and the execution and the messages behind it would wait for the turn limit.
 func (r *Reactor) HandleDeadJob(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
@@ -27,9 +27,9 @@ func (r *Reactor) HandleDeadJob(ctx context.Context, msg *message.Message) error
 	}
 	id := msg.Metadata.Get(topology.HeaderDeadMessageID)
 	reason := msg.Metadata.Get(topology.HeaderDeadReason)
-	return bus.Transient(eventlog.Decide(func() error {
-		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.Leader)
-		if err != nil || l.Due() != run.Execute || !isJobOfActiveExecution(l, id) {
+	return bus.Transient(eventlog.RetryOnConflict(func() error {
+		l, err := r.cfg.Sessions.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
+		if err != nil || l.DueWork() != run.ExecuteTurn || !isJobOfActiveExecution(l, id) {
 			return err
 		}
 		return r.endActiveExecution(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
@@ -37,7 +37,7 @@ func (r *Reactor) HandleDeadJob(ctx context.Context, msg *message.Message) error
 }
 
 // isJobOfActiveExecution reports whether the job with a message id was published for the session's active execution.
-func isJobOfActiveExecution(l *eventlog.Loaded, id string) bool {
+func isJobOfActiveExecution(l *eventlog.SessionState, id string) bool {
 	active := l.Life.Active
 	for _, cause := range []string{active.Dispatch, l.Life.Pause.Cause, l.Life.ControlOf(active.ExecutionID).Cause} {
 		if cause != "" && strings.HasPrefix(id, cause) {

@@ -84,7 +84,7 @@ var errStateKeepsChanging = errors.New("the session's state keeps changing")
 
 // HandleCommit handles a message of the log: it does what is due for the session of the commit.
 func (r *Reactor) HandleCommit(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	name := bus.Subject(msg)
@@ -114,7 +114,7 @@ func (r *Reactor) HandleCommit(ctx context.Context, msg *message.Message) error 
 	if len(c.ended) > 0 {
 		r.cfg.Ended(subject.Tenant, subject.ID)
 	}
-	r.cfg.Reacted(r.cfg.Now().Sub(bus.Stored(msg)))
+	r.cfg.Reacted(r.cfg.Now().Sub(bus.StoredTime(msg)))
 	return nil
 }
 
@@ -125,7 +125,7 @@ func (r *Reactor) deleteSecrets(ctx context.Context, s events.Subject, seq uint6
 	if len(ended) == 0 {
 		return nil
 	}
-	_, err := r.cfg.Sessions.Log.At(ctx, r.cfg.Sessions.Position(s.ID, seq))
+	_, err := r.cfg.Sessions.Log.CommitAt(ctx, r.cfg.Sessions.Position(s.ID, seq))
 	var foreign *eventlog.ForeignError
 	if errors.As(err, &foreign) {
 		return bus.Poison(foreign)
@@ -161,8 +161,8 @@ func summarizeCommit(payload []byte) (commitSummary, error) {
 		return g, fmt.Errorf("decode commit: %w", err)
 	}
 	for _, e := range c.Events {
-		entry, known := events.Lookup(e.Type)
-		if events.Terminal(e.Type) {
+		entry, known := events.LookupType(e.Type)
+		if events.IsTerminal(e.Type) {
 			g.ended = append(g.ended, e.ExecutionID)
 		}
 		switch e.Type {
@@ -171,7 +171,7 @@ func summarizeCommit(payload []byte) (commitSummary, error) {
 			events.ApprovalResolved{}.EventType(), events.ApprovalRetracted{}.EventType(): // the turn limit runs again
 			g.matters = true
 		}
-		g.matters = g.matters || known && (entry.Aspect == events.Life || events.Terminal(e.Type))
+		g.matters = g.matters || known && (entry.Aspect == events.Life || events.IsTerminal(e.Type))
 	}
 	return g, nil
 }
@@ -179,7 +179,7 @@ func summarizeCommit(payload []byte) (commitSummary, error) {
 // HandleTimer handles the timer of a session that fired. It does everything that is due for the session now, and not
 // only what the timer was set for.
 func (r *Reactor) HandleTimer(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	ref, err := topology.DecodeSessionRef(msg.Payload)
@@ -192,9 +192,9 @@ func (r *Reactor) HandleTimer(ctx context.Context, msg *message.Message) error {
 
 // completeDueWork loads a session and does one thing that is due, and repeats this until nothing is due. A conflict
 // means that another writer did it first. It returns the state of the session that it loaded last.
-func (r *Reactor) completeDueWork(ctx context.Context, tenant, id string) (*eventlog.Loaded, error) {
+func (r *Reactor) completeDueWork(ctx context.Context, tenant, id string) (*eventlog.SessionState, error) {
 	for range maxStateLoads {
-		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
+		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.LeaderOnly)
 		if err != nil {
 			return l, bus.Transient(err)
 		}
@@ -222,14 +222,14 @@ func (r *Reactor) completeDueWork(ctx context.Context, tenant, id string) (*even
 
 // appendDueEvent appends the one event to the session that is due, if there is any, such as the dispatch of the next
 // execution or the end of a lost one. It reports whether it has appended an event.
-func (r *Reactor) appendDueEvent(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
+func (r *Reactor) appendDueEvent(ctx context.Context, l *eventlog.SessionState) (wrote bool, err error) {
 	now := r.cfg.Now()
-	base := func(what string) session.Base {
-		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
+	base := func(what string) session.CommandBase {
+		return session.CommandBase{CommandMeta: events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
 	}
 	for _, c := range []session.Command{
-		session.Expire{Base: base("expire"), Run: l.View()},
-		session.Advance{Base: base("advance"), ActiveEnded: l.View().ActiveEnded},
+		session.HandleDeadline{CommandBase: base("expire"), Run: l.RunView()},
+		session.DispatchNext{CommandBase: base("advance"), ActiveEnded: l.RunView().ActiveEnded},
 	} {
 		list, err := session.Decide(l.Life, c)
 		var refused *session.Error
@@ -253,12 +253,12 @@ func (r *Reactor) appendDueEvent(ctx context.Context, l *eventlog.Loaded) (wrote
 // endWithoutExecutor returns the terminal event of the active execution if no executor will end it, and nil otherwise.
 // It returns an event if the execution was cancelled before an executor claimed it, if a budget or a limit that it
 // needs is used up, or if its turn limit has passed and its executor is gone.
-func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
-	if l.Due() == run.Refuse {
+	if l.DueWork() == run.EndUnstarted {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
-	if l.Due() == run.Execute && l.Run.Execution != active {
+	if l.DueWork() == run.ExecuteTurn && l.Run.Execution != active {
 		if outcome, err := r.budgetExceededEnd(ctx, l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
@@ -278,9 +278,9 @@ func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.Loaded, no
 
 // budgetExceededEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of
 // events, prevents its start, and nil otherwise.
-func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
-	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
+	if why := l.Life.Options.Budget.ExceededLimit(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
 	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
@@ -297,24 +297,24 @@ func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.Loaded, now
 }
 
 // isOverdue reports whether the active execution has run longer than its turn limit and the grace period.
-func (r *Reactor) isOverdue(l *eventlog.Loaded, now time.Time) bool {
-	at, ok := l.Life.TurnDeadline(l.View())
+func (r *Reactor) isOverdue(l *eventlog.SessionState, now time.Time) bool {
+	at, ok := l.Life.TurnDeadline(l.RunView())
 	return ok && !now.Before(at)
 }
 
 // endActiveExecution appends the terminal event outcome of the active execution. If an executor held the execution, the
 // event states that the agent was not stopped, because the session service cannot reach sandboxes.
-func (r *Reactor) endActiveExecution(ctx context.Context, l *eventlog.Loaded, outcome events.Payload, now time.Time) error {
+func (r *Reactor) endActiveExecution(ctx context.Context, l *eventlog.SessionState, outcome events.Payload, now time.Time) error {
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
-		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
+		outcome = failed.WithStopFailure(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
 	}
 	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, l.ID, l.Run.Open)
 	if err != nil {
 		return err
 	}
-	id := events.Derive(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
-	d, err := run.Decide(l.Run, run.Abandon{
-		Meta: events.Meta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
+	id := events.DeriveID(events.KindCommand, "abandon", l.Life.Active.ExecutionID, l.RunHead.Hash)
+	d, err := run.Decide(l.Run, run.AbandonExecution{
+		CommandMeta: events.CommandMeta{CommandID: id, Now: now}, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: r.actor().ID, Outcome: outcome, Blocks: blocks,
 	})
 	if errors.Is(err, run.ErrEnded) {
 		return nil
@@ -322,12 +322,12 @@ func (r *Reactor) endActiveExecution(ctx context.Context, l *eventlog.Loaded, ou
 	if err != nil {
 		return err
 	}
-	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.Derive(events.KindCommit, id), d)
+	return r.cfg.Sessions.AppendRun(ctx, l, r.actor(), events.DeriveID(events.KindCommit, id), d)
 }
 
 // publishDueJob publishes the job that is due for a session to the stream JOBS. The message id is run.JobID, so that
 // JOBS stores the job once.
-func (r *Reactor) publishDueJob(ctx context.Context, l *eventlog.Loaded) error {
+func (r *Reactor) publishDueJob(ctx context.Context, l *eventlog.SessionState) error {
 	id := run.JobID(&l.Life, &l.Run)
 	if id == "" {
 		return nil
@@ -336,10 +336,10 @@ func (r *Reactor) publishDueJob(ctx context.Context, l *eventlog.Loaded) error {
 }
 
 // storeJob publishes a job for a session to the stream JOBS, with a message id.
-func (r *Reactor) storeJob(ctx context.Context, l *eventlog.Loaded, id string) error {
-	subject := topology.JobAny(l.Life.Provider)
+func (r *Reactor) storeJob(ctx context.Context, l *eventlog.SessionState, id string) error {
+	subject := topology.ProviderJobSubject(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
-		subject = topology.JobOn(box.Provider, box.Engine)
+		subject = topology.EngineJobSubject(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
@@ -354,15 +354,15 @@ func (r *Reactor) storeJob(ctx context.Context, l *eventlog.Loaded, id string) e
 
 // armTimer sets the session's timer to its earliest deadline, unless the timer fires
 // before that anyway. It reports whether the state of the session changed meanwhile.
-func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool, err error) {
-	at, ok := l.Life.Deadline(l.View())
+func (r *Reactor) armTimer(ctx context.Context, l *eventlog.SessionState) (moved bool, err error) {
+	at, ok := l.Life.NextDeadline(l.RunView())
 	if !ok {
 		return false, nil
 	}
 	now := r.cfg.Now()
 	if !at.After(now) {
-		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
-		at = now.Add(session.TurnGrace)
+		// The turn is overdue, but its executor is alive. Check it again after TurnGracePeriod.
+		at = now.Add(session.TurnGracePeriod)
 	}
 	armed, err := r.timerFireTime(ctx, l.ID)
 	if err != nil {
@@ -374,7 +374,7 @@ func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool,
 	if err := r.scheduleTimer(ctx, l, at); err != nil {
 		return false, err
 	}
-	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
+	again, err := r.cfg.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.LeaderOnly)
 	if err != nil {
 		return false, err
 	}
@@ -406,7 +406,7 @@ func (r *Reactor) timerFireTime(ctx context.Context, id string) (time.Time, erro
 	if err != nil {
 		return time.Time{}, err
 	}
-	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerSchedule(id))
+	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerScheduleSubject(id))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return time.Time{}, nil
 	}

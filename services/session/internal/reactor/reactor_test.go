@@ -19,8 +19,8 @@ import (
 // Router.
 func TestHandlers_RefuseToRunWithoutTheRouter(t *testing.T) {
 	r := New(Config{})
-	bustest.RefusesUnrouted(t, r.HandleCommit, []byte(`{"events":[{"type":"session_created"}]}`))
-	bustest.RefusesUnrouted(t, r.HandleTimer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
+	bustest.RequireUnroutedRefused(t, r.HandleCommit, []byte(`{"events":[{"type":"session_created"}]}`))
+	bustest.RequireUnroutedRefused(t, r.HandleTimer, []byte(`{"tenant":"default","session":"ses_01JGK0000000000000000000AA"}`))
 }
 
 // TestMatters_ReportsEventsThatMakeWorkDue tests that the reactor looks at events that can make something due, and
@@ -41,9 +41,9 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 	} {
 		quiet[p.EventType()] = true
 	}
-	for _, entry := range events.Catalogue() {
+	for _, entry := range events.EventTypes() {
 		got, err := summarizeCommit([]byte(`{"events":[{"type":"` + string(entry.Type) + `","executionId":"x"}]}`))
-		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.Terminal(entry.Type) {
+		if err != nil || got.matters == quiet[entry.Type] || (len(got.ended) == 1) != events.IsTerminal(entry.Type) {
 			t.Errorf("%s is read as %+v, %v", entry.Type, got, err)
 		}
 	}
@@ -80,13 +80,13 @@ func (*subjects) Close() error { return nil }
 func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
 	t.Parallel()
 	const limit = time.Minute
-	l := &eventlog.Loaded{Life: session.State{Provider: "docker"}, Run: run.State{Sandbox: run.Sandbox{Provider: "docker", Engine: "e"}}}
+	l := &eventlog.SessionState{Life: session.State{Provider: "docker"}, Run: run.State{Sandbox: run.Sandbox{Provider: "docker", Engine: "e"}}}
 	for name, c := range map[string]struct {
 		gone time.Duration
 		want string
 	}{
-		"just before the limit": {limit - 1, topology.JobOn("docker", "e")},
-		"at the limit":          {limit, topology.JobAny("docker")},
+		"just before the limit": {limit - 1, topology.EngineJobSubject("docker", "e")},
+		"at the limit":          {limit, topology.ProviderJobSubject("docker")},
 	} {
 		var jobs subjects
 		r := New(Config{Publisher: &jobs, Leases: goneFor(c.gone), EngineGone: limit, Published: func() {}})

@@ -66,7 +66,7 @@ type sessionKey struct{ tenant, id string }
 // chainEnd is the last entry in the chain of a shard's signed heads.
 type chainEnd struct {
 	seq   uint64 // sequence in the stream of heads, 0 for none
-	entry heads.Entry
+	entry heads.ChainEntry
 	hash  string
 	at    time.Time // time of the last entry that covers all changes
 }
@@ -202,7 +202,7 @@ func (s *Signer) readChangedHeads(ctx context.Context, shard int, after uint64, 
 // part of the log, it reads the last commit before it. ok is false if there is none, because the janitor has erased the
 // commit meanwhile.
 func (s *Signer) readHead(ctx context.Context, shard int, after uint64, subject string, seq uint64) (h heads.Head, ok bool, err error) {
-	rec, err := s.cfg.Log.At(ctx, eventlog.Position{Shard: shard, Seq: seq})
+	rec, err := s.cfg.Log.CommitAt(ctx, eventlog.Position{Shard: shard, Seq: seq})
 	var foreign *eventlog.ForeignError
 	switch {
 	case err == nil:
@@ -239,8 +239,8 @@ func (s *Signer) signEndedSessions(ctx context.Context, shard int) error {
 	}
 	var list []heads.Head
 	for k := range waiting {
-		for _, subject := range []events.Subject{events.LifeOf(k.tenant, k.id), events.RunOf(k.tenant, k.id)} {
-			head, err := s.cfg.Log.Last(ctx, subject, eventlog.Leader)
+		for _, subject := range []events.Subject{events.LifeSubject(k.tenant, k.id), events.RunSubject(k.tenant, k.id)} {
+			head, err := s.cfg.Log.Last(ctx, subject, eventlog.LeaderOnly)
 			if err != nil {
 				return fmt.Errorf("read the head of %s: %w", subject, err)
 			}
@@ -286,7 +286,7 @@ func (s *Signer) readChainEnd(ctx context.Context, shard int) (chainEnd, error) 
 	if m.Sequence == seen.seq {
 		return seen, nil
 	}
-	e, hash, err := heads.Open(m.Data)
+	e, hash, err := heads.OpenEntry(m.Data)
 	if err != nil {
 		s.cfg.Logger.Error("the last signed heads cannot be read; a new chain begins after them", "shard", shard, "sequence", m.Sequence, "error", err)
 		return chainEnd{seq: m.Sequence}, nil
@@ -305,14 +305,14 @@ func (s *Signer) readChainEnd(ctx context.Context, shard int) (chainEnd, error) 
 // chainCutError returns the error for a chain of signed heads that no longer has an entry that this copy has seen.
 func chainCutError(shard int, seen chainEnd) error {
 	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; check the log with spool verify, and restart the service to continue",
-		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
+		heads.FaultSubject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
 // storeEntry appends an entry with signed heads to the stream HEADS. It returns false if another copy of the service
 // has appended an entry first.
 func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
-	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
-	data, hash, err := e.Seal(s.cfg.Key)
+	e := heads.ChainEntry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
+	data, hash, err := e.Sign(s.cfg.Key)
 	if err != nil {
 		return false, err
 	}

@@ -33,7 +33,7 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 	ctx := t.Context()
 	js, err := jetstream.New(natstest.Conn(t, natstest.Run(t)))
 	must(t, err)
-	must(t, topology.Provision(ctx, js, topology.Config{}))
+	must(t, topology.Provision(ctx, js, topology.ProvisionConfig{}))
 	key, err := heads.ParsePrivateKey(strings.Repeat("5a", 32))
 	must(t, err)
 	now := time.Unix(1_750_000_000, 0)
@@ -54,7 +54,7 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 			n := random.IntN(3 + pass)
 			head, ok := last[n]
 			if !ok {
-				head = eventlog.Head{Subject: eventlogtest.Session(0, 1, fmt.Sprint("signer ", n))}
+				head = eventlog.Head{Subject: eventlogtest.SessionSubject(0, 1, fmt.Sprint("signer ", n))}
 			}
 			last[n], err = s.cfg.Log.Append(ctx, head, eventlogtest.Draft(fmt.Sprint("signer ", pass, " ", i), "text"))
 			must(t, err)
@@ -79,9 +79,9 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 	}
 	chains, err := jslog.ReadHeads(ctx, js, 1, key.Public())
 	must(t, err)
-	report, err := eventlog.Verify(ctx, s.cfg.Log, eventlog.Scope{Heads: chains})
+	report, err := eventlog.Verify(ctx, s.cfg.Log, eventlog.VerifyScope{Heads: chains})
 	must(t, err)
-	if through, _ := chains[0].Proved(); report.Problem != nil || through != s.last[0].entry.Through {
+	if through, _ := chains[0].ProvedThrough(); report.Problem != nil || through != s.last[0].entry.Through {
 		t.Errorf("proved up to %d, the log has the fault %v", through, report.Problem)
 	}
 }

@@ -72,9 +72,9 @@ func streamID(shard int, info *jetstream.StreamInfo) string {
 
 // streamState returns the id of a shard's stream and the sequence of its last message.
 func streamState(ctx context.Context, js jetstream.JetStream, shard int) (id string, last uint64, err error) {
-	s, err := js.Stream(ctx, topology.EventsStream(shard))
+	s, err := js.Stream(ctx, topology.EventsStreamName(shard))
 	if err != nil {
-		return "", 0, fmt.Errorf("look up stream %s: %w", topology.EventsStream(shard), err)
+		return "", 0, fmt.Errorf("look up stream %s: %w", topology.EventsStreamName(shard), err)
 	}
 	info := s.CachedInfo()
 	return streamID(shard, info), info.State.LastSeq, nil

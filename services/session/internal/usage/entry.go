@@ -159,7 +159,7 @@ func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 				continue
 			}
 			b := budget.Budget{Period: period, Limit: limit}
-			b.From, b.Until = period.Span(now)
+			b.From, b.Until = period.Bounds(now)
 			b.Spent = e.usageSince(period, b.From).Spent()
 			e.Budgets = append(e.Budgets, b)
 		}
@@ -170,7 +170,7 @@ func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 		}
 	}
 	if e.LimitsEvents() {
-		e.Used.Day, _ = events.PeriodDay.Span(now)
+		e.Used.Day, _ = events.PeriodDay.Bounds(now)
 		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).Logged()
 	}
 }

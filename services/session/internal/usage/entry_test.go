@@ -23,11 +23,11 @@ func TestEntry_WindowsOfBudgets(t *testing.T) {
 		}
 		e.applyCommit(shard, rec, used, keptWindowAt(at))
 	}
-	life := events.LifeOf("a", "s")
+	life := events.LifeSubject("a", "s")
 	for i, p := range events.Periods() {
-		add("0", uint64(i+1), now, events.BudgetOf("a", p), events.TenantBudgetSet{Tenant: "a", Period: p, Budget: events.Budget{Turns: 9}}, 0)
+		add("0", uint64(i+1), now, events.BudgetSubject("a", p), events.TenantBudgetSet{Tenant: "a", Period: p, Budget: events.Budget{Turns: 9}}, 0)
 	}
-	add("1", 1, now, events.LimitsOf("a"), events.TenantLimitsSet{Tenant: "a", Limits: events.TenantLimits{EventsPerDay: 5}}, 0)
+	add("1", 1, now, events.LimitsSubject("a"), events.TenantLimitsSet{Tenant: "a", Limits: events.TenantLimits{EventsPerDay: 5}}, 0)
 	add("0", 4, now.AddDate(0, 0, -60), life, events.Log{}, 1)
 	add("0", 5, now.Add(-time.Hour), life, events.Log{}, 2)
 	add("0", 6, now, life, events.Log{}, 4)

@@ -292,7 +292,7 @@ func (l *leaderFold) sendCommits(ctx context.Context, after eventlog.Position, f
 	pass := func(list iter.Seq2[eventlog.Record, error]) error {
 		for rec, err := range list {
 			if err != nil {
-				return fmt.Errorf("read %s: %w", topology.EventsStream(after.Shard), err)
+				return fmt.Errorf("read %s: %w", topology.EventsStreamName(after.Shard), err)
 			}
 			after = rec.Position
 			if !push(readCommit{rec: rec}) {

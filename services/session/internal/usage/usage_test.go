@@ -61,8 +61,8 @@ func newWorld(t *testing.T) *world {
 	var err error
 	w.js, err = jetstream.New(natstest.Conn(t, w.srv))
 	must(t, err)
-	must(t, topology.Provision(t.Context(), w.js, topology.Config{Shards: shards}))
-	w.log, err = jslog.New(jslog.Config{JetStream: w.js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	must(t, topology.Provision(t.Context(), w.js, topology.ProvisionConfig{Shards: shards}))
+	w.log, err = jslog.New(jslog.Config{JetStream: w.js, Shards: shards, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}})
 	must(t, err)
 	w.kv, err = w.js.KeyValue(t.Context(), topology.BucketBudgets)
 	must(t, err)
@@ -75,7 +75,7 @@ func (w *world) append(s events.Subject, execution string, list ...events.Payloa
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.n++
-	m := events.NewEventList(events.Meta{CommandID: events.Derive(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
+	m := events.NewEventList(events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, s.String(), fmt.Sprint(w.n)), Now: today})
 	for _, data := range list {
 		m.Add(execution, data)
 	}
@@ -84,7 +84,7 @@ func (w *world) append(s events.Subject, execution string, list ...events.Payloa
 		head.Subject = s
 	}
 	head, err := w.log.Append(w.t.Context(), head, events.Draft{
-		ID: events.Derive(events.KindCommit, s.String(), fmt.Sprint(w.n)), Actor: events.Actor{Kind: "service", ID: "test"}, Epoch: 1, Events: m.Events(),
+		ID: events.DeriveID(events.KindCommit, s.String(), fmt.Sprint(w.n)), Actor: events.Actor{Kind: "service", ID: "test"}, Epoch: 1, Events: m.Events(),
 	})
 	must(w.t, err)
 	w.heads[s] = head
@@ -92,22 +92,22 @@ func (w *world) append(s events.Subject, execution string, list ...events.Payloa
 }
 
 func (w *world) setBudget(tenant string, p events.Period, limit events.Budget) {
-	w.append(events.BudgetOf(tenant, p), "", events.TenantBudgetSet{Tenant: tenant, Period: p, Budget: limit})
+	w.append(events.BudgetSubject(tenant, p), "", events.TenantBudgetSet{Tenant: tenant, Period: p, Budget: limit})
 }
 
 // session returns the id of a tenant's session.
 func session(tenant string, n int) string {
-	return events.Derive(events.KindSession, tenant, fmt.Sprint(n))
+	return events.DeriveID(events.KindSession, tenant, fmt.Sprint(n))
 }
 
 func (w *world) create(tenant, id string) {
-	w.append(events.LifeOf(tenant, id), "", events.SessionCreated{Agent: "a"})
+	w.append(events.LifeSubject(tenant, id), "", events.SessionCreated{Agent: "a"})
 }
 
 // turn runs an execution in several commits. between is called after each of them.
 func (w *world) turn(tenant, id string, n int, between func()) {
-	execution := events.Derive(events.KindExecution, id, fmt.Sprint(n))
-	run := events.RunOf(tenant, id)
+	execution := events.DeriveID(events.KindExecution, id, fmt.Sprint(n))
+	run := events.RunSubject(tenant, id)
 	call := events.ModelCalled{Provider: "p", Model: "m", Status: 200, Usage: events.Usage{InputTokens: 7, OutputTokens: 3}, CostUSD: 0.5}
 	told := events.Usage{InputTokens: 20, OutputTokens: 10}
 	metered := n%2 == 0
@@ -145,7 +145,7 @@ func (w *world) start(between func(jetstream.JetStream) jetstream.JetStream) cop
 	nc := natstest.Conn(w.t, w.srv)
 	js, err := jetstream.New(nc)
 	must(w.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.SigningSettings{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(w.t, err)
 	if between != nil {
 		js = between(js)
@@ -199,7 +199,7 @@ func (w *world) until(what string, check func() bool) {
 func (w *world) awaitCounted() {
 	w.t.Helper()
 	for shard := range shards {
-		s, err := w.js.Stream(w.t.Context(), topology.EventsStream(shard))
+		s, err := w.js.Stream(w.t.Context(), topology.EventsStreamName(shard))
 		must(w.t, err)
 		w.until(fmt.Sprintf("shard %d is counted", shard), func() bool {
 			ok, err := usage.HasFolded(w.t.Context(), w.js, shard, s.CachedInfo().State.LastSeq)
@@ -496,11 +496,11 @@ func TestFolder_CountsErasedSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.setBudget("a", events.PeriodMonth, events.Budget{Turns: 1000})
-	w.append(events.LimitsOf("a"), "", events.TenantLimitsSet{Tenant: "a", Limits: events.TenantLimits{EventsPerDay: 1 << 40}})
+	w.append(events.LimitsSubject("a"), "", events.TenantLimitsSet{Tenant: "a", Limits: events.TenantLimits{EventsPerDay: 1 << 40}})
 	id := session("a", 0)
 	w.create("a", id)
 	w.turn("a", id, 0, func() {})
-	life, run := events.LifeOf("a", id), events.RunOf("a", id)
+	life, run := events.LifeSubject("a", id), events.RunSubject("a", id)
 	kept := w.append(life, "", events.SessionDeleted{})
 	w.append(run, "", events.SandboxUsage{SandboxID: "s", CostUSD: 4})
 	r := w.start(nil)
@@ -512,7 +512,7 @@ func TestFolder_CountsErasedSessions(t *testing.T) {
 	r.stop()
 
 	retired := w.append(run, "", events.RunRetired{Usage: []events.DayUsage{{Day: "2026-05-06", Spent: took, Logged: before.Used.Logged}}})
-	stream, err := w.js.Stream(t.Context(), topology.EventsStream(life.Partition()%shards))
+	stream, err := w.js.Stream(t.Context(), topology.EventsStreamName(life.Partition()%shards))
 	must(t, err)
 	for rec, err := range w.log.Read(t.Context(), eventlog.Position{Shard: life.Partition() % shards}, eventlog.Filter{Subject: events.Subject{Tenant: "a", ID: id}}) {
 		must(t, err)

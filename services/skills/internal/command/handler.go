@@ -31,7 +31,7 @@ const (
 
 // Config configures a Handler. Every field is required.
 type Config struct {
-	Entries eventlog.Entries
+	Entries eventlog.Catalogue
 	NATS    *nats.Conn
 	Now     func() time.Time
 	Logger  *slog.Logger
@@ -58,7 +58,7 @@ func (h *Handler) SetStore(store Store) { h.keeper.store = store }
 
 // Handle carries out a command from the stream COMMANDS and sends the answer. It is a message handler of package bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
-	if err := bus.Routed(ctx); err != nil {
+	if err := bus.RequireRouted(ctx); err != nil {
 		return err
 	}
 	var c command.Command
@@ -100,7 +100,7 @@ func refusalOf(err error) *command.Error {
 	var said *command.Error
 	var zip *skill.Error
 	var decided *versions.Error
-	var none *eventlog.VersionError
+	var none *eventlog.UnknownVersionError
 	switch {
 	case errors.As(err, &said):
 		return said
@@ -181,14 +181,14 @@ func referenceRefusal(bad *events.ReferenceError) error {
 }
 
 // entryDecider returns the events that a command appends, given the state of a catalogue entry before the command.
-type entryDecider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
+type entryDecider func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error)
 
 // changeEntry appends the events that decide returns for the catalogue entry ref. It returns the entry before and after
 // the command.
-func (h *Handler) changeEntry(ctx context.Context, c command.Command, ref events.Reference, decide entryDecider) (before, after eventlog.Entry, err error) {
+func (h *Handler) changeEntry(ctx context.Context, c command.Command, ref events.Reference, decide entryDecider) (before, after eventlog.CatalogueEntry, err error) {
 	subject := ref.Subject(events.Skill, c.Tenant)
-	err = eventlog.Decide(func() error {
-		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.Leader)
+	err = eventlog.RetryOnConflict(func() error {
+		e, err := h.cfg.Entries.Load(ctx, subject, eventlog.LeaderOnly)
 		before, after = e, e
 		if err != nil {
 			return err
@@ -196,7 +196,7 @@ func (h *Handler) changeEntry(ctx context.Context, c command.Command, ref events
 		if done, err := h.cfg.Entries.HasCommand(ctx, e, c.ID); done || err != nil {
 			return err
 		}
-		list, err := decide(e, events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
+		list, err := decide(e, events.CommandMeta{CommandID: c.ID, Now: h.cfg.Now()})
 		if err != nil || len(list) == 0 {
 			return err
 		}
@@ -209,7 +209,7 @@ func (h *Handler) changeEntry(ctx context.Context, c command.Command, ref events
 }
 
 // entryPosition returns the position of a catalogue entry's last commit, or "" if there is none.
-func (h *Handler) entryPosition(e eventlog.Entry) string {
+func (h *Handler) entryPosition(e eventlog.CatalogueEntry) string {
 	if e.Head.Seq == 0 {
 		return ""
 	}

@@ -101,7 +101,7 @@ func (h *Handler) answerOfRepeatedPush(ctx context.Context, c command.Command, b
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
 	}
-	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.Leader)
+	e, err := h.cfg.Entries.Load(ctx, b.Ref.Subject(events.Skill, c.Tenant), eventlog.LeaderOnly)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -110,7 +110,7 @@ func (h *Handler) answerOfRepeatedPush(ctx context.Context, c command.Command, b
 	}
 	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, versionReference(b.Ref, b.SHA256))
 	p, ok := data.(events.SkillPushed)
-	var removed *eventlog.VersionError
+	var removed *eventlog.UnknownVersionError
 	if errors.As(err, &removed) || err == nil && !ok {
 		return command.Answer{}, nil // the version was removed meanwhile: the upload decides
 	}
@@ -124,8 +124,8 @@ func (h *Handler) answerOfRepeatedPush(ctx context.Context, c command.Command, b
 // appendVersion appends the version of a skill with a checked ZIP to the log. If dry is set, it appends nothing and
 // only returns what the push would change.
 func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
-	before, after, err := h.changeEntry(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
-		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
+	before, after, err := h.changeEntry(ctx, c, p.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
+		list, err := versions.Decide(e.State, versions.ApplyVersion{CommandMeta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
 			list = nil
 		}
@@ -138,7 +138,7 @@ func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool
 }
 
 // pushAnswer returns the answer to the push p, given the catalogue entry of the skill before and after it.
-func (h *Handler) pushAnswer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
+func (h *Handler) pushAnswer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.CatalogueEntry) (command.Answer, error) {
 	same, err := h.existedBefore(ctx, c, before, p.Ref.Version)
 	if err != nil {
 		return command.Answer{}, err
@@ -149,14 +149,14 @@ func (h *Handler) pushAnswer(ctx context.Context, c command.Command, p events.Sk
 
 // existedBefore reports whether the skill had the version with the digest before this command, which may be a
 // repetition of an earlier one.
-func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
+func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.CatalogueEntry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
-	at.Seq = before.State.At(digest)
+	at.Seq = before.State.CommitSeqOf(digest)
 	if _, there := before.State.Resolve(digest); !there || at.Seq == 0 {
 		return false, nil
 	}
-	rec, err := h.cfg.Entries.Log.At(ctx, at)
-	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
+	rec, err := h.cfg.Entries.Log.CommitAt(ctx, at)
+	return rec.Commit.ID != events.DeriveID(events.KindCommit, c.ID), err
 }
 
 // uploadedZIP is the ZIP of a push, in a temporary file without a name.

@@ -21,12 +21,12 @@ func (h *Handler) tagSkill(ctx context.Context, c command.Command) (command.Answ
 	if !events.IsTag(b.Tag) {
 		return command.Answer{}, invalidTagError("tag", b.Tag)
 	}
-	before, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	before, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
 		digest, err := resolveDigest(e, b.Ref)
 		if err != nil {
 			return nil, err
 		}
-		return versions.Decide(e.State, versions.Tag{Meta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
+		return versions.Decide(e.State, versions.MoveTag{CommandMeta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
 			return events.SkillTagged{Ref: versionReference(b.Ref, digest), Tag: b.Tag}
 		}})
 	})
@@ -50,7 +50,7 @@ func (h *Handler) removeSkill(ctx context.Context, c command.Command) (command.A
 	if err := checkReference(b.Ref); err != nil {
 		return command.Answer{}, err
 	}
-	_, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
+	_, after, err := h.changeEntry(ctx, c, b.Ref, func(e eventlog.CatalogueEntry, meta events.CommandMeta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
 			digest, err := resolveDigest(e, ref)
@@ -59,7 +59,7 @@ func (h *Handler) removeSkill(ctx context.Context, c command.Command) (command.A
 			}
 			ref.Version = digest
 		}
-		return versions.Decide(e.State, versions.Remove{Meta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
+		return versions.Decide(e.State, versions.RemoveEntry{CommandMeta: meta, Version: ref.Version, Data: events.SkillRemoved{Ref: ref}})
 	})
 	if err != nil {
 		return command.Answer{}, err
@@ -68,7 +68,7 @@ func (h *Handler) removeSkill(ctx context.Context, c command.Command) (command.A
 }
 
 // resolveDigest returns the digest of the skill version that a reference names, or a refusal if there is none.
-func resolveDigest(e eventlog.Entry, ref events.Reference) (string, error) {
+func resolveDigest(e eventlog.CatalogueEntry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
 		return "", skillNotFoundError(ref)

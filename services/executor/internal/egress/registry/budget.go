@@ -180,7 +180,7 @@ func (c ChargedBudgets) ExhaustedBudget() string {
 	for _, x := range c.list {
 		limit := x.Limit
 		limit.TimeMs = 0
-		if reason := limit.Exceeded(x.account.totalUsage(), x.Whose); reason != "" {
+		if reason := limit.ExceededLimit(x.account.totalUsage(), x.Whose); reason != "" {
 			return reason
 		}
 		if limit.CostUSD > 0 && c.unpriced.get() != "" {

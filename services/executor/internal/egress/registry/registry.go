@@ -162,7 +162,7 @@ func hashToken(token string) (h [sha256.Size]byte, err error) {
 func checkRegistration(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
-		kind  events.Kind
+		kind  events.IDKind
 		value string
 	}{{"session", events.KindSession, g.Session}, {"execution", events.KindExecution, g.Execution}} {
 		if f.value == "" {

@@ -19,8 +19,8 @@ import (
 const Tenant = "default"
 
 var (
-	Session   = events.Derive(events.KindSession, "runlogtest")
-	Execution = events.Derive(events.KindExecution, "runlogtest")
+	Session   = events.DeriveID(events.KindSession, "runlogtest")
+	Execution = events.DeriveID(events.KindExecution, "runlogtest")
 )
 
 // A Fixture is a test fixture: a log in memory with one session, whose life is empty, and an executor that
@@ -43,7 +43,7 @@ func New(t *testing.T) *Fixture {
 	}
 	b := &Fixture{Log: log, t: t}
 	b.Writer = &runlog.Writer{
-		Sessions: eventlog.Sessions{Log: log}, Executor: events.Derive(events.KindExecutor, "runlogtest"), Now: time.Now,
+		Sessions: eventlog.Sessions{Log: log}, Executor: events.DeriveID(events.KindExecutor, "runlogtest"), Now: time.Now,
 		Stored: func(list []events.Event) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -70,9 +70,9 @@ func (b *Fixture) StoredTypes() []events.Type {
 }
 
 // LoadSession loads the fixture's session from the log.
-func (b *Fixture) LoadSession() *eventlog.Loaded {
+func (b *Fixture) LoadSession() *eventlog.SessionState {
 	b.t.Helper()
-	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
+	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.LeaderOnly)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (b *Fixture) LoadSession() *eventlog.Loaded {
 func (b *Fixture) ClaimExecution() *runlog.Execution {
 	b.t.Helper()
 	l := b.LoadSession()
-	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.NewMeta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
+	d, err := b.Writer.Decide(l.Run, run.ClaimExecution{CommandMeta: b.Writer.NewMeta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
