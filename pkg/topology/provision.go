@@ -84,7 +84,7 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig)
 	}
 	pauses := retry.Doubling(100*time.Millisecond, 2*time.Second)
 	for began := time.Now(); ; {
-		err := provision(ctx, js, cfg)
+		err := provisionOnce(ctx, js, cfg)
 		var refused *jetstream.APIError
 		if !errors.As(err, &refused) || refused.ErrorCode != noPeers || time.Since(began) > placementPatience {
 			return err
@@ -95,8 +95,8 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig)
 	}
 }
 
-// provision makes one attempt of Provision.
-func provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
+// provisionOnce makes one attempt of Provision.
+func provisionOnce(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig) error {
 	layout, err := installedLayout(ctx, js)
 	if errors.Is(err, ErrNotInstalled) {
 		layout, err = NewLayout(max(cfg.Shards, 1), cfg.Partitions)

@@ -374,7 +374,7 @@ func (c *crowdedCluster) CreateOrUpdateObjectStore(ctx context.Context, cfg jets
 func TestProvision_WaitsForServersOfACluster(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if err := topology.Provision(ctx, &crowdedCluster{js, 2, func() {}}, topology.Config{}); err != nil {
+	if err := topology.Provision(ctx, &crowdedCluster{js, 2, func() {}}, topology.ProvisionConfig{}); err != nil {
 		t.Errorf("the servers are known at the third attempt: %v", err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -383,7 +383,7 @@ func TestProvision_WaitsForServersOfACluster(t *testing.T) {
 		if attempts++; attempts == 3 {
 			cancel()
 		}
-	}}, topology.Config{})
+	}}, topology.ProvisionConfig{})
 	if attempts != 3 || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "no suitable peers") {
 		t.Errorf("cancelled at the third attempt: %d attempts, %v", attempts, err)
 	}

@@ -36,7 +36,7 @@ func TestApprovals_ControlsEndAWaitingExecution(t *testing.T) {
 		"interrupt": func(string) string { return "/api/sessions/" + k.session + "/interrupt" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := cautious{&talk{t: t, c: k.c.In(t), session: k.session, s: k.s}, k.asker}
+			k := cautious{&talk{t: t, c: k.c.ForSubtest(t), session: k.session, s: k.s}, k.asker}
 			execution, list := k.asks("run touch "+name+".txt", 1)
 			k.mustCall("POST", path(execution))
 			x := k.until(execution)
@@ -65,7 +65,7 @@ func TestApprovals_OfADeletedSession(t *testing.T) {
 	t.Parallel()
 	k := newAsking(t)
 	_, list := k.asks("run touch deleted.txt", 1)
-	k.c.Delete(k.session)
+	k.c.DeleteSession(k.session)
 	if k.isAlive() {
 		t.Error("the agent is alive")
 	}

@@ -178,7 +178,7 @@ func StartModel(t testing.TB, text string) *server.Server {
 	go func() { done <- model.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		check(t, <-done)
+		assertNoError(t, <-done)
 	})
 	return model
 }
