@@ -38,7 +38,7 @@ func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) 
 func feed(t *testing.T, s agent.Session, turn *agent.Turn, lines ...string) {
 	t.Helper()
 	for _, l := range lines {
-		if err := s.Line([]byte(l), turn); err != nil {
+		if err := s.HandleLine([]byte(l), turn); err != nil {
 			t.Errorf("%s: %v", l, err)
 		}
 	}

@@ -229,8 +229,8 @@ func (s *session) call(method string, params any, done handler) error {
 	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
-// Line handles a line that the agent printed.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
+// HandleLine handles a line that the agent printed.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	m, err := decode[message](raw, "message")
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ type Session interface {
 	// Line takes one line of stdout: a valid JSON value without its newline, which is valid until Line returns. Line
 	// ends the turn by Turn.End. Between turns, t drops everything. An error means that the line does not belong to
 	// the agent's protocol; the line is journaled, and the turn goes on.
-	Line(line []byte, t *Turn) error
+	HandleLine(line []byte, t *Turn) error
 	// Interrupt asks the agent to stop the turn and to stay warm. The turn still ends by Turn.End, with outcome
 	// interrupted.
 	Interrupt() error

@@ -147,7 +147,7 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		for _, step := range steps {
 			for range times() {
 				if step.Line != nil && turn.Ended() == nil {
-					_ = session.Line(step.Line, turn) //nolint:errcheck // a line may be refused
+					_ = session.HandleLine(step.Line, turn) //nolint:errcheck // a line may be refused
 				}
 			}
 		}
@@ -211,7 +211,7 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 		case step.Interrupt:
 			err = session.Interrupt()
 		default:
-			err = session.Line(step.Line, turn)
+			err = session.HandleLine(step.Line, turn)
 		}
 		if err != nil {
 			t.Errorf("step %d: %v", i+1, err)

@@ -108,7 +108,7 @@ func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdou
 		t.Fatalf("begin: %v", err)
 	}
 	for i, line := range stdout {
-		if err := s.Line([]byte(line), turn); err != nil {
+		if err := s.HandleLine([]byte(line), turn); err != nil {
 			t.Errorf("line %d: %v", i+1, err)
 		}
 	}

@@ -220,7 +220,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 			}
 		}
 		r.step(Step{Line: line})
-		if err := r.session.Line(raw, turn); err != nil {
+		if err := r.session.HandleLine(raw, turn); err != nil {
 			t.Errorf("%v: %s", err, raw)
 		}
 		if bytes.Contains(raw, []byte(r.recording.Text)) {

@@ -79,7 +79,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.in.Send(order{Op: "query", Query: &q})
 }
 
-func (s *session) Line(line []byte, t *agent.Turn) error {
+func (s *session) HandleLine(line []byte, t *agent.Turn) error {
 	var r report
 	if err := json.Unmarshal(line, &r); err != nil {
 		return fmt.Errorf("report: %w", err)

@@ -257,7 +257,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 		if err != nil {
 			s.t.Fatalf("the agent's process ended: %v", errors.Unwrap(err))
 		}
-		if err := s.session.Line(raw, t); err != nil {
+		if err := s.session.HandleLine(raw, t); err != nil {
 			s.t.Errorf("%v: %s", err, raw)
 		}
 		if watch != nil {

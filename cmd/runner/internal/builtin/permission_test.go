@@ -116,7 +116,7 @@ func TestPermit_WaitsForAPerson(t *testing.T) {
 			t.Parallel()
 			s, stdin, journal, turn := newSession(t, runner.Query{Permissions: events.Permissions{Default: events.PermissionAsk}})
 			line := `{"op":"permission","permission":{"id":"p1.1","tool":"write_file","kind":"edit","paths":["a"],"title":"two\nlines","arguments":{"path":"a"}}}`
-			if err := s.Line([]byte(line), turn); err != nil {
+			if err := s.HandleLine([]byte(line), turn); err != nil {
 				t.Fatal(err)
 			}
 			if r := replies(t, stdin); len(r) != 1 || !r[0].Waiting || r[0].Allowed || r[0].ID != "p1.1" {
@@ -142,7 +142,7 @@ func TestLine_RefusesDecisionsOfTheProcess(t *testing.T) {
 	t.Parallel()
 	s, _, journal, turn := newSession(t, runner.Query{})
 	for _, line := range []string{`{"op":"permission"}`, `{"op":"event","type":"permission_decided","data":{"toolName":"x","decision":"allow"}}`} {
-		if err := s.Line([]byte(line), turn); err == nil {
+		if err := s.HandleLine([]byte(line), turn); err == nil {
 			t.Errorf("%s is accepted", line)
 		}
 	}
@@ -220,7 +220,7 @@ func BenchmarkPermission(b *testing.B) {
 			var wg sync.WaitGroup
 			wg.Go(func() { // the supervisor
 				for lines := bufio.NewScanner(reports); lines.Scan(); {
-					if err := s.Line(lines.Bytes(), on); err != nil {
+					if err := s.HandleLine(lines.Bytes(), on); err != nil {
 						b.Error(err)
 					}
 				}

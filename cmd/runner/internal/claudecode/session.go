@@ -182,8 +182,8 @@ func (s *session) Interrupt() error {
 	return err
 }
 
-// Line handles a line that the CLI printed.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
+// HandleLine handles a line that the CLI printed.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	l, err := decode[line](raw, "line")
 	if err != nil {
 		return err

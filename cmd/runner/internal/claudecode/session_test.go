@@ -44,7 +44,7 @@ func (st *stage) begin() *stage {
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
-		if err := st.session.Line([]byte(l), st.turn); err != nil {
+		if err := st.session.HandleLine([]byte(l), st.turn); err != nil {
 			st.t.Errorf("%v: %s", err, l)
 		}
 	}
@@ -96,7 +96,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{`[1]`, `"x"`, `{"type":5}`, `{"type":"stream_event","event":7}`, `{"type":"assistant","message":[]}`, `{"type":"result","usage":[]}`} {
-		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+		if err := st.session.HandleLine([]byte(bad), st.turn); err == nil {
 			t.Errorf("%s is taken for the protocol's", bad)
 		}
 	}

@@ -264,8 +264,8 @@ func (s *session) running() (turn string) {
 	return s.turnID
 }
 
-// Line handles a line that the CLI prints.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
+// HandleLine handles a line that the CLI prints.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	l, err := decode[line](raw, "line")
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func (st *stage) begin() *stage {
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
-		if err := st.session.Line([]byte(l), st.turn); err != nil {
+		if err := st.session.HandleLine([]byte(l), st.turn); err != nil {
 			st.t.Errorf("%v: %s", err, l)
 		}
 	}
@@ -118,7 +118,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{`[1]`, `"x"`, `{"method":5}`, about("item/started", `,"item":[]`), `{"id":77,"result":{}}`, `{"method":"item/fileChange/requestApproval","id":1,"params":[]}`} {
-		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+		if err := st.session.HandleLine([]byte(bad), st.turn); err == nil {
 			t.Errorf("%s is taken for the protocol's", bad)
 		}
 	}

@@ -430,7 +430,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	case !json.Valid(line.Data):
 		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stdout), Message: string(line.Data)})
 	default:
-		if err := w.session.Line(line.Data, t); err != nil {
+		if err := w.session.HandleLine(line.Data, t); err != nil {
 			t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error() + ": " + quoted()})
 		}
 	}
