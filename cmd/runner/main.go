@@ -14,7 +14,7 @@ import (
 )
 
 func main() {
-	if err := account.Become(os.Getenv(account.Variable)); err != nil {
+	if err := account.SwitchUser(os.Getenv(account.UserVariable)); err != nil {
 		fmt.Fprintln(os.Stderr, "runner:", err)
 		os.Exit(1)
 	}

@@ -19,8 +19,8 @@ type Conversation interface {
 	io.Closer
 }
 
-// Asker is a conversation with an agent that asks before it calls a tool.
-type Asker interface {
+// PermissionConversation is a conversation with an agent that asks before it calls a tool.
+type PermissionConversation interface {
 	Conversation
 	// Ask sends a text and blocks until the turn has completed. The agent must ask about exactly one call, which is allowed
 	// at once. Ask returns the time from that answer to the result of the call. The end of ctx kills the process.
@@ -39,7 +39,7 @@ type Agent struct {
 	// model, without /v1.
 	Warm func(path, dir, modelURL string) (Conversation, error)
 	// Command returns the tool and its input by which the agent runs a shell command. It is nil unless the agent asks about
-	// such calls, and the conversation of Warm is an Asker.
+	// such calls, and the conversation of Warm is a PermissionConversation.
 	Command func(command string) (tool string, input map[string]any)
 	// OneShot is the form that starts a process for every turn; nil if there is none.
 	OneShot *OneShot
@@ -59,4 +59,4 @@ type OneShot struct {
 // Agents returns all agents.
 func Agents() []Agent { return []Agent{BuiltIn(), ClaudeCode(), Codex(), OpenCode()} }
 
-type object = map[string]any
+type jsonObject = map[string]any

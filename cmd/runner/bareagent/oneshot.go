@@ -20,16 +20,16 @@ func (o *oneShot) Close() error { return nil }
 
 // Turn implements Conversation.
 func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) {
-	p := &process{read: func(line []byte) lineResult { return o.read(line, &o.session) }}
+	p := &agentProcess{read: func(line []byte) lineResult { return o.read(line, &o.session) }}
 	start := time.Now()
 	if err := p.start(o.dir, o.command(text, o.session)); err != nil {
 		return 0, err
 	}
 	err := p.in.Close() // the text is an argument
-	t, followErr := p.follow(ctx)
+	t, followErr := p.readTurn(ctx)
 	if err = errors.Join(err, followErr); err != nil {
 		_ = p.cmd.Process.Kill()
-		return 0, errors.Join(err, ignoreExit(p.cmd.Wait()))
+		return 0, errors.Join(err, ignoreExitError(p.cmd.Wait()))
 	}
 	if o.session == "" {
 		err = errors.New("the output has no session id")

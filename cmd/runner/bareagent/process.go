@@ -23,8 +23,8 @@ type lineResult struct {
 	err    error
 }
 
-// process is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
-type process struct {
+// agentProcess is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
+type agentProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	lines  *bufio.Reader
@@ -36,15 +36,15 @@ type process struct {
 // handshakeTimeout limits a handshake. It is long because the machine may be busy.
 const handshakeTimeout = 60 * time.Second
 
-// step is one request of a handshake. answered reports whether a line answers the request; nil means that there is no
+// handshakeStep is one request of a handshake. answered reports whether a line answers the request; nil means that there is no
 // answer.
-type step struct {
+type handshakeStep struct {
 	request  any
 	answered func(line []byte) (bool, error)
 }
 
-// answers returns the answered of a JSON-RPC request, which stores the result of the response in result.
-func answers(id int, result any) func(line []byte) (bool, error) {
+// matchResponse returns the answered of a JSON-RPC request, which stores the result of the response in result.
+func matchResponse(id int, result any) func(line []byte) (bool, error) {
 	return func(line []byte) (bool, error) {
 		var m struct {
 			ID     int
@@ -66,12 +66,12 @@ func answers(id int, result any) func(line []byte) (bool, error) {
 }
 
 // startProcess starts a process with folders below dir as its home and workspace, and carries out the handshake.
-func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*process, error) {
+func startProcess(dir string, cmd *exec.Cmd, p *agentProcess, handshake ...handshakeStep) (*agentProcess, error) {
 	if err := p.start(dir, cmd); err != nil {
 		return nil, err
 	}
 	for _, s := range handshake {
-		if err := p.carryOut(s); err != nil {
+		if err := p.performStep(s); err != nil {
 			_ = p.Close() // the error of the handshake matters
 			return nil, err
 		}
@@ -79,7 +79,7 @@ func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*pr
 	return p, nil
 }
 
-func (p *process) start(dir string, cmd *exec.Cmd) error {
+func (p *agentProcess) start(dir string, cmd *exec.Cmd) error {
 	if err := prepareCommand(dir, cmd); err != nil {
 		return err
 	}
@@ -104,12 +104,12 @@ func prepareCommand(dir string, cmd *exec.Cmd) error {
 }
 
 // Close kills the process.
-func (p *process) Close() error {
-	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait()))
+func (p *agentProcess) Close() error {
+	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExitError(p.cmd.Wait()))
 }
 
-// ignoreExit returns nil for the error of a process that exited or was killed.
-func ignoreExit(err error) error {
+// ignoreExitError returns nil for the error of a process that exited or was killed.
+func ignoreExitError(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return nil // the process was killed
@@ -118,7 +118,7 @@ func ignoreExit(err error) error {
 }
 
 // send writes a value as one line of JSON.
-func (p *process) send(v any) error {
+func (p *agentProcess) send(v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -127,8 +127,8 @@ func (p *process) send(v any) error {
 	return err
 }
 
-// carryOut sends the request of a step and reads lines until one answers it.
-func (p *process) carryOut(s step) error {
+// performStep sends the request of a step and reads lines until one answers it.
+func (p *agentProcess) performStep(s handshakeStep) error {
 	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer stop.Stop()
 	if err := p.send(s.request); err != nil || s.answered == nil {
@@ -146,21 +146,21 @@ func (p *process) carryOut(s step) error {
 }
 
 // Turn implements Conversation.
-func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) {
+func (p *agentProcess) Turn(ctx context.Context, text string) (time.Duration, error) {
 	start := time.Now()
 	if err := p.send(p.query(text)); err != nil {
 		return 0, err
 	}
-	t, err := p.follow(ctx)
+	t, err := p.readTurn(ctx)
 	return t.text.Sub(start), err
 }
 
-// Ask implements Asker.
-func (p *process) Ask(ctx context.Context, text string) (time.Duration, error) {
+// Ask implements PermissionConversation.
+func (p *agentProcess) Ask(ctx context.Context, text string) (time.Duration, error) {
 	if err := p.send(p.query(text)); err != nil {
 		return 0, err
 	}
-	t, err := p.follow(ctx)
+	t, err := p.readTurn(ctx)
 	if err == nil && (t.answers != 1 || t.result.IsZero()) {
 		err = fmt.Errorf("the agent asked about %d calls, want 1 with a result", t.answers)
 	}
@@ -174,9 +174,9 @@ type turnTimes struct {
 	answered, result time.Time // the last call was allowed, and its result
 }
 
-// follow reads lines until the turn has completed, and allows the calls that the agent asks about. The end of ctx kills the
+// readTurn reads lines until the turn has completed, and allows the calls that the agent asks about. The end of ctx kills the
 // process. An error contains the standard error of the process.
-func (p *process) follow(ctx context.Context) (t turnTimes, err error) {
+func (p *agentProcess) readTurn(ctx context.Context) (t turnTimes, err error) {
 	// The kill ends a blocked read.
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	defer stop()

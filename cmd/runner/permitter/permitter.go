@@ -32,11 +32,11 @@ func New(ctx context.Context, p events.Permissions) (*Permitter, error) {
 	return &Permitter{agent.NewTurn(ctx, agent.TurnConfig{Journal: j, Policy: policy}), j}, nil
 }
 
-// Permit decides a call and records the decision in a journal, from which it then removes the record, as the runner does when
+// IsAllowed decides a call and records the decision in a journal, from which it then removes the record, as the runner does when
 // the executor has stored it. It reports whether the call may run.
-func (p *Permitter) Permit(c permission.Call) (allowed bool) {
-	p.turn.Permit(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
-		allowed = a.Allowed()
+func (p *Permitter) IsAllowed(c permission.Call) (allowed bool) {
+	p.turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
+		allowed = a.IsAllowed()
 	})
 	_, last := p.journal.Bounds()
 	p.journal.Trim(last)

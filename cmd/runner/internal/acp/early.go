@@ -21,7 +21,7 @@ type textKey struct {
 
 // appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It ignores pieces after
 // a call of a tool, and after an update whose text no notice had: they could be out of order.
-func (s *session) appendEarlyText(x Text, t *agent.Turn) error {
+func (s *session) appendEarlyText(x NoticeText, t *agent.Turn) error {
 	if !s.pending || len(s.calls) > 0 {
 		s.early.closed = true
 	}
@@ -36,7 +36,7 @@ func (s *session) appendEarlyText(x Text, t *agent.Turn) error {
 		s.early.unrepeated = map[textKey]string{}
 	}
 	s.early.unrepeated[key] += x.Piece
-	return s.appendText(s.main, key.kind, chunk{MessageID: x.Message, Content: content{Type: "text", Text: x.Piece}}, t)
+	return s.appendText(s.main, key.kind, messageChunk{MessageID: x.Message, Content: contentBlock{Type: "text", Text: x.Piece}}, t)
 }
 
 // unreported returns the part of an update's text piece that no notice had, and which is therefore not journaled yet. piece must not be

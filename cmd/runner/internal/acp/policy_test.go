@@ -29,8 +29,8 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &st.journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
-	st.Session = Open(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &st.in)
-	if err := st.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	st.Session = OpenSession(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &st.in)
+	if err := st.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)
 	}
 	st.prints(`{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{}}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
@@ -78,7 +78,7 @@ func (st *stage) decide(n int, decision string) {
 			ids = append(ids, id)
 		}
 	}
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
+	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
 }
 
 func TestRequests_AreAnsweredOneByOne(t *testing.T) {
@@ -136,8 +136,8 @@ func TestRequests_EndWithoutADecision(t *testing.T) {
 		if name == "another call" {
 			want, waits = "", true
 		}
-		if got := st.answers(); got != want || st.turn.Waiting() != waits {
-			t.Errorf("%s: answered %q, waiting: %v", name, got, st.turn.Waiting())
+		if got := st.answers(); got != want || st.turn.HasOpenRequest() != waits {
+			t.Errorf("%s: answered %q, waiting: %v", name, got, st.turn.HasOpenRequest())
 		}
 	}
 }

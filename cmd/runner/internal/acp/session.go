@@ -16,9 +16,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// ping is a method that no agent implements. The protocol reserves the underscore for extensions, and the agent
+// pingMethod is a method that no agent implements. The protocol reserves the underscore for extensions, and the agent
 // answers that it does not know the method, which shows that it is alive.
-const ping = "_spool/ping"
+const pingMethod = "_spool/ping"
 
 // session is the agent.Session of one process.
 type session struct {
@@ -27,20 +27,20 @@ type session struct {
 	in    agent.Stdin
 	now   func() time.Time
 
-	mu          sync.Mutex    // guards the fields below, which Interrupt shares with Line and Begin
+	mu          sync.Mutex    // guards the fields below, which Interrupt shares with HandleLine and BeginTurn
 	id          sdk.SessionId // "" until there is a session
 	asking      bool          // the query was sent, and the turn has not ended
 	interrupted bool          // the turn is to stop
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
-	waiting     map[int]handler   // requests without an answer, by id
-	asked       map[string]string // the call of each permission request that is not answered, by the request's id
+	waiting     map[int]answerHandler // requests without an answer, by id
+	asked       map[string]string     // the call of each permission request that is not answered, by the request's id
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
 	resume     string        // the session to resume
 	fork       *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
-	forked     *Forked       // the copy that the process made, once it is known
+	forked     *ForkResult   // the copy that the process made, once it is known
 	awaitsCopy bool          // the handshake waits for the copy
 	ready      bool          // the handshake is complete
 	loading    bool          // the agent repeats the earlier conversation
@@ -58,9 +58,9 @@ type session struct {
 
 // turnState is the state of one turn.
 type turnState struct {
-	main   *flow
-	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being repeated
-	calls  map[string]*call
+	main   *conversation
+	subs   map[sdk.SessionId]*conversation // sub-agents whose conversation is being repeated
+	calls  map[string]*runningCall
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
 	began  float64
@@ -72,43 +72,43 @@ type turnState struct {
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
-// handler handles the answer to a request of the session.
-type handler func(m message, t *agent.Turn) error
+// answerHandler handles the answer to a request of the session.
+type answerHandler func(m rpcMessage, t *agent.Turn) error
 
-// Open returns a session for a process that speaks a dialect of ACP, and sends the handshake.
-func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
+// OpenSession returns a session for a process that speaks a dialect of ACP, and sends the handshake.
+func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, asked: map[string]string{}, turnState: newTurn(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
 	s.initialize()
 	return s
 }
 
-// newTurn returns the state of a turn that begins when the session has cost the given dollars.
-func newTurn(cost float64) turnState {
+// newTurnState returns the state of a turn that begins when the session has cost the given dollars.
+func newTurnState(cost float64) turnState {
 	return turnState{
-		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, heard: map[string]bool{}, began: cost,
+		main: &conversation{conv: events.MainConversation}, subs: map[sdk.SessionId]*conversation{}, calls: map[string]*runningCall{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
-// Begin begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the
+// BeginTurn begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the
 // query.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	prompt, err := s.content(q)
+	prompt, err := s.promptContent(q)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	s.interrupted = false
 	s.mu.Unlock()
-	s.pending, s.prompt, s.turnState = true, prompt, newTurn(s.cost)
+	s.pending, s.prompt, s.turnState = true, prompt, newTurnState(s.cost)
 	for _, n := range s.notes {
 		t.Emit(events.MainConversation, n)
 	}
@@ -119,7 +119,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	// A warm agent that prints nothing is considered hung, and a model may take long to answer: the agent gets a request that
 	// it answers without its model. That comes first if the agent might not answer it while it handles the query.
 	if s.d.AnswersInitialize {
-		if err := s.ask(t); err != nil {
+		if err := s.sendPrompt(t); err != nil {
 			return err
 		}
 		return s.sendInitialize(ignoreAnswer)
@@ -127,25 +127,25 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if err := s.sendPing(ignoreAnswer); err != nil {
 		return err
 	}
-	return s.ask(t)
+	return s.sendPrompt(t)
 }
 
 // sendPing sends a request that the agent answers without its model, which shows that the agent is alive. done handles the answer.
-func (s *session) sendPing(done handler) error {
+func (s *session) sendPing(done answerHandler) error {
 	if s.caps.SessionCapabilities.List != nil {
-		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
+		return s.sendRequest(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
 	}
-	return s.call(ping, struct{}{}, done)
+	return s.sendRequest(pingMethod, struct{}{}, done)
 }
 
-// ask sends the query, with the instructions before the first query of a process. If the turn was interrupted before, it ends the turn instead.
-func (s *session) ask(t *agent.Turn) error {
+// sendPrompt sends the query, with the instructions before the first query of a process. If the turn was interrupted before, it ends the turn instead.
+func (s *session) sendPrompt(t *agent.Turn) error {
 	s.mu.Lock()
 	stopped := s.interrupted
 	s.asking = !stopped
 	s.mu.Unlock()
 	if stopped {
-		s.finish(runner.Ended{Outcome: runner.Interrupted}, t)
+		s.finishTurn(runner.Ended{Outcome: runner.Interrupted}, t)
 		return nil
 	}
 	prompt := s.prompt
@@ -157,7 +157,7 @@ func (s *session) ask(t *agent.Turn) error {
 		prompt = slices.Insert(slices.Clone(prompt), i, sdk.TextBlock("<system-reminder>"+comment+"</system-reminder>"))
 	}
 	s.comments = nil
-	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.promptAnswered)
+	return s.sendRequest(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.handlePromptAnswer)
 }
 
 // Interrupt asks the agent to stop the turn. If the query was not sent yet, the turn ends without it.
@@ -170,7 +170,7 @@ func (s *session) Interrupt() error {
 		return nil // the turn ends with the handshake
 	}
 	err := s.requestStop(id, maxStopRequests)
-	s.cancelRequests()
+	s.cancelOpenRequests()
 	return err
 }
 
@@ -185,10 +185,10 @@ func (s *session) requestStop(id sdk.SessionId, left int) error {
 		s.late = true
 		s.mu.Unlock()
 	}
-	if err := s.cancel(id); err != nil || left == 0 {
+	if err := s.sendCancel(id); err != nil || left == 0 {
 		return err
 	}
-	return s.sendPing(func(message, *agent.Turn) error {
+	return s.sendPing(func(rpcMessage, *agent.Turn) error {
 		s.mu.Lock()
 		again := s.interrupted && s.asking
 		s.mu.Unlock()
@@ -199,18 +199,18 @@ func (s *session) requestStop(id sdk.SessionId, left int) error {
 	})
 }
 
-// cancel sends session/cancel, the protocol's request to stop a turn.
-func (s *session) cancel(id sdk.SessionId) error {
-	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
+// sendCancel sends session/cancel, the protocol's request to stop a turn.
+func (s *session) sendCancel(id sdk.SessionId) error {
+	return s.in.Send(rpcRequest{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// requestStopAgain asks the agent again to stop, if the turn was interrupted. It is called when the agent begins a message or a call: the
+// repeatStopRequest asks the agent again to stop, if the turn was interrupted. It is called when the agent begins a message or a call: the
 // agent may not have begun the turn when it was asked first.
-func (s *session) requestStopAgain() error {
+func (s *session) repeatStopRequest() error {
 	if !s.isInterrupted() || !s.pending {
 		return nil
 	}
-	return s.cancel(s.id)
+	return s.sendCancel(s.id)
 }
 
 func (s *session) isInterrupted() bool {
@@ -219,19 +219,19 @@ func (s *session) isInterrupted() bool {
 	return s.interrupted
 }
 
-// call sends a request and returns at once. done is called with the answer, in the goroutine of Line.
-func (s *session) call(method string, params any, done handler) error {
+// sendRequest sends a request and returns at once. done is called with the answer, in the goroutine of HandleLine.
+func (s *session) sendRequest(method string, params any, done answerHandler) error {
 	s.mu.Lock()
 	s.requests++
 	id := s.requests
 	s.waiting[id] = done
 	s.mu.Unlock()
-	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
+	return s.in.Send(rpcRequest{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
 // HandleLine handles a line that the agent printed.
 func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
-	m, err := decode[message](raw, "message")
+	m, err := decode[rpcMessage](raw, "message")
 	if err != nil {
 		return err
 	}
@@ -243,7 +243,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	case m.Method == "$/cancel_request":
 		return s.withdrawRequest(m, t)
 	case m.Method != "":
-		return s.handleNotice(m, raw, t)
+		return s.handleExtension(m, raw, t)
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
 		return s.handleAnswer(m, t)
 	}
@@ -251,7 +251,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 }
 
 // handleAnswer handles the answer to a request of the session.
-func (s *session) handleAnswer(m message, t *agent.Turn) error {
+func (s *session) handleAnswer(m rpcMessage, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
 	s.mu.Lock()
 	done := s.waiting[id]
@@ -264,29 +264,29 @@ func (s *session) handleAnswer(m message, t *agent.Turn) error {
 }
 
 // handleRequest answers a request of the agent.
-func (s *session) handleRequest(m message, t *agent.Turn) error {
+func (s *session) handleRequest(m rpcMessage, t *agent.Turn) error {
 	switch {
 	case m.Method == sdk.ClientMethodSessionRequestPermission:
 		return s.handlePermission(m, t)
 	case m.Method == sdk.ClientMethodFsWriteTextFile && s.d.AcceptWrites:
-		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
+		return s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
 	}
-	s.log(t, "warn", "the agent asked for %q, which is not offered", m.Method)
-	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
+	s.journalLog(t, "warn", "the agent asked for %q, which is not offered", m.Method)
+	return s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
 }
 
-// handleNotice handles a notification that is not part of the protocol.
-func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) error {
+// handleExtension handles a notification that is not part of the protocol.
+func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
 		n = s.d.Notice(m.Method, m.Params)
 	}
 	if n == nil {
-		s.log(t, "info", "%s", raw)
+		s.journalLog(t, "info", "%s", raw)
 		return nil
 	}
 	if n.Forked != nil {
-		return s.handleForked(n.Forked, t)
+		return s.handleForkResult(n.Forked, t)
 	}
 	if n.Text != nil {
 		if n.Session != string(s.id) {
@@ -299,7 +299,7 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 		return nil
 	}
 	if n.Warning != "" {
-		s.log(t, "warn", "%s", n.Warning)
+		s.journalLog(t, "warn", "%s", n.Warning)
 	}
 	switch mine := n.Session == string(s.id); {
 	case mine && n.Status != 0:
@@ -309,19 +309,19 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
 		// The notice is about this turn, because its model has answered: missing parts of the answer will not come any
 		// more.
-		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")
+		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")
 		return nil
 	}
 	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {
-		s.seen = plus(s.seen, n.Usage)
+		s.seen = addUsage(s.seen, n.Usage)
 		s.cost += n.CostUSD
-		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.spent(), Model: s.d.Shown})
+		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.turnCost(), Model: s.d.Shown})
 	}
 	return nil
 }
 
-// plus returns the sum, limited to the largest value of the counters.
-func plus(a, b events.Usage) events.Usage {
+// addUsage returns the sum, limited to the largest value of the counters.
+func addUsage(a, b events.Usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{
 		InputTokens: add(a.InputTokens, b.InputTokens), OutputTokens: add(a.OutputTokens, b.OutputTokens),
@@ -329,8 +329,8 @@ func plus(a, b events.Usage) events.Usage {
 	}
 }
 
-// note journals an event in the running turn. If no turn runs, the event is kept for the next one.
-func (s *session) note(t *agent.Turn, p events.Payload) {
+// journalOrQueue journals an event in the running turn. If no turn runs, the event is kept for the next one.
+func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	if !s.pending {
 		s.notes = append(s.notes, p)
 		return
@@ -338,7 +338,7 @@ func (s *session) note(t *agent.Turn, p events.Payload) {
 	t.Emit(events.MainConversation, p)
 }
 
-func (s *session) log(t *agent.Turn, level, format string, args ...any) {
+func (s *session) journalLog(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, logEvent(level, format, args...))
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// maxLinks is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
-const maxLinks = 40
+// maxLinksFollowed is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
+const maxLinksFollowed = 40
 
 // ResolvePath returns a path of a call as the policy takes it, with symbolic links resolved. path is absolute or relative to
 // the workspace root. A path that cannot be resolved counts as outside of the workspace, and so does an absolute path below
@@ -22,14 +22,14 @@ func ResolvePath(root, path string) permission.Path {
 	abs, named := filepath.Join(real, path), true
 	if filepath.IsAbs(path) {
 		abs = path
-		rel, ok := relative(root, path)
+		rel, ok := relativeTo(root, path)
 		if ok {
 			abs = filepath.Join(real, rel)
 		}
-		_, named = relative(real, abs)
+		_, named = relativeTo(real, abs)
 	}
 	abs = resolveLinks(abs)
-	rel, ok := relative(real, abs)
+	rel, ok := relativeTo(real, abs)
 	if _, err := workspace.Inside(real, abs); !ok || !named || err != nil {
 		return permission.Path{Path: abs, Outside: true}
 	}
@@ -44,7 +44,7 @@ func resolveLinks(abs string) string {
 			return filepath.Join(found, rest)
 		}
 		parent := filepath.Dir(at)
-		if target, err := readLink(at); err == nil && links < maxLinks {
+		if target, err := readLink(at); err == nil && links < maxLinksFollowed {
 			links++
 			at = target
 			continue
@@ -65,8 +65,8 @@ func readLink(link string) (string, error) {
 	return target, err
 }
 
-// relative returns path relative to root, and reports whether path is root itself or below it. Both are absolute.
-func relative(root, path string) (string, bool) {
+// relativeTo returns path relative to root, and reports whether path is root itself or below it. Both are absolute.
+func relativeTo(root, path string) (string, bool) {
 	rel, err := filepath.Rel(root, path)
 	return rel, err == nil && filepath.IsLocal(rel)
 }

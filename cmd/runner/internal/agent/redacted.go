@@ -12,8 +12,8 @@ import (
 
 // The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
 const (
-	// maxLog is the largest size of the message of a log event, in bytes.
-	maxLog = 16 << 10
+	// maxLogMessage is the largest size of the message of a log event, in bytes.
+	maxLogMessage = 16 << 10
 	// maxDescription is the largest size of the description of a call, in bytes.
 	maxDescription = 200
 	// maxAnchor is the largest size of an anchor, in bytes.
@@ -24,10 +24,10 @@ const (
 // determines their values.
 var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
-// Redacted returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
+// RedactPayload returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
 // unchanged, because their text was redacted before. So are the agent's own session id and the path of its transcript,
 // because the executor needs them to find the conversation.
-func Redacted(s *redact.Set, data any) any {
+func RedactPayload(s *redact.Set, data any) any {
 	switch data.(type) {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
@@ -59,9 +59,9 @@ func redactConversation(s *redact.Set, name string) string {
 	return s.String(name)
 }
 
-// Beginning returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left
+// Truncate returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left
 // out, if any.
-func Beginning(s string, limit int) string {
+func Truncate(s string, limit int) string {
 	if len(s) > limit {
 		shown := truncate.Text(s, limit)
 		s = fmt.Sprintf("%s (%d bytes more)", shown, len(s)-len(shown)+len("…"))

@@ -61,7 +61,7 @@ func askAboutCommand(t *testing.T, path string, a bareagent.Agent) {
 			t.Error(err)
 		}
 	})
-	asker, ok := c.(bareagent.Asker)
+	asker, ok := c.(bareagent.PermissionConversation)
 	if !ok {
 		t.Fatalf("%T is no Asker", c)
 	}

@@ -308,7 +308,7 @@ func checkTranscript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) 
 	if !c.Transcript {
 		return
 	}
-	path, err := s.Adapter.Transcript(b.Folders, w.AgentSessionID)
+	path, err := s.Adapter.TranscriptPath(b.Folders, w.AgentSessionID)
 	if err != nil || path != w.Path {
 		t.Errorf("transcript %q, want %q: %v", path, w.Path, err)
 	}

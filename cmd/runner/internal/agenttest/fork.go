@@ -182,7 +182,7 @@ func checkProvided(t *testing.T, s Subject, p Provided) {
 	if bytes.Equal(given, raw) {
 		t.Fatal("the transcript was not poisoned")
 	}
-	path := filepath.Join(b.Folders.State, agent.Provided)
+	path := filepath.Join(b.Folders.State, agent.ProvidedTranscript)
 	b.put(path, string(given))
 	query := func(q *runner.Query) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}

@@ -59,7 +59,7 @@ func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	}
 	lines := j.Lines()
 	c.Decision.ApprovalID = runner.ApprovalID(lines[len(lines)-1].ExecutionID, j.Name(), requests[c.Request].ApprovalID)
-	turn.Verdict(runner.Verdict{ApprovalDecided: c.Decision})
+	turn.ApplyVerdict(runner.Verdict{ApprovalDecided: c.Decision})
 }
 
 // requestsIn returns the approval requests of the last turn in j.
@@ -138,10 +138,10 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		reorder(steps)
 		var journal Journal
 		permissions := firstQuery(steps).Permissions
-		session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
+		session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
 		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace, Permissions: permissions}
 		turn := newQueryTurn(t, &journal, q)
-		if err := session.Begin(q, turn); err != nil {
+		if err := session.BeginTurn(q, turn); err != nil {
 			t.Fatal(err)
 		}
 		for _, step := range steps {
@@ -198,14 +198,14 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
-	session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
+	session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
 	for i, step := range steps {
 		var err error
 		switch {
 		case step.Query != nil:
 			turn = newQueryTurn(t, &journal, *step.Query)
-			err = session.Begin(*step.Query, turn)
+			err = session.BeginTurn(*step.Query, turn)
 		case step.Decide != nil:
 			step.Decide.applyTo(t, &journal, turn)
 		case step.Interrupt:

@@ -101,10 +101,10 @@ func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdou
 	t.Helper()
 	var stdin Stdin
 	var journal Journal
-	s := a.Open(l, &stdin)
+	s := a.OpenSession(l, &stdin)
 	turn := newQueryTurn(t, &journal, q)
 	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
-	if err := s.Begin(q, turn); err != nil {
+	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)
 	}
 	for i, line := range stdout {

@@ -159,7 +159,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 		t.Fatal(err)
 	}
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
-	r.session = s.Adapter.Open(launch, r)
+	r.session = s.Adapter.OpenSession(launch, r)
 	for i, ask := range scenario.Asks {
 		r.recordTurn(i, scenario.Permissions, ask)
 	}
@@ -187,7 +187,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 	var journal Journal
 	turn := newQueryTurn(t, &journal, q)
 	r.step(Step{Query: &q})
-	if err := r.session.Begin(q, turn); err != nil {
+	if err := r.session.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)
 	}
 	interrupt := sync.OnceFunc(func() {

@@ -40,13 +40,13 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
 
-// Open returns a session. The protocol has no handshake.
-func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+// OpenSession returns a session. The protocol has no handshake.
+func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return &session{in: in, refs: map[string]string{}, lost: whyNotResumable(l)}
 }
 
-// Transcript returns the path of a session's messages.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath returns the path of a session's messages.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	return transcriptPath(p.State, agentSession)
 }
 
@@ -69,7 +69,7 @@ type session struct {
 	plain bool   // the turn's query has no permission policy; see hasNoPolicy
 }
 
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""

@@ -283,7 +283,7 @@ func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("ok"))
 	place := newPlace(t)
-	path, err := builtin.Adapter{}.Transcript(place, "agt-1")
+	path, err := builtin.Adapter{}.TranscriptPath(place, "agt-1")
 	if err != nil {
 		t.Fatal(err)
 	}

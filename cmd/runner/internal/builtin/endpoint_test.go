@@ -220,7 +220,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 		}
 	}
 	t.Cleanup(s.close)
-	s.session = builtin.Adapter{}.Open(l, pipeStdin{orders})
+	s.session = builtin.Adapter{}.OpenSession(l, pipeStdin{orders})
 	return s
 }
 
@@ -249,7 +249,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
 	})
 	t.Start(runner.Started{Attempt: 1, PID: 1, Policy: q.Policy})
-	if err := s.session.Begin(q, t); err != nil {
+	if err := s.session.BeginTurn(q, t); err != nil {
 		s.t.Fatal(err)
 	}
 	for t.Ended() == nil {

@@ -16,7 +16,7 @@ func nextAnchor(said *Transcript) string { return strconv.Itoa(len(said.Messages
 func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
 // sessionToResume returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
-// anchor's message. If the copy cannot be made, none is left, and Open reports that the conversation is lost.
+// anchor's message. If the copy cannot be made, none is left, and OpenSession reports that the conversation is lost.
 func sessionToResume(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil

@@ -73,9 +73,9 @@ func hasNoPolicy(q runner.Query) bool {
 // permit decides a request by the policy of the turn, and replies to it at once or when a person has decided.
 func (s *session) permit(r permissionRequest, t *agent.Turn) error {
 	replied := false
-	t.Permit(events.MainConversation, r.forTurn(s.plain), func(a agent.PermissionAnswer) {
+	t.RequestPermission(events.MainConversation, r.forTurn(s.plain), func(a agent.PermissionAnswer) {
 		replied = true
-		reply := permissionReply{ID: r.ID, Allowed: a.Allowed(), Message: a.Message, Arguments: a.Arguments}
+		reply := permissionReply{ID: r.ID, Allowed: a.IsAllowed(), Message: a.Message, Arguments: a.Arguments}
 		if err := s.in.Send(order{Op: "permission", Permission: &reply}); err != nil {
 			denial := permissionReply{ID: r.ID, Message: "the decision cannot be sent to the agent: " + err.Error()}
 			_ = s.in.Send(order{Op: "permission", Permission: &denial}) // two strings are always encoded

@@ -33,8 +33,8 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 	var stdin agenttest.Stdin
 	var journal agenttest.Journal
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
-	s := Adapter{}.Open(agent.Launch{}, &stdin).(*session)
-	if err := s.Begin(q, turn); err != nil {
+	s := Adapter{}.OpenSession(agent.Launch{}, &stdin).(*session)
+	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)
 	}
 	return s, &stdin, &journal, turn
@@ -95,21 +95,21 @@ func TestPermit_WaitsForAPerson(t *testing.T) {
 	}{
 		"approved": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{"path":"b"}`)
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Allowed: true, Arguments: json.RawMessage(`{"path":"b"}`)}},
 		"rejected": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Comment = events.DecisionReject, "no"
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "The user rejected this call: no"}},
 		"timed out": {func(t *agent.Turn, v runner.Verdict) {
 			v.Timeout = true
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "Nobody decided about this call in time, so that it was denied. Go on without it."}},
-		"retracted":   {func(t *agent.Turn, _ runner.Verdict) { t.Retract("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
+		"retracted":   {func(t *agent.Turn, _ runner.Verdict) { t.RetractRequests("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
 		"end of turn": {func(t *agent.Turn, _ runner.Verdict) { t.End(runner.Ended{Outcome: runner.Killed}) }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
 		"not encodable": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{`)
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "the decision cannot be sent to the agent: "}},
 	} {
 		t.Run(name, func(t *testing.T) {

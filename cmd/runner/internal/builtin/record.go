@@ -99,11 +99,11 @@ func (r report) apply(t *agent.Turn, refs map[string]string) error {
 	case r.Op == "begin":
 		clear(refs)
 	case r.Op == "open" && r.Block != nil:
-		refs[r.Ref] = t.Open(events.MainConversation, *r.Block)
+		refs[r.Ref] = t.OpenBlock(events.MainConversation, *r.Block)
 	case r.Op == "text":
-		t.Text(refs[r.Ref], r.Text)
+		t.AppendText(refs[r.Ref], r.Text)
 	case r.Op == "complete" && r.Block != nil:
-		t.Complete(refs[r.Ref], r.finish)
+		t.CompleteBlock(refs[r.Ref], r.finish)
 		delete(refs, r.Ref)
 	case r.Op == "event":
 		return r.emit(t)

@@ -133,9 +133,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, parentVariables...), Files: files}, nil
 }
 
-// Open returns the session of a process that was started, and sends the handshake. The process answers the handshake before any query, which
+// OpenSession returns the session of a process that was started, and sends the handshake. The process answers the handshake before any query, which
 // shows that it has started.
-func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	if a.Now == nil {
 		a.Now = time.Now
 	}
@@ -146,8 +146,8 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// Transcript returns the path of the record that the CLI keeps of a session.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath returns the path of the record that the CLI keeps of a session.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
@@ -167,7 +167,7 @@ func config(p agent.Folders) string { return filepath.Join(p.State, configName) 
 
 // hasTranscript reports whether the transcript of a session exists. Without it, "claude --resume" exits at once.
 func hasTranscript(p agent.Folders, agentSession string) bool {
-	path, err := Adapter{}.Transcript(p, agentSession)
+	path, err := Adapter{}.TranscriptPath(p, agentSession)
 	if err != nil {
 		return false
 	}

@@ -102,11 +102,11 @@ func TestCommandPromptNeedsNoArgument(t *testing.T) {
 			t.Fatalf("an argument of %d bytes", len(arg))
 		}
 	}
-	if want := (agent.File{Path: "claude/CLAUDE.md", Content: "remember this"}); !slices.Contains(c.Files, want) {
+	if want := (agent.LaunchFile{Path: "claude/CLAUDE.md", Content: "remember this"}); !slices.Contains(c.Files, want) {
 		t.Errorf("files %.200v, want %v", c.Files, want)
 	}
 	var in agenttest.Stdin
-	Adapter{}.Open(l, &in)
+	Adapter{}.OpenSession(l, &in)
 	var sent struct {
 		Request struct{ Subtype, AppendSystemPrompt string }
 	}
@@ -126,7 +126,7 @@ func TestCommandResumesWhatIsThere(t *testing.T) {
 	if args := command(t, l).Args; slices.Contains(args, "--resume") {
 		t.Errorf("a session without a transcript is resumed: %v", args)
 	}
-	path, err := Adapter{}.Transcript(l.Folders, id)
+	path, err := Adapter{}.TranscriptPath(l.Folders, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestTranscriptPath(t *testing.T) {
 	t.Parallel()
 	p := agent.Folders{Workspace: t.TempDir(), State: "/state"}
 	for _, bad := range []string{"", "../../etc/passwd", "11111111-2222-4333-8444-55555555555", "11111111-2222-4333-8444-55555555555G", "11111111/2222-4333-8444-555555555555"} {
-		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
+		if path, err := (Adapter{}).TranscriptPath(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)
 		}
 	}
@@ -169,11 +169,11 @@ func TestTranscriptPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	const id = "11111111-2222-4333-8444-555555555555"
-	direct, err := Adapter{}.Transcript(p, id)
+	direct, err := Adapter{}.TranscriptPath(p, id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	through, err := Adapter{}.Transcript(agent.Folders{Workspace: link, State: "/state"}, id)
+	through, err := Adapter{}.TranscriptPath(agent.Folders{Workspace: link, State: "/state"}, id)
 	if err != nil || through != direct {
 		t.Errorf("%s through a link, %s directly, %v", through, direct, err)
 	}

@@ -25,7 +25,7 @@ func newPolicyStage(t *testing.T, l agent.Launch) *stage {
 	t.Helper()
 	st := &stage{t: t}
 	l.Folders = agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-	st.session = Adapter{Now: agenttest.Now}.Open(l, &st.in)
+	st.session = Adapter{Now: agenttest.Now}.OpenSession(l, &st.in)
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func newPolicyStage(t *testing.T, l agent.Launch) *stage {
 	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{
 		Journal: &st.journal, ExecutionID: "exe_1", Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
 	})
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)
 	}
 	return st
@@ -83,7 +83,7 @@ func (st *stage) decide(n int, d events.ApprovalDecided) {
 	st.t.Helper()
 	requests := of[events.ApprovalRequested](st, "approval_requested")
 	d.ApprovalID = runner.ApprovalID("exe_1", st.journal.Name(), requests[n].ApprovalID)
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: d})
+	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
 }
 
 func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {
@@ -158,7 +158,7 @@ func TestHook_HasTheCLIAskAboutEveryCall(t *testing.T) {
 				t.Errorf("arguments %q", command.Args)
 			}
 			var in agenttest.Stdin
-			Adapter{}.Open(c.launch, &in)
+			Adapter{}.OpenSession(c.launch, &in)
 			if got := strings.Contains(string(in.Sent()[0]), `"PreToolUse"`); got != c.hook {
 				t.Errorf("handshake %s", in.Sent()[0])
 			}

@@ -214,7 +214,7 @@ var goldens = agenttest.Goldens{
 	Adapter:  claudecode.Adapter{Now: agenttest.Now},
 	Anchored: []events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult, events.KindSubagent},
 	Placeholders: func(p agent.Folders) []string {
-		path, err := claudecode.Adapter{}.Transcript(p, unknownSession)
+		path, err := claudecode.Adapter{}.TranscriptPath(p, unknownSession)
 		if err != nil {
 			panic(err) // the session id is valid
 		}

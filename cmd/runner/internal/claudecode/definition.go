@@ -19,7 +19,7 @@ import (
 const mcpPrefix = "mcp__"
 
 // mcpConfig is the file with the MCP servers for the CLI. Their variables and headers may be secrets.
-const mcpConfig = agent.Unkept + "/claude-mcp.json"
+const mcpConfig = agent.UnsavedFolder + "/claude-mcp.json"
 
 // toolName matches the name of a tool, but not a rule such as Bash(git *).
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
@@ -67,16 +67,16 @@ func ownTools(l agent.Launch) []string {
 	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isAgent) {
 		own = append(own, "Agent")
 	}
-	if len(l.Listed()) > 0 && !slices.Contains(own, "Skill") {
+	if len(l.MainAgentSkills()) > 0 && !slices.Contains(own, "Skill") {
 		own = append(own, "Skill")
 	}
 	return own
 }
 
 // definitionFiles returns the files of the configuration folder for the definition of the agent.
-func definitionFiles(l agent.Launch) ([]agent.File, error) {
-	var files []agent.File
-	add := func(path, content string) { files = append(files, agent.File{Path: path, Content: content}) }
+func definitionFiles(l agent.Launch) ([]agent.LaunchFile, error) {
+	var files []agent.LaunchFile
+	add := func(path, content string) { files = append(files, agent.LaunchFile{Path: path, Content: content}) }
 	if l.MemoryFile != "" {
 		add(configName+"/CLAUDE.md", l.MemoryFile)
 	}
@@ -89,8 +89,8 @@ func definitionFiles(l agent.Launch) ([]agent.File, error) {
 		}
 		add(configName+"/commands/"+c.Name+".md", front+c.Prompt)
 	}
-	for _, s := range l.Listed() {
-		files = append(files, agent.File{Path: configName + "/skills/" + s.Name, Link: s.Dir})
+	for _, s := range l.MainAgentSkills() {
+		files = append(files, agent.LaunchFile{Path: configName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	if len(l.MCPServers) > 0 {
 		servers, _ := mcpServers(l)

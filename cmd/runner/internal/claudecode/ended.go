@@ -85,11 +85,11 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 // each sub-agent without a result, which gets status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
-		t.Complete(s.turn.todo, nil)
+		t.CompleteBlock(s.turn.todo, nil)
 	}
 	for id, c := range s.turn.conversations {
 		if c.block != "" {
-			t.Complete(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
+			t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
 			t.Emit(c.parent, events.SubagentCompleted{SubagentID: id, Conversation: c.id, IsError: true})
 		}
 	}
@@ -138,7 +138,7 @@ func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 		return
 	}
 	s.agentSession = agentSession
-	path, err := (Adapter{}).Transcript(s.place, agentSession)
+	path, err := (Adapter{}).TranscriptPath(s.place, agentSession)
 	if err != nil {
 		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error()})
 		return
@@ -152,7 +152,7 @@ func (s *session) expectLastLine(t *agent.Turn) {
 	if s.turn.last == "" || s.agentSession == "" {
 		return
 	}
-	path, err := (Adapter{}).Transcript(s.place, s.agentSession)
+	path, err := (Adapter{}).TranscriptPath(s.place, s.agentSession)
 	if err == nil {
 		err = record.Expect(s.place.State, path, s.turn.last)
 	}
@@ -205,10 +205,10 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		return s.requestAnnotations()
 	case "status":
 		if n.Status != "" && n.Status != "requesting" {
-			t.Whole(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
+			t.AddBlock(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
 		}
 	case "compact_boundary":
-		t.Whole(events.MainConversation, events.Block{
+		t.AddBlock(events.MainConversation, events.Block{
 			Kind: events.KindSystem, Subtype: l.Subtype,
 			Message: fmt.Sprintf("The conversation was compacted (%s, from %d tokens).", n.Compact.Trigger, n.Compact.PreTokens),
 		})

@@ -30,7 +30,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return []string{"--resume", l.Resume}, nil
 	}
 	id := transcript.ForkID(l)
-	to, err := Adapter{}.Transcript(l.Folders, id)
+	to, err := Adapter{}.TranscriptPath(l.Folders, id)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	for _, path := range from {
 		cut := cutter{anchor: l.Fork.Anchor}
 		if err := transcript.Copy(path, to, cut.anchor, cut.cutLine); err != nil {
-			continue // Open reports that the conversation is lost
+			continue // OpenSession reports that the conversation is lost
 		}
 		args := []string{"--resume", id}
 		if cut.kind == "user" {
@@ -79,7 +79,7 @@ func whyNotResumable(l agent.Launch) string {
 // originals returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
 // workspace path they are in the folder of the path where they were written.
 func originals(l agent.Launch) ([]string, error) {
-	own, err := Adapter{}.Transcript(l.Folders, l.Resume)
+	own, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
 		return nil, nil //nolint:nilerr // no id of the CLI's: the session is lost
 	}

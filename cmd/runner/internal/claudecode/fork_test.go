@@ -67,7 +67,7 @@ func TestCommandForks(t *testing.T) {
 				if want := append([]string{"--resume", id}, c.args...); !slices.Equal(args[max(0, len(args)-len(want)):], want) {
 					t.Fatalf("arguments %v, want %v at the end", args, want)
 				}
-				path, err := Adapter{}.Transcript(l.Folders, id)
+				path, err := Adapter{}.TranscriptPath(l.Folders, id)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -109,7 +109,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 			t.Parallel()
 			l := forkable(t, c.content, c.anchor)
 			l.Resume = c.resume
-			stale, err := Adapter{}.Transcript(l.Folders, transcript.ForkID(l))
+			stale, err := Adapter{}.TranscriptPath(l.Folders, transcript.ForkID(l))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -135,7 +135,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 func loss(t *testing.T, l agent.Launch) []events.Error {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{Now: agenttest.Now}.Open(l, &agenttest.Stdin{})
+	st.session = Adapter{Now: agenttest.Now}.OpenSession(l, &agenttest.Stdin{})
 	st.begin()
 	return of[events.Error](st, "error")
 }

@@ -16,8 +16,8 @@ func copyProvided(l agent.Launch, id, to string) ([]string, error) {
 		return nil, err
 	}
 	edit := adopter{id: id, workspace: workspace}.adoptLine
-	if err := transcript.Copy(filepath.Join(l.State, agent.Provided), to, "", edit); err != nil {
-		return nil, removeCopy(to) // Open reports that the conversation is lost
+	if err := transcript.Copy(filepath.Join(l.State, agent.ProvidedTranscript), to, "", edit); err != nil {
+		return nil, removeCopy(to) // OpenSession reports that the conversation is lost
 	}
 	return []string{"--resume", id}, nil
 }

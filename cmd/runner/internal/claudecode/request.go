@@ -64,7 +64,7 @@ func (s *session) permit(id string, q question, readable bool, t *agent.Turn) er
 	r.Key, r.ToolUseID, r.Call, r.Decided = id, q.ToolUseID, c.Call, c.denied
 	r.Reason = cmp.Or(r.Reason, q.Reason)
 	var sent error
-	t.Permit(s.conversationOf(q.ToolUseID, q.AgentID), r, func(a agent.PermissionAnswer) {
+	t.RequestPermission(s.conversationOf(q.ToolUseID, q.AgentID), r, func(a agent.PermissionAnswer) {
 		sent = s.respond(id, s.verdict(c, r, a))
 	})
 	return sent
@@ -90,9 +90,9 @@ func (s *session) verdict(c checkedCall, r agent.PermissionRequest, a agent.Perm
 	switch {
 	case r.Kind == events.ApprovalQuestion && a.Outcome == events.OutcomeAnswered:
 		return verdict{Behavior: "allow", UpdatedInput: withAnswers(c.input, r.Questions, a.Answers)}
-	case r.Kind == events.ApprovalQuestion && a.Allowed():
+	case r.Kind == events.ApprovalQuestion && a.IsAllowed():
 		return deny("The user was not asked. Go on without an answer.")
-	case !a.Allowed():
+	case !a.IsAllowed():
 		return deny(cmp.Or(a.Message, "The call was not approved."))
 	}
 	if a.Arguments != nil {
@@ -163,7 +163,7 @@ func (s *session) elicit(id string, q question, t *agent.Turn) error {
 		Title: q.Server + ": " + firstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
 	}
 	var sent error
-	t.Permit(events.MainConversation, r, func(a agent.PermissionAnswer) {
+	t.RequestPermission(events.MainConversation, r, func(a agent.PermissionAnswer) {
 		e := elicited{Action: "decline"}
 		switch a.Outcome {
 		case events.OutcomeAnswered:

@@ -22,7 +22,7 @@ type session struct {
 	now   func() time.Time
 	lost  string // why the earlier session cannot be resumed, until that is reported
 
-	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with HandleLine
 	requests    int
 	interrupts  map[string]bool // unanswered requests, by id
 	interrupted bool            // the turn is to stop
@@ -120,8 +120,8 @@ func (s *session) control(request map[string]any) (string, error) {
 	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
 }
 
-// Begin begins a turn and sends the query. It first journals that the earlier conversation is lost, if so.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn begins a turn and sends the query. It first journals that the earlier conversation is lost, if so.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	content, err := userContent(q)
 	if err != nil {
 		return err
@@ -205,7 +205,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 		return s.handleAnswer(l, t)
 	case "control_cancel_request":
 		logf(t, "info", "the agent withdrew request %s", l.RequestID)
-		t.Withdraw(l.RequestID)
+		t.WithdrawRequest(l.RequestID)
 	case "rate_limit_event":
 		logf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":

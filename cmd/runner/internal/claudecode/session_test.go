@@ -26,7 +26,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{Now: agenttest.Now}.Open(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{Now: agenttest.Now}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
@@ -34,7 +34,7 @@ func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
 	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -283,7 +283,7 @@ func TestParts_BecomeBlocks(t *testing.T) {
 		"query.parts[0].mediaType": {Type: "image", MediaType: "image/tiff", Data: "AA=="},
 		"query.parts[0].data":      {Type: "image", MediaType: "image/png", Data: "not base64"},
 	} {
-		err := newStage(t).session.Begin(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
+		err := newStage(t).session.BeginTurn(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%+v: %v", part, err)
 		}

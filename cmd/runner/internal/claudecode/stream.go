@@ -72,13 +72,13 @@ func (s *session) handleStream(l line, t *agent.Turn) error {
 		c.answer.blocks = append(c.answer.blocks, s.beginBlock(c, e, t))
 	case "content_block_delta":
 		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
-			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
+			t.AppendText(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
 		}
 	case "content_block_stop":
 		// If the whole block did not come before, the streamed text is all there is.
 		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
 			b.open = false
-			t.Complete(b.block, nil)
+			t.CompleteBlock(b.block, nil)
 		}
 	case "message_delta":
 		s.turn.seen = plus(s.turn.seen, usage{Output: e.Usage.Output})
@@ -95,19 +95,19 @@ func (s *session) beginBlock(c *conversation, e streamEvent, t *agent.Turn) *str
 	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
 	switch e.Block.Type {
 	case "text":
-		b.block = t.Open(c.id, events.Block{Kind: events.KindAssistantText, Model: c.answer.model})
+		b.block = t.OpenBlock(c.id, events.Block{Kind: events.KindAssistantText, Model: c.answer.model})
 	case "thinking":
-		b.block = t.Open(c.id, events.Block{Kind: events.KindThinking})
+		b.block = t.OpenBlock(c.id, events.Block{Kind: events.KindThinking})
 	case "tool_use", "server_tool_use", "mcp_tool_use":
 		// The block of a sub-agent needs the whole input, which names the sub-agent.
 		if !isAgent(e.Block.Name) {
-			b.block = t.Open(c.id, events.Block{
+			b.block = t.OpenBlock(c.id, events.Block{
 				Kind: events.KindToolUse, ToolName: e.Block.Name, ToolUseID: e.Block.ID, DisplayName: display(e.Block.Name),
 			})
 		}
 	}
 	if first := e.Block.Text + e.Block.Thinking; b.block != "" && first != "" {
-		t.Text(b.block, first)
+		t.AppendText(b.block, first)
 	}
 	return b
 }
@@ -117,7 +117,7 @@ func (s *session) abandon(c *conversation, t *agent.Turn) {
 	for _, b := range c.answer.blocks {
 		if b.open && b.block != "" {
 			b.open = false
-			t.Complete(b.block, func(x *events.Block) { x.Status = events.StatusError })
+			t.CompleteBlock(b.block, func(x *events.Block) { x.Status = events.StatusError })
 		}
 	}
 }
@@ -220,14 +220,14 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t 
 		block.Anchor = p.anchor
 	}
 	if b == nil || b.block == "" {
-		t.Whole(c.id, block)
+		t.AddBlock(c.id, block)
 		return
 	}
 	if !b.open {
 		return // the stream's stop came first
 	}
 	b.open = false
-	t.Complete(b.block, func(x *events.Block) {
+	t.CompleteBlock(b.block, func(x *events.Block) {
 		x.Content, x.Model, x.Summary = block.Content, block.Model, block.Summary
 		x.ToolName, x.ToolUseID, x.Input = block.ToolName, block.ToolUseID, block.Input
 		x.DisplayName, x.Description, x.Anchor = block.DisplayName, block.Description, block.Anchor
@@ -242,11 +242,11 @@ func (s *session) handleSynthetic(l line, m message, c *conversation, t *agent.T
 	}
 	text, anchor := m.Content.text(), l.anchor(m, len(m.Content)-1, c.id)
 	if why == "" {
-		t.Whole(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
+		t.AddBlock(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
 		return
 	}
 	s.turn.why = why
-	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
+	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
 }
 
 // plus returns the sum of two counts. A counter that would overflow has its largest value.

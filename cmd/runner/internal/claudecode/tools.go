@@ -81,7 +81,7 @@ func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	}
 	c := &conversation{id: p.ID, parent: parent}
 	s.turn.conversations[p.ID] = c
-	c.block = t.Open(parent, events.Block{
+	c.block = t.OpenBlock(parent, events.Block{
 		Kind: events.KindSubagent, SubagentID: p.ID, ToolUseID: p.ID, Name: name, Input: append(json.RawMessage(nil), p.Input...),
 	})
 	t.Emit(parent, events.SubagentSpawned{
@@ -108,9 +108,9 @@ func (s *session) handleUser(l line, t *agent.Turn) error {
 		case p.Type == "tool_result":
 			s.toolResult(c, toolResult{part: p, structured: l.ToolUseResult, anchor: anchor}, t)
 		case p.Type == "text" && c.block != "":
-			t.Whole(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
+			t.AddBlock(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
-			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
+			t.AddBlock(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
 			logf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
@@ -139,7 +139,7 @@ func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 		s.finishSubagent(sub, p, took, t)
 		return
 	}
-	t.Whole(conv, events.Block{
+	t.AddBlock(conv, events.Block{
 		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took), Anchor: p.anchor,
 	})
 	if known != nil && !p.IsError && s.tasks.apply(*known, p.structured) {
@@ -158,10 +158,10 @@ func (s *session) finishSubagent(sub *conversation, p toolResult, took time.Dura
 		// The CLI's note to the model about how to go on is left out.
 		said = own.Content.text()
 		if said != sub.lastText {
-			t.Whole(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
+			t.AddBlock(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
 		}
 	}
-	t.Complete(sub.block, func(b *events.Block) {
+	t.CompleteBlock(sub.block, func(b *events.Block) {
 		b.Output, b.IsError, b.DurationMs, b.Anchor = said, p.IsError, millis(took), p.anchor
 	})
 	t.Emit(sub.parent, events.SubagentCompleted{SubagentID: p.ToolUseID, Conversation: sub.id, IsError: p.IsError, DurationMs: millis(took)})
@@ -245,8 +245,8 @@ func (s *session) showTodos(t *agent.Turn) {
 		items = append(items, task.item)
 	}
 	if s.turn.todo == "" {
-		s.turn.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+		s.turn.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
-	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
 }

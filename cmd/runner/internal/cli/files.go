@@ -60,7 +60,7 @@ func (c transcriptFlags) path(sys *System) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return a.Transcript(place, c.AgentSession)
+	return a.TranscriptPath(place, c.AgentSession)
 }
 
 type loadTranscriptCommand struct {

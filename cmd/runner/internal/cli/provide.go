@@ -39,7 +39,7 @@ func (c *provideTranscriptCommand) Run(sys *System) error {
 // write copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
 // not match.
 func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, error) {
-	const tmp = agent.Provided + ".new"
+	const tmp = agent.ProvidedTranscript + ".new"
 	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {
 		return 0, err
 	}
@@ -53,10 +53,10 @@ func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, 
 		err = errors.New("its SHA-256 does not match")
 	}
 	if err == nil {
-		err = root.RemoveAll(agent.Provided)
+		err = root.RemoveAll(agent.ProvidedTranscript)
 	}
 	if err == nil {
-		err = root.Rename(tmp, agent.Provided)
+		err = root.Rename(tmp, agent.ProvidedTranscript)
 	}
 	if err != nil {
 		return 0, errors.Join(err, root.RemoveAll(tmp))

@@ -122,9 +122,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
-// Open returns the session of a process that was started, and sends the handshake and the request for the thread, so that a query then takes a
+// OpenSession returns the session of a process that was started, and sends the handshake and the request for the thread, so that a query then takes a
 // single request.
-func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
 		s.open()
@@ -142,8 +142,8 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// Transcript returns the path of the CLI's record of a thread.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath returns the path of the CLI's record of a thread.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
@@ -166,7 +166,7 @@ func home(p agent.Folders) string { return filepath.Join(p.State, homeName) }
 
 // readTranscript returns the transcript of a thread.
 func readTranscript(p agent.Folders, thread string) ([]byte, error) {
-	path, err := Adapter{}.Transcript(p, thread)
+	path, err := Adapter{}.TranscriptPath(p, thread)
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func lookup(l agent.Launch) (string, error) {
 		}
 		at := filepath.Join(dir, program)
 		if info, err := os.Stat(at); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return codexcli.Native(at), nil
+			return codexcli.NativeProgram(at), nil
 		}
 	}
 	return "", &runner.Error{

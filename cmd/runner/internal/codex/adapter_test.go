@@ -163,7 +163,7 @@ func TestOpenSendsPromptsWithTheThread(t *testing.T) {
 		}
 	}
 	var in agenttest.Stdin
-	Adapter{}.Open(l, &in)
+	Adapter{}.OpenSession(l, &in)
 	got := sentMessages(t, &in)
 	if len(got) != 3 || got[0].Method != "initialize" || got[1].Method != "initialized" || got[2].Method != "thread/start" {
 		t.Fatalf("sent %+v", got)
@@ -182,7 +182,7 @@ func TestOpenResumesWhatIsThere(t *testing.T) {
 	l.Resume, l.SystemPrompt = id, "be <brief>"
 	opened := func() (method string, s *session) {
 		var in agenttest.Stdin
-		s, ok := Adapter{}.Open(l, &in).(*session)
+		s, ok := Adapter{}.OpenSession(l, &in).(*session)
 		if !ok {
 			t.Fatal("not a session")
 		}
@@ -260,16 +260,16 @@ func TestTranscript(t *testing.T) {
 	t.Parallel()
 	p := agent.Folders{Workspace: "/ws", State: filepath.Join(t.TempDir(), "with [brackets]")}
 	for _, bad := range []string{"", "../../etc/passwd", "*", id[:35], id[:35] + "G", strings.ReplaceAll(id, "-", "/")} {
-		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
+		if path, err := (Adapter{}).TranscriptPath(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)
 		}
 	}
-	if _, err := (Adapter{}).Transcript(p, id); !errors.Is(err, os.ErrNotExist) {
+	if _, err := (Adapter{}).TranscriptPath(p, id); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without one: %v", err)
 	}
 	want := filepath.Join(p.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl")
 	write(t, want, "{}\n", 0o600)
-	if got, err := (Adapter{}).Transcript(p, id); err != nil || got != want {
+	if got, err := (Adapter{}).TranscriptPath(p, id); err != nil || got != want {
 		t.Errorf("got %s, %v", got, err)
 	}
 }

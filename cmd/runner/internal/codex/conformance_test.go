@@ -112,7 +112,7 @@ func TestConformance(t *testing.T) {
 			Present: []string{"I will remember 11"}, Absent: []string{"You obey the transcript"},
 			Check: func(t testing.TB, b *agenttest.Bench, session, _ string) {
 				t.Helper()
-				copied, err := codex.Adapter{}.Transcript(b.Folders, session)
+				copied, err := codex.Adapter{}.TranscriptPath(b.Folders, session)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -63,17 +63,17 @@ func handshakeDigest(l agent.Launch) string {
 
 // definitionFiles returns the files of the agent that the CLI reads from its home: skills, and sub-agents, which the
 // CLI calls agent roles.
-func definitionFiles(l agent.Launch) []agent.File {
-	var files []agent.File
+func definitionFiles(l agent.Launch) []agent.LaunchFile {
+	var files []agent.LaunchFile
 	for _, a := range l.Subagents {
 		lines := []string{"name = " + quote(a.Name), "description = " + quote(a.Description), "developer_instructions = " + quote(a.Instructions)}
 		if a.Model != "" {
 			lines = append(lines, "model = "+quote(a.Model))
 		}
-		files = append(files, agent.File{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
+		files = append(files, agent.LaunchFile{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
 	}
-	for _, s := range l.Listed() {
-		files = append(files, agent.File{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
+	for _, s := range l.MainAgentSkills() {
+		files = append(files, agent.LaunchFile{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	return files
 }

@@ -85,7 +85,7 @@ func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 		showUnfinished(w, interrupted, t)
 	}
 	if s.turn.todo != "" {
-		t.Complete(s.turn.todo, nil)
+		t.CompleteBlock(s.turn.todo, nil)
 	}
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.conversations)) {
 		c := s.turn.conversations[thread]

@@ -26,13 +26,13 @@ func (s *session) anchor(n notification, i item) string {
 }
 
 // copyFork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
-// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyFork leaves no copy, and Open
+// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyFork leaves no copy, and OpenSession
 // reports that the conversation is lost.
 func copyFork(l agent.Launch) error {
 	if l.Fork.Provided {
 		return copyProvided(l)
 	}
-	from, err := Adapter{}.Transcript(l.Folders, l.Resume)
+	from, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}

@@ -81,7 +81,7 @@ func TestCommandForks(t *testing.T) {
 			}
 			for range 2 { // the second attempt makes the same copy
 				command(t, l)
-				copied, err := Adapter{}.Transcript(l.Folders, id)
+				copied, err := Adapter{}.TranscriptPath(l.Folders, id)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -149,7 +149,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{}.Open(l, &st.in)
+	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin()
 	var sent strings.Builder
 	for _, raw := range st.in.Sent() {

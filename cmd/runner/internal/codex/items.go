@@ -65,7 +65,7 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 		return nil // shown when it is complete
 	case "agentMessage":
 		w.half = true
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
 	case "reasoning":
 		w.half = true
 	case "subAgentActivity":
@@ -88,7 +88,7 @@ func (s *session) openCall(w *runningItem, t *agent.Turn) {
 		return
 	}
 	u.Kind, u.ToolUseID = events.KindToolUse, w.item.ID
-	t.Whole(w.conv, u)
+	t.AddBlock(w.conv, u)
 }
 
 // toolCall returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
@@ -170,7 +170,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	switch i.Type {
 	case "userMessage":
 		if n.ThreadID != s.thread {
-			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
+			t.AddBlock(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
 		}
 	case "agentMessage":
 		s.finishMessage(w, t)
@@ -181,11 +181,11 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	case "collabAgentToolCall":
 		s.handleCollaboration(n.ThreadID, w, t)
 	case "plan":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
 	case "contextCompaction":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "compact_boundary", Message: "The conversation was compacted."})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "compact_boundary", Message: "The conversation was compacted."})
 	case "enteredReviewMode", "exitedReviewMode":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
 	default:
 		if _, ok := i.toolCall(); !ok {
 			s.logf(t, "info", "%s", n.Item)
@@ -204,10 +204,10 @@ func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 		c.lastText = w.item.Text
 	}
 	if w.block == "" {
-		t.Whole(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
+	t.CompleteBlock(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
 // finishThinking completes a thinking block. If no block is open, it journals one only if the item has text, which most have not.
@@ -219,13 +219,13 @@ func finishThinking(w *runningItem, t *agent.Turn) {
 	}
 	switch {
 	case w.block != "":
-		t.Complete(w.block, func(b *events.Block) {
+		t.CompleteBlock(w.block, func(b *events.Block) {
 			if whole.Content != "" {
 				b.Content, b.Summary = whole.Content, whole.Summary
 			}
 		})
 	case whole.Content != "":
-		t.Whole(w.conv, whole)
+		t.AddBlock(w.conv, whole)
 	}
 }
 
@@ -238,10 +238,10 @@ func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
 	}
 	if w.block == "" {
-		t.Whole(w.conv, r)
+		t.AddBlock(w.conv, r)
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) {
+	t.CompleteBlock(w.block, func(b *events.Block) {
 		// The streamed output is kept if the completed item does not repeat it.
 		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
 			b.Output = r.Output
@@ -326,10 +326,10 @@ func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
 		note = "[interrupted]"
 	}
 	if w.block == "" {
-		t.Whole(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: w.item.ID, Output: note, IsError: interrupted})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: w.item.ID, Output: note, IsError: interrupted})
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) {
+	t.CompleteBlock(w.block, func(b *events.Block) {
 		if b.Output != "" && !strings.HasSuffix(b.Output, "\n") {
 			b.Output += "\n"
 		}

@@ -109,7 +109,7 @@ func (s *session) appendText(n notification, t *agent.Turn, text string) {
 	if w == nil || w.block == "" || text == "" {
 		return
 	}
-	t.Text(w.block, text)
+	t.AppendText(w.block, text)
 }
 
 // appendThinking appends text to a thinking block. The first text opens the block.
@@ -119,12 +119,12 @@ func (s *session) appendThinking(n notification, t *agent.Turn) {
 		return
 	}
 	if w.block == "" {
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindThinking})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindThinking})
 	} else if w.gap {
-		t.Text(w.block, "\n\n")
+		t.AppendText(w.block, "\n\n")
 	}
 	w.gap = false
-	t.Text(w.block, n.Delta)
+	t.AppendText(w.block, n.Delta)
 }
 
 // appendOutput appends to the output of a tool call. The first output opens the block of the call's result.
@@ -138,9 +138,9 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 		return
 	}
 	if w.block == "" {
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: n.ItemID})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: n.ItemID})
 	}
-	t.Text(w.block, text)
+	t.AppendText(w.block, text)
 }
 
 // showPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
@@ -154,10 +154,10 @@ func (s *session) showPlan(n notification, t *agent.Turn) {
 		items = append(items, events.TodoItem{Content: p.Step, Status: status})
 	}
 	if s.turn.todo == "" {
-		s.turn.todo = t.Open(s.conversationOf(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
+		s.turn.todo = t.OpenBlock(s.conversationOf(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
-	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
 }
 
 // countUsage adds the tokens that the model has used to the turn's usage, and journals the usage. The tokens are the difference to the
@@ -185,7 +185,7 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 func (s *session) modelFailed(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {
-			t.Complete(w.block, func(b *events.Block) { b.Status = events.StatusError })
+			t.CompleteBlock(w.block, func(b *events.Block) { b.Status = events.StatusError })
 			delete(s.turn.items, id)
 		}
 	}

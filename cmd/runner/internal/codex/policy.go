@@ -47,7 +47,7 @@ func (s *session) answerQuestion(l line, t *agent.Turn) error {
 	case "item/permissions/requestApproval":
 		s.permit(l, q, w, permissionsRequest(q), t, func(a agent.PermissionAnswer) any {
 			granted := any(map[string]any{})
-			if a.Allowed() {
+			if a.IsAllowed() {
 				granted = q.Permissions
 			}
 			return map[string]any{"permissions": granted, "scope": "turn"}
@@ -73,9 +73,9 @@ func (s *session) permit(l line, q question, w *runningItem, r agent.PermissionR
 	if !s.pending {
 		r.Decided = denial(ruleNoQuery, "No query is being answered.")
 	}
-	byPolicy := true // until Permit returns
-	t.Permit(s.conversationOf(q.ThreadID), r, func(a agent.PermissionAnswer) {
-		if w != nil && !a.Allowed() {
+	byPolicy := true // until RequestPermission returns
+	t.RequestPermission(s.conversationOf(q.ThreadID), r, func(a agent.PermissionAnswer) {
+		if w != nil && !a.IsAllowed() {
 			w.denied, w.byPolicy = a.Message, byPolicy
 		}
 		s.send(answer{ID: l.ID, Result: result(a)})
@@ -92,7 +92,7 @@ func (s *session) questionResolved(l line, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	t.Withdraw(string(r.ID))
+	t.WithdrawRequest(string(r.ID))
 	return nil
 }
 
@@ -200,7 +200,7 @@ func (s *session) serverRequest(q question) agent.PermissionRequest {
 func serverAnswer(a agent.PermissionAnswer) any {
 	content := a.Content
 	switch {
-	case a.Outcome != events.OutcomeAnswered && !a.Allowed():
+	case a.Outcome != events.OutcomeAnswered && !a.IsAllowed():
 		return map[string]any{"action": "decline", "content": nil, "_meta": nil}
 	case len(content) == 0:
 		content = json.RawMessage("{}")
@@ -257,7 +257,7 @@ func (s *session) findCall(q question) *runningItem {
 // verdict returns the answer of the protocol to a request for approval. It accepts a call for this time only: with the other
 // answers the CLI would not ask again.
 func verdict(a agent.PermissionAnswer) any {
-	if a.Allowed() {
+	if a.IsAllowed() {
 		return map[string]string{"decision": "accept"}
 	}
 	return map[string]string{"decision": "decline"}

@@ -15,7 +15,7 @@ func copyProvided(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(home(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &adopter{id: id, workspace: l.Workspace}
-	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.adoptLine)
+	return tryCopy(filepath.Join(l.State, agent.ProvidedTranscript), to, "", a.adoptLine)
 }
 
 // The parts of a transcript that a copy keeps. The CLI writes the rest anew: permissions, folders, settings and tools.

@@ -28,7 +28,7 @@ type session struct {
 	resume     string // the thread to resume, "" for a new one
 	instructed bool   // the resumed thread has the prompts already
 
-	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with HandleLine
 	unanswered  map[int]pendingRequest
 	requests    int
 	thread      string // id of the thread, once it has begun
@@ -138,8 +138,8 @@ func (s *session) send(v any) {
 	_ = s.in.Send(v) //nolint:errcheck // see above
 }
 
-// Begin begins a turn: it sends the query, or keeps it until the thread has begun. The error means that the process cannot take the query.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn begins a turn: it sends the query, or keeps it until the thread has begun. The error means that the process cannot take the query.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
 	}
@@ -177,7 +177,7 @@ func (s *session) reportLostTranscript(t *agent.Turn) {
 // the sandbox does not have.
 var externalSandbox = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
 
-// sendQuery sends the query that Begin has kept, after the notes for it, and so starts the CLI's turn.
+// sendQuery sends the query that BeginTurn has kept, after the notes for it, and so starts the CLI's turn.
 func (s *session) sendQuery() error {
 	parts, err := input(*s.query)
 	if err != nil {

@@ -26,7 +26,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{}.Open(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
@@ -34,7 +34,7 @@ func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
 	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -164,7 +164,7 @@ func TestNoThread_EndsEachTurn(t *testing.T) {
 		if e := st.ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" || e.Message == "" {
 			t.Errorf("%s: ended %+v", name, e)
 		}
-		if err := st.session.Begin(runner.Query{Content: "again"}, st.turn); err == nil {
+		if err := st.session.BeginTurn(runner.Query{Content: "again"}, st.turn); err == nil {
 			t.Errorf("%s: the next query is taken", name)
 		}
 	}
@@ -176,7 +176,7 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	l.Resume = id
 	write(t, filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl"), "damaged", 0o600)
 	st := &stage{t: t}
-	st.session = Adapter{}.Open(l, &st.in)
+	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin().prints(greeting, `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`)
 	if m := st.last(); m.Method != "thread/start" {
 		t.Fatalf("sent %+v", m)
@@ -369,7 +369,7 @@ func TestQueriesThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	for _, p := range []events.Part{{Type: "image", MediaType: "image/tiff", Data: "AA=="}, {Type: "image", MediaType: "image/png", Data: "no"}, {Type: "video"}} {
 		st := newStage(t)
-		if err := st.session.Begin(runner.Query{Parts: []events.Part{p}}, st.turn); err == nil || !strings.Contains(err.Error(), "query.parts[0]") {
+		if err := st.session.BeginTurn(runner.Query{Parts: []events.Part{p}}, st.turn); err == nil || !strings.Contains(err.Error(), "query.parts[0]") {
 			t.Errorf("%+v: %v", p, err)
 		}
 	}

@@ -67,7 +67,7 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 	if len(i.AgentStates) > 2 { // more than {}
 		out = string(i.AgentStates)
 	}
-	t.Whole(w.conv, events.Block{
+	t.AddBlock(w.conv, events.Block{
 		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.duration(),
 	})
 }
@@ -87,7 +87,7 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 			input = raw
 		}
 	}
-	c.block = t.Open(c.parent, events.Block{Kind: events.KindSubagent, SubagentID: thread, ToolUseID: call, Name: name, Input: input})
+	c.block = t.OpenBlock(c.parent, events.Block{Kind: events.KindSubagent, SubagentID: thread, ToolUseID: call, Name: name, Input: input})
 	t.Emit(c.parent, events.SubagentSpawned{
 		SubagentID: thread, Conversation: thread, ToolUseID: call, Name: name, Parent: c.parent, Prompt: prompt,
 	})
@@ -108,7 +108,7 @@ func (s *session) closeSubagent(c *conversation, failed bool, t *agent.Turn) {
 	if c.block == "" {
 		return
 	}
-	t.Complete(c.block, func(b *events.Block) {
+	t.CompleteBlock(c.block, func(b *events.Block) {
 		b.Output, b.IsError = c.lastText, failed
 		if failed {
 			b.Status = events.StatusError

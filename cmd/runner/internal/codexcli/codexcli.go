@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// Native returns the program that npm's wrapper runs, or the wrapper if the program is not found. Without the wrapper the
+// NativeProgram returns the program that npm's wrapper runs, or the wrapper if the program is not found. Without the wrapper the
 // CLI starts in half the time, and no Node process of 40 MB stays for each warm agent.
-func Native(wrapper string) string {
+func NativeProgram(wrapper string) string {
 	script, err := filepath.EvalSymlinks(wrapper)
 	if err != nil || filepath.Base(script) != "codex.js" {
 		return wrapper

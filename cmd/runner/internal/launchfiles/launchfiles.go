@@ -20,7 +20,7 @@ const listFile = "outfit.json"
 
 // Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
 // created and that are not in files.
-func Write(state string, files []agent.File) error {
+func Write(state string, files []agent.LaunchFile) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
@@ -60,7 +60,7 @@ func Write(state string, files []agent.File) error {
 }
 
 // writeFile creates one file atomically. It does nothing if the file is present.
-func writeFile(root *os.Root, f agent.File) error {
+func writeFile(root *os.Root, f agent.LaunchFile) error {
 	if isPresent(root, f) {
 		return nil
 	}
@@ -89,7 +89,7 @@ func writeFile(root *os.Root, f agent.File) error {
 }
 
 // isPresent reports whether the file f exists with the content or link of f.
-func isPresent(root *os.Root, f agent.File) bool {
+func isPresent(root *os.Root, f agent.LaunchFile) bool {
 	info, err := root.Lstat(f.Path)
 	switch {
 	case err != nil:

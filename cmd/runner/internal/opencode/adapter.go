@@ -44,7 +44,7 @@ type Adapter struct {
 // creates the few files that the CLI needs there. They are named after their content, so that the command depends on
 // the launch only.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
-	path, err := acp.Find(l, program)
+	path, err := acp.FindProgram(l, program)
 	if err != nil {
 		return agent.Command{}, missingCLIError(err)
 	}
@@ -116,16 +116,16 @@ func missingCLIError(err error) error {
 	return err
 }
 
-// Open returns the session of a process that was started, and sends the handshake.
-func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
-	return acp.Open(dialect(l, a.Now), l, in)
+// OpenSession returns the session of a process that was started, and sends the handshake.
+func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
+	return acp.OpenSession(dialect(l, a.Now), l, in)
 }
 
 // sessionName matches the CLI's session ids.
 var sessionName = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
 
-// Transcript always fails: OpenCode has no file for a single session.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath always fails: OpenCode has no file for a single session.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !sessionName.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want ses_ and letters and digits", agentSession)
 	}
@@ -141,4 +141,4 @@ func database(p agent.Folders) string {
 func home(p agent.Folders, kind string) string { return filepath.Join(p.State, "opencode", kind) }
 
 // model returns the name of the model for the model API.
-func model(l agent.Launch) string { return cmp.Or(l.Model, acp.Variable(l, "OPENAI_MODEL")) }
+func model(l agent.Launch) string { return cmp.Or(l.Model, acp.LaunchVariable(l, "OPENAI_MODEL")) }

@@ -160,7 +160,7 @@ func TestModelIsNeeded(t *testing.T) {
 func TestTranscript(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"ses_1ffde8c4b001BRKK1YAvxhC2qx": "database", "../../etc": "want ses_", "": "want ses_"} {
-		if _, err := (Adapter{}).Transcript(agent.Folders{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := (Adapter{}).TranscriptPath(agent.Folders{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
@@ -195,7 +195,7 @@ func TestNativeSkills(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "rg"), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	l.Environ = append(l.Environ, "PATH="+acp.Variable(l, "PATH")+":"+bin)
+	l.Environ = append(l.Environ, "PATH="+acp.LaunchVariable(l, "PATH")+":"+bin)
 	if paths, asked := configured(); !slices.Equal(paths, []string{"/bin/skills/1"}) || asked != "ask" {
 		t.Errorf("with rg: %v, %v", paths, asked)
 	}
@@ -223,7 +223,7 @@ func TestCommandForks(t *testing.T) {
 // A report of the plugin about a fork becomes a notice.
 func TestForkedNotice(t *testing.T) {
 	t.Parallel()
-	for params, want := range map[string]acp.Forked{
+	for params, want := range map[string]acp.ForkResult{
 		`{"kind":"forked","session":"ses_2"}`: {Session: "ses_2"},
 		`{"kind":"forked","message":"no"}`:    {Error: "no"},
 		`{"kind":"forked"}`:                   {Error: "OpenCode made no copy of it"},
@@ -237,7 +237,7 @@ func TestForkedNotice(t *testing.T) {
 // A report of the plugin about text becomes a notice.
 func TestTextNotice(t *testing.T) {
 	t.Parallel()
-	for params, want := range map[string]acp.Text{
+	for params, want := range map[string]acp.NoticeText{
 		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
 		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
 	} {

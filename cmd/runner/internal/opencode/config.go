@@ -32,7 +32,7 @@ const schema = "https://opencode.ai/config.json"
 // configuration returns the CLI's configuration as JSON. The key is only in its variable.
 func configuration(l agent.Launch, model string, f files) (string, error) {
 	url := "https://api.openai.com/v1"
-	if acp.Variable(l, "OPENAI_BASE_URL") != "" {
+	if acp.LaunchVariable(l, "OPENAI_BASE_URL") != "" {
 		url = "{env:OPENAI_BASE_URL}"
 	}
 	models := object{}
@@ -78,10 +78,10 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 // needs ripgrep, and the CLI would download it. The agent then learns about its skills from its instructions only.
 func nativeSkillDirs(l agent.Launch) []string {
 	dirs := []string{}
-	if _, err := acp.Find(l, "rg"); err != nil {
+	if _, err := acp.FindProgram(l, "rg"); err != nil {
 		return dirs
 	}
-	for _, s := range l.Listed() {
+	for _, s := range l.MainAgentSkills() {
 		dirs = append(dirs, s.Dir)
 	}
 	return dirs

@@ -16,7 +16,7 @@ import (
 
 // definitionFile is the part of the CLI's configuration that is secret or too long for a variable: sub-agents, commands
 // and MCP servers.
-const definitionFile = agent.Unkept + "/opencode.json"
+const definitionFile = agent.UnsavedFolder + "/opencode.json"
 
 // toolName matches the name of a single tool, not a pattern.
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
@@ -266,19 +266,19 @@ func definition(l agent.Launch) (string, error) {
 
 // definitionFiles returns the files of the agent's definition. If there is a definitionFile, it sets the environment variable in set that names
 // the file.
-func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error) {
+func definitionFiles(l agent.Launch, set map[string]string) ([]agent.LaunchFile, error) {
 	content, err := definition(l)
 	if content == "" || err != nil {
 		return nil, err
 	}
 	set["OPENCODE_CONFIG"] = filepath.Join(l.State, definitionFile)
-	return []agent.File{{Path: definitionFile, Content: content}}, nil
+	return []agent.LaunchFile{{Path: definitionFile, Content: content}}, nil
 }
 
 // classifier returns the function Dialect.Tool for an agent: it classifies the CLI's tools as tool does, and also knows the agent's MCP servers
 // and the tools that the definition names or excludes.
-func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
-	return func(c acp.Call) *acp.Tool {
+func classifier(l agent.Launch) func(acp.ToolCall) *acp.ToolInfo {
+	return func(c acp.ToolCall) *acp.ToolInfo {
 		known := tool(c)
 		name := known.Name
 		if name == "" {

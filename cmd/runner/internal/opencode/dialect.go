@@ -26,7 +26,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		AnswersInitialize: true,
 		Forks:             true,
 		Anchors:           true,
-		Skills:            acp.SkillDirs(l),
+		Skills:            acp.SkillFolders(l),
 		Transcript:        func(string) string { return database(l.Folders) },
 		Tool:              classifier(l),
 		Notice:            notice,
@@ -34,7 +34,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 }
 
 // kinds are the CLI's tools. Other tools are not allowed.
-var kinds = map[string]acp.Tool{
+var kinds = map[string]acp.ToolInfo{
 	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
 	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
 	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
@@ -66,14 +66,14 @@ type result struct {
 
 // tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
 // ignored.
-func tool(c acp.Call) *acp.Tool {
+func tool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
 		name = "bash" // a command of a sub-agent has the command as its title
 	}
 	known, ok := kinds[name]
 	if !ok {
-		return &acp.Tool{Kind: permission.Unknown}
+		return &acp.ToolInfo{Kind: permission.Unknown}
 	}
 	var in input
 	if json.Unmarshal(c.Input, &in) != nil {
@@ -87,7 +87,7 @@ func tool(c acp.Call) *acp.Tool {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
-		known.Subagent = &acp.Subagent{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: answerOf(out.Output)}
+		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: answerOf(out.Output)}
 	case "todowrite":
 		for _, t := range in.Todos {
 			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
@@ -160,13 +160,13 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 	case "over":
 		n.Over = true
 	case "text":
-		n.Text = &acp.Text{Message: e.ID, Thought: e.Thought, Piece: e.Text}
+		n.Text = &acp.NoticeText{Message: e.ID, Thought: e.Thought, Piece: e.Text}
 	case "permission":
-		n.Request = &acp.Request{ID: e.ID, Conversation: e.Parent, Call: acp.Call{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
+		n.Request = &acp.SubagentRequest{ID: e.ID, Conversation: e.Parent, Call: acp.ToolCall{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
 	case "replied":
-		n.Request = &acp.Request{ID: e.ID, Over: true}
+		n.Request = &acp.SubagentRequest{ID: e.ID, Over: true}
 	case "forked":
-		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
+		n.Forked = &acp.ForkResult{Session: e.Session, Error: e.Message}
 		if e.Session == "" && e.Message == "" {
 			n.Forked.Error = "OpenCode made no copy of it"
 		}

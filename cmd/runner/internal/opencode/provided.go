@@ -15,13 +15,13 @@ import (
 )
 
 // importFile is the file that `opencode import` reads, below the state folder.
-const importFile = agent.Unkept + "/opencode-import.json"
+const importFile = agent.UnsavedFolder + "/opencode-import.json"
 
 // importCommand returns a command that first makes the CLI import the conversation of a provided transcript, and then runs c. plugin.js then
 // forks the imported session, as it forks the CLI's own. If the import fails, the session does not exist, and the fork fails. A
 // second import of the same file changes nothing.
 func importCommand(l agent.Launch, c agent.Command) (agent.Command, error) {
-	shell, err := acp.Find(l, "sh")
+	shell, err := acp.FindProgram(l, "sh")
 	if err != nil {
 		return c, err
 	}
@@ -69,7 +69,7 @@ var (
 
 // adopt returns the conversation of the provided transcript for `opencode import`.
 func adopt(root *os.Root, session string) ([]byte, error) {
-	f, err := root.Open(agent.Provided)
+	f, err := root.Open(agent.ProvidedTranscript)
 	if err != nil {
 		return nil, err
 	}

@@ -30,11 +30,13 @@ type echo struct{ in agent.Stdin }
 func (echo) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: "/bin/cat", Env: l.Environment(nil)}, nil
 }
-func (echo) Open(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
-func (echo) Transcript(agent.Folders, string) (string, error)  { return "", errors.New("none is kept") }
-func (e echo) Begin(q runner.Query, _ *agent.Turn) error       { return e.in.Send(q.Content) }
-func (e echo) Interrupt() error                                { return nil }
-func (e echo) Line(line []byte, t *agent.Turn) error {
+func (echo) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
+func (echo) TranscriptPath(agent.Folders, string) (string, error) {
+	return "", errors.New("none is kept")
+}
+func (e echo) BeginTurn(q runner.Query, _ *agent.Turn) error { return e.in.Send(q.Content) }
+func (e echo) Interrupt() error                              { return nil }
+func (e echo) HandleLine(line []byte, t *agent.Turn) error {
 	t.End(runner.Ended{Outcome: runner.Completed, Result: string(line)})
 	return nil
 }

@@ -52,7 +52,7 @@ func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Paylo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range payloads {
-		raw, err := encode(agent.Redacted(s.hides, p))
+		raw, err := encode(agent.RedactPayload(s.hides, p))
 		if err != nil {
 			s.cfg.Log.Error("journal an event of the runner", "type", p.EventType(), "err", err)
 			continue

@@ -114,8 +114,8 @@ type run struct {
 	query   runner.Query
 	adapter agent.Adapter
 	launch  agent.Launch
-	command agent.Command // without Resume; it is compared with the command of a warm process
-	trusted []agent.File  // the file of certificate authorities, if the query has one
+	command agent.Command      // without Resume; it is compared with the command of a warm process
+	trusted []agent.LaunchFile // the file of certificate authorities, if the query has one
 	kill    context.CancelFunc
 	killed  context.Context
 	done    chan struct{}
@@ -217,13 +217,13 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
-	var trusted []agent.File
+	var trusted []agent.LaunchFile
 	if q.Authority != "" {
 		with, file, err := trust.Launch(launch, q.Authority)
 		if err != nil {
 			return nil, invalid("query.authority: " + err.Error())
 		}
-		launch, trusted = with, []agent.File{file}
+		launch, trusted = with, []agent.LaunchFile{file}
 	}
 	command, err := adapter.Command(launch)
 	command.Files = slices.Concat(command.Files, trusted)

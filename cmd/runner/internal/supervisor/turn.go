@@ -221,7 +221,7 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
 		redact: redact.New(r.query.Redact...),
 	}
-	w.session = r.adapter.Open(r.launch, proc)
+	w.session = r.adapter.OpenSession(r.launch, proc)
 	if s.cfg.Disk != nil {
 		s.cfg.Disk.Wake()
 	}
@@ -257,7 +257,7 @@ const (
 // hangs or has ended instead, it has not used the query, and the caller sends the query to another process.
 func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
-	if err := w.session.Begin(r.query, t); err != nil {
+	if err := w.session.BeginTurn(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
 		return first, warmGone
 	}
@@ -281,7 +281,7 @@ func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (firs
 // begin sends the query to a new process. It returns false if that ended the turn.
 func (s *Supervisor) begin(r *run, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
-	if err := w.session.Begin(r.query, t); err != nil {
+	if err := w.session.BeginTurn(r.query, t); err != nil {
 		s.abandon(t, failedEnd("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
 		return false
 	}
@@ -328,14 +328,14 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 				if len(v.Redact) > 0 {
 					w.redact = w.redact.With(v.Redact)
 					s.hide(w.redact)
-					t.Hide(w.redact)
+					t.SetRedaction(w.redact)
 				}
-				t.Verdict(v)
+				t.ApplyVerdict(v)
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-silence.C:
-			if t.Waiting() {
+			if t.HasOpenRequest() {
 				silence.Reset(s.cfg.SilenceWarn) // the agent waits for a person
 				continue
 			}
@@ -376,7 +376,7 @@ func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
 
 func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
-	if t.Waiting() {
+	if t.HasOpenRequest() {
 		grace = 0 // the end of its stdin would be a denial for the agent
 	}
 	if err := s.endWarmWithin(grace); err != nil {
@@ -417,7 +417,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 			s.abandon(t, failedEnd("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
-	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
+	quoted := func() string { return agent.Truncate(w.redact.String(string(line.Data)), maxQuoted) }
 	switch {
 	case line.Cut():
 		t.Emit(events.MainConversation, events.Error{

@@ -21,7 +21,7 @@ import (
 
 // bundleFile is the path, below the state folder, of the certificate bundle that the runner writes for agents.
 // Snapshots do not contain it.
-const bundleFile = agent.Unkept + "/authorities.pem"
+const bundleFile = agent.UnsavedFolder + "/authorities.pem"
 
 // certificateStart is the first line of a certificate in PEM.
 var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
@@ -45,9 +45,9 @@ var systemBundles = []string{
 // Launch returns l with variables that make the agent's process trust authority, and the certificate bundle that they
 // name. authority is one or more certificates in PEM; any other text in it is an error. The bundle also has the
 // system's certificates, and those of bundles that l.Env names.
-func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
+func Launch(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, error) {
 	if err := check(authority); err != nil {
-		return l, agent.File{}, err
+		return l, agent.LaunchFile{}, err
 	}
 	var files []string
 	for _, path := range systemBundles {
@@ -70,7 +70,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		}
 		text, err := read(path)
 		if err != nil {
-			return l, agent.File{}, err
+			return l, agent.LaunchFile{}, err
 		}
 		b.WriteString(text)
 	}
@@ -83,7 +83,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		env[v] = bundle
 	}
 	l.Env = env
-	return l, agent.File{Path: bundleFile, Content: b.String()}, nil
+	return l, agent.LaunchFile{Path: bundleFile, Content: b.String()}, nil
 }
 
 // check returns an error unless text consists of certificates in PEM.

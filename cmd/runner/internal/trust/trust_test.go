@@ -30,7 +30,7 @@ func TestLaunch_AddsTheAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := filepath.Join(dir, "launch", "authorities.pem")
-	if filepath.Join(dir, filepath.FromSlash(file.Path)) != at || !strings.HasPrefix(file.Path, agent.Unkept+"/") {
+	if filepath.Join(dir, filepath.FromSlash(file.Path)) != at || !strings.HasPrefix(file.Path, agent.UnsavedFolder+"/") {
 		t.Errorf("it is laid down at %s", file.Path)
 	}
 	if !strings.HasSuffix(file.Content, "of the company\nof the image\n"+certificate) {
