@@ -19,7 +19,7 @@ func main() {
 		os.Exit(1)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	code := cli.Run(ctx, os.Args[1:], cli.OS())
+	code := cli.Run(ctx, os.Args[1:], cli.ProcessSystem())
 	stop()
 	os.Exit(code)
 }

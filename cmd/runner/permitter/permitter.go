@@ -38,7 +38,7 @@ func (p *Permitter) IsAllowed(c permission.Call) (allowed bool) {
 	p.turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
 		allowed = a.IsAllowed()
 	})
-	_, last := p.journal.Bounds()
-	p.journal.Trim(last)
+	_, last := p.journal.LineRange()
+	p.journal.TrimUpTo(last)
 	return allowed
 }

@@ -83,7 +83,7 @@ func TestEarlyText_BetweenTurnsIsIgnored(t *testing.T) {
 	s, turn := noticedIn(t, j)
 	feed(t, s, turn, promptDone)
 	feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), tells(t, Notice{Session: "s1", Text: &NoticeText{Message: "m", Piece: "late"}}))
-	next := agenttest.NewTurn(t, j, "exe_2")
+	next := agenttest.NewJournalTurn(t, j, "exe_2")
 	if err := s.BeginTurn(runner.Query{Content: "hello"}, next); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestBegin_AsksWhetherTheAgentIsAlive(t *testing.T) {
 			in, j := &agenttest.Stdin{}, &agenttest.Journal{}
 			s := OpenSession(c.dialect, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, in)
 			feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":`+c.caps+`}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
-			if err := s.BeginTurn(runner.Query{Content: "hello"}, agenttest.NewTurn(t, j, "exe_1")); err != nil {
+			if err := s.BeginTurn(runner.Query{Content: "hello"}, agenttest.NewJournalTurn(t, j, "exe_1")); err != nil {
 				t.Fatal(err)
 			}
 			var methods []string

@@ -47,7 +47,7 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 			var in agenttest.Stdin
 			var journal agenttest.Journal
 			s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
-			turn := agenttest.NewTurn(t, &journal, "exe_1")
+			turn := agenttest.NewJournalTurn(t, &journal, "exe_1")
 			if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)
 			}
@@ -89,7 +89,7 @@ func TestAnchors(t *testing.T) {
 			t.Parallel()
 			var journal agenttest.Journal
 			s := OpenSession(Dialect{Anchors: c.anchors}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
-			turn := agenttest.NewTurn(t, &journal, "exe_1")
+			turn := agenttest.NewJournalTurn(t, &journal, "exe_1")
 			if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)
 			}

@@ -27,7 +27,7 @@ func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) 
 		return &n
 	}}
 	s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
-	turn := agenttest.NewTurn(t, j, "exe_1")
+	turn := agenttest.NewJournalTurn(t, j, "exe_1")
 	if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 		t.Fatal(err)
 	}

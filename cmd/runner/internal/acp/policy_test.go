@@ -28,7 +28,7 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &st.journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
+	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &st.journal, ExecutionID: "exe_1", Now: agenttest.FixedTime, Policy: policy})
 	st.Session = OpenSession(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &st.in)
 	if err := st.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)

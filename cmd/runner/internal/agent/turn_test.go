@@ -45,7 +45,7 @@ func types(lines []runner.Line) string {
 func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 	turn.Start(runner.Started{Attempt: 1, PID: 1})
 	id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 	turn.AppendText(id, "one ")
@@ -70,7 +70,7 @@ func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 	text := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 	turn.AppendText(text, "half")
 	tool := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "write_file"})
@@ -101,7 +101,7 @@ func TestTurnTextIsWhatTheDeltasSay(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		var j agenttest.Journal
-		turn := agenttest.NewTurn(t, &j, "exe_1")
+		turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 		id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindThinking})
 		raw := rapid.OneOf(
 			rapid.Map(rapid.String(), func(s string) []byte { return []byte(s) }),
@@ -149,7 +149,7 @@ func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var j agenttest.Journal
-			turn := agenttest.NewTurn(t, &j, "exe_1")
+			turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 			turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: output})
 			turn.End(runner.Ended{Outcome: runner.Completed, Result: output})
 			lines := j.Lines()
@@ -178,7 +178,7 @@ func TestTurnKeepsInputReadable(t *testing.T) {
 		`{"half":`:                ``,
 	} {
 		var j agenttest.Journal
-		turn := agenttest.NewTurn(t, &j, "exe_1")
+		turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 		turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, Input: json.RawMessage(in)})
 		lines := j.Lines()
 		b := data[events.BlockStart](t, lines[len(lines)-1]).Block
@@ -191,7 +191,7 @@ func TestTurnKeepsInputReadable(t *testing.T) {
 func TestTurnJournalsWhatIsSaidOfUnknownBlocks(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 	turn.AppendText("b99", "x")
 	turn.UpdateBlock("b99", events.BlockUpdates{})
 	turn.CompleteBlock("b99", nil)

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// Subject describes the agent and the adapter that the test suite tests.
-type Subject struct {
+// AgentUnderTest describes the agent and the adapter that the test suite tests.
+type AgentUnderTest struct {
 	Architecture string
 	Adapter      agent.Adapter
 
@@ -39,31 +39,31 @@ type Subject struct {
 type Capabilities struct {
 	Goldens      *Goldens
 	Conversation *Conversation
-	Confinement  *Confinement
-	Resume       *Resume
+	Confinement  *ConfinementCheck
+	Resume       *ResumeCheck
 	Settings     *WorkspaceSettings
-	Fork         *Fork
-	Provided     *Provided
+	Fork         *ForkCheck
+	Provided     *ProvidedCheck
 	// Bare returns the agent without Spool, with which the benchmark "turn" compares the agent in Spool.
 	Bare func() bareagent.Agent
 }
 
-// Exercise runs the conformance suite of adapters for one agent.
-func Exercise(t *testing.T, s Subject, c Capabilities) {
+// RunSuite runs the conformance suite of adapters for one agent.
+func RunSuite(t *testing.T, s AgentUnderTest, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {
 		t.Run("goldens", func(t *testing.T) { checkGoldens(t, s, *c.Goldens) })
-		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); replayDisorder(t, s, *c.Goldens) })
+		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); checkDisorderedReplay(t, s, *c.Goldens) })
 	}
 	if s.Program != "" {
 		t.Run("missing CLI", func(t *testing.T) { t.Parallel(); checkMissingCLI(t, s) })
 	}
 	if c.Conversation != nil {
-		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); oneProcess(t, s, *c.Conversation, c.Confinement) })
-		t.Run("interrupt before the process has started", func(t *testing.T) { t.Parallel(); interruptAtOnce(t, s) })
+		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); checkOneProcess(t, s, *c.Conversation, c.Confinement) })
+		t.Run("interrupt before the process has started", func(t *testing.T) { t.Parallel(); checkInterruptAtOnce(t, s) })
 	}
 	if c.Resume != nil {
-		t.Run("resume", func(t *testing.T) { t.Parallel(); resume(t, s, *c.Resume) })
+		t.Run("resume", func(t *testing.T) { t.Parallel(); checkResume(t, s, *c.Resume) })
 	}
 	if c.Settings != nil {
 		t.Run("settings in the workspace", func(t *testing.T) { t.Parallel(); checkWorkspaceSettings(t, s, *c.Settings, *c.Confinement) })

@@ -29,9 +29,9 @@ import (
 // waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
 const waitTimeout = 3 * time.Minute
 
-// Bench runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
+// Harness runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
 // test on an error.
-type Bench struct {
+type Harness struct {
 	Folders    agent.Folders
 	Supervisor *supervisor.Supervisor
 	Query      runner.Query   // the fields that all queries have
@@ -43,29 +43,29 @@ type Bench struct {
 	read       uint64
 }
 
-// NewBench starts a supervisor that ends with the test. The model follows testdata/script.yaml. The test is skipped if
+// NewHarness starts a supervisor that ends with the test. The model follows testdata/script.yaml. The test is skipped if
 // the agent's CLI is not installed.
-func NewBench(t testing.TB, s Subject) *Bench {
+func NewHarness(t testing.TB, s AgentUnderTest) *Harness {
 	t.Helper()
-	return NewBenchWith(t, s, nil)
+	return NewHarnessWithScript(t, s, nil)
 }
 
-// NewBenchWith is NewBench with another script for the model.
-func NewBenchWith(t testing.TB, s Subject, script *server.Script) *Bench {
+// NewHarnessWithScript is NewHarness with another script for the model.
+func NewHarnessWithScript(t testing.TB, s AgentUnderTest, script *server.Script) *Harness {
 	t.Helper()
 	if s.Program != "" {
 		if _, err := exec.LookPath(s.Program); err != nil {
 			t.Skipf("%s is not on the PATH: %s, or make install", s.Program, s.Install)
 		}
 	}
-	return newBenchOn(t, s, os.Getenv("PATH"), script)
+	return newHarnessWithPath(t, s, os.Getenv("PATH"), script)
 }
 
-// newBenchOn is NewBenchWith for an agent that has the given PATH.
-func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Bench {
+// newHarnessWithPath is NewHarnessWithScript for an agent that has the given PATH.
+func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *server.Script) *Harness {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	b := &Bench{
+	b := &Harness{
 		t: t, Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()},
 		Query: runner.Query{
 			SessionID: "ses_1", Attempt: 1, Architecture: s.Architecture, Command: s.Command, Model: s.Model, Policy: runner.PolicyWorkspace,
@@ -74,7 +74,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	url := ""
 	if !s.NoModel {
 		if script == nil {
-			script = Script(t)
+			script = DefaultScript(t)
 		}
 		var err error
 		if b.Model, err = server.New(server.Config{Script: script}); err != nil {
@@ -115,8 +115,8 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	return b
 }
 
-// Script returns the script of the model in testdata/script.yaml.
-func Script(t testing.TB) *server.Script {
+// DefaultScript returns the script of the model in testdata/script.yaml.
+func DefaultScript(t testing.TB) *server.Script {
 	t.Helper()
 	script, err := server.LoadFile("testdata/script.yaml")
 	if err != nil {
@@ -125,8 +125,8 @@ func Script(t testing.TB) *server.Script {
 	return script
 }
 
-// Rules returns a script with the given rules in YAML. Without a rule for the query the model repeats it.
-func Rules(t testing.TB, rules ...string) *server.Script {
+// ScriptOfRules returns a script with the given rules in YAML. Without a rule for the query the model repeats it.
+func ScriptOfRules(t testing.TB, rules ...string) *server.Script {
 	t.Helper()
 	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
 	if err != nil {
@@ -135,15 +135,15 @@ func Rules(t testing.TB, rules ...string) *server.Script {
 	return s
 }
 
-// Tool is a tool call that a rule of the scripted model makes.
-type Tool struct {
+// ScriptToolCall is a tool call that a rule of the scripted model makes.
+type ScriptToolCall struct {
 	Name  string `json:"name"`
 	Input any    `json:"input"`
 }
 
-// Rule returns a rule for Rules. When a query contains text, the model calls the tools one after the other and then
+// ScriptRule returns a rule for Rules. When a query contains text, the model calls the tools one after the other and then
 // answers with the last result.
-func Rule(text string, tools ...Tool) string {
+func ScriptRule(text string, tools ...ScriptToolCall) string {
 	steps := []any{}
 	for _, tool := range tools {
 		steps = append(steps, map[string]any{"tool": tool})
@@ -157,9 +157,9 @@ func Rule(text string, tools ...Tool) string {
 	return "  - " + string(raw) + "\n"
 }
 
-// Start sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
+// StartTurn sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
 // which may be nil, modifies the query first.
-func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error {
+func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.Error {
 	b.executions++
 	q := b.Query
 	q.ExecutionID, q.Content = fmt.Sprintf("exe_%d", b.executions), content
@@ -169,22 +169,22 @@ func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error 
 	return b.Supervisor.Start(q)
 }
 
-// MustStart is Start for a query that the supervisor must accept. It returns the turn, which has no lines yet.
-func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
+// MustStartTurn is Start for a query that the supervisor must accept. It returns the turn, which has no lines yet.
+func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	if refusal := b.Start(content, change); refusal != nil {
+	if refusal := b.StartTurn(content, change); refusal != nil {
 		b.t.Fatal(refusal)
 	}
 	return Turn{t: b.t}
 }
 
-// Until reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
+// ReadUntil reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
 // that it has read added. It fails the test if no such line comes; what describes the line in the message.
-func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
+func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(waitTimeout)
 	for {
-		raw, changed := b.journal.After(b.read, 1)
+		raw, changed := b.journal.LinesAfter(b.read, 1)
 		if len(raw) == 0 {
 			select {
 			case <-changed:
@@ -205,26 +205,26 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 	}
 }
 
-// End reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
-func (b *Bench) End(so Turn) Turn {
+// ReadToEnd reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
+func (b *Harness) ReadToEnd(so Turn) Turn {
 	b.t.Helper()
-	return b.Until("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
+	return b.ReadUntil("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
 }
 
-// Ask sends a query, reads the journal to the end of its turn, and returns the turn.
-func (b *Bench) Ask(content string, change func(*runner.Query)) Turn {
+// RunTurn sends a query, reads the journal to the end of its turn, and returns the turn.
+func (b *Harness) RunTurn(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	return b.End(b.MustStart(content, change))
+	return b.ReadToEnd(b.MustStartTurn(content, change))
 }
 
-// AskOK is Ask for a turn that must complete with a result that contains want.
-func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
+// RunTurnOK is Ask for a turn that must complete with a result that contains want.
+func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	x := b.Ask(content, change)
+	x := b.RunTurn(content, change)
 	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, want) {
 		b.t.Fatalf("%s: ended %+v, want a result with %q\n%s", content, e, want, x)
 	}
-	x.CheckText()
+	x.CheckTextDeltas()
 	return x
 }
 
@@ -242,8 +242,8 @@ func (x Turn) String() string {
 	return s.String()
 }
 
-// All returns the data of all lines of a turn that have the type typ.
-func All[T any](x Turn, typ events.Type) []T {
+// DataOfType returns the data of all lines of a turn that have the type typ.
+func DataOfType[T any](x Turn, typ events.Type) []T {
 	x.t.Helper()
 	var out []T
 	for _, l := range x.Lines {
@@ -262,7 +262,7 @@ func All[T any](x Turn, typ events.Type) []T {
 // Ended returns the data of the line that ends the turn. It fails the test unless there is exactly one.
 func (x Turn) Ended() runner.Ended {
 	x.t.Helper()
-	all := All[runner.Ended](x, runner.TurnEnded)
+	all := DataOfType[runner.Ended](x, runner.TurnEnded)
 	if len(all) != 1 {
 		x.t.Fatalf("%d ends%s", len(all), x)
 	}
@@ -272,7 +272,7 @@ func (x Turn) Ended() runner.Ended {
 // Started returns the data of the line that starts the turn. It fails the test unless there is exactly one.
 func (x Turn) Started() runner.Started {
 	x.t.Helper()
-	all := All[runner.Started](x, runner.AgentStarted)
+	all := DataOfType[runner.Started](x, runner.AgentStarted)
 	if len(all) != 1 {
 		x.t.Fatalf("%d starts%s", len(all), x)
 	}
@@ -282,11 +282,11 @@ func (x Turn) Started() runner.Started {
 // Decisions returns the decisions about permission requests in the turn.
 func (x Turn) Decisions() []events.PermissionDecided {
 	x.t.Helper()
-	return All[events.PermissionDecided](x, "permission_decided")
+	return DataOfType[events.PermissionDecided](x, "permission_decided")
 }
 
-// Blocks returns the finished blocks of a kind, in the order in which they were finished.
-func (x Turn) Blocks(kind events.BlockKind) []events.Block {
+// FinishedBlocks returns the finished blocks of a kind, in the order in which they were finished.
+func (x Turn) FinishedBlocks(kind events.BlockKind) []events.Block {
 	x.t.Helper()
 	var out []events.Block
 	for _, l := range x.Lines {
@@ -306,38 +306,38 @@ func (x Turn) Blocks(kind events.BlockKind) []events.Block {
 	return out
 }
 
-// CheckText checks that the text deltas of every block join to the text of the block, byte by byte.
-func (x Turn) CheckText() {
+// CheckTextDeltas checks that the text deltas of every block join to the text of the block, byte by byte.
+func (x Turn) CheckTextDeltas() {
 	x.t.Helper()
 	streamed := map[string]string{}
-	for _, d := range All[runner.Delta](x, events.TextDelta) {
+	for _, d := range DataOfType[runner.Delta](x, events.TextDelta) {
 		if int(d.Offset) != len(streamed[d.BlockID]) {
 			x.t.Errorf("block %s: offset %d after %d bytes", d.BlockID, d.Offset, len(streamed[d.BlockID]))
 		}
 		streamed[d.BlockID] += d.Delta
 	}
-	for _, b := range x.Blocks(events.KindAssistantText) {
+	for _, b := range x.FinishedBlocks(events.KindAssistantText) {
 		if text, ok := streamed[b.ID]; ok && text != b.Content {
 			x.t.Errorf("block %s: deltas %q, content %q", b.ID, text, b.Content)
 		}
 	}
 }
 
-// Written returns the first transcript_written of the turn.
-func (x Turn) Written() events.TranscriptWritten {
+// TranscriptWritten returns the first transcript_written of the turn.
+func (x Turn) TranscriptWritten() events.TranscriptWritten {
 	x.t.Helper()
-	all := All[events.TranscriptWritten](x, "transcript_written")
+	all := DataOfType[events.TranscriptWritten](x, "transcript_written")
 	if len(all) == 0 {
 		x.t.Fatalf("no transcript_written%s", x)
 	}
 	return all[0]
 }
 
-// CheckErrors checks that the turn's events of type error have exactly the given codes, in order, and returns their
+// CheckErrorCodes checks that the turn's events of type error have exactly the given codes, in order, and returns their
 // data.
-func (x Turn) CheckErrors(codes ...string) []events.Error {
+func (x Turn) CheckErrorCodes(codes ...string) []events.Error {
 	x.t.Helper()
-	all := All[events.Error](x, "error")
+	all := DataOfType[events.Error](x, "error")
 	var got []string
 	for _, e := range all {
 		got = append(got, e.Code)
@@ -348,8 +348,8 @@ func (x Turn) CheckErrors(codes ...string) []events.Error {
 	return all
 }
 
-// File returns the content of a file in the workspace.
-func (b *Bench) File(name string) string {
+// ReadFile returns the content of a file in the workspace.
+func (b *Harness) ReadFile(name string) string {
 	b.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.Folders.Workspace, name))
 	if err != nil {
@@ -359,16 +359,18 @@ func (b *Bench) File(name string) string {
 }
 
 // HasFile reports whether the workspace has a file.
-func (b *Bench) HasFile(name string) bool { return exists(filepath.Join(b.Folders.Workspace, name)) }
-
-// Put writes a file into the workspace.
-func (b *Bench) Put(name, content string) {
-	b.t.Helper()
-	b.put(filepath.Join(b.Folders.Workspace, name), content)
+func (b *Harness) HasFile(name string) bool {
+	return fileExists(filepath.Join(b.Folders.Workspace, name))
 }
 
-// put writes a file, and creates its folders.
-func (b *Bench) put(path, content string) {
+// WriteFile writes a file into the workspace.
+func (b *Harness) WriteFile(name, content string) {
+	b.t.Helper()
+	b.writePath(filepath.Join(b.Folders.Workspace, name), content)
+}
+
+// writePath writes a file, and creates its folders.
+func (b *Harness) writePath(path, content string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		b.t.Fatal(err)
@@ -378,9 +380,9 @@ func (b *Bench) put(path, content string) {
 	}
 }
 
-// Requests returns the requests that the scripted model has received whose body contains text. It fails the test if
+// ModelRequests returns the requests that the scripted model has received whose body contains text. It fails the test if
 // there is none.
-func (b *Bench) Requests(text string) []server.Request {
+func (b *Harness) ModelRequests(text string) []server.Request {
 	b.t.Helper()
 	found := slices.DeleteFunc(b.Model.Requests(), func(r server.Request) bool { return !bytes.Contains(r.Body, []byte(text)) })
 	if len(found) == 0 {
@@ -389,9 +391,9 @@ func (b *Bench) Requests(text string) []server.Request {
 	return found
 }
 
-// CheckLastRequest checks the last request that the scripted model has received: its body must contain every text of
+// CheckLastModelRequest checks the last request that the scripted model has received: its body must contain every text of
 // present, no text of absent, and the question "which number was it?" exactly questions times.
-func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
+func (b *Harness) CheckLastModelRequest(present, absent []string, questions int) {
 	b.t.Helper()
 	requests := b.Model.Requests()
 	body := string(requests[len(requests)-1].Body)
@@ -410,8 +412,8 @@ func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
 	}
 }
 
-// WithEnv returns the environment that every query has, with one more variable.
-func (b *Bench) WithEnv(key, value string) map[string]string {
+// EnvWith returns the environment that every query has, with one more variable.
+func (b *Harness) EnvWith(key, value string) map[string]string {
 	env := maps.Clone(b.Query.Env)
 	env[key] = value
 	return env

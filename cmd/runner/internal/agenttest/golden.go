@@ -36,24 +36,24 @@ type Goldens struct {
 	Recording    Recording
 }
 
-// Step is a line of a recording: an input of the CLI, or a line that it printed.
-type Step struct {
-	Query     *runner.Query   `json:"query,omitempty"`
-	Interrupt bool            `json:"interrupt,omitempty"`
-	Decide    *Choice         `json:"decide,omitempty"`
-	Line      json.RawMessage `json:"line,omitempty"`
+// RecordingStep is a line of a recording: an input of the CLI, or a line that it printed.
+type RecordingStep struct {
+	Query     *runner.Query     `json:"query,omitempty"`
+	Interrupt bool              `json:"interrupt,omitempty"`
+	Decide    *RecordedDecision `json:"decide,omitempty"`
+	Line      json.RawMessage   `json:"line,omitempty"`
 }
 
-// Choice is a decision that a recording contains, on one of the approval requests of its turn.
-type Choice struct {
+// RecordedDecision is a decision that a recording contains, on one of the approval requests of its turn.
+type RecordedDecision struct {
 	Request  int                    `json:"request"` // which of the turn's requests, from 0 on
 	Decision events.ApprovalDecided `json:"decision"`
 }
 
 // applyTo passes the decision to the turn that writes to j.
-func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
+func (c RecordedDecision) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	t.Helper()
-	requests := requestsIn(t, j)
+	requests := lastTurnRequests(t, j)
 	if c.Request >= len(requests) {
 		t.Fatalf("a decision on request %d of %d", c.Request, len(requests))
 	}
@@ -62,8 +62,8 @@ func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	turn.ApplyVerdict(runner.Verdict{ApprovalDecided: c.Decision})
 }
 
-// requestsIn returns the approval requests of the last turn in j.
-func requestsIn(t testing.TB, j *Journal) []events.ApprovalRequested {
+// lastTurnRequests returns the approval requests of the last turn in j.
+func lastTurnRequests(t testing.TB, j *Journal) []events.ApprovalRequested {
 	t.Helper()
 	lines := j.Lines()
 	for i, l := range slices.Backward(lines) {
@@ -76,7 +76,7 @@ func requestsIn(t testing.TB, j *Journal) []events.ApprovalRequested {
 }
 
 // firstQuery returns the first query of a recording.
-func firstQuery(steps []Step) runner.Query {
+func firstQuery(steps []RecordingStep) runner.Query {
 	for _, s := range steps {
 		if s.Query != nil {
 			return *s.Query
@@ -87,9 +87,9 @@ func firstQuery(steps []Step) runner.Query {
 
 // checkGoldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
 // are made first.
-func checkGoldens(t *testing.T, s Subject, g Goldens) {
-	paths := recordings(t)
-	if !*recordAgain {
+func checkGoldens(t *testing.T, s AgentUnderTest, g Goldens) {
+	paths := recordingPaths(t)
+	if !*recordFlag {
 		var folders []string
 		for _, path := range paths {
 			folders = append(folders, filepath.Base(filepath.Dir(path)))
@@ -102,39 +102,39 @@ func checkGoldens(t *testing.T, s Subject, g Goldens) {
 	for name, scenario := range g.Scenarios {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("testdata", name)
-			if *recordAgain {
-				record(t, s, g, dir, scenario)
+			if *recordFlag {
+				recordScenario(t, s, g, dir, scenario)
 			} else {
 				t.Parallel()
 			}
 			place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-			journal, sent := g.replay(t, place, g.load(t, filepath.Join(dir, "recording.jsonl"), place))
+			journal, sent := g.replayRecording(t, place, g.loadRecording(t, filepath.Join(dir, "recording.jsonl"), place))
 			CheckAnchors(t, journal, g.Anchored...)
-			Compare(t, filepath.Join(dir, "journal.jsonl"), g.withPlaceholders(encodeLines(t, journal), place))
-			Compare(t, filepath.Join(dir, "sent.jsonl"), g.withPlaceholders(encodeLines(t, sent), place))
+			CompareGolden(t, filepath.Join(dir, "journal.jsonl"), g.insertPlaceholders(encodeLines(t, journal), place))
+			CompareGolden(t, filepath.Join(dir, "sent.jsonl"), g.insertPlaceholders(encodeLines(t, sent), place))
 		})
 	}
 }
 
-// recordings returns the paths of all recordings in testdata.
-func recordings(t testing.TB) []string {
+// recordingPaths returns the paths of all recordings in testdata.
+func recordingPaths(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*/recording.jsonl")
-	if err != nil || len(paths) == 0 && !*recordAgain {
+	if err != nil || len(paths) == 0 && !*recordFlag {
 		t.Fatalf("no recordings: %v", err)
 	}
 	slices.Sort(paths)
 	return paths
 }
 
-// replayDisorder passes the lines of recordings to the adapter in a wrong order, twice or not at all. The adapter may
+// checkDisorderedReplay passes the lines of recordings to the adapter in a wrong order, twice or not at all. The adapter may
 // refuse lines, but the journal that it writes must be valid.
-func replayDisorder(t *testing.T, s Subject, g Goldens) {
-	paths := recordings(t)
+func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
+	paths := recordingPaths(t)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
-	play := func(path string, times func() int, reorder func([]Step)) {
+	play := func(path string, times func() int, reorder func([]RecordingStep)) {
 		place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-		steps := g.load(t, path, place)
+		steps := g.loadRecording(t, path, place)
 		reorder(steps)
 		var journal Journal
 		permissions := firstQuery(steps).Permissions
@@ -158,7 +158,7 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		}
 	}
 	for range 200 {
-		play(paths[random.IntN(len(paths))], func() int { return []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] }, func(steps []Step) {
+		play(paths[random.IntN(len(paths))], func() int { return []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] }, func(steps []RecordingStep) {
 			for i := range steps {
 				if random.IntN(5) == 0 {
 					j := min(len(steps)-1, i+random.IntN(4))
@@ -168,23 +168,23 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		})
 	}
 	for _, path := range paths {
-		play(path, func() int { return 1 }, func(steps []Step) {
+		play(path, func() int { return 1 }, func(steps []RecordingStep) {
 			random.Shuffle(len(steps), func(a, b int) { steps[a], steps[b] = steps[b], steps[a] })
 		})
 	}
 }
 
-// load reads a recording, and replaces its placeholders by the paths of place.
-func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
+// loadRecording reads a recording, and replaces its placeholders by the paths of place.
+func (g Goldens) loadRecording(t testing.TB, path string, place agent.Folders) []RecordingStep {
 	t.Helper()
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw = []byte(strings.NewReplacer(g.placeholders(place)...).Replace(string(raw)))
-	var steps []Step
+	raw = []byte(strings.NewReplacer(g.placeholderPairs(place)...).Replace(string(raw)))
+	var steps []RecordingStep
 	for _, l := range bytes.Split(bytes.TrimSpace(raw), []byte("\n")) {
-		var s Step
+		var s RecordingStep
 		if err := json.Unmarshal(l, &s); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
@@ -193,8 +193,8 @@ func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 	return steps
 }
 
-// replay performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
-func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.Line, []json.RawMessage) {
+// replayRecording performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
+func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []RecordingStep) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
@@ -223,8 +223,8 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	return journal.Lines(), stdin.Sent()
 }
 
-// placeholders returns all placeholders, each followed by the text that it stands for.
-func (g Goldens) placeholders(place agent.Folders) []string {
+// placeholderPairs returns all placeholders, each followed by the text that it stands for.
+func (g Goldens) placeholderPairs(place agent.Folders) []string {
 	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
 	if g.Placeholders != nil {
 		pairs = append(pairs, g.Placeholders(place)...)
@@ -232,9 +232,9 @@ func (g Goldens) placeholders(place agent.Folders) []string {
 	return pairs
 }
 
-// withPlaceholders replaces the paths of place by placeholders, so that golden files do not depend on the machine.
-func (g Goldens) withPlaceholders(raw []byte, place agent.Folders) []byte {
-	pairs := g.placeholders(place)
+// insertPlaceholders replaces the paths of place by placeholders, so that golden files do not depend on the machine.
+func (g Goldens) insertPlaceholders(raw []byte, place agent.Folders) []byte {
+	pairs := g.placeholderPairs(place)
 	for i := 0; i < len(pairs); i += 2 {
 		pairs[i], pairs[i+1] = pairs[i+1], pairs[i]
 	}
@@ -259,11 +259,11 @@ func encodeLines[T any](t testing.TB, values []T) []byte {
 // place of values that differ in every run.
 func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
 	t.Helper()
-	Compare(t, path, stable(encodeLines(t, journal)))
+	CompareGolden(t, path, stable(encodeLines(t, journal)))
 }
 
-// Compare compares got with the golden file at path line by line. With -update it writes the file instead.
-func Compare(t testing.TB, path string, got []byte) {
+// CompareGolden compares got with the golden file at path line by line. With -update it writes the file instead.
+func CompareGolden(t testing.TB, path string, got []byte) {
 	t.Helper()
 	if *updateGoldens {
 		if err := os.WriteFile(path, got, 0o644); err != nil { //nolint:gosec // a golden file

@@ -74,16 +74,16 @@ func (s *Stdin) Sent() []json.RawMessage {
 	return append([]json.RawMessage(nil), s.sent...)
 }
 
-// Now returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
-func Now() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
+// FixedTime returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
+func FixedTime() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 
-// NewTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
-func NewTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
+// NewJournalTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
+func NewJournalTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
 	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})
 }
 
-// newQueryTurn is NewTurn with the execution and the permission policy of a query.
+// newQueryTurn is NewJournalTurn with the execution and the permission policy of a query.
 func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 	t.Helper()
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
@@ -91,13 +91,13 @@ func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 		t.Fatal(err)
 	}
 	return agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: Now, Policy: policy, Approved: q.Approved,
+		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: FixedTime, Policy: policy, Approved: q.Approved,
 	})
 }
 
-// Replay opens a session, begins the query and passes the lines of a recorded stdout to the session. It returns the
+// ReplayLines opens a session, begins the query and passes the lines of a recorded stdout to the session. It returns the
 // journal and the values that were sent to stdin.
-func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
+func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var stdin Stdin
 	var journal Journal
@@ -189,8 +189,8 @@ func CheckJournal(t testing.TB, journal []runner.Line) {
 	}
 }
 
-// CheckPinned checks that scripts/agents installs the version of the npm package that the adapter was tested with.
-func CheckPinned(t testing.TB, npm, tested string) {
+// CheckPinnedVersion checks that scripts/agents installs the version of the npm package that the adapter was tested with.
+func CheckPinnedVersion(t testing.TB, npm, tested string) {
 	t.Helper()
 	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
 	if err != nil {

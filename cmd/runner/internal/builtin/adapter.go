@@ -35,7 +35,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	set := map[string]string{}
 	if digest := serversDigest(l); digest != "" {
-		set[setupVariable] = digest
+		set[setupDigestVariable] = digest
 	}
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
@@ -66,7 +66,7 @@ type session struct {
 	in    agent.Stdin
 	refs  map[string]string
 	lost  string // why a conversation cannot be forked, until that is reported
-	plain bool   // the turn's query has no permission policy; see hasNoPolicy
+	plain bool   // the turn's query has no permission policy; see isWithoutPolicy
 }
 
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
@@ -74,20 +74,20 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
-	s.plain = hasNoPolicy(q)
+	s.plain = isWithoutPolicy(q)
 	q.Env, q.Redact = nil, nil // the process has the environment already, and its output is redacted here
-	return s.in.Send(order{Op: "query", Query: &q})
+	return s.in.Send(processOrder{Op: "query", Query: &q})
 }
 
 func (s *session) HandleLine(line []byte, t *agent.Turn) error {
-	var r report
+	var r processReport
 	if err := json.Unmarshal(line, &r); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	if r.Op == "permission" && r.Permission != nil {
-		return s.permit(*r.Permission, t)
+		return s.decidePermission(*r.Permission, t)
 	}
-	return r.apply(t, s.refs)
+	return r.applyTo(t, s.refs)
 }
 
-func (s *session) Interrupt() error { return s.in.Send(order{Op: "interrupt"}) }
+func (s *session) Interrupt() error { return s.in.Send(processOrder{Op: "interrupt"}) }

@@ -37,24 +37,24 @@ func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if err := r.begin(call); err != nil {
+		if err := r.beginCall(call); err != nil {
 			return err
 		}
 		// A reply comes at once, also if a person decides.
-		if err := r.serve(ctx, func(c *toolCall) bool { return c.waiting }); err != nil {
+		if err := r.serveReplies(ctx, func(c *toolCall) bool { return c.waiting }); err != nil {
 			return err
 		}
 	}
-	if err := r.serve(ctx, func(*toolCall) bool { return false }); err != nil {
+	if err := r.serveReplies(ctx, func(*toolCall) bool { return false }); err != nil {
 		return err
 	}
-	return r.interrupted(ctx)
+	return r.finishInterruptedCalls(ctx)
 }
 
-// begin requests the permission for a call. A call that cannot run gets its result.
-func (r *callRunner) begin(call model.Call) error {
-	c := &toolCall{Call: call, ref: r.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
-	failed := r.recovered(c, func() tool.Result {
+// beginCall requests the permission for a call. A call that cannot run gets its result.
+func (r *callRunner) beginCall(call model.Call) error {
+	c := &toolCall{Call: call, ref: r.record.OpenBlock(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
+	failed := r.runRecovered(c, func() tool.Result {
 		i := slices.IndexFunc(r.tools, func(tl tool.Tool) bool { return tl.Name() == call.Name })
 		if i < 0 {
 			return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}
@@ -66,32 +66,32 @@ func (r *callRunner) begin(call model.Call) error {
 		}
 		request := r.permissionRequest(c.tool, call.Arguments, paths)
 		request.ToolUseID = call.ID
-		c.request = r.permits.request(request)
+		c.request = r.permits.sendRequest(request)
 		return tool.Result{}
 	})
 	if failed.Code != "" {
-		return r.finish(c, failed, 0)
+		return r.finishCall(c, failed, 0)
 	}
 	r.open = append(r.open, c)
 	return nil
 }
 
-// serve applies replies to permission requests until mayStayOpen is true for every open call, or ctx ends.
-func (r *callRunner) serve(ctx context.Context, mayStayOpen func(*toolCall) bool) error {
+// serveReplies applies replies to permission requests until mayStayOpen is true for every open call, or ctx ends.
+func (r *callRunner) serveReplies(ctx context.Context, mayStayOpen func(*toolCall) bool) error {
 	for slices.ContainsFunc(r.open, func(c *toolCall) bool { return !mayStayOpen(c) }) {
-		reply, ok := r.permits.next(ctx)
+		reply, ok := r.permits.nextReply(ctx)
 		if !ok {
 			return nil
 		}
-		if err := r.apply(ctx, reply); err != nil {
+		if err := r.applyReply(ctx, reply); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// apply runs the call of a reply, or adds the denial as its result. It ignores a reply to a request that is not open.
-func (r *callRunner) apply(ctx context.Context, reply permissionReply) error {
+// applyReply runs the call of a reply, or adds the denial as its result. It ignores a reply to a request that is not open.
+func (r *callRunner) applyReply(ctx context.Context, reply permissionReply) error {
 	i := slices.IndexFunc(r.open, func(c *toolCall) bool { return c.request == reply.ID })
 	if i < 0 {
 		return nil
@@ -103,8 +103,8 @@ func (r *callRunner) apply(ctx context.Context, reply permissionReply) error {
 	}
 	r.open = slices.Delete(r.open, i, i+1)
 	start := r.Now()
-	result := r.recovered(c, func() tool.Result { return c.run(ctx, reply) })
-	return r.finish(c, result, r.Now().Sub(start))
+	result := r.runRecovered(c, func() tool.Result { return c.run(ctx, reply) })
+	return r.finishCall(c, result, r.Now().Sub(start))
 }
 
 // run runs the call if the reply allows it.
@@ -116,18 +116,18 @@ func (c *toolCall) run(ctx context.Context, reply permissionReply) tool.Result {
 		return c.tool.Run(ctx, c.Arguments)
 	}
 	var result tool.Result
-	if err := c.check(reply.Arguments); err != nil {
+	if err := c.checkArguments(reply.Arguments); err != nil {
 		result = tool.Result{Code: tool.ExecutionError, Output: err.Error()}
 	} else {
 		result = c.tool.Run(ctx, reply.Arguments)
 	}
-	result.Output = changedNote(reply.Arguments) + result.Output
+	result.Output = argumentsChangedNote(reply.Arguments) + result.Output
 	return result
 }
 
-// check returns an error if the arguments that a person changed are not valid. Whether their paths are in the workspace is
+// checkArguments returns an error if the arguments that a person changed are not valid. Whether their paths are in the workspace is
 // checked by the tool.
-func (c *toolCall) check(arguments json.RawMessage) error {
+func (c *toolCall) checkArguments(arguments json.RawMessage) error {
 	if !bytes.HasPrefix(bytes.TrimSpace(arguments), []byte("{")) {
 		return fmt.Errorf("arguments: not a JSON object")
 	}
@@ -135,8 +135,8 @@ func (c *toolCall) check(arguments json.RawMessage) error {
 	return err
 }
 
-// recovered returns the result of f. A panic is a result with a code.
-func (r *callRunner) recovered(c *toolCall, f func() tool.Result) (result tool.Result) {
+// runRecovered returns the result of f. A panic is a result with a code.
+func (r *callRunner) runRecovered(c *toolCall, f func() tool.Result) (result tool.Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			r.Log.Error("panic in a tool", "name", c.Name, "panic", p)
@@ -146,24 +146,24 @@ func (r *callRunner) recovered(c *toolCall, f func() tool.Result) (result tool.R
 	return f()
 }
 
-// finish completes the block of a call and adds the result to the transcript.
-func (r *callRunner) finish(c *toolCall, result tool.Result, took time.Duration) error {
+// finishCall completes the block of a call and adds the result to the transcript.
+func (r *callRunner) finishCall(c *toolCall, result tool.Result, took time.Duration) error {
 	r.Log.Debug("tool", "name", c.Name, "call", c.ID, "code", result.Code, "took", took)
-	text := result.Text()
-	r.record.Complete(c.ref, events.Block{
+	text := result.ModelText()
+	r.record.CompleteBlock(c.ref, events.Block{
 		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: nextAnchor(r.said), //nolint:gosec // a minute
 	})
-	return r.said.Add(model.Message{Role: model.Tool, CallID: c.ID, Text: text})
+	return r.said.AppendMessage(model.Message{Role: model.RoleTool, CallID: c.ID, Text: text})
 }
 
-// interrupted finishes the open calls if the user interrupted the turn. If the process ends, they stay open: nobody has
+// finishInterruptedCalls finishes the open calls if the user interrupted the turn. If the process ends, they stay open: nobody has
 // decided, and the transcript must not say so.
-func (r *callRunner) interrupted(ctx context.Context) error {
+func (r *callRunner) finishInterruptedCalls(ctx context.Context) error {
 	if !isInterrupted(ctx) {
 		return nil
 	}
 	for _, c := range r.open {
-		if err := r.finish(c, tool.Result{Code: tool.ExecutionError, Output: interruptedBeforeRun}, 0); err != nil {
+		if err := r.finishCall(c, tool.Result{Code: tool.ExecutionError, Output: interruptedBeforeRun}, 0); err != nil {
 			return err
 		}
 	}

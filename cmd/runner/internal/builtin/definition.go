@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// setupVariable is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
+// setupDigestVariable is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
 // another process.
-const setupVariable = "SPOOL_AGENT_SETUP_SHA256"
+const setupDigestVariable = "SPOOL_AGENT_SETUP_SHA256"
 
 // serversDigest returns the hash of the MCP servers, "" without servers. The rest of a definition comes with each
 // query.
@@ -31,9 +31,9 @@ func serversDigest(l agent.Launch) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// chooseTools returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
+// filterTools returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
 // that server's tools by name.
-func chooseTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
+func filterTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	return slices.DeleteFunc(slices.Clone(all), func(t tool.Tool) bool {
 		name := t.Name()
 		if slices.Contains(c.Deny, name) {
@@ -42,11 +42,11 @@ func chooseTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 		if len(c.Allow) == 0 || slices.Contains(c.Allow, name) {
 			return false
 		}
-		if !strings.HasPrefix(name, mcptool.Prefix) {
+		if !strings.HasPrefix(name, mcptool.ToolNamePrefix) {
 			return true
 		}
-		server, _, _ := strings.Cut(strings.TrimPrefix(name, mcptool.Prefix), "__")
-		return slices.ContainsFunc(c.Allow, func(a string) bool { return strings.HasPrefix(a, mcptool.Prefix+server+"__") })
+		server, _, _ := strings.Cut(strings.TrimPrefix(name, mcptool.ToolNamePrefix), "__")
+		return slices.ContainsFunc(c.Allow, func(a string) bool { return strings.HasPrefix(a, mcptool.ToolNamePrefix+server+"__") })
 	})
 }
 

@@ -28,7 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	mcptest.ServeIfAsked()
+	mcptest.ServeIfRequested()
 	goleak.VerifyTestMain(m)
 }
 
@@ -246,7 +246,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 		s.t.Fatal(err)
 	}
 	t := agent.NewTurn(s.t.Context(), agent.TurnConfig{
-		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
+		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
 	t.Start(runner.Started{Attempt: 1, PID: 1, Policy: q.Policy})
 	if err := s.session.BeginTurn(q, t); err != nil {

@@ -12,8 +12,8 @@ import (
 // nextAnchor returns the anchor of the last block of the message that is added next: the number of messages with it.
 func nextAnchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
 
-// forkID returns the id of the new agent session of a launch with a Fork.
-func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
+// forkedSessionID returns the id of the new agent session of a launch with a Fork.
+func forkedSessionID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
 // sessionToResume returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
 // anchor's message. If the copy cannot be made, none is left, and OpenSession reports that the conversation is lost.
@@ -21,7 +21,7 @@ func sessionToResume(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil
 	}
-	to, err := transcriptPath(l.State, forkID(l))
+	to, err := transcriptPath(l.State, forkedSessionID(l))
 	if err != nil {
 		return "", err
 	}
@@ -37,7 +37,7 @@ func sessionToResume(l agent.Launch) (string, error) {
 		return line, transcript.Keep
 	})
 	if err == nil {
-		return forkID(l), nil
+		return forkedSessionID(l), nil
 	}
 	if _, missing := os.Lstat(to); missing == nil {
 		return "", fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -50,7 +50,7 @@ func whyNotResumable(l agent.Launch) string {
 	if l.Resume == "" || l.Fork == nil {
 		return ""
 	}
-	if path, err := transcriptPath(l.State, forkID(l)); err == nil {
+	if path, err := transcriptPath(l.State, forkedSessionID(l)); err == nil {
 		if _, err := os.Lstat(path); err == nil {
 			return ""
 		}

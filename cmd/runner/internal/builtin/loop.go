@@ -42,8 +42,8 @@ type Loop struct {
 type turn struct {
 	*Loop
 	query   runner.Query
-	record  Record
-	permits *permits
+	record  TurnRecorder
+	permits *permissionQueue
 	tools   []tool.Tool
 	said    *Transcript
 	usage   events.Usage
@@ -53,8 +53,8 @@ type turn struct {
 // Run runs one turn: it appends to the transcript, reports to the record, and runs the calls of tools that permits allows.
 // Cancelling ctx interrupts the turn. A model accepts the transcript, unless ctx ended for another reason than
 // errInterrupted: then the process ends, and the transcript is completed when it is opened again.
-func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record, permits *permits) runner.Ended {
-	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: chooseTools(l.Tools, q.Tools), said: said, model: q.Model}
+func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record TurnRecorder, permits *permissionQueue) runner.Ended {
+	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: filterTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
@@ -71,7 +71,7 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 		reason = interruptedBeforeRun
 	}
 	if err := said.answerOpenCalls(reason); err != nil {
-		record.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+		record.RecordEvent(events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
 	return ended
 }
@@ -79,7 +79,7 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 // run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the limit is reached. An error
 // means that the transcript cannot be written.
 func (t *turn) run(ctx context.Context) (runner.Ended, error) {
-	if err := t.said.Add(userMessage(t.query)); err != nil {
+	if err := t.said.AppendMessage(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
 	}
 	limit, raise := t.MaxSteps, "SPOOL_AGENT_MAX_STEPS raises the limit"
@@ -90,9 +90,9 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 		limit = DefaultMaxSteps
 	}
 	for range limit {
-		answer, err := t.ask(ctx)
+		answer, err := t.requestAnswer(ctx)
 		if !answer.Message.Partial || answer.Message.Text != "" {
-			if addErr := t.said.Add(answer.Message); addErr != nil {
+			if addErr := t.said.AppendMessage(answer.Message); addErr != nil {
 				return runner.Ended{}, addErr
 			}
 		}
@@ -100,7 +100,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			return t.modelErrorEnd(ctx, err), nil
 		}
 		if answer.Cut {
-			t.record.Event(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
+			t.record.RecordEvent(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
 		}
 		if len(answer.Message.Calls) == 0 {
 			return runner.Ended{Outcome: runner.Completed, Result: answer.Message.Text}, nil
@@ -120,11 +120,11 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 
 // userMessage returns the query as a message for the model.
 func userMessage(q runner.Query) model.Message {
-	m := model.Message{Role: model.User, Text: expandCommand(q.Content, q.Commands)}
+	m := model.Message{Role: model.RoleUser, Text: expandCommand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
 		switch p.Type {
 		case "image":
-			m.Images = append(m.Images, model.URL("data:"+p.MediaType+";base64,"+p.Data))
+			m.Images = append(m.Images, model.ImageURL("data:"+p.MediaType+";base64,"+p.Data))
 		default:
 			if m.Text != "" {
 				m.Text += "\n"
@@ -156,24 +156,24 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
-// ask requests one answer and shows it as it comes.
-func (t *turn) ask(ctx context.Context) (model.Answer, error) {
+// requestAnswer requests one answer and shows it as it comes.
+func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
-		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.toolOffers(),
+		Model: t.model, System: t.systemPrompt(), Messages: t.said.Messages(), Tools: t.toolOffers(),
 	}, s.addDelta)
 	s.finish(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
 	t.usage.CacheReadTokens += answer.Usage.CacheRead
 	if answer.Usage != (model.Usage{}) {
-		t.record.Event(events.MetadataUpdate{Usage: t.usage, Model: answer.Model})
+		t.record.RecordEvent(events.MetadataUpdate{Usage: t.usage, Model: answer.Model})
 	}
 	return answer, err
 }
 
-// system returns the system prompt: the query's or the default, and the memory file.
-func (t *turn) system() string {
+// systemPrompt returns the system prompt: the query's or the default, and the memory file.
+func (t *turn) systemPrompt() string {
 	s := t.query.SystemPrompt
 	if s == "" {
 		s = t.System
@@ -185,10 +185,10 @@ func (t *turn) system() string {
 }
 
 // toolOffers returns the tools in the form that the model receives.
-func (t *turn) toolOffers() []model.Offer {
-	var out []model.Offer
+func (t *turn) toolOffers() []model.ToolOffer {
+	var out []model.ToolOffer
 	for _, tl := range t.tools {
-		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
+		out = append(out, model.ToolOffer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
 	}
 	return out
 }
@@ -209,27 +209,27 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {
-			s.thinking = s.record.Open(events.Block{Kind: events.KindThinking})
+			s.thinking = s.record.OpenBlock(events.Block{Kind: events.KindThinking})
 		}
-		s.record.Text(s.thinking, d.Thinking)
+		s.record.AppendText(s.thinking, d.Thinking)
 	case d.Text != "":
 		s.stopThinking(events.Block{})
 		if s.text == "" {
-			s.text = s.record.Open(events.Block{Kind: events.KindAssistantText, Model: s.model})
+			s.text = s.record.OpenBlock(events.Block{Kind: events.KindAssistantText, Model: s.model})
 		}
-		s.record.Text(s.text, d.Text)
+		s.record.AppendText(s.text, d.Text)
 	case d.Call != nil:
 		s.stopThinking(events.Block{})
 		c := s.calls[d.Call.Index]
 		if c == nil {
 			s.stopText(events.Block{Model: s.model})
 			c = &shownCall{id: d.Call.ID}
-			c.ref = s.record.Open(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
+			c.ref = s.record.OpenBlock(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
 			s.calls[d.Call.Index] = c
 			s.order = append(s.order, c)
 		}
 		if d.Call.Arguments != "" {
-			s.record.Text(c.ref, d.Call.Arguments)
+			s.record.AppendText(c.ref, d.Call.Arguments)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 // stopThinking completes the open block of thinking, if there is one, with the fields of b.
 func (s *answerBlocks) stopThinking(b events.Block) {
 	if s.thinking != "" {
-		s.record.Complete(s.thinking, b)
+		s.record.CompleteBlock(s.thinking, b)
 		s.thinking = ""
 	}
 }
@@ -245,7 +245,7 @@ func (s *answerBlocks) stopThinking(b events.Block) {
 // stopText completes the open block of text, if there is one, with the fields of b.
 func (s *answerBlocks) stopText(b events.Block) {
 	if s.text != "" {
-		s.record.Complete(s.text, b)
+		s.record.CompleteBlock(s.text, b)
 		s.text = ""
 	}
 }
@@ -270,6 +270,6 @@ func (s *answerBlocks) finish(a model.Answer, err error) {
 		inputs[c.ID] = c.Arguments
 	}
 	for i, c := range s.order {
-		s.record.Complete(c.ref, events.Block{Status: status, Input: inputs[c.id], Anchor: anchorAt(i == len(s.order)-1)})
+		s.record.CompleteBlock(c.ref, events.Block{Status: status, Input: inputs[c.id], Anchor: anchorAt(i == len(s.order)-1)})
 	}
 }

@@ -22,10 +22,10 @@ import (
 
 // Rules that decide a call without the permission policy.
 const (
-	ruleInside    = "workspace.inside"    // allow: files inside the workspace
-	ruleOutside   = "workspace.outside"   // deny: the tools refuse these files whatever a policy allows
-	ruleSandboxed = "workspace.sandboxed" // allow: the sandbox limits what a program can reach
-	ruleServer    = "mcp.server"          // allow: a tool of one of the agent's MCP servers
+	ruleInsideWorkspace  = "workspace.inside"    // allow: files inside the workspace
+	ruleOutsideWorkspace = "workspace.outside"   // deny: the tools refuse these files whatever a policy allows
+	ruleLeftToSandbox    = "workspace.sandboxed" // allow: the sandbox limits what a program can reach
+	ruleMCPServer        = "mcp.server"          // allow: a tool of one of the agent's MCP servers
 )
 
 const (
@@ -64,53 +64,53 @@ type permissionReply struct {
 	Arguments json.RawMessage `json:"arguments,omitempty"` // replace those of the call; absent if they are not changed
 }
 
-// hasNoPolicy reports whether the query is of an agent without permissions, and nothing adapts them to the execution. Then
+// isWithoutPolicy reports whether the query is of an agent without permissions, and nothing adapts them to the execution. Then
 // the paths of a call decide alone.
-func hasNoPolicy(q runner.Query) bool {
+func isWithoutPolicy(q runner.Query) bool {
 	return reflect.ValueOf(q.Permissions).IsZero() && len(q.ExecutionPermissions.Rules) == 0
 }
 
-// permit decides a request by the policy of the turn, and replies to it at once or when a person has decided.
-func (s *session) permit(r permissionRequest, t *agent.Turn) error {
+// decidePermission decides a request by the policy of the turn, and replies to it at once or when a person has decided.
+func (s *session) decidePermission(r permissionRequest, t *agent.Turn) error {
 	replied := false
-	t.RequestPermission(events.MainConversation, r.forTurn(s.plain), func(a agent.PermissionAnswer) {
+	t.RequestPermission(events.MainConversation, r.turnRequest(s.plain), func(a agent.PermissionAnswer) {
 		replied = true
 		reply := permissionReply{ID: r.ID, Allowed: a.IsAllowed(), Message: a.Message, Arguments: a.Arguments}
-		if err := s.in.Send(order{Op: "permission", Permission: &reply}); err != nil {
+		if err := s.in.Send(processOrder{Op: "permission", Permission: &reply}); err != nil {
 			denial := permissionReply{ID: r.ID, Message: "the decision cannot be sent to the agent: " + err.Error()}
-			_ = s.in.Send(order{Op: "permission", Permission: &denial}) // two strings are always encoded
+			_ = s.in.Send(processOrder{Op: "permission", Permission: &denial}) // two strings are always encoded
 		}
 	})
 	if replied {
 		return nil
 	}
-	return s.in.Send(order{Op: "permission", Permission: &permissionReply{ID: r.ID, Waiting: true}})
+	return s.in.Send(processOrder{Op: "permission", Permission: &permissionReply{ID: r.ID, Waiting: true}})
 }
 
-// forTurn returns the request in the form of package agent. plain means that the query has no policy.
-func (r permissionRequest) forTurn(plain bool) agent.PermissionRequest {
+// turnRequest returns the request in the form of package agent. plain means that the query has no policy.
+func (r permissionRequest) turnRequest(plain bool) agent.PermissionRequest {
 	call := permission.Call{Tool: r.Tool, Kind: r.Kind, Command: r.Command, Destructive: r.Destructive}
 	for _, p := range r.Paths {
 		call.Paths = append(call.Paths, permission.Path{Path: p})
 	}
 	return agent.PermissionRequest{
-		Key: r.ID, ToolUseID: r.ToolUseID, Call: call, Decided: r.decided(plain),
+		Key: r.ID, ToolUseID: r.ToolUseID, Call: call, Decided: r.fixedDecision(plain),
 		Title: strings.Join(strings.Fields(r.Title), " "), Preview: r.Preview, Input: r.Arguments, Editable: true, Schema: r.Schema,
 	}
 }
 
-// decided returns the decision that no policy changes, or nil if the policy decides.
-func (r permissionRequest) decided(plain bool) *permission.Decision {
-	d := permission.Decision{Action: events.PermissionAllow, Rule: ruleSandboxed}
+// fixedDecision returns the decision that no policy changes, or nil if the policy decides.
+func (r permissionRequest) fixedDecision(plain bool) *permission.Decision {
+	d := permission.Decision{Action: events.PermissionAllow, Rule: ruleLeftToSandbox}
 	switch {
 	case r.Outside != "":
-		return &permission.Decision{Action: events.PermissionDeny, Rule: ruleOutside, Reason: r.Outside + " is outside the workspace"}
+		return &permission.Decision{Action: events.PermissionDeny, Rule: ruleOutsideWorkspace, Reason: r.Outside + " is outside the workspace"}
 	case !plain:
 		return nil
 	case r.HasPaths:
-		d.Rule = ruleInside
-	case strings.HasPrefix(r.Tool, mcptool.Prefix):
-		d.Rule = ruleServer
+		d.Rule = ruleInsideWorkspace
+	case strings.HasPrefix(r.Tool, mcptool.ToolNamePrefix):
+		d.Rule = ruleMCPServer
 	}
 	return &d
 }
@@ -124,7 +124,7 @@ func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths 
 			return r
 		}
 	}
-	if hasNoPolicy(t.query) {
+	if isWithoutPolicy(t.query) {
 		return r
 	}
 	for _, p := range paths {
@@ -185,9 +185,9 @@ func relativeTo(root, path string) string {
 	return filepath.ToSlash(rel)
 }
 
-// permits sends the permission requests of a turn and holds the replies until the turn takes them.
-type permits struct {
-	pipe  *pipe
+// permissionQueue sends the permission requests of a turn and holds the replies until the turn takes them.
+type permissionQueue struct {
+	pipe  *reportWriter
 	turn  int
 	count int // requests so far
 
@@ -196,21 +196,21 @@ type permits struct {
 	added   chan struct{} // signalled after a reply was added
 }
 
-// newPermits returns the permits of the turn with that number in the process.
-func newPermits(p *pipe, turn int) *permits {
-	return &permits{pipe: p, turn: turn, added: make(chan struct{}, 1)}
+// newPermissionQueue returns the permits of the turn with that number in the process.
+func newPermissionQueue(p *reportWriter, turn int) *permissionQueue {
+	return &permissionQueue{pipe: p, turn: turn, added: make(chan struct{}, 1)}
 }
 
-// request sends a request and returns its id. Only the goroutine of the turn may call it.
-func (p *permits) request(r permissionRequest) string {
+// sendRequest sends a request and returns its id. Only the goroutine of the turn may call it.
+func (p *permissionQueue) sendRequest(r permissionRequest) string {
 	p.count++
 	r.ID = "p" + strconv.Itoa(p.turn) + "." + strconv.Itoa(p.count)
-	p.pipe.write(report{Op: "permission", Permission: &r})
+	p.pipe.write(processReport{Op: "permission", Permission: &r})
 	return r.ID
 }
 
-// add adds a reply. It does not block.
-func (p *permits) add(r permissionReply) {
+// addReply adds a reply. It does not block.
+func (p *permissionQueue) addReply(r permissionReply) {
 	p.mu.Lock()
 	p.replies = append(p.replies, r)
 	p.mu.Unlock()
@@ -220,8 +220,8 @@ func (p *permits) add(r permissionReply) {
 	}
 }
 
-// next returns the next reply, in the order of arrival. It blocks until there is one, or returns false when ctx ends.
-func (p *permits) next(ctx context.Context) (permissionReply, bool) {
+// nextReply returns the next reply, in the order of arrival. It blocks until there is one, or returns false when ctx ends.
+func (p *permissionQueue) nextReply(ctx context.Context) (permissionReply, bool) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
 		if len(p.replies) > 0 {
@@ -239,8 +239,8 @@ func (p *permits) next(ctx context.Context) (permissionReply, bool) {
 	return permissionReply{}, false
 }
 
-// changedNote returns the note that precedes the result of a call whose arguments a person changed.
-func changedNote(arguments json.RawMessage) string {
+// argumentsChangedNote returns the note that precedes the result of a call whose arguments a person changed.
+func argumentsChangedNote(arguments json.RawMessage) string {
 	const limit = 2 << 10
 	text := string(arguments)
 	if len(text) > limit {

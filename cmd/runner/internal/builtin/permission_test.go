@@ -32,7 +32,7 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 	}
 	var stdin agenttest.Stdin
 	var journal agenttest.Journal
-	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
+	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &journal, ExecutionID: "exe_1", Now: agenttest.FixedTime, Policy: policy})
 	s := Adapter{}.OpenSession(agent.Launch{}, &stdin).(*session)
 	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 func replies(t testing.TB, stdin *agenttest.Stdin) (list []permissionReply) {
 	t.Helper()
 	for _, raw := range stdin.Sent() {
-		var o order
+		var o processOrder
 		if err := json.Unmarshal(raw, &o); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +70,7 @@ func TestPermit_WithoutPolicy_UsesTheRulesOfTheWorkspace(t *testing.T) {
 			t.Parallel()
 			s, stdin, journal, turn := newSession(t, runner.Query{ExecutionPermissions: events.ExecutionPermissions{Unattended: true}})
 			tc.request.ID, tc.request.ToolUseID = "p1.1", "call_1"
-			if err := s.permit(tc.request, turn); err != nil {
+			if err := s.decidePermission(tc.request, turn); err != nil {
 				t.Fatal(err)
 			}
 			tc.decision.ToolName, tc.decision.ToolUseID = tc.request.Tool, "call_1"
@@ -154,20 +154,20 @@ func TestLine_RefusesDecisionsOfTheProcess(t *testing.T) {
 func TestPermits_NextReturnsRepliesInOrderUntilTheContextEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	p := newPermits(newPipe(&bytes.Buffer{}), 3)
-	if one, two := p.request(permissionRequest{}), p.request(permissionRequest{}); one != "p3.1" || two != "p3.2" {
+	p := newPermissionQueue(newReportWriter(&bytes.Buffer{}), 3)
+	if one, two := p.sendRequest(permissionRequest{}), p.sendRequest(permissionRequest{}); one != "p3.1" || two != "p3.2" {
 		t.Errorf("ids %q, %q", one, two)
 	}
-	p.add(permissionReply{ID: "a"})
-	p.add(permissionReply{ID: "b"})
+	p.addReply(permissionReply{ID: "a"})
+	p.addReply(permissionReply{ID: "b"})
 	for _, want := range []string{"a", "b"} {
-		if r, ok := p.next(ctx); !ok || r.ID != want {
+		if r, ok := p.nextReply(ctx); !ok || r.ID != want {
 			t.Errorf("reply %+v, %v, want %s", r, ok, want)
 		}
 	}
-	p.add(permissionReply{ID: "c", Allowed: true})
+	p.addReply(permissionReply{ID: "c", Allowed: true})
 	cancel(errors.New("ended"))
-	if r, ok := p.next(ctx); ok {
+	if r, ok := p.nextReply(ctx); ok {
 		t.Errorf("reply %+v after the end", r)
 	}
 }
@@ -215,7 +215,7 @@ func BenchmarkPermission(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s := &session{in: fileStdin{json.NewEncoder(in)}, plain: hasNoPolicy(q)}
+			s := &session{in: fileStdin{json.NewEncoder(in)}, plain: isWithoutPolicy(q)}
 			_, _, _, on := newSession(b, q)
 			var wg sync.WaitGroup
 			wg.Go(func() { // the supervisor
@@ -225,8 +225,8 @@ func BenchmarkPermission(b *testing.B) {
 					}
 				}
 			})
-			p := newPermits(newPipe(out), 1)
-			replies := make(chan order)
+			p := newPermissionQueue(newReportWriter(out), 1)
+			replies := make(chan processOrder)
 			wg.Go(func() { // the process's stdin
 				if err := readOrders(b.Context(), orders, replies); err != nil {
 					b.Error(err)
@@ -235,19 +235,19 @@ func BenchmarkPermission(b *testing.B) {
 			})
 			wg.Go(func() {
 				for o := range replies {
-					p.add(*o.Permission)
+					p.addReply(*o.Permission)
 				}
 			})
 			w, err := workspace.Open(b.TempDir())
 			if err != nil {
 				b.Fatal(err)
 			}
-			files := tool.Files(w)
+			files := tool.FileTools(w)
 			process := &turn{Loop: &Loop{Workspace: w}, query: q}
 			arguments := json.RawMessage(`{"path":"a.txt"}`)
 			for b.Loop() {
-				id := p.request(process.permissionRequest(files[0], arguments, []string{"a.txt"}))
-				if r, ok := p.next(b.Context()); !ok || r.ID != id || !r.Allowed {
+				id := p.sendRequest(process.permissionRequest(files[0], arguments, []string{"a.txt"}))
+				if r, ok := p.nextReply(b.Context()); !ok || r.ID != id || !r.Allowed {
 					b.Fatalf("reply %+v, %v", r, ok)
 				}
 			}

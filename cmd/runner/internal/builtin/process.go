@@ -72,7 +72,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer w.Close() //nolint:errcheck // nothing is buffered
 	said, err := openTranscript(p.State, p.Resume)
 	lost := ""
-	if errors.Is(err, errNoTranscript) {
+	if errors.Is(err, errTranscriptMissing) {
 		lost, err = err.Error(), nil
 	}
 	if err != nil {
@@ -87,9 +87,9 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: defaultPrompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
-	s := &server{
-		loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out),
-		own:     append(tool.Files(w), tool.RunCode{Dir: p.Workspace, Environ: environ, Limit: codeLimit}),
+	s := &orderServer{
+		loop: loop, said: said, state: p.State, lost: lost, pipe: newReportWriter(out),
+		own:     append(tool.FileTools(w), tool.RunCode{Dir: p.Workspace, Environ: environ, Limit: codeLimit}),
 		servers: mcptool.New(mcptool.Config{Dir: p.Workspace, Environ: environ}),
 	}
 	defer func() {
@@ -100,14 +100,14 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.run(ctx, in)
 }
 
-// server reads orders and runs turns.
-type server struct {
+// orderServer reads orders and runs turns.
+type orderServer struct {
 	loop     *Loop
 	said     *Transcript
 	state    string
 	lost     string // why the transcript is missing, until that is reported
 	reported bool   // the path of the transcript was reported
-	pipe     *pipe
+	pipe     *reportWriter
 	turns    int // number of turns so far
 
 	own     []tool.Tool
@@ -122,11 +122,11 @@ var errInterrupted = errors.New("interrupted by the user")
 type runningTurn struct {
 	stop    context.CancelCauseFunc
 	done    chan struct{} // closed when the turn has ended
-	permits *permits
+	permits *permissionQueue
 }
 
-// end stops the turn, because the process ends, and waits until it has ended. It does nothing for nil.
-func (r *runningTurn) end() {
+// stopAndWait stops the turn, because the process ends, and waits until it has ended. It does nothing for nil.
+func (r *runningTurn) stopAndWait() {
 	if r != nil {
 		r.stop(nil)
 		<-r.done
@@ -134,15 +134,15 @@ func (r *runningTurn) end() {
 }
 
 // run executes orders until in or ctx ends. A query waits for the end of the turn before it.
-func (s *server) run(ctx context.Context, in io.Reader) error {
-	orders := make(chan order)
+func (s *orderServer) run(ctx context.Context, in io.Reader) error {
+	orders := make(chan processOrder)
 	readErr := make(chan error, 1)
 	go func() { // ends when in ends, at the latest with the process
 		defer close(orders)
 		readErr <- readOrders(ctx, in, orders)
 	}()
 	var now *runningTurn
-	defer func() { now.end() }()
+	defer func() { now.stopAndWait() }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -150,7 +150,7 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 		case o, ok := <-orders:
 			switch {
 			case !ok:
-				now.end()
+				now.stopAndWait()
 				return errors.Join(<-readErr, s.pipe.err)
 			case o.Op == "interrupt":
 				if now != nil {
@@ -158,13 +158,13 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 				}
 			case o.Op == "permission" && o.Permission != nil:
 				if now != nil {
-					now.permits.add(*o.Permission) // does nothing if the turn has ended
+					now.permits.addReply(*o.Permission) // does nothing if the turn has ended
 				}
 			case o.Op == "query" && o.Query != nil:
 				if now != nil {
 					<-now.done // wait until its end was reported
 				}
-				now.end()
+				now.stopAndWait()
 				now = s.start(ctx, *o.Query)
 			default:
 				return fmt.Errorf("order %q is not known, or incomplete", o.Op)
@@ -174,10 +174,10 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 }
 
 // start starts a turn in the background.
-func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
+func (s *orderServer) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancelCause(ctx)
 	s.turns++
-	r := &runningTurn{stop: stop, done: make(chan struct{}), permits: newPermits(s.pipe, s.turns)}
+	r := &runningTurn{stop: stop, done: make(chan struct{}), permits: newPermissionQueue(s.pipe, s.turns)}
 	go func() {
 		defer close(r.done)
 		s.runTurn(ctx, q, r.permits)
@@ -186,7 +186,7 @@ func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 }
 
 // readOrders sends each order in in to orders, until in or ctx ends.
-func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
+func readOrders(ctx context.Context, in io.Reader, orders chan<- processOrder) error {
 	lines := bufio.NewReader(in)
 	for {
 		raw, err := lines.ReadBytes('\n')
@@ -196,7 +196,7 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 		if err != nil {
 			return fmt.Errorf("read orders: %w", err)
 		}
-		var o order
+		var o processOrder
 		if err := json.Unmarshal(raw, &o); err != nil {
 			return fmt.Errorf("read orders: %w", err)
 		}
@@ -209,10 +209,10 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 }
 
 // runTurn runs one query and reports its end.
-func (s *server) runTurn(ctx context.Context, q runner.Query, permits *permits) {
-	s.pipe.write(report{Op: "begin"})
+func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *permissionQueue) {
+	s.pipe.write(processReport{Op: "begin"})
 	if s.lost != "" {
-		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
+		s.pipe.RecordEvent(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
 	if !s.reported {
@@ -222,32 +222,32 @@ func (s *server) runTurn(ctx context.Context, q runner.Query, permits *permits) 
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
 		p, err := profile.Load(s.state)
 		if err != nil {
-			s.pipe.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+			s.pipe.RecordEvent(events.Error{Code: "INTERNAL", Message: err.Error()})
 		}
 		s.loop.Memory = p.MemoryFile
 	}
-	more, err := s.servers.Tools(ctx, q.MCPServers)
+	more, err := s.servers.ConnectAndListTools(ctx, q.MCPServers)
 	if err != nil {
-		s.pipe.Event(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
+		s.pipe.RecordEvent(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
 	}
 	s.loop.Tools = append(slices.Clone(s.own), more...)
 	ended := s.loop.Run(ctx, q, s.said, s.pipe, permits)
 	s.reportTranscript()
-	s.pipe.write(report{Op: "end", Ended: &ended})
+	s.pipe.write(processReport{Op: "end", Ended: &ended})
 }
 
 // reportTranscript reports the transcript's path and size.
-func (s *server) reportTranscript() {
-	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
+func (s *orderServer) reportTranscript() {
+	s.pipe.RecordEvent(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
-// ownPrefixes are the prefixes of the agent's own variables, among them the model's key.
-var ownPrefixes = []string{"SPOOL_", "OPENAI_"}
+// ownVariablePrefixes are the prefixes of the agent's own variables, among them the model's key.
+var ownVariablePrefixes = []string{"SPOOL_", "OPENAI_"}
 
 // withoutOwnVariables returns the environment for the model's programs. It holds the variables of the agent's environments,
 // secrets included, as it does for other agents.
 func withoutOwnVariables(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
-		return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
+		return slices.ContainsFunc(ownVariablePrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
 	})
 }

@@ -25,13 +25,13 @@ func newPolicyStage(t *testing.T, l agent.Launch) *stage {
 	t.Helper()
 	st := &stage{t: t}
 	l.Folders = agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-	st.session = Adapter{Now: agenttest.Now}.OpenSession(l, &st.in)
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(l, &st.in)
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
 	if err != nil {
 		t.Fatal(err)
 	}
 	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: &st.journal, ExecutionID: "exe_1", Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
+		Journal: &st.journal, ExecutionID: "exe_1", Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
 	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)

@@ -135,7 +135,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 func loss(t *testing.T, l agent.Launch) []events.Error {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{Now: agenttest.Now}.OpenSession(l, &agenttest.Stdin{})
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(l, &agenttest.Stdin{})
 	st.begin()
 	return of[events.Error](st, "error")
 }

@@ -26,14 +26,14 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{Now: agenttest.Now}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
 func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
-	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
 	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 // A version other than the tested one is reported, once.
 func TestAnotherVersion(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "@anthropic-ai/claude-code", Tested)
+	agenttest.CheckPinnedVersion(t, "@anthropic-ai/claude-code", Tested)
 	other := strings.Replace(initLine, Tested, "9.9.9", 1)
 	for line, want := range map[string]int{initLine: 0, other: 1} {
 		logs := of[events.Log](newStage(t).begin().prints(line, done).begin().prints(line, done), "log")

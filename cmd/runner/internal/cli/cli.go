@@ -39,10 +39,10 @@ type System struct {
 	Architectures map[string]agent.Adapter // nil means Architectures()
 }
 
-// exit is an error that carries only an exit code: the message was printed already.
-type exit int
+// silentExit is an error that carries only an exit code: the message was printed already.
+type silentExit int
 
-func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // commands is the command line of the runner, which kong parses.
 type commands struct {
@@ -101,12 +101,12 @@ func Run(ctx context.Context, args []string, sys System) int {
 		return printError(sys, err, exitUsage)
 	}
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
-	if sys.Getenv(tokenVariable) != "" {
+	if sys.Getenv(egressTokenVariable) != "" {
 		hideProcess(log) // also for attach and the other commands: they have the same variables as the sandbox's first process
 	}
 	err = k.Run(log)
-	var code exit
-	var failed codedError
+	var code silentExit
+	var failed exitCodeError
 	switch {
 	case err == nil:
 		return 0
@@ -126,7 +126,7 @@ func printError(sys System, err error, code int) int {
 	return code
 }
 
-// OS returns the System of this process.
-func OS() System {
+// ProcessSystem returns the System of this process.
+func ProcessSystem() System {
 	return System{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Getenv: os.Getenv, Unsetenv: os.Unsetenv, Executable: os.Executable}
 }

@@ -21,14 +21,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// retryPause is the time between two attempts to reach a runner that does not answer yet.
-const retryPause = 10 * time.Millisecond
+// connectRetryPause is the time between two attempts to reach a runner that does not answer yet.
+const connectRetryPause = 10 * time.Millisecond
 
-// exitSignal is added to the number of the signal that ended a program, as shells do.
-const exitSignal = 128
+// exitSignalBase is added to the number of the signal that ended a program, as shells do.
+const exitSignalBase = 128
 
-// maxSecret is the longest secret of a sandbox, in bytes.
-const maxSecret = 1 << 10
+// maxSecretBytes is the longest secret of a sandbox, in bytes.
+const maxSecretBytes = 1 << 10
 
 // waitReadyCommand waits until a runner serves at the socket. Optionally it sends the runner the sandbox's secret.
 type waitReadyCommand struct {
@@ -43,11 +43,11 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	var secret []byte
 	if c.Claim {
 		var err error
-		if secret, err = io.ReadAll(io.LimitReader(sys.Stdin, maxSecret)); err != nil {
+		if secret, err = io.ReadAll(io.LimitReader(sys.Stdin, maxSecretBytes)); err != nil {
 			return fmt.Errorf("read the sandbox's secret: %w", err)
 		}
 	}
-	tick := time.NewTicker(retryPause)
+	tick := time.NewTicker(connectRetryPause)
 	defer tick.Stop()
 	for {
 		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)
@@ -118,10 +118,10 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec // running it is the purpose
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = sys.Stdin, sys.Stdout, sys.Stderr
-	cmd.Env = withoutOwnVariables(sys.Environ)
+	cmd.Env = withoutRunnerVariables(sys.Environ)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return codedError{err, exitCodeOf(err)}
+		return exitCodeError{err, startFailureExitCode(err)}
 	}
 	tree := process.Tree(log, cmd.Process.Pid)
 	defer func() {
@@ -154,24 +154,24 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return exit(exitSignal + int(ws.Signal()))
+		return silentExit(exitSignalBase + int(ws.Signal()))
 	}
 	if code := cmd.ProcessState.ExitCode(); code != 0 {
-		return exit(code)
+		return silentExit(code)
 	}
 	return nil
 }
 
-// exitCodeOf returns the exit code with which shells report that a program could not be started.
-func exitCodeOf(err error) int {
+// startFailureExitCode returns the exit code with which shells report that a program could not be started.
+func startFailureExitCode(err error) int {
 	if errors.Is(err, fs.ErrPermission) {
 		return 126
 	}
 	return 127
 }
 
-// withoutOwnVariables returns environ without the runner's own variables.
-func withoutOwnVariables(environ []string) []string {
+// withoutRunnerVariables returns environ without the runner's own variables.
+func withoutRunnerVariables(environ []string) []string {
 	var out []string
 	for _, kv := range environ {
 		if !strings.HasPrefix(kv, "SPOOL_RUNNER_") {

@@ -18,14 +18,14 @@ import (
 )
 
 type executeQueryCommand struct {
-	Message      string `arg:"" help:"What the agent is asked."`
-	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
-	SessionID    string `required:"" help:"Id of the session, whose transcript the agent continues."`
-	Cwd          string `required:"" help:"The workspace, an existing folder."`
-	Model        string `help:"The model; the architecture's default without it."`
-	Resume       string `help:"The agent's own session id to go on with."`
-	State        string `help:"Folder for the agents' own files; by default one per session under $XDG_STATE_HOME/spool/runner or ~/.local/state/spool/runner." env:"SPOOL_RUNNER_STATE"`
-	Limits       limits `embed:""`
+	Message      string     `arg:"" help:"What the agent is asked."`
+	Architecture string     `required:"" help:"The agent to run, such as spool or claude-code."`
+	SessionID    string     `required:"" help:"Id of the session, whose transcript the agent continues."`
+	Cwd          string     `required:"" help:"The workspace, an existing folder."`
+	Model        string     `help:"The model; the architecture's default without it."`
+	Resume       string     `help:"The agent's own session id to go on with."`
+	State        string     `help:"Folder for the agents' own files; by default one per session under $XDG_STATE_HOME/spool/runner or ~/.local/state/spool/runner." env:"SPOOL_RUNNER_STATE"`
+	Limits       limitFlags `embed:""`
 }
 
 func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
@@ -64,9 +64,9 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	case runner.Completed:
 		return nil
 	case runner.Interrupted, runner.Killed:
-		return exit(exitInterrupted)
+		return silentExit(exitInterrupted)
 	}
-	return exit(exitFailed)
+	return silentExit(exitFailed)
 }
 
 // runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
@@ -86,7 +86,7 @@ func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner
 		<-patience.Done()
 		w.supervisor.Kill(whole)
 	})()
-	ended, err := w.print(sys)
+	ended, err := w.printJournal(sys)
 	stop()
 	return ended, errors.Join(err, <-finished)
 }
@@ -99,14 +99,14 @@ func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error
 		return ended, err
 	}
 	w.journal.Append(context.Background(), runner.Line{Type: runner.TurnEnded, Time: time.Now().UTC(), ExecutionID: q.ExecutionID, Data: data})
-	return w.print(sys)
+	return w.printJournal(sys)
 }
 
-// print writes the journal's lines until the turn has ended.
-func (w *agentRuntime) print(sys *System) (runner.Ended, error) {
+// printJournal writes the journal's lines until the turn has ended.
+func (w *agentRuntime) printJournal(sys *System) (runner.Ended, error) {
 	var after uint64
 	for {
-		lines, changed := w.journal.After(after, 1<<20)
+		lines, changed := w.journal.LinesAfter(after, 1<<20)
 		for _, raw := range lines {
 			var l runner.Line
 			if err := json.Unmarshal(raw, &l); err != nil {
@@ -116,7 +116,7 @@ func (w *agentRuntime) print(sys *System) (runner.Ended, error) {
 				return runner.Ended{}, fmt.Errorf("print line %d: %w", l.N, err)
 			}
 			after = l.N
-			w.journal.Trim(after)
+			w.journal.TrimUpTo(after)
 			if l.Type == runner.TurnEnded {
 				var e runner.Ended
 				err := json.Unmarshal(l.Data, &e)

@@ -47,8 +47,8 @@ type transcriptFlags struct {
 	State        string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// path returns the path at which the agent stores the transcript.
-func (c transcriptFlags) path(sys *System) (string, error) {
+// transcriptPath returns the path at which the agent stores the transcript.
+func (c transcriptFlags) transcriptPath(sys *System) (string, error) {
 	if name, ok := architecture.Canonical(c.Architecture); ok {
 		c.Architecture = name
 	}
@@ -68,7 +68,7 @@ type loadTranscriptCommand struct {
 }
 
 func (c *loadTranscriptCommand) Run(sys *System) error {
-	path, err := c.At.path(sys)
+	path, err := c.At.transcriptPath(sys)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ type readTranscriptCommand struct {
 }
 
 func (c *readTranscriptCommand) Run(sys *System) error {
-	path, err := c.At.path(sys)
+	path, err := c.At.transcriptPath(sys)
 	if err != nil {
 		return err
 	}

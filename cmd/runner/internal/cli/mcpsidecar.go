@@ -33,7 +33,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	environ := withoutOwnVariables(sys.Environ)
+	environ := withoutRunnerVariables(sys.Environ)
 	if out != nil {
 		url := "http://" + out.Addr().String()
 		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,
@@ -74,7 +74,7 @@ type mcpReadyCommand struct {
 }
 
 func (c *mcpReadyCommand) Run(ctx context.Context) error {
-	if err := mcpsidecar.Ready(ctx, c.Socket, c.Within); err != nil {
+	if err := mcpsidecar.AwaitReady(ctx, c.Socket, c.Within); err != nil {
 		return fmt.Errorf("not ready within %s: %w", c.Within, err)
 	}
 	return nil
@@ -103,9 +103,9 @@ func (c *mcpJoinCommand) Run(ctx context.Context, sys *System) error {
 	})
 	switch {
 	case err != nil:
-		return codedError{err, code}
+		return exitCodeError{err, code}
 	case code != 0:
-		return exit(code)
+		return silentExit(code)
 	}
 	return nil
 }

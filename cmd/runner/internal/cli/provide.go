@@ -29,16 +29,16 @@ func (c *provideTranscriptCommand) Run(sys *System) error {
 		return fmt.Errorf("open the state folder: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // every write was checked
-	n, err := c.write(root, sys.Stdin)
+	n, err := c.writeVerified(root, sys.Stdin)
 	if err != nil {
 		return withExitCode(fmt.Errorf("write the provided transcript: %w", err))
 	}
 	return sys.printJSON(map[string]any{"type": "transcript_provided", "bytes": n})
 }
 
-// write copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
+// writeVerified copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
 // not match.
-func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, error) {
+func (c *provideTranscriptCommand) writeVerified(root *os.Root, from io.Reader) (int64, error) {
 	const tmp = agent.ProvidedTranscript + ".new"
 	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {
 		return 0, err

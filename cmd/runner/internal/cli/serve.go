@@ -25,8 +25,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// limits are the flags of the commands serve and execute-query that limit the journal and the times of agents.
-type limits struct {
+// limitFlags are the flags of the commands serve and execute-query that limit the journal and the times of agents.
+type limitFlags struct {
 	JournalLimit int `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"${journal_limit}" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
 	supervisor.Limits
 }
@@ -47,7 +47,7 @@ type diskConfig struct {
 
 // buildRuntime returns the runtime of an agent that works in the folders of place; no process is started. disk is nil for a single query, whose
 // files and disk usage are not watched.
-func (l limits) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
+func (l limitFlags) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -121,7 +121,7 @@ type serveCommand struct {
 	DiskLimit int64       `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
 	Shared    bool        `help:"The workspace is a folder of a person's: it is not measured." env:"SPOOL_RUNNER_SHARED"`
 	Egress    egressFlags `embed:"" prefix:"egress-"`
-	Limits    limits      `embed:""`
+	Limits    limitFlags  `embed:""`
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
@@ -178,26 +178,26 @@ type egressFlags struct {
 	hostsOnly bool // see loopback.Config.HostsOnly
 }
 
-// tokenVariable is the environment variable with the sandbox's token for the egress proxy. The token is not a flag,
+// egressTokenVariable is the environment variable with the sandbox's token for the egress proxy. The token is not a flag,
 // because every process can read the arguments of others.
-const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
+const egressTokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
 // openForwarder listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
 func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
-	token := sys.Getenv(tokenVariable)
+	token := sys.Getenv(egressTokenVariable)
 	if token != "" {
-		if err := sys.Unsetenv(tokenVariable); err != nil {
-			return nil, fmt.Errorf("forget %s: %w", tokenVariable, err)
+		if err := sys.Unsetenv(egressTokenVariable); err != nil {
+			return nil, fmt.Errorf("forget %s: %w", egressTokenVariable, err)
 		}
 	}
 	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", tokenVariable)
+			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", egressTokenVariable)
 		}
 		return nil, nil //nolint:nilnil // a runner without a proxy is valid
 	}
 	if token == "" {
-		return nil, fmt.Errorf("egress-socket, egress-server: need the sandbox's token in %s", tokenVariable)
+		return nil, fmt.Errorf("egress-socket, egress-server: need the sandbox's token in %s", egressTokenVariable)
 	}
 	f, err := loopback.Listen(ctx, loopback.Config{Socket: o.Socket, Server: o.Server, Authority: o.Authority, Token: token, Address: o.Address, HostsOnly: o.hostsOnly, Log: log})
 	if err == nil {

@@ -43,9 +43,9 @@ func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 func withExitCode(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return codedError{err, wire.ExitDiskFull}
+		return exitCodeError{err, wire.ExitDiskFull}
 	case errors.Is(err, snapshot.ErrRefused):
-		return codedError{err, wire.ExitRefused}
+		return exitCodeError{err, wire.ExitRefused}
 	}
 	return err
 }

@@ -14,19 +14,19 @@ import (
 
 // The exit codes of the file commands, other than 0 and exitFailed.
 const (
-	exitNotFound   = 3
-	exitOutside    = 4
-	exitPermission = 5
-	exitIrregular  = 6 // not a regular file, or an invalid path
+	exitNotFound         = 3
+	exitOutsideWorkspace = 4
+	exitPermissionDenied = 5
+	exitNotRegularFile   = 6 // not a regular file, or an invalid path
 )
 
-// codedError is an error that determines the exit code of the runner.
-type codedError struct {
+// exitCodeError is an error that determines the exit code of the runner.
+type exitCodeError struct {
 	error
 	code int
 }
 
-func (c codedError) Unwrap() error { return c.error }
+func (c exitCodeError) Unwrap() error { return c.error }
 
 // workspaceFlag is the flag with the workspace, of commands that read or change files.
 type workspaceFlag struct {
@@ -43,13 +43,13 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	err = f(w)
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
-		return codedError{err, exitNotFound}
+		return exitCodeError{err, exitNotFound}
 	case errors.Is(err, sandbox.ErrOutside):
-		return codedError{err, exitOutside}
+		return exitCodeError{err, exitOutsideWorkspace}
 	case errors.Is(err, fs.ErrPermission):
-		return codedError{err, exitPermission}
+		return exitCodeError{err, exitPermissionDenied}
 	case errors.Is(err, fs.ErrInvalid):
-		return codedError{err, exitIrregular}
+		return exitCodeError{err, exitNotRegularFile}
 	}
 	return err
 }

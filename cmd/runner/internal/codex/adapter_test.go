@@ -277,5 +277,5 @@ func TestTranscript(t *testing.T) {
 // The version that the adapter names is the one that the tests run.
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "@openai/codex", Tested)
+	agenttest.CheckPinnedVersion(t, "@openai/codex", Tested)
 }

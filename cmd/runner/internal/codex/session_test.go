@@ -33,7 +33,7 @@ func newStage(t *testing.T) *stage {
 func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
-	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
 	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}

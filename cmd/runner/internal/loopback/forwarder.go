@@ -22,17 +22,17 @@ import (
 
 // The defaults.
 const (
-	// DefaultConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
-	DefaultConnections = 256
-	// DefaultIdle is the time for which a connection may have no byte in either direction before it is closed.
-	DefaultIdle = 15 * time.Minute
-	// dialWithin is the maximum time that the egress proxy may take to accept a connection at its Unix socket.
-	dialWithin = 5 * time.Second
-	// dialServerWithin is the maximum time for a connection to the egress proxy over TLS, which takes several round
+	// DefaultMaxConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
+	DefaultMaxConnections = 256
+	// DefaultIdleTimeout is the time for which a connection may have no byte in either direction before it is closed.
+	DefaultIdleTimeout = 15 * time.Minute
+	// socketDialTimeout is the maximum time that the egress proxy may take to accept a connection at its Unix socket.
+	socketDialTimeout = 5 * time.Second
+	// serverDialTimeout is the maximum time for a connection to the egress proxy over TLS, which takes several round
 	// trips and may lose packets.
-	dialServerWithin = 15 * time.Second
-	// acceptPause is the pause after a failure to accept a connection.
-	acceptPause = 100 * time.Millisecond
+	serverDialTimeout = 15 * time.Second
+	// acceptRetryPause is the pause after a failure to accept a connection.
+	acceptRetryPause = 100 * time.Millisecond
 	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
@@ -45,8 +45,8 @@ type Config struct {
 	Token       string        // names the sandbox at the proxy
 	Address     string        // "" for runner.EgressAddress
 	HostsOnly   bool          // the proxy serves hosts of the allowlist only, no models and MCP servers
-	Connections int           // 0 for DefaultConnections
-	Idle        time.Duration // 0 for DefaultIdle
+	Connections int           // 0 for DefaultMaxConnections
+	Idle        time.Duration // 0 for DefaultIdleTimeout
 	Log         *slog.Logger  // nil for none
 }
 
@@ -68,8 +68,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("egress idle time: %s is negative", c.Idle)
 	}
 	c.Address = cmp.Or(c.Address, runner.EgressAddress)
-	c.Connections = cmp.Or(c.Connections, DefaultConnections)
-	c.Idle = cmp.Or(c.Idle, DefaultIdle)
+	c.Connections = cmp.Or(c.Connections, DefaultMaxConnections)
+	c.Idle = cmp.Or(c.Idle, DefaultIdleTimeout)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -92,7 +92,7 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	secure, err := cfg.tls()
+	secure, err := cfg.tlsConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -108,11 +108,11 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
 }
 
-// cachedSessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
-const cachedSessions = 8
+// maxCachedTLSSessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
+const maxCachedTLSSessions = 8
 
-// tls returns the TLS configuration for Server, nil for a Unix socket.
-func (c *Config) tls() (*tls.Config, error) {
+// tlsConfig returns the TLS configuration for Server, nil for a Unix socket.
+func (c *Config) tlsConfig() (*tls.Config, error) {
 	if c.Server == "" {
 		return nil, nil //nolint:nilnil // a Unix socket needs none
 	}
@@ -124,7 +124,7 @@ func (c *Config) tls() (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM([]byte(c.Authority)) {
 		return nil, errors.New("egress authority: has no certificate in PEM form")
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(cachedSessions)}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(maxCachedTLSSessions)}, nil
 }
 
 // Addr returns the listening address.
@@ -149,7 +149,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		if err == nil {
 			f.handlers.Go(func() {
 				defer func() { <-slots }()
-				f.handle(ctx, c)
+				f.forwardConnection(ctx, c)
 			})
 			continue
 		}
@@ -160,7 +160,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		}
 		// Most likely the process is out of file descriptors, which passes.
 		f.cfg.Log.Error("egress: accept a connection", "err", err)
-		pause := time.NewTimer(acceptPause)
+		pause := time.NewTimer(acceptRetryPause)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -169,8 +169,8 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-// handle connects a client to the egress proxy and copies bytes in both directions.
-func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
+// forwardConnection connects a client to the egress proxy and copies bytes in both directions.
+func (f *Forwarder) forwardConnection(ctx context.Context, client *net.TCPConn) {
 	defer closeQuietly(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -178,19 +178,19 @@ func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	proxy, err := f.dial(ctx)
 	f.logReachability(ctx, err)
 	if err != nil {
-		refuse(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
+		refuseRequest(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
 		return
 	}
 	defer closeQuietly(proxy)
 	defer context.AfterFunc(ctx, func() { closeQuietly(proxy) })()
-	p := &pipe{client: client, proxy: proxy, idle: f.cfg.Idle}
-	if p.run(); p.unanswered() && ctx.Err() == nil {
-		answer(client, "the egress proxy closed the connection without an answer; try again in a moment")
+	p := &proxyPipe{client: client, proxy: proxy, idle: f.cfg.Idle}
+	if p.copyBothWays(); p.isUnanswered() && ctx.Err() == nil {
+		sendHTTPError(client, "the egress proxy closed the connection without an answer; try again in a moment")
 	}
 }
 
 // dial connects to the egress proxy and sends the first line, which holds the sandbox's token.
-func (f *Forwarder) dial(ctx context.Context) (conn, error) {
+func (f *Forwarder) dial(ctx context.Context) (halfClosableConn, error) {
 	proxy, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
@@ -206,10 +206,10 @@ func (f *Forwarder) dial(ctx context.Context) (conn, error) {
 }
 
 // connect opens a connection to the egress proxy, to its Unix socket or over TLS.
-func (f *Forwarder) connect(ctx context.Context) (conn, error) {
-	network, address, within := "unix", f.cfg.Socket, dialWithin
+func (f *Forwarder) connect(ctx context.Context) (halfClosableConn, error) {
+	network, address, within := "unix", f.cfg.Socket, socketDialTimeout
 	if f.tls != nil {
-		network, address, within = "tcp", f.cfg.Server, dialServerWithin
+		network, address, within = "tcp", f.cfg.Server, serverDialTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -221,7 +221,7 @@ func (f *Forwarder) connect(ctx context.Context) (conn, error) {
 	if f.tls != nil {
 		return tlsconn.Client(ctx, c, f.tls)
 	}
-	proxy, ok := c.(conn)
+	proxy, ok := c.(halfClosableConn)
 	if !ok {
 		return nil, errors.Join(errors.New("the address is not a Unix socket"), c.Close())
 	}

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// exitSignal is added to the number of the signal that ended a program to get its exit code, as in shells.
-const exitSignal = 128
+// exitSignalBase is added to the number of the signal that ended a program to get its exit code, as in shells.
+const exitSignalBase = 128
 
-// find returns the path of an executable, as exec.LookPath does.
-func find(name string) (string, error) {
+// findProgram returns the path of an executable, as exec.LookPath does.
+func findProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return name, fmt.Errorf("start the server's program: %w", err)
@@ -34,10 +34,10 @@ type program struct {
 	exited, inputEnd chan struct{}
 }
 
-// run runs the program that a connection requests and carries its streams. It returns when the program and all of its
+// runProgram runs the program that a connection requests and carries its streams. It returns when the program and all of its
 // descendants have ended.
-func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) endFrame {
-	p, err := s.start(h)
+func (s *Server) runProgram(ctx context.Context, h helloLine, in *bufio.Reader, out *frameWriter) endFrame {
+	p, err := s.startProgram(h)
 	if err != nil {
 		return endFrame{Code: exitNotStarted, Error: err.Error()}
 	}
@@ -47,7 +47,7 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 		closeQuietly(p.stdin)
 	}()
 	var readers sync.WaitGroup
-	for from, to := range map[*os.File]stream{p.stdout: toStdout, p.stderr: toStderr} {
+	for from, to := range map[*os.File]streamID{p.stdout: streamStdout, p.stderr: streamStderr} {
 		readers.Go(func() {
 			defer closeQuietly(from)
 			copyFrames(out, to, from)
@@ -68,15 +68,15 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 		_ = f.SetReadDeadline(soon) // one that is closed was read to its end
 	}
 	readers.Wait()
-	return endFrame{Code: code(p.cmd.ProcessState)}
+	return endFrame{Code: exitCode(p.cmd.ProcessState)}
 }
 
 // exitNotStarted is the exit code of a program that could not be started, as in shells.
 const exitNotStarted = 127
 
-// start starts the program as leader of a session of its own.
-func (s *Server) start(h hello) (*program, error) {
-	args, err := s.command(h)
+// startProgram starts the program as leader of a session of its own.
+func (s *Server) startProgram(h helloLine) (*program, error) {
+	args, err := s.requestedCommand(h)
 	if err != nil {
 		return nil, err
 	}
@@ -141,12 +141,12 @@ func (s *Server) waitForExit(ctx context.Context, p *program) {
 
 // copyFrames reads a stream of the program to its end and sends it in frames. After an error of out it discards what it
 // reads, so that the program does not block.
-func copyFrames(out *frames, to stream, from io.Reader) {
-	buf := make([]byte, maxFrame)
+func copyFrames(out *frameWriter, to streamID, from io.Reader) {
+	buf := make([]byte, maxFrameData)
 	for gone := false; ; {
 		n, err := from.Read(buf)
 		if n > 0 && !gone {
-			gone = out.write(to, buf[:n]) != nil
+			gone = out.writeFrames(to, buf[:n]) != nil
 		}
 		if err != nil {
 			return // the end of the stream
@@ -154,12 +154,12 @@ func copyFrames(out *frames, to stream, from io.Reader) {
 	}
 }
 
-func code(s *os.ProcessState) int {
+func exitCode(s *os.ProcessState) int {
 	if s == nil {
 		return 1
 	}
 	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return exitSignal + int(ws.Signal())
+		return exitSignalBase + int(ws.Signal())
 	}
 	return s.ExitCode()
 }

@@ -168,7 +168,7 @@ func TestTranscript(t *testing.T) {
 
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "opencode-ai", Tested)
+	agenttest.CheckPinnedVersion(t, "opencode-ai", Tested)
 }
 
 // The CLI's own tool offers the agent's skills if it can list their files, and no skills of sub-agents.

@@ -86,14 +86,14 @@ func (f *follower) finish(within time.Duration) {
 func (f *follower) write() error {
 	j := f.s.cfg.Journal
 	h := runner.Hello{Protocol: runner.ProtocolVersion, Journal: j.Name(), Status: f.s.cfg.Supervisor.Status()}
-	h.First, h.Last = j.Bounds()
+	h.First, h.Last = j.LineRange()
 	if _, err := f.conn.Write(encode(runner.Message{Hello: &h})); err != nil {
 		return err
 	}
 	out := bufio.NewWriterSize(f.conn, batchBytes)
 	after, last := f.attach.After, f.last
 	for {
-		lines, changed := j.After(after, batchBytes)
+		lines, changed := j.LinesAfter(after, batchBytes)
 		for _, raw := range lines {
 			for _, piece := range [][]byte{[]byte(`{"line":`), raw, []byte("}\n")} {
 				if _, err := out.Write(piece); err != nil {
@@ -205,7 +205,7 @@ func (f *follower) executeCommand(c runner.Command) {
 			sup.Decide(*c.Verdict)
 		}
 	case runner.OpAck:
-		f.s.cfg.Journal.Trim(c.Ack)
+		f.s.cfg.Journal.TrimUpTo(c.Ack)
 	case runner.OpStatus:
 		st := sup.Status()
 		r.Status = &st

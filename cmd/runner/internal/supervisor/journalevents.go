@@ -42,7 +42,7 @@ type Disk interface {
 // payloads it only returns the id and does not block.
 func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string) {
 	if len(payloads) > 0 {
-		s.cfg.Journal.Room(ctx)
+		s.cfg.Journal.AwaitRoom(ctx)
 	}
 	// No line may come before the first or after the last line of its execution. So JournalEvents holds the lock that
 	// the end waits for; it has waited for room before.

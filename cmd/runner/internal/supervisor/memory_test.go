@@ -97,7 +97,7 @@ func (s *scene) until(typ events.Type) runner.Line {
 	limit := time.NewTimer(30 * time.Second)
 	defer limit.Stop()
 	for {
-		lines, changed := s.j.After(s.at, 1)
+		lines, changed := s.j.LinesAfter(s.at, 1)
 		for _, raw := range lines {
 			var l runner.Line
 			if err := json.Unmarshal(raw, &l); err != nil {

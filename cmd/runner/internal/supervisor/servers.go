@@ -21,7 +21,7 @@ func join(q *runner.Query, executable string) *runner.Error {
 		if !filepath.IsAbs(s.Socket) {
 			return invalid(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
 		}
-		s.Type, s.Command, s.Socket = events.MCPStdio, mcpsidecar.Command(executable, s), ""
+		s.Type, s.Command, s.Socket = events.MCPStdio, mcpsidecar.JoinCommand(executable, s), ""
 		q.MCPServers[i] = s
 	}
 	return nil

@@ -316,7 +316,7 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 				return
 			}
 			s.feed(w, t, line)
-			if s.cfg.Journal.Slowed() {
+			if s.cfg.Journal.TakeSlowed() {
 				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowedMessage(r.query.Pace)})
 			}
 			silence.Reset(s.cfg.SilenceWarn)

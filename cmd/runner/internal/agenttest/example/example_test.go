@@ -27,10 +27,10 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: []string{"--json"}, Env: l.Environment(nil)}, nil
 }
 
-// Open returns a session for a process that has just been started.
+// OpenSession returns a session for a process that has just been started.
 func (Adapter) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session { return &session{in: in} }
 
-// Transcript returns the path of the agent's own record. This agent has none.
+// TranscriptPath returns the path of the agent's own record. This agent has none.
 func (Adapter) TranscriptPath(agent.Folders, string) (string, error) {
 	return "", errors.New("exampleagent writes no transcript")
 }
@@ -73,7 +73,7 @@ func (s *session) Interrupt() error { return s.in.Send(map[string]bool{"stop": t
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	agenttest.Exercise(t, agenttest.Subject{
+	agenttest.RunSuite(t, agenttest.AgentUnderTest{
 		Architecture: "exampleagent",
 		Adapter:      Adapter{},
 		Program:      "exampleagent",
@@ -84,7 +84,7 @@ func TestConformance(t *testing.T) {
 	}, agenttest.Capabilities{
 		Goldens: &agenttest.Goldens{
 			Adapter:   Adapter{},
-			Scenarios: map[string]agenttest.Scenario{"one-turn": agenttest.Asks("hello")},
+			Scenarios: map[string]agenttest.Scenario{"one-turn": agenttest.QueryScenario("hello")},
 		},
 	})
 }

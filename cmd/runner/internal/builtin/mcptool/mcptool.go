@@ -31,16 +31,16 @@ import (
 const (
 	// connectTimeout is the maximum time that a server may take until its tools are known.
 	connectTimeout = 30 * time.Second
-	// maxOutput is the number of bytes of a result that are kept.
-	maxOutput = 128 << 10
-	// maxName is the longest name of a tool that model APIs accept.
-	maxName = 64
+	// maxResultBytes is the number of bytes of a result that are kept.
+	maxResultBytes = 128 << 10
+	// maxToolName is the longest name of a tool that model APIs accept.
+	maxToolName = 64
 	// endTimeout is the maximum time that a server may take to end after its stdin is closed.
 	endTimeout = time.Second
 )
 
-// Prefix is the prefix of the names of the tools: mcp__server__tool.
-const Prefix = "mcp__"
+// ToolNamePrefix is the prefix of the names of the tools: mcp__server__tool.
+const ToolNamePrefix = "mcp__"
 
 // Config configures the servers that run as processes.
 type Config struct {
@@ -51,11 +51,11 @@ type Config struct {
 // Servers holds connections that last from turn to turn. It is not safe for concurrent use.
 type Servers struct {
 	cfg  Config
-	open map[string]*connection // by name
+	open map[string]*serverConnection // by name
 }
 
-// connection is a connection to one server.
-type connection struct {
+// serverConnection is a connection to one server.
+type serverConnection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
 	tools   []tool.Tool
@@ -63,15 +63,15 @@ type connection struct {
 }
 
 // New returns a Servers without connections.
-func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*connection{}} }
+func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*serverConnection{}} }
 
-// Tools connects to the servers that are not connected, and returns the tools of all. The error names the servers that
+// ConnectAndListTools connects to the servers that are not connected, and returns the tools of all. The error names the servers that
 // could not be reached; the next call tries them again.
-func (s *Servers) Tools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
+func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
 	var wg sync.WaitGroup
-	found, failed := make([]*connection, len(servers)), make([]error, len(servers))
+	found, failed := make([]*serverConnection, len(servers)), make([]error, len(servers))
 	for i, server := range servers {
-		if c := s.open[server.Name]; c != nil && c.alive() {
+		if c := s.open[server.Name]; c != nil && c.isAlive() {
 			found[i] = c
 			continue
 		}
@@ -100,8 +100,8 @@ func (s *Servers) Close() error {
 	return errors.Join(all...)
 }
 
-// alive reports whether the connection has not ended.
-func (c *connection) alive() bool {
+// isAlive reports whether the connection has not ended.
+func (c *serverConnection) isAlive() bool {
 	select {
 	case <-c.gone:
 		return false
@@ -111,7 +111,7 @@ func (c *connection) alive() bool {
 }
 
 // connect starts or reaches a server, and lists its tools. The connection outlives ctx; only connecting ends with it.
-func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connection, error) {
+func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*serverConnection, error) {
 	transport, err := s.transport(server)
 	if err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 		cancel()
 		return nil, err
 	}
-	c := &connection{server: server, session: session, gone: make(chan struct{})}
+	c := &serverConnection{server: server, session: session, gone: make(chan struct{})}
 	go func() { // ends with the connection
 		defer close(c.gone)
 		_ = session.Wait() //nolint:errcheck // the connection has ended, with or without an error
@@ -137,7 +137,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 			return nil, errors.Join(fmt.Errorf("list tools: %w", err), session.Close())
 		}
 		if len(server.Tools) == 0 || slices.Contains(server.Tools, t.Name) {
-			c.tools = append(c.tools, newTool(c, t))
+			c.tools = append(c.tools, newServerTool(c, t))
 		}
 	}
 	if !stop() || !late.Stop() {
@@ -178,21 +178,21 @@ func (h headerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // serverTool is a tool of a server.
 type serverTool struct {
-	c      *connection
+	c      *serverConnection
 	tool   *mcp.Tool
 	name   string
 	schema json.RawMessage
 }
 
-// notInNames matches the characters that model APIs do not accept in a name.
-var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+// invalidNameCharacters matches the characters that model APIs do not accept in a name.
+var invalidNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// newTool returns a tool of a server. A name that models would not accept is replaced and shortened.
-func newTool(c *connection, t *mcp.Tool) serverTool {
-	r := serverTool{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
-	if len(r.name) > maxName {
+// newServerTool returns a tool of a server. A name that models would not accept is replaced and shortened.
+func newServerTool(c *serverConnection, t *mcp.Tool) serverTool {
+	r := serverTool{c: c, tool: t, name: ToolNamePrefix + c.server.Name + "__" + invalidNameCharacters.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
+	if len(r.name) > maxToolName {
 		sum := sha256.Sum256([]byte(r.name))
-		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
+		r.name = r.name[:maxToolName-9] + "_" + hex.EncodeToString(sum[:4])
 	}
 	if raw, err := json.Marshal(t.InputSchema); err == nil && strings.HasPrefix(string(raw), "{") {
 		r.schema = raw // other types are not schemas of arguments
@@ -246,15 +246,15 @@ func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Res
 	case err != nil:
 		return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
 	}
-	result := tool.Result{Output: text(out)}
+	result := tool.Result{Output: resultText(out)}
 	if out.IsError {
 		result.Code = tool.ExecutionError
 	}
 	return result
 }
 
-// text returns the parts of a result that a model can read.
-func text(out *mcp.CallToolResult) string {
+// resultText returns the parts of a result that a model can read.
+func resultText(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {
 		switch c := c.(type) {
@@ -278,8 +278,8 @@ func text(out *mcp.CallToolResult) string {
 		}
 	}
 	all := strings.Join(parts, "\n")
-	if len(all) > maxOutput {
-		all = truncate.Prefix(all, maxOutput) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
+	if len(all) > maxResultBytes {
+		all = truncate.Prefix(all, maxResultBytes) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxResultBytes)
 	}
 	return all
 }

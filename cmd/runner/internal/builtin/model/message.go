@@ -12,23 +12,23 @@ type Role string
 
 // The roles. The system prompt is not part of the conversation: it belongs to a request.
 const (
-	User      Role = "user"
-	Assistant Role = "assistant"
-	Tool      Role = "tool"
+	RoleUser      Role = "user"
+	RoleAssistant Role = "assistant"
+	RoleTool      Role = "tool"
 )
 
 // Message is one entry of a conversation, as it is kept in the transcript.
 type Message struct {
-	Role    Role   `json:"role"`
-	Text    string `json:"text,omitempty"`
-	Images  []URL  `json:"images,omitempty"`  // of a user
-	Calls   []Call `json:"calls,omitempty"`   // assistant
-	CallID  string `json:"callId,omitempty"`  // tool: the call it answers
-	Partial bool   `json:"partial,omitempty"` // of an assistant: cut short by an interrupt or a broken stream
+	Role    Role       `json:"role"`
+	Text    string     `json:"text,omitempty"`
+	Images  []ImageURL `json:"images,omitempty"`  // of a user
+	Calls   []Call     `json:"calls,omitempty"`   // assistant
+	CallID  string     `json:"callId,omitempty"`  // tool: the call it answers
+	Partial bool       `json:"partial,omitempty"` // of an assistant: cut short by an interrupt or a broken stream
 }
 
-// URL is the URL of an image. A data: URL holds the whole image.
-type URL string
+// ImageURL is the ImageURL of an image. A data: ImageURL holds the whole image.
+type ImageURL string
 
 // Call is a tool call that a model requests.
 type Call struct {
@@ -37,8 +37,8 @@ type Call struct {
 	Arguments json.RawMessage `json:"arguments"` // valid JSON
 }
 
-// Offer is a tool that a model may call.
-type Offer struct {
+// ToolOffer is a tool that a model may call.
+type ToolOffer struct {
 	Name        string
 	Description string
 	Schema      json.RawMessage // JSON schema of the arguments
@@ -49,7 +49,7 @@ type Request struct {
 	Model    string
 	System   string
 	Messages []Message
-	Tools    []Offer
+	Tools    []ToolOffer
 }
 
 // Delta is a piece of an answer. Exactly one field is set, except that Arguments may come with Call.

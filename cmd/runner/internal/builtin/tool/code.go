@@ -20,10 +20,10 @@ import (
 const (
 	// DefaultCodeLimit is the maximum time that a program may run.
 	DefaultCodeLimit = 60 * time.Second
-	// maxCode is the longest program in bytes; the kernel accepts no longer argument.
-	maxCode = 100 << 10
-	// keepOutput is the number of bytes that are kept of the beginning and of the end of an output.
-	keepOutput = 32 << 10
+	// maxCodeBytes is the longest program in bytes; the kernel accepts no longer argument.
+	maxCodeBytes = 100 << 10
+	// keptOutputBytes is the number of bytes that are kept of the beginning and of the end of an output.
+	keptOutputBytes = 32 << 10
 )
 
 // RunCode runs programs in the workspace.
@@ -47,7 +47,7 @@ func (RunCode) Name() string { return "run_code" }
 // Description returns the description for the model.
 func (c RunCode) Description() string {
 	return fmt.Sprintf("Runs a Python 3 or bash program with the workspace as its current folder and gives what it prints and its exit code. "+
-		"It may run for %s; processes it leaves in the background are ended with it.", c.limit())
+		"It may run for %s; processes it leaves in the background are ended with it.", c.timeLimit())
 }
 
 // Schema returns the schema of language and code.
@@ -57,12 +57,12 @@ func (RunCode) Schema() json.RawMessage {
 		"code":{"type":"string","description":"the whole program"}}}`)
 }
 
-func (c RunCode) limit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
+func (c RunCode) timeLimit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
 
 // arguments decodes and checks the arguments of a call.
 func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	var a codeArguments
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, err
 	}
 	switch {
@@ -70,8 +70,8 @@ func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 		return a, fmt.Errorf("language: %q is not python or bash", a.Language)
 	case a.Code == "":
 		return a, errors.New("code: is empty")
-	case len(a.Code) > maxCode:
-		return a, fmt.Errorf("code: %d bytes, at most %d: write it to a file and run that", len(a.Code), maxCode)
+	case len(a.Code) > maxCodeBytes:
+		return a, fmt.Errorf("code: %d bytes, at most %d: write it to a file and run that", len(a.Code), maxCodeBytes)
 	case strings.ContainsRune(a.Code, 0):
 		return a, errors.New("code: has a NUL")
 	}
@@ -106,7 +106,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	limited, cancel := context.WithTimeout(ctx, c.limit())
+	limited, cancel := context.WithTimeout(ctx, c.timeLimit())
 	defer cancel()
 	run := interpreters[a.Language]
 	cmd := exec.CommandContext(limited, run[0], append(slices.Clone(run[1:]), a.Code)...) //nolint:gosec // running the model's program is the purpose
@@ -120,14 +120,14 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 		return Result{Code: ExecutionError, Output: fmt.Sprintf("%s is not in the sandbox: %v", run[0], err)}
 	}
 	err = cmd.Wait()
-	killGroup(cmd.Process.Pid)
-	text := output(out.String(), errs.String())
+	killProcessGroup(cmd.Process.Pid)
+	text := joinOutput(out.String(), errs.String())
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
 		return Result{Code: ExecutionError, Output: text + "[interrupted; the program was ended]"}
 	case limited.Err() != nil:
-		return Result{Code: Timeout, Output: text + fmt.Sprintf("[still running after %s; the program was ended]", c.limit())}
+		return Result{Code: Timeout, Output: text + fmt.Sprintf("[still running after %s; the program was ended]", c.timeLimit())}
 	case errors.As(err, &exit):
 		return Result{Code: ExecutionError, Output: text + fmt.Sprintf("[%s]", exit.ProcessState)}
 	case err != nil && !errors.Is(err, exec.ErrWaitDelay):
@@ -136,11 +136,11 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	return Result{Output: text + "[exit status 0]"}
 }
 
-// killGroup kills the processes that the program left, if there are any.
-func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
+// killProcessGroup kills the processes that the program left, if there are any.
+func killProcessGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
-// output joins both streams.
-func output(out, errs string) string {
+// joinOutput joins both streams.
+func joinOutput(out, errs string) string {
 	var b strings.Builder
 	if out != "" {
 		b.WriteString(strings.TrimSuffix(out, "\n") + "\n")
@@ -163,13 +163,13 @@ func (e *outputEnds) Write(p []byte) (int, error) {
 	defer e.mu.Unlock()
 	n := len(p)
 	e.size += n
-	if room := keepOutput - len(e.head); room > 0 {
+	if room := keptOutputBytes - len(e.head); room > 0 {
 		room = min(room, n)
 		e.head, p = append(e.head, p[:room]...), p[room:]
 	}
-	p = p[max(0, len(p)-keepOutput):]
+	p = p[max(0, len(p)-keptOutputBytes):]
 	e.tail = append(e.tail, p...)
-	e.tail = e.tail[max(0, len(e.tail)-keepOutput):]
+	e.tail = e.tail[max(0, len(e.tail)-keptOutputBytes):]
 	return n, nil
 }
 

@@ -19,16 +19,18 @@ import (
 )
 
 const (
-	// maxRead is the largest number of bytes of a file that one call returns.
-	maxRead = 128 << 10
+	// maxReadBytes is the largest number of bytes of a file that one call returns.
+	maxReadBytes = 128 << 10
 	// maxEntries is the largest number of entries of a folder that one call returns.
 	maxEntries = 1000
-	// maxDiff is the size in bytes up to which a file and its new content are compared for a preview.
-	maxDiff = 256 << 10
+	// maxDiffBytes is the size in bytes up to which a file and its new content are compared for a preview.
+	maxDiffBytes = 256 << 10
 )
 
-// Files returns the tools that work on files.
-func Files(w *workspace.Workspace) []Tool { return []Tool{readFile{w}, writeFile{w}, listDirectory{w}} }
+// FileTools returns the tools that work on files.
+func FileTools(w *workspace.Workspace) []Tool {
+	return []Tool{readFile{w}, writeFile{w}, listDirectory{w}}
+}
 
 type readFile struct{ w *workspace.Workspace }
 
@@ -41,7 +43,7 @@ type readArguments struct {
 func (readFile) Name() string { return "read_file" }
 
 func (readFile) Description() string {
-	return fmt.Sprintf("Reads a file of the workspace, at most %d bytes from the offset on.", maxRead)
+	return fmt.Sprintf("Reads a file of the workspace, at most %d bytes from the offset on.", maxReadBytes)
 }
 
 func (readFile) Schema() json.RawMessage {
@@ -53,7 +55,7 @@ func (readFile) Schema() json.RawMessage {
 
 func (readFile) arguments(raw json.RawMessage) (readArguments, error) {
 	a := readArguments{Encoding: "text"}
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, err
 	}
 	switch {
@@ -77,11 +79,11 @@ func (t readFile) Effect(raw json.RawMessage) Effect {
 	if err != nil {
 		return Effect{}
 	}
-	return reading("Read "+a.Path, a.Path)
+	return readEffect("Read "+a.Path, a.Path)
 }
 
-// reading returns the effect of a call that reads a path.
-func reading(title, path string) Effect {
+// readEffect returns the effect of a call that reads a path.
+func readEffect(title, path string) Effect {
 	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
@@ -92,23 +94,23 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	}
 	rel, err := t.w.Rel(a.Path)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	info, err := t.w.Root().Stat(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	if !info.Mode().IsRegular() { // a pipe would never end
 		return Result{Code: InvalidPath, Output: a.Path + " is not a file"}
 	}
 	f, err := t.w.Root().Open(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
-	b, err := io.ReadAll(io.NewSectionReader(f, a.Offset, maxRead))
+	b, err := io.ReadAll(io.NewSectionReader(f, a.Offset, maxReadBytes))
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	note := ""
 	if rest := info.Size() - a.Offset - int64(len(b)); rest > 0 && len(b) > 0 {
@@ -163,7 +165,7 @@ func (writeFile) Schema() json.RawMessage {
 
 func (writeFile) arguments(raw json.RawMessage) (a writeArguments, content []byte, err error) {
 	a.Encoding = "text"
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, nil, err
 	}
 	if a.Path == "" {
@@ -194,11 +196,11 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 		return Effect{}
 	}
 	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
-	before, size := t.before(a.Path)
+	before, size := t.replacedContent(a.Path)
 	switch {
 	case !utf8.Valid(content):
 		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))
-	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiff:
+	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiffBytes:
 		e.Preview.Diff = udiff.Unified("a/"+a.Path, "b/"+a.Path, string(before), string(content))
 	default:
 		e.Preview.Text = string(content)
@@ -206,9 +208,9 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	return e
 }
 
-// before returns the content of the regular file that a call would replace, and its size. A content of more than maxDiff bytes
+// replacedContent returns the content of the regular file that a call would replace, and its size. A content of more than maxDiffBytes bytes
 // is not read.
-func (t writeFile) before(path string) (content []byte, size int64) {
+func (t writeFile) replacedContent(path string) (content []byte, size int64) {
 	rel, err := t.w.Rel(path)
 	if err != nil {
 		return nil, 0
@@ -217,7 +219,7 @@ func (t writeFile) before(path string) (content []byte, size int64) {
 	if err != nil || !info.Mode().IsRegular() {
 		return nil, 0
 	}
-	if info.Size() > maxDiff {
+	if info.Size() > maxDiffBytes {
 		return nil, info.Size()
 	}
 	content, err = t.w.Root().ReadFile(rel)
@@ -234,7 +236,7 @@ func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
 	}
 	rel, n, err := t.w.Put(a.Path, strings.NewReader(string(content)), 0o644)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	return Result{Output: fmt.Sprintf("wrote %d bytes to %s", n, rel)}
 }
@@ -258,39 +260,39 @@ func (listDirectory) Schema() json.RawMessage {
 
 func (listDirectory) Paths(raw json.RawMessage) ([]string, error) {
 	var a listArguments
-	err := decode(raw, &a)
+	err := decodeArguments(raw, &a)
 	return []string{a.Path}, err
 }
 
 func (listDirectory) Effect(raw json.RawMessage) Effect {
 	var a listArguments
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return Effect{}
 	}
 	path := cmp.Or(a.Path, ".")
-	return reading("List "+path, path)
+	return readEffect("List "+path, path)
 }
 
 func (t listDirectory) Run(_ context.Context, raw json.RawMessage) Result {
 	var a listArguments
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
 	rel, err := t.w.Rel(a.Path)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	f, err := t.w.Root().Open(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
 	info, err := f.Stat()
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	if !info.IsDir() {
 		return Result{Code: InvalidPath, Output: a.Path + " is not a folder"}
 	}
-	return list(f)
+	return listFolder(f)
 }

@@ -15,26 +15,26 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// Code is the kind of a failure.
-type Code string
+// FailureCode is the kind of a failure.
+type FailureCode string
 
 // The codes.
 const (
-	InvalidPath      Code = "INVALID_PATH"
-	FileNotFound     Code = "FILE_NOT_FOUND"
-	PermissionDenied Code = "PERMISSION_DENIED"
-	Timeout          Code = "TIMEOUT"
-	ExecutionError   Code = "EXECUTION_ERROR"
+	InvalidPath      FailureCode = "INVALID_PATH"
+	FileNotFound     FailureCode = "FILE_NOT_FOUND"
+	PermissionDenied FailureCode = "PERMISSION_DENIED"
+	Timeout          FailureCode = "TIMEOUT"
+	ExecutionError   FailureCode = "EXECUTION_ERROR"
 )
 
 // Result is the result of a tool call.
 type Result struct {
-	Output string // for the model and for observers; limited in length
-	Code   Code   // "" for success
+	Output string      // for the model and for observers; limited in length
+	Code   FailureCode // "" for success
 }
 
-// Text returns the result in the form that the model reads.
-func (r Result) Text() string {
+// ModelText returns the result in the form that the model reads.
+func (r Result) ModelText() string {
 	if r.Code == "" {
 		return r.Output
 	}
@@ -68,8 +68,8 @@ type Effect struct {
 	Preview     events.ApprovalPreview
 }
 
-// decode decodes arguments strictly, so that the model learns about a misspelt field.
-func decode(arguments json.RawMessage, into any) error {
+// decodeArguments decodes arguments strictly, so that the model learns about a misspelt field.
+func decodeArguments(arguments json.RawMessage, into any) error {
 	dec := json.NewDecoder(strings.NewReader(string(arguments)))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
@@ -78,8 +78,8 @@ func decode(arguments json.RawMessage, into any) error {
 	return nil
 }
 
-// failure converts an error of the file system to a result.
-func failure(path string, err error) Result {
+// fileFailure converts an error of the file system to a result.
+func fileFailure(path string, err error) Result {
 	switch {
 	case workspace.Outside(err):
 		return Result{Code: PermissionDenied, Output: fmt.Sprintf("%s is outside the workspace", path)}

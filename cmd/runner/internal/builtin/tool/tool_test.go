@@ -29,7 +29,7 @@ func tools(t *testing.T, limit time.Duration) (dir string, run func(name, argume
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.Close() })
-	all = append(tool.Files(w), tool.RunCode{Dir: dir, Environ: os.Environ(), Limit: limit})
+	all = append(tool.FileTools(w), tool.RunCode{Dir: dir, Environ: os.Environ(), Limit: limit})
 	return dir, func(name, arguments string) tool.Result {
 		for _, tl := range all {
 			if tl.Name() == name {
@@ -74,7 +74,7 @@ func TestFiles(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		tool, arguments string
-		code            tool.Code
+		code            tool.FailureCode
 		says            string
 	}{
 		"read":           {"read_file", `{"path":"a.txt"}`, "", "alpha"},
@@ -118,7 +118,7 @@ func TestRunCode(t *testing.T) {
 	dir, run, _ := tools(t, 3*time.Second)
 	for name, tc := range map[string]struct {
 		language, code string
-		want           tool.Code
+		want           tool.FailureCode
 		says           []string
 	}{
 		"bash":       {"bash", "pwd; echo hi >&2", "", []string{filepath.Base(dir), "[standard error]\nhi", "[exit status 0]"}},
@@ -206,7 +206,7 @@ func TestEffect(t *testing.T) {
 		t.Fatal(err)
 	}
 	tools := map[string]tool.Tool{"run_code": tool.RunCode{Dir: dir}}
-	for _, tl := range tool.Files(w) {
+	for _, tl := range tool.FileTools(w) {
 		tools[tl.Name()] = tl
 	}
 	paths := func(p string) events.ApprovalPreview { return events.ApprovalPreview{Paths: []string{p}} }
