@@ -20,7 +20,7 @@ import (
 func installed(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, programName), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	return agent.Launch{
@@ -145,7 +145,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, program), []byte("not executable"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, programName), []byte("not executable"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l.Environ = []string{"PATH=.:" + dir + ":/no/such/folder"}
@@ -188,7 +188,7 @@ func TestFolder_IsNamedAsTheCLINamesIt(t *testing.T) {
 		"/home/é/😀":      "-home-----",
 		long:             strings.NewReplacer("/", "-").Replace(long)[:200] + "-ivdkwm",
 	} {
-		if got := folder(dir); got != want {
+		if got := projectFolderName(dir); got != want {
 			t.Errorf("folder(%q) = %q, want %q", dir, got, want)
 		}
 	}

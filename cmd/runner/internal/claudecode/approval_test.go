@@ -108,7 +108,7 @@ func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {
 		t.Errorf("retracted for %q", reasons)
 	}
 	st.prints(useTool("late", "Bash", `{"command":"ls"}`), controlLine("late form", `{"subtype":"elicitation"}`))
-	if got := st.answers(); !strings.Contains(string(got["late"]), noQuery) || string(got["late form"]) != `{"action":"cancel"}` {
+	if got := st.answers(); !strings.Contains(string(got["late"]), outsideTurnMessage) || string(got["late form"]) != `{"action":"cancel"}` {
 		t.Errorf("answered %s", got)
 	}
 }
@@ -131,7 +131,7 @@ func TestHook_HasTheCLIAskAboutEveryCall(t *testing.T) {
 		t.Errorf("answered %s", got)
 	}
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, program), []byte("#!"), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, programName), []byte("#!"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -184,7 +184,7 @@ func TestCheck_DescribesACallForAPolicyWithRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	plans := filepath.Join(t.TempDir(), "plans")
-	s := scope{root: root, home: home, plans: plans, checked: true, deny: []string{"Grep"}}
+	s := policyScope{root: root, home: home, plans: plans, checked: true, deny: []string{"Grep"}}
 	file := func(path string) string { return fmt.Sprintf(`{"file_path":%q}`, path) }
 	inWorkspace := func(path string) []permission.Path { return []permission.Path{{Path: path}} }
 	elsewhere := func(path string) []permission.Path { return []permission.Path{{Path: path, Outside: true}} }
@@ -210,16 +210,16 @@ func TestCheck_DescribesACallForAPolicyWithRules(t *testing.T) {
 		"a pattern that leads out":       {"Glob", `{"pattern":"../*"}`, permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
 		"a tool that is left out":        {"Grep", `{"path":7}`, permission.Call{Kind: permission.Read, LeftOut: true}, "", `{"path":7}`},
 		"a command":                      {"Bash", `{"command":"rm x","Command":"ls"}`, permission.Call{Kind: permission.Shell, Command: "rm x"}, "", `{"command":"rm x","Command":"ls"}`},
-		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.Shell}, ruleUnreadable, ""},
+		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.Shell}, ruleUnreadableRequest, ""},
 		"a host":                         {"WebFetch", `{"url":"http://a@EVIL.example:80/x"}`, permission.Call{Kind: permission.Network, Hosts: []string{"EVIL.example"}}, "", `{"url":"http://a@EVIL.example:80/x"}`},
-		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.Network}, ruleUnreadable, ""},
-		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.Network}, ruleUnreadable, ""},
+		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
+		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
 		"a message to a sub-agent":       {"SendMessage", `{}`, permission.Call{Kind: permission.Agent}, "", `{}`},
 		"a tool that nobody knows":       {"New", `{}`, permission.Call{Kind: permission.Unknown}, "", `{}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := s.check(c.tool, json.RawMessage(c.input))
+			got := s.checkCall(c.tool, json.RawMessage(c.input))
 			if c.want.Tool = c.tool; fmt.Sprintf("%+v", got.Call) != fmt.Sprintf("%+v", c.want) {
 				t.Errorf("call %+v, want %+v", got.Call, c.want)
 			}
@@ -244,7 +244,7 @@ func TestCheck_KnowsWhichToolsOfServersDestroyData(t *testing.T) {
 		t.Errorf("sent %s", sent)
 	}
 	s := st.session.(*session).scope
-	if s.check("mcp__desk__echo", json.RawMessage(`{}`)).Destructive || !s.check("mcp__desk__wipe_all", json.RawMessage(`{}`)).Destructive {
+	if s.checkCall("mcp__desk__echo", json.RawMessage(`{}`)).Destructive || !s.checkCall("mcp__desk__wipe_all", json.RawMessage(`{}`)).Destructive {
 		t.Errorf("destructive tools %v", s.destructive)
 	}
 }
@@ -272,7 +272,7 @@ func TestPreview_ShowsWhatACallWouldDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := s.preview(s.scope.check(c.tool, json.RawMessage(c.input)))
+			r := s.callPreview(s.scope.checkCall(c.tool, json.RawMessage(c.input)))
 			if r.Title != c.title || r.Preview.Diff != c.diff || r.Preview.Text != c.text || !r.Editable {
 				t.Errorf("title %q, diff %q, text %q", r.Title, r.Preview.Diff, r.Preview.Text)
 			}

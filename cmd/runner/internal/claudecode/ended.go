@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// tally is the usage and the cost in dollars of a CLI process since it was started.
-type tally struct {
+// usageTotal is the usage and the cost in dollars of a CLI process since it was started.
+type usageTotal struct {
 	input, output, cacheRead, cacheWrite uint64
 	cost                                 float64
 }
 
-// tally returns the tally that a result line states, over all models.
-func (r result) tally() tally {
-	sum := tally{cost: r.TotalCostUSD}
+// usageTotal returns the tally that a result line states, over all models.
+func (r resultLine) usageTotal() usageTotal {
+	sum := usageTotal{cost: r.TotalCostUSD}
 	for _, m := range r.ModelUsage {
 		sum.input += m.Input
 		sum.output += m.Output
@@ -30,8 +30,8 @@ func (r result) tally() tally {
 	return sum
 }
 
-// since returns the usage and cost between two tallies. If a counter went down, the CLI has reset it in between, and its whole value counts.
-func (now tally) since(before tally) (events.Usage, float64) {
+// difference returns the usage and cost between two tallies. If a counter went down, the CLI has reset it in between, and its whole value counts.
+func (now usageTotal) difference(before usageTotal) (events.Usage, float64) {
 	sub := func(a, b uint64) uint32 {
 		if a < b {
 			b = 0
@@ -50,22 +50,22 @@ func (now tally) since(before tally) (events.Usage, float64) {
 
 // handleResult handles a result line: it completes open blocks, journals usage and cost, and ends the turn. It only logs the result of a turn
 // that the CLI began without a query.
-func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
-	r, err := decode[result](raw, "result")
+func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
+	r, err := decode[resultLine](raw, "result")
 	if err != nil {
 		return err
 	}
-	total := r.tally()
-	spent, cost := total.since(s.spent)
+	total := r.usageTotal()
+	spent, cost := total.difference(s.spent)
 	s.spent = total
 	if !s.pending || s.foreign && !s.taken {
 		s.foreign = false
-		logf(t, "warn", "the agent ended a turn that no query asked for: %s", raw)
+		journalLogf(t, "warn", "the agent ended a turn that no query asked for: %s", raw)
 		return nil
 	}
 	s.foreign, s.pending = false, false
 	if spent == (events.Usage{}) {
-		spent = plus(events.Usage{}, r.Usage)
+		spent = addUsage(events.Usage{}, r.Usage)
 	}
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
@@ -73,8 +73,8 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
-	s.expectLastLine(t)
-	ended := s.outcome(r)
+	s.expectLastTranscriptLine(t)
+	ended := s.turnOutcome(r)
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
 	s.turn = newTurnState()
@@ -95,9 +95,9 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	}
 }
 
-// outcome returns the end of the turn for a result line. A result is a failure by is_error, because its subtype is success for some failures
+// turnOutcome returns the end of the turn for a result line. A result is a failure by is_error, because its subtype is success for some failures
 // too.
-func (s *session) outcome(r result) runner.Ended {
+func (s *session) turnOutcome(r resultLine) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
@@ -105,7 +105,7 @@ func (s *session) outcome(r result) runner.Ended {
 	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
 		return runner.Ended{Outcome: runner.Interrupted}
 	case r.Subtype == "success":
-		return runner.Ended{Outcome: runner.Failed, Code: modelCode(r.APIErrorStatus, s.turn.why), Message: message}
+		return runner.Ended{Outcome: runner.Failed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why), Message: message}
 	}
 	code := "AGENT_PROTOCOL"
 	if r.Subtype == "error_max_turns" {
@@ -117,9 +117,9 @@ func (s *session) outcome(r result) runner.Ended {
 	}
 }
 
-// modelCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of the
+// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of the
 // failure.
-func modelCode(status int, why string) string {
+func modelErrorCode(status int, why string) string {
 	switch {
 	case status == 401, status == 403, status == 0 && why == "authentication_failed":
 		return "MODEL_UNAUTHORIZED"
@@ -146,23 +146,23 @@ func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
 }
 
-// expectLastLine makes the next snapshot wait for the last line of the turn's answer, which the CLI writes to the
+// expectLastTranscriptLine makes the next snapshot wait for the last line of the turn's answer, which the CLI writes to the
 // transcript a tenth of a second after it has reported the end of the turn.
-func (s *session) expectLastLine(t *agent.Turn) {
+func (s *session) expectLastTranscriptLine(t *agent.Turn) {
 	if s.turn.last == "" || s.agentSession == "" {
 		return
 	}
 	path, err := (Adapter{}).TranscriptPath(s.place, s.agentSession)
 	if err == nil {
-		err = record.Expect(s.place.State, path, s.turn.last)
+		err = record.ExpectText(s.place.State, path, s.turn.last)
 	}
 	if err != nil {
-		logf(t, "warn", "the next snapshot may miss the end of the agent's record: %v", err)
+		journalLogf(t, "warn", "the next snapshot may miss the end of the agent's record: %v", err)
 	}
 }
 
-// notice is a line of type system.
-type notice struct {
+// systemLine is a line of type system.
+type systemLine struct {
 	Status       string  `json:"status"`
 	Attempt      int     `json:"attempt"` // api_retry
 	MaxRetries   int     `json:"max_retries"`
@@ -184,8 +184,8 @@ type notice struct {
 }
 
 // handleSystem handles lines of type system.
-func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
-	var n notice
+func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
+	var n systemLine
 	if err := json.Unmarshal(raw, &n); err != nil {
 		return fmt.Errorf("system line: %w", err)
 	}
@@ -195,8 +195,8 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		s.foreign = !s.pending
 		if l.Version != s.version {
 			s.version = l.Version
-			if l.Version != Tested {
-				logf(t, "warn", "Claude Code is version %q; this runner was tested with %s", l.Version, Tested)
+			if l.Version != TestedVersion {
+				journalLogf(t, "warn", "Claude Code is version %q; this runner was tested with %s", l.Version, TestedVersion)
 			}
 		}
 		if l.SessionID != s.agentSession {
@@ -213,7 +213,7 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 			Message: fmt.Sprintf("The conversation was compacted (%s, from %d tokens).", n.Compact.Trigger, n.Compact.PreTokens),
 		})
 	case "api_retry":
-		logf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
+		journalLogf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
 	case "permission_denied":
 		t.Emit(s.conversationOf(n.ToolUseID, ""), events.AgentDenied{
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
@@ -223,7 +223,7 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:
-		logf(t, "info", "%s", raw)
+		journalLogf(t, "info", "%s", raw)
 	}
 	return nil
 }

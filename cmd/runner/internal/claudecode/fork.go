@@ -37,12 +37,12 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	if l.Fork.Provided {
 		return copyProvided(l, id, to)
 	}
-	from, err := originals(l)
+	from, err := originalTranscripts(l)
 	if err != nil {
 		return nil, err
 	}
 	for _, path := range from {
-		cut := cutter{anchor: l.Fork.Anchor}
+		cut := transcriptCutter{anchor: l.Fork.Anchor}
 		if err := transcript.Copy(path, to, cut.anchor, cut.cutLine); err != nil {
 			continue // OpenSession reports that the conversation is lost
 		}
@@ -76,9 +76,9 @@ func whyNotResumable(l agent.Launch) string {
 	return fmt.Sprintf("session %.100s of Claude Code has no transcript here", l.Resume)
 }
 
-// originals returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
+// originalTranscripts returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
 // workspace path they are in the folder of the path where they were written.
-func originals(l agent.Launch) ([]string, error) {
+func originalTranscripts(l agent.Launch) ([]string, error) {
 	own, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
 		return nil, nil //nolint:nilerr // no id of the CLI's: the session is lost
@@ -97,14 +97,14 @@ func originals(l agent.Launch) ([]string, error) {
 	return list, nil
 }
 
-// cutter cuts a transcript after the line of an anchor.
-type cutter struct {
+// transcriptCutter cuts a transcript after the line of an anchor.
+type transcriptCutter struct {
 	anchor string
 	kind   string // type of the anchor's line; "" until cutLine has found it
 }
 
 // cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.Edit.
-func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
 		return raw, transcript.Keep
 	}

@@ -36,7 +36,7 @@ func forkable(t *testing.T, content, anchor string) agent.Launch {
 	t.Helper()
 	l := installed(t)
 	l.Resume, l.Fork = parentID, &runner.Fork{Anchor: anchor}
-	folder := filepath.Join(config(l.Folders), "projects", "-elsewhere")
+	folder := filepath.Join(configDir(l.Folders), "projects", "-elsewhere")
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestCommandForks(t *testing.T) {
 			if told := loss(t, l); len(told) != 0 {
 				t.Errorf("told %v", told)
 			}
-			if raw, err := os.ReadFile(filepath.Join(config(l.Folders), "projects", "-elsewhere", parentID+".jsonl")); err != nil || string(raw) != original {
+			if raw, err := os.ReadFile(filepath.Join(configDir(l.Folders), "projects", "-elsewhere", parentID+".jsonl")); err != nil || string(raw) != original {
 				t.Errorf("the original is\n%s\n%v", raw, err)
 			}
 		})

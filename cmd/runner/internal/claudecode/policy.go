@@ -21,8 +21,8 @@ import (
 
 // Rules of decisions that the adapter itself makes, as permission_decided names them.
 const (
-	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
+	ruleUnreadableRequest = "unreadable-request" // deny
+	ruleOutsideTurn       = "no-query"           // deny: its events would not be recorded
 )
 
 // Tools that ask the user. The CLI has them only if the agent's policy has a person decide.
@@ -32,8 +32,8 @@ const (
 	exitPlanMode    = "ExitPlanMode"
 )
 
-// paths names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
-var paths = map[string]struct {
+// pathArguments names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
+var pathArguments = map[string]struct {
 	argument string
 	optional bool
 }{
@@ -56,8 +56,8 @@ var toolsByKind = map[permission.Kind][]string{
 	permission.Question: {askUserQuestion, exitPlanMode},
 }
 
-// kindOf returns the kind of a tool of the CLI itself.
-func kindOf(tool string) permission.Kind {
+// toolKind returns the kind of a tool of the CLI itself.
+func toolKind(tool string) permission.Kind {
 	for kind, tools := range toolsByKind {
 		if slices.Contains(tools, tool) {
 			return kind
@@ -66,20 +66,20 @@ func kindOf(tool string) permission.Kind {
 	return permission.Unknown
 }
 
-// checkEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
+// asksAboutEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
 // CLI, which reads files of the workspace and runs harmless commands without asking. It is false for the policy of an agent
 // without permissions.
-func checkEachCall(l agent.Launch) bool {
+func asksAboutEachCall(l agent.Launch) bool {
 	return !reflect.ValueOf(l.Permissions).IsZero() || len(l.ExecutionPermissions.Rules) > 0
 }
 
-// unavailableQuestions returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
+// deniedQuestionTools returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
 // every call of them. The rules of an execution do not count, so that they need no other process.
-func unavailableQuestions(l agent.Launch) []string {
+func deniedQuestionTools(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
 		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
-		return err == nil && checkEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
+		return err == nil && asksAboutEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
 	}
 	var out []string
 	if !isAsked(askUserQuestion) {
@@ -91,15 +91,15 @@ func unavailableQuestions(l agent.Launch) []string {
 	return out
 }
 
-// askRules are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
-var askRules = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
+// toolsWithAskRule are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
+var toolsWithAskRule = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
 
-// settings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
+// cliSettings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
 // its simple mode.
-func settings(l agent.Launch) string {
-	ask := slices.Clone(askRules)
+func cliSettings(l agent.Launch) string {
+	ask := slices.Clone(toolsWithAskRule)
 	for _, s := range l.MCPServers {
-		ask = append(ask, mcpPrefix+s.Name)
+		ask = append(ask, mcpToolPrefix+s.Name)
 	}
 	raw, err := json.Marshal(map[string]any{
 		"permissions": map[string]any{"ask": ask},
@@ -119,14 +119,14 @@ type checkedCall struct {
 	denied *permission.Decision // the adapter's own decision, for a call that it cannot read
 }
 
-// check describes a call for the permission policy.
-func (s scope) check(tool string, input json.RawMessage) checkedCall {
-	c := checkedCall{Call: permission.Call{Tool: tool, Kind: kindOf(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
+// checkCall describes a call for the permission policy.
+func (s policyScope) checkCall(tool string, input json.RawMessage) checkedCall {
+	c := checkedCall{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
 	var args map[string]json.RawMessage
 	if json.Unmarshal(input, &args) != nil || args == nil {
-		return c.deny(ruleUnreadable, "the request has no readable input")
+		return c.deny(ruleUnreadableRequest, "the request has no readable input")
 	}
-	served, has := s.belongsToServer(tool)
+	served, has := s.serverToolStatus(tool)
 	if slices.Contains(s.deny, tool) || served && !has {
 		c.LeftOut = true
 		return c
@@ -137,13 +137,13 @@ func (s scope) check(tool string, input json.RawMessage) checkedCall {
 	}
 	switch c.Kind {
 	case permission.Read, permission.Edit:
-		return s.checkPath(c, args)
+		return s.addPath(c, args)
 	case permission.Shell:
-		if c.Command = text(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
-			return c.deny(ruleUnreadable, "command is missing")
+		if c.Command = textArgument(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
+			return c.deny(ruleUnreadableRequest, "command is missing")
 		}
 	case permission.Network:
-		return s.checkURL(c, args)
+		return s.addHost(c, args)
 	}
 	return c
 }
@@ -158,22 +158,22 @@ func (c checkedCall) deny(rule, reason string) checkedCall {
 func (c checkedCall) withArgument(args map[string]json.RawMessage, name, value string) checkedCall {
 	raw, err := json.Marshal(value)
 	if err != nil {
-		return c.deny(ruleUnreadable, name+" cannot be written as JSON")
+		return c.deny(ruleUnreadableRequest, name+" cannot be written as JSON")
 	}
 	args = maps.Clone(args)
 	args[name] = raw
 	if c.input, err = json.Marshal(args); err != nil {
-		return c.deny(ruleUnreadable, "the input cannot be written as JSON")
+		return c.deny(ruleUnreadableRequest, "the input cannot be written as JSON")
 	}
 	return c
 }
 
-// checkPath adds the path of a file tool to the call.
-func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checkedCall {
-	where := paths[c.Tool]
+// addPath adds the path of a file tool to the call.
+func (s policyScope) addPath(c checkedCall, args map[string]json.RawMessage) checkedCall {
+	where := pathArguments[c.Tool]
 	var path string
 	if raw, ok := args[where.argument]; ok && json.Unmarshal(raw, &path) != nil {
-		return c.deny(ruleUnreadable, where.argument+" is not a text")
+		return c.deny(ruleUnreadableRequest, where.argument+" is not a text")
 	}
 	if pattern, ok := args["pattern"]; ok && c.Tool == "Glob" {
 		// A pattern can contain a path.
@@ -185,15 +185,15 @@ func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checked
 	path = strings.TrimFunc(path, isSpace)
 	if path == "" {
 		if !where.optional {
-			return c.deny(ruleUnreadable, where.argument+" is missing")
+			return c.deny(ruleUnreadableRequest, where.argument+" is missing")
 		}
 		c.Paths = []permission.Path{{Path: "."}}
 		return c
 	}
-	if rel, ok := inside(s.root, path); ok {
-		return s.insidePath(c, args, where.argument, rel)
+	if rel, ok := pathInside(s.root, path); ok {
+		return s.addInsidePath(c, args, where.argument, rel)
 	}
-	if real, ok := s.skillFile(path); ok && c.Kind == permission.Read {
+	if real, ok := s.resolveSkillFile(path); ok && c.Kind == permission.Read {
 		c.Paths = []permission.Path{{Path: real, Outside: true, Skill: true}}
 		return c.withArgument(args, where.argument, real)
 	}
@@ -205,27 +205,27 @@ func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checked
 		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
 	c.Paths = []permission.Path{{Path: real, Outside: true}}
-	if s.isPlan(real) {
+	if s.isPlanPath(real) {
 		c.Kind = permission.Bookkeeping
 	}
 	return c.withArgument(args, where.argument, real)
 }
 
-// insidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
+// addInsidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
 // resolved, and the tool then gets that path.
-func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argument, rel string) checkedCall {
+func (s policyScope) addInsidePath(c checkedCall, args map[string]json.RawMessage, argument, rel string) checkedCall {
 	given := filepath.Join(s.root, rel)
 	if s.checked {
 		root, err := filepath.EvalSymlinks(s.root)
 		if err != nil {
-			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+			return c.deny(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
-		real, err := resolve(given)
+		real, err := resolveLinks(given)
 		if err != nil || !isWithin(root, real) {
 			return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
 		}
 		if rel, err = filepath.Rel(root, real); err != nil {
-			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+			return c.deny(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
 		given = filepath.Join(s.root, rel)
 	}
@@ -233,8 +233,8 @@ func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argume
 	return c.withArgument(args, argument, given)
 }
 
-// text returns an argument that is a text, or "". Names of arguments are case-sensitive, as for the CLI.
-func text(args map[string]json.RawMessage, name string) string {
+// textArgument returns an argument that is a text, or "". Names of arguments are case-sensitive, as for the CLI.
+func textArgument(args map[string]json.RawMessage, name string) string {
 	var s string
 	if raw, ok := args[name]; !ok || json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -242,37 +242,37 @@ func text(args map[string]json.RawMessage, name string) string {
 	return s
 }
 
-// checkURL adds the host that a tool reaches to the call.
-func (s scope) checkURL(c checkedCall, args map[string]json.RawMessage) checkedCall {
+// addHost adds the host that a tool reaches to the call.
+func (s policyScope) addHost(c checkedCall, args map[string]json.RawMessage) checkedCall {
 	raw, ok := args["url"]
 	if !ok || !s.checked {
 		return c
 	}
 	var text string
 	if json.Unmarshal(raw, &text) != nil {
-		return c.deny(ruleUnreadable, "url is not a text")
+		return c.deny(ruleUnreadableRequest, "url is not a text")
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || strings.ContainsAny(text, `\`) {
-		return c.deny(ruleUnreadable, "url has no readable host")
+		return c.deny(ruleUnreadableRequest, "url has no readable host")
 	}
 	c.Hosts = []string{u.Hostname()}
 	return c.withArgument(args, "url", u.String()) // the CLI would read some URLs differently
 }
 
-// isPlan reports whether a path is a plan of plan mode, which the CLI keeps in its configuration folder and writes without
+// isPlanPath reports whether a path is a plan of plan mode, which the CLI keeps in its configuration folder and writes without
 // asking.
-func (s scope) isPlan(real string) bool {
+func (s policyScope) isPlanPath(real string) bool {
 	if s.plans == "" {
 		return false
 	}
-	dir, err := resolve(s.plans)
+	dir, err := resolveLinks(s.plans)
 	return err == nil && filepath.Dir(real) == dir && filepath.Ext(real) == ".md"
 }
 
 // resolveOutside returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
 // links resolved.
-func (s scope) resolveOutside(path string) (string, error) {
+func (s policyScope) resolveOutside(path string) (string, error) {
 	switch {
 	case strings.ContainsRune(path, 0):
 		return "", errors.New("it has a NUL")
@@ -286,17 +286,17 @@ func (s scope) resolveOutside(path string) (string, error) {
 	case !filepath.IsAbs(path):
 		path = filepath.Join(s.root, path)
 	}
-	return resolve(filepath.Clean(path))
+	return resolveLinks(filepath.Clean(path))
 }
 
-// resolve returns a clean absolute path with its symbolic links resolved. The end of the path need not exist.
-func resolve(path string) (string, error) {
+// resolveLinks returns a clean absolute path with its symbolic links resolved. The end of the path need not exist.
+func resolveLinks(path string) (string, error) {
 	for range 40 { // as many links as Linux follows
 		real, err := filepath.EvalSymlinks(path)
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return real, err
 		}
-		dir, err := resolve(filepath.Dir(path))
+		dir, err := resolveLinks(filepath.Dir(path))
 		if err != nil {
 			return "", err
 		}
@@ -313,9 +313,9 @@ func resolve(path string) (string, error) {
 	return "", errors.New("it has too many symbolic links")
 }
 
-// inside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
+// pathInside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
 // workspace.
-func inside(root, path string) (string, bool) {
+func pathInside(root, path string) (string, bool) {
 	if strings.HasPrefix(path, "~") {
 		return "", false // the CLI takes it for the home folder
 	}

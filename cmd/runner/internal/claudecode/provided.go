@@ -15,25 +15,25 @@ func copyProvided(l agent.Launch, id, to string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	edit := adopter{id: id, workspace: workspace}.adoptLine
+	edit := transcriptConverter{id: id, workspace: workspace}.convertLine
 	if err := transcript.Copy(filepath.Join(l.State, agent.ProvidedTranscript), to, "", edit); err != nil {
 		return nil, removeCopy(to) // OpenSession reports that the conversation is lost
 	}
 	return []string{"--resume", id}, nil
 }
 
-// keptLines are the types of lines that belong to a conversation. All others are the CLI's own notes, on which it acts
+// keptLineTypes are the types of lines that belong to a conversation. All others are the CLI's own notes, on which it acts
 // when it resumes: queued prompts, modes, histories of files, working trees, names of agents.
-var keptLines = []string{"user", "assistant", "system", "attachment", "progress"}
+var keptLineTypes = []string{"user", "assistant", "system", "attachment", "progress"}
 
-// adopter changes the lines of a foreign transcript to lines of a session in this workspace.
-type adopter struct{ id, workspace string }
+// transcriptConverter changes the lines of a foreign transcript to lines of a session in this workspace.
+type transcriptConverter struct{ id, workspace string }
 
-// adoptLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all others. It is a
+// convertLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all others. It is a
 // transcript.Edit.
-func (a adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+func (a transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
-	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLines, transcript.Text(line["type"])) {
+	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLineTypes, transcript.Text(line["type"])) {
 		return nil, transcript.Drop
 	}
 	delete(line, "permissionMode")

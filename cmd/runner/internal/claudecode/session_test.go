@@ -76,7 +76,7 @@ func of[T any](st *stage, typ events.Type) []T {
 }
 
 const (
-	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m","claude_code_version":"` + Tested + `"}`
+	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m","claude_code_version":"` + TestedVersion + `"}`
 	done     = `{"type":"result","subtype":"success","is_error":false,"result":"ok","terminal_reason":"completed"}`
 )
 
@@ -105,11 +105,11 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 // A version other than the tested one is reported, once.
 func TestAnotherVersion(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinnedVersion(t, "@anthropic-ai/claude-code", Tested)
-	other := strings.Replace(initLine, Tested, "9.9.9", 1)
+	agenttest.CheckPinnedVersion(t, "@anthropic-ai/claude-code", TestedVersion)
+	other := strings.Replace(initLine, TestedVersion, "9.9.9", 1)
 	for line, want := range map[string]int{initLine: 0, other: 1} {
 		logs := of[events.Log](newStage(t).begin().prints(line, done).begin().prints(line, done), "log")
-		if len(logs) != want || want > 0 && (logs[0].Level != "warn" || !strings.Contains(logs[0].Message, "9.9.9") || !strings.Contains(logs[0].Message, Tested)) {
+		if len(logs) != want || want > 0 && (logs[0].Level != "warn" || !strings.Contains(logs[0].Message, "9.9.9") || !strings.Contains(logs[0].Message, TestedVersion)) {
 			t.Errorf("%s: logged %+v", line, logs)
 		}
 	}
@@ -149,7 +149,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
 	}
-	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadableRequest || d[2].Rule != ruleUnreadableRequest {
 		t.Errorf("decisions %+v", d)
 	}
 }

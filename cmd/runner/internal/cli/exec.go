@@ -123,7 +123,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	if err := cmd.Start(); err != nil {
 		return exitCodeError{err, startFailureExitCode(err)}
 	}
-	tree := process.Tree(log, cmd.Process.Pid)
+	tree := process.NewSessionLeader(log, cmd.Process.Pid)
 	defer func() {
 		for _, f := range []string{pidFile, killFile} {
 			if rmErr := os.Remove(f); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
@@ -136,16 +136,16 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 		err = os.WriteFile(pidFile, raw, 0o600)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.Kill(log), cmd.Wait())
+		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.KillTree(log), cmd.Wait())
 	}
 	// A kill that came before the process was recorded left this file.
 	if _, err := os.Stat(killFile); err == nil {
-		if err := tree.Kill(log); err != nil {
+		if err := tree.KillTree(log); err != nil {
 			return err
 		}
 	}
 	defer context.AfterFunc(ctx, func() {
-		if err := tree.Kill(log); err != nil {
+		if err := tree.KillTree(log); err != nil {
 			log.Error("end the command", "err", err)
 		}
 	})()
@@ -200,9 +200,9 @@ func (c *killCommand) Run(log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("find the command: %w", err)
 	}
-	var tree process.Root
+	var tree process.SessionLeader
 	if err := json.Unmarshal(raw, &tree); err != nil {
 		return fmt.Errorf("find the command: %s: %w", pidFile, err)
 	}
-	return tree.Kill(log)
+	return tree.KillTree(log)
 }

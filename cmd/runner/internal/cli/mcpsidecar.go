@@ -46,7 +46,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	if err := processGroup.Adopt(); err != nil {
+	if err := processGroup.AdoptOrphans(); err != nil {
 		log.Warn("orphans of servers are not adopted", "err", err)
 	}
 	defer ignoreHangups()()

@@ -72,7 +72,7 @@ func (l limitFlags) buildRuntime(sys *System, log *slog.Logger, place agent.Fold
 	if w.monitors != nil {
 		w.monitors.sup = w.supervisor
 	}
-	if err := w.processGroup.Adopt(); err != nil {
+	if err := w.processGroup.AdoptOrphans(); err != nil {
 		log.Warn("orphans of agents are not adopted", "err", err)
 	}
 	return w, nil

@@ -24,8 +24,8 @@ type mcpServer struct {
 	Asks    string            `json:"default_tools_approval_mode,omitempty"`
 }
 
-// startupSeconds is the number of seconds that a server may take until its tools are known.
-const startupSeconds = 20
+// mcpStartupSeconds is the number of seconds that a server may take until its tools are known.
+const mcpStartupSeconds = 20
 
 // threadConfig returns the configuration that is sent with the thread, nil for none. So the secrets of servers are
 // neither in arguments nor in files.
@@ -35,7 +35,7 @@ func threadConfig(l agent.Launch) map[string]any {
 	}
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
-		m := mcpServer{Startup: startupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		m := mcpServer{Startup: mcpStartupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
 		if l.HasPolicy() {
 			m.Asks = "prompt" // otherwise the CLI does not ask about tools that only read
 		}
@@ -49,7 +49,7 @@ func threadConfig(l agent.Launch) map[string]any {
 
 // handshakeDigest returns a hash of what is sent when the thread begins, "" for nothing.
 func handshakeDigest(l agent.Launch) string {
-	p, config := prompt(l), threadConfig(l)
+	p, config := addedPrompt(l), threadConfig(l)
 	if p == "" && config == nil {
 		return ""
 	}
@@ -66,14 +66,14 @@ func handshakeDigest(l agent.Launch) string {
 func definitionFiles(l agent.Launch) []agent.LaunchFile {
 	var files []agent.LaunchFile
 	for _, a := range l.Subagents {
-		lines := []string{"name = " + quote(a.Name), "description = " + quote(a.Description), "developer_instructions = " + quote(a.Instructions)}
+		lines := []string{"name = " + quoteTOML(a.Name), "description = " + quoteTOML(a.Description), "developer_instructions = " + quoteTOML(a.Instructions)}
 		if a.Model != "" {
-			lines = append(lines, "model = "+quote(a.Model))
+			lines = append(lines, "model = "+quoteTOML(a.Model))
 		}
-		files = append(files, agent.LaunchFile{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
+		files = append(files, agent.LaunchFile{Path: homeDirName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
 	}
 	for _, s := range l.MainAgentSkills() {
-		files = append(files, agent.LaunchFile{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
+		files = append(files, agent.LaunchFile{Path: homeDirName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	return files
 }

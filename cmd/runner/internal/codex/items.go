@@ -13,7 +13,7 @@ import (
 type runningItem struct {
 	thread string
 	conv   string
-	item   item
+	item   threadItem
 	block  string // the open block that text is appended to, "" for none
 	half   bool   // the model is still writing the item
 	gap    bool   // a paragraph of thinking has ended; a blank line comes before the next text
@@ -34,12 +34,12 @@ func (s *session) isCurrent(n notification) bool {
 	if n.ThreadID != s.thread {
 		return s.turn.conversations[n.ThreadID] != nil
 	}
-	running := s.running()
+	running := s.runningTurnID()
 	return running == "" || n.TurnID == running
 }
 
 // logLateItem logs the end of an item that an earlier turn left running, such as a server.
-func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
+func (s *session) logLateItem(n notification, i threadItem, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
 		output, _ := i.callOutput()
@@ -50,16 +50,16 @@ func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
 	}
 }
 
-// itemStarted handles the start of an item: it journals a tool call, or opens the block of a message.
-func (s *session) itemStarted(n notification, t *agent.Turn) error {
-	i, err := decode[item](n.Item, "item")
+// handleItemStarted handles the start of an item: it journals a tool call, or opens the block of a message.
+func (s *session) handleItemStarted(n notification, t *agent.Turn) error {
+	i, err := decode[threadItem](n.Item, "item")
 	if err != nil {
 		return err
 	}
 	if !s.isCurrent(n) {
-		return nil // itemCompleted logs the end of such an item
+		return nil // handleItemCompleted logs the end of such an item
 	}
-	w := &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
+	w := &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID), item: i}
 	switch i.Type {
 	case "userMessage":
 		return nil // shown when it is complete
@@ -69,7 +69,7 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	case "reasoning":
 		w.half = true
 	case "subAgentActivity":
-		s.handleActivity(n.ThreadID, i, t)
+		s.handleSubagentActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		if i.Tool != "spawnAgent" {
 			s.openCall(w, t)
@@ -83,7 +83,7 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 
 // openCall journals the tool_use block of an item that is a tool call. It does nothing for other items.
 func (s *session) openCall(w *runningItem, t *agent.Turn) {
-	u, ok := w.item.toolCall()
+	u, ok := w.item.toolCallBlock()
 	if !ok {
 		return
 	}
@@ -91,9 +91,9 @@ func (s *session) openCall(w *runningItem, t *agent.Turn) {
 	t.AddBlock(w.conv, u)
 }
 
-// toolCall returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
+// toolCallBlock returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
 // tool calls.
-func (i item) toolCall() (events.Block, bool) {
+func (i threadItem) toolCallBlock() (events.Block, bool) {
 	b := func(tool, display, description string, input any) (events.Block, bool) {
 		raw, err := json.Marshal(input)
 		if err != nil {
@@ -109,7 +109,7 @@ func (i item) toolCall() (events.Block, bool) {
 		}
 		return b("shell", "Shell", strings.Join(what, " && "), map[string]any{"command": i.Command, "cwd": i.Cwd})
 	case "fileChange":
-		return b("apply_patch", "Edit files", i.summary(), map[string]any{"changes": i.Changes})
+		return b("apply_patch", "Edit files", i.patchSummary(), map[string]any{"changes": i.Changes})
 	case "mcpToolCall":
 		return b("mcp__"+i.Server+"__"+i.Tool, i.Server+": "+i.Tool, "", i.Arguments)
 	case "dynamicToolCall":
@@ -124,8 +124,8 @@ func (i item) toolCall() (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// summary returns a patch in one line: A for added, M for changed, D for deleted, R for moved files.
-func (i item) summary() string {
+// patchSummary returns a patch in one line: A for added, M for changed, D for deleted, R for moved files.
+func (i threadItem) patchSummary() string {
 	var out []string
 	for _, c := range i.Changes {
 		switch {
@@ -142,10 +142,10 @@ func (i item) summary() string {
 	return strings.Join(out, ", ")
 }
 
-// itemCompleted handles the end of an item: it completes the item's block, or journals one. The text of the completed item replaces the text of
+// handleItemCompleted handles the end of an item: it completes the item's block, or journals one. The text of the completed item replaces the text of
 // the deltas before it.
-func (s *session) itemCompleted(n notification, t *agent.Turn) error {
-	i, err := decode[item](n.Item, "item")
+func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
+	i, err := decode[threadItem](n.Item, "item")
 	if err != nil {
 		return err
 	}
@@ -156,28 +156,28 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	at := itemKey(n.ThreadID, i.ID)
 	w := s.turn.items[at]
 	if w == nil {
-		w = &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
+		w = &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID)}
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
 			s.openCall(w, t)
 		}
 	}
 	delete(s.turn.items, at)
-	w.item, w.anchor = i, s.anchor(n, i)
+	w.item, w.anchor = i, s.itemAnchor(n, i)
 	if w.denied != "" {
-		s.explain(n.ThreadID, n.TurnID, w)
+		s.sendDenialReason(n.ThreadID, n.TurnID, w)
 	}
 	switch i.Type {
 	case "userMessage":
 		if n.ThreadID != s.thread {
-			t.AddBlock(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
+			t.AddBlock(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.contentTexts(), "\n"))})
 		}
 	case "agentMessage":
 		s.finishMessage(w, t)
 	case "reasoning":
 		finishThinking(w, t)
 	case "subAgentActivity":
-		s.handleActivity(n.ThreadID, i, t)
+		s.handleSubagentActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		s.handleCollaboration(n.ThreadID, w, t)
 	case "plan":
@@ -187,7 +187,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	case "enteredReviewMode", "exitedReviewMode":
 		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
 	default:
-		if _, ok := i.toolCall(); !ok {
+		if _, ok := i.toolCallBlock(); !ok {
 			s.logf(t, "info", "%s", n.Item)
 			return nil
 		}
@@ -212,7 +212,7 @@ func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 
 // finishThinking completes a thinking block. If no block is open, it journals one only if the item has text, which most have not.
 func finishThinking(w *runningItem, t *agent.Turn) {
-	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
+	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.contentTexts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
 	if content == "" {
 		whole.Content, whole.Summary = summary, ""
@@ -232,7 +232,7 @@ func finishThinking(w *runningItem, t *agent.Turn) {
 // finishCall journals the result of a tool call, or completes the block in which its output was streamed.
 func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 	i := w.item
-	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.duration(), Anchor: w.anchor}
+	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.callDuration(), Anchor: w.anchor}
 	r.Output, r.IsError = i.callOutput()
 	if i.Status == "declined" {
 		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
@@ -253,7 +253,7 @@ func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 }
 
 // callOutput returns the output of a call, and whether the call failed.
-func (i item) callOutput() (output string, failed bool) {
+func (i threadItem) callOutput() (output string, failed bool) {
 	failed = i.Status == "failed" || i.Status == "declined"
 	switch i.Type {
 	case "commandExecution":
@@ -265,7 +265,7 @@ func (i item) callOutput() (output string, failed bool) {
 		if failed {
 			return "The patch was not applied.", true
 		}
-		return i.summary(), false
+		return i.patchSummary(), false
 	case "mcpToolCall":
 		if i.Error != nil {
 			return i.Error.Message, true
@@ -306,9 +306,9 @@ func (r *mcpResult) text() string {
 	return strings.Join(out, "\n")
 }
 
-// duration returns the duration of a call in milliseconds: the longer of the item's own duration and the time from its start to its end. The own
-// duration leaves out the time before the CLI first looked at the command.
-func (i item) duration() uint32 {
+// callDuration returns the duration of a call in milliseconds: the longer of the item's own duration and the time from its start to its end. The own
+// callDuration leaves out the time before the CLI first looked at the command.
+func (i threadItem) callDuration() uint32 {
 	ms := i.DurationMs
 	if i.StartedAt > 0 && i.CompletedAt > 0 {
 		ms = max(ms, i.CompletedAt-i.StartedAt)
@@ -316,9 +316,9 @@ func (i item) duration() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// showUnfinished journals the result of a call that has not ended by the end of the turn: a note that it was interrupted or still runs.
-func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
-	if _, ok := w.item.toolCall(); !ok {
+// journalUnfinishedCall journals the result of a call that has not ended by the end of the turn: a note that it was interrupted or still runs.
+func journalUnfinishedCall(w *runningItem, interrupted bool, t *agent.Turn) {
+	if _, ok := w.item.toolCallBlock(); !ok {
 		return
 	}
 	note := "[still at work when the turn ended]"

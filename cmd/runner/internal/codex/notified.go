@@ -19,7 +19,7 @@ var ignoredMethods = []string{
 
 // handleNotification decodes a notification and handles it, then those about sub-agents that it has made known. It keeps a notification about
 // a thread that is not known yet.
-func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
+func (s *session) handleNotification(l outputLine, raw []byte, t *agent.Turn) error {
 	n, err := decode[notification](l.Params, l.Method)
 	if err != nil {
 		return err
@@ -34,16 +34,16 @@ func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 }
 
 // dispatchNotification handles a notification by its method. Unknown ones are logged.
-func (s *session) dispatchNotification(l line, n notification, raw []byte, t *agent.Turn) error {
+func (s *session) dispatchNotification(l outputLine, n notification, raw []byte, t *agent.Turn) error {
 	switch l.Method {
 	case "turn/started":
-		s.turnStarted(n, t)
+		s.handleTurnStarted(n, t)
 	case "turn/completed":
-		return s.turnCompleted(n, t)
+		return s.handleTurnCompleted(n, t)
 	case "item/started":
-		return s.itemStarted(n, t)
+		return s.handleItemStarted(n, t)
 	case "item/completed":
-		return s.itemCompleted(n, t)
+		return s.handleItemCompleted(n, t)
 	case "item/agentMessage/delta":
 		s.appendText(n, t, n.Delta)
 	case "item/reasoning/summaryTextDelta", "item/reasoning/textDelta":
@@ -56,12 +56,12 @@ func (s *session) dispatchNotification(l line, n notification, raw []byte, t *ag
 		s.appendOutput(n, t)
 	case "turn/plan/updated":
 		if s.isCurrent(n) {
-			s.showPlan(n, t)
+			s.journalPlan(n, t)
 		}
 	case "thread/tokenUsage/updated":
 		s.countUsage(n, t)
 	case "error":
-		s.modelFailed(n, t)
+		s.handleModelFailure(n, t)
 	case "model/rerouted":
 		s.logf(t, "warn", "the model is %s now", n.ToModel)
 		s.model = n.ToModel
@@ -84,20 +84,20 @@ func (s *session) logWarning(n notification, t *agent.Turn) {
 	s.logf(t, level, "%s", message)
 }
 
-// turnStarted stores the id of a turn that has begun, of the session or of a sub-agent. It stops a turn that belongs to no query.
-func (s *session) turnStarted(n notification, t *agent.Turn) {
+// handleTurnStarted stores the id of a turn that has begun, of the session or of a sub-agent. It stops a turn that belongs to no query.
+func (s *session) handleTurnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
 			c.turn = n.Turn.ID
 		} else if !s.pending {
-			s.stop(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
+			s.sendTurnInterrupt(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
 		}
 		return
 	}
 	if !s.pending {
 		// Its events would not be recorded.
 		s.logf(t, "warn", "the agent began a turn that no query asked for")
-		s.stop(n.ThreadID, n.Turn.ID)
+		s.sendTurnInterrupt(n.ThreadID, n.Turn.ID)
 		return
 	}
 	s.setTurnID(n.Turn.ID)
@@ -143,8 +143,8 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 	t.AppendText(w.block, text)
 }
 
-// showPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
-func (s *session) showPlan(n notification, t *agent.Turn) {
+// journalPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
+func (s *session) journalPlan(n notification, t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(n.Plan))
 	for _, p := range n.Plan {
 		status := p.Status
@@ -154,7 +154,7 @@ func (s *session) showPlan(n notification, t *agent.Turn) {
 		items = append(items, events.TodoItem{Content: p.Step, Status: status})
 	}
 	if s.turn.todo == "" {
-		s.turn.todo = t.OpenBlock(s.conversationOf(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
+		s.turn.todo = t.OpenBlock(s.conversationID(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
 	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
@@ -166,23 +166,23 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
 	s.totals[n.ThreadID] = total
-	if !s.isCurrent(n) || s.running() == "" {
+	if !s.isCurrent(n) || s.runningTurnID() == "" {
 		return // reported when a thread is resumed
 	}
 	now := n.TokenUsage.Last
 	if known {
-		now = total.minus(before)
+		now = total.since(before)
 	}
-	if now == (tokens{}) {
+	if now == (tokenCounts{}) {
 		return
 	}
 	s.turn.usage = s.turn.usage.plus(now)
-	t.Emit(s.conversationOf(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
+	t.Emit(s.conversationID(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
 }
 
-// modelFailed handles a failed request to the model. It completes the blocks that the model was writing with status error, because they
+// handleModelFailure handles a failed request to the model. It completes the blocks that the model was writing with status error, because they
 // will not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
-func (s *session) modelFailed(n notification, t *agent.Turn) {
+func (s *session) handleModelFailure(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {
 			t.CompleteBlock(w.block, func(b *events.Block) { b.Status = events.StatusError })

@@ -97,7 +97,7 @@ func (st *stage) log() string {
 }
 
 const (
-	greeting = `{"id":1,"result":{"userAgent":"spool/` + Tested + ` (Linux)"}}`
+	greeting = `{"id":1,"result":{"userAgent":"spool/` + TestedVersion + ` (Linux)"}}`
 	thread1  = `{"id":2,"result":{"thread":{"id":"t1","path":"/p"},"model":"m"}}`
 	done     = `{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"completed"}}}`
 )
@@ -126,8 +126,8 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 
 func TestAnotherVersionIsSaid(t *testing.T) {
 	t.Parallel()
-	other := strings.Replace(greeting, Tested, "9.9.9", 1)
-	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, Tested) {
+	other := strings.Replace(greeting, TestedVersion, "9.9.9", 1)
+	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, TestedVersion) {
 		t.Errorf("log %q", log)
 	}
 	// A process that was started before any query reports it in the first turn.
@@ -415,7 +415,7 @@ func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
 	st := inTurn(t)
 	st.prints(done)
 	for _, note := range []string{"first note", "second note"} {
-		st.session.(*session).explain("t1", "u1", &runningItem{denied: note})
+		st.session.(*session).sendDenialReason("t1", "u1", &runningItem{denied: note})
 		steer := st.last()
 		if steer.Method != "turn/steer" {
 			t.Fatalf("sent %+v", steer)

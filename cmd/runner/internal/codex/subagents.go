@@ -17,17 +17,17 @@ type conversation struct {
 	lastText string
 }
 
-// conversationOf returns the id of the conversation of a thread.
-func (s *session) conversationOf(thread string) string {
+// conversationID returns the id of the conversation of a thread.
+func (s *session) conversationID(thread string) string {
 	if thread == s.thread || thread == "" {
 		return events.MainConversation
 	}
 	return thread
 }
 
-// handleActivity handles an item of type subAgentActivity, with which newer models report that a sub-agent has started or got a message. The
+// handleSubagentActivity handles an item of type subAgentActivity, with which newer models report that a sub-agent has started or got a message. The
 // sub-agent's own items come as notifications of its thread.
-func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
+func (s *session) handleSubagentActivity(parent string, i threadItem, t *agent.Turn) {
 	switch i.Kind {
 	case "started":
 		s.openSubagent(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
@@ -41,7 +41,7 @@ func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
 // this turn.
 func (s *session) addEarlierSubagent(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
-		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationOf(parent)}
+		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationID(parent)}
 	}
 }
 
@@ -68,7 +68,7 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 		out = string(i.AgentStates)
 	}
 	t.AddBlock(w.conv, events.Block{
-		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.duration(),
+		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.callDuration(),
 	})
 }
 
@@ -78,7 +78,7 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
 	}
-	c := &conversation{id: thread, parent: s.conversationOf(parent)}
+	c := &conversation{id: thread, parent: s.conversationID(parent)}
 	s.turn.conversations[thread] = c
 	var input json.RawMessage
 	if prompt != "" {
@@ -93,8 +93,8 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 	})
 }
 
-// subagentDone completes the block of a sub-agent whose turn has ended.
-func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
+// completeSubagent completes the block of a sub-agent whose turn has ended.
+func (s *session) completeSubagent(thread string, ended turnInfo, t *agent.Turn) {
 	c := s.turn.conversations[thread]
 	if c == nil {
 		return

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// line is a line that the CLI prints: an answer (only id), a question (id and method) or a notification (only method).
-type line struct {
+// outputLine is a line that the CLI prints: an answer (only id), a question (id and method) or a notification (only method).
+type outputLine struct {
 	ID     json.RawMessage `json:"id"`
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
@@ -20,15 +20,15 @@ type rpcError struct {
 	Message string `json:"message"`
 }
 
-// request is a request to the CLI, or a notification if it has no id.
-type request struct {
+// rpcRequest is a request to the CLI, or a notification if it has no id.
+type rpcRequest struct {
 	ID     int    `json:"id,omitempty"`
 	Method string `json:"method"`
 	Params any    `json:"params,omitempty"`
 }
 
-// answer is the reply to a question of the CLI.
-type answer struct {
+// rpcAnswer is the reply to a question of the CLI.
+type rpcAnswer struct {
 	ID     json.RawMessage `json:"id"`
 	Result any             `json:"result,omitempty"`
 	Error  *rpcError       `json:"error,omitempty"`
@@ -43,7 +43,7 @@ type notification struct {
 	Item         json.RawMessage `json:"item"`         // item/started, item/completed
 	Delta        string          `json:"delta"`        // …/delta, …Delta
 	SummaryIndex int             `json:"summaryIndex"` // item/reasoning/summary…
-	Turn         turn            `json:"turn"`         // turn/started, turn/completed
+	Turn         turnInfo        `json:"turn"`         // turn/started, turn/completed
 	Error        turnError       `json:"error"`        // error
 	WillRetry    bool            `json:"willRetry"`    // error
 	Plan         []planStep      `json:"plan"`         // turn/plan/updated
@@ -54,8 +54,8 @@ type notification struct {
 	ToModel      string          `json:"toModel"`      // model/rerouted
 }
 
-// turn is a turn of a thread.
-type turn struct {
+// turnInfo is a turn of a thread.
+type turnInfo struct {
 	ID     string     `json:"id"`
 	Status string     `json:"status"` // inProgress, completed, interrupted, failed
 	Error  *turnError `json:"error"`
@@ -67,9 +67,9 @@ type turnError struct {
 	Additional string          `json:"additionalDetails"`
 }
 
-// info returns the CLI's word for an error and the HTTP status of the model API, each if known. The JSON is the word
+// codeAndStatus returns the CLI's word for an error and the HTTP status of the model API, each if known. The JSON is the word
 // alone, or {"word":{"httpStatusCode":429}}.
-func (e turnError) info() (word string, status int) {
+func (e turnError) codeAndStatus() (word string, status int) {
 	if json.Unmarshal(e.Info, &word) == nil {
 		return word, 0
 	}
@@ -91,27 +91,27 @@ type planStep struct {
 }
 
 type tokenUsage struct {
-	Total tokens `json:"total"` // of the thread
-	Last  tokens `json:"last"`  // of the last request
+	Total tokenCounts `json:"total"` // of the thread
+	Last  tokenCounts `json:"last"`  // of the last request
 }
 
-type tokens struct {
+type tokenCounts struct {
 	Input      uint64 `json:"inputTokens"` // including cached tokens
 	Cached     uint64 `json:"cachedInputTokens"`
 	CacheWrite uint64 `json:"cacheWriteInputTokens"`
 	Output     uint64 `json:"outputTokens"`
 }
 
-// thread is the thread in thread/start, thread/resume and thread/started.
-type thread struct {
+// threadInfo is the thread in thread/start, thread/resume and thread/started.
+type threadInfo struct {
 	ID     string `json:"id"`
 	Parent string `json:"parentThreadId"`
 	Model  string `json:"model"`
 	Path   string `json:"path"`
 }
 
-// item is an item of any type. Type determines which fields are present.
-type item struct {
+// threadItem is an item of any type. Type determines which fields are present.
+type threadItem struct {
 	Type        string `json:"type"`
 	ID          string `json:"id"`
 	Status      string `json:"status"` // inProgress, completed, failed, declined
@@ -174,8 +174,8 @@ type mcpResult struct {
 	Structured json.RawMessage `json:"structuredContent"`
 }
 
-// texts returns the text parts of an item's content.
-func (i item) texts() []string {
+// contentTexts returns the text parts of an item's content.
+func (i threadItem) contentTexts() []string {
 	var plain []string
 	if json.Unmarshal(i.Content, &plain) == nil {
 		return plain
@@ -194,8 +194,8 @@ func (i item) texts() []string {
 	return plain
 }
 
-// question has the parameters of all questions that are handled.
-type question struct {
+// questionParams has the parameters of all questions that are handled.
+type questionParams struct {
 	ThreadID    string          `json:"threadId"`
 	ItemID      string          `json:"itemId"`
 	TurnID      string          `json:"turnId"`

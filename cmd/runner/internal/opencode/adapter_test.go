@@ -87,7 +87,7 @@ func TestCommand(t *testing.T) {
 	if err != nil || !strings.Contains(string(said), "PROMPT") || !strings.Contains(string(said), "MEMORY") {
 		t.Errorf("instructions %q, %v", said, err)
 	}
-	if raw, err := os.ReadFile(strings.TrimPrefix(config.Plugin[0], "file://")); err != nil || string(raw) != string(plugin) {
+	if raw, err := os.ReadFile(strings.TrimPrefix(config.Plugin[0], "file://")); err != nil || string(raw) != string(pluginSource) {
 		t.Errorf("plugin %v", err)
 	}
 }
@@ -168,7 +168,7 @@ func TestTranscript(t *testing.T) {
 
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinnedVersion(t, "opencode-ai", Tested)
+	agenttest.CheckPinnedVersion(t, "opencode-ai", TestedVersion)
 }
 
 // The CLI's own tool offers the agent's skills if it can list their files, and no skills of sub-agents.
@@ -214,7 +214,7 @@ func TestCommandForks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = forkVariable + `={"anchor":"msg_1","session":"ses_1"}`
+	const want = forkSessionVariable + `={"anchor":"msg_1","session":"ses_1"}`
 	if !slices.Contains(c.Env, want) || slices.Contains(plain.Env, want) {
 		t.Errorf("environment %v, without a fork %v", c.Env, plain.Env)
 	}
@@ -228,7 +228,7 @@ func TestForkedNotice(t *testing.T) {
 		`{"kind":"forked","message":"no"}`:    {Error: "no"},
 		`{"kind":"forked"}`:                   {Error: "OpenCode made no copy of it"},
 	} {
-		if n := notice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
+		if n := decodeNotice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
 			t.Errorf("%s: %+v, want %+v", params, n, want)
 		}
 	}
@@ -241,7 +241,7 @@ func TestTextNotice(t *testing.T) {
 		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
 		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
 	} {
-		if n := notice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
+		if n := decodeNotice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
 			t.Errorf("%s: %+v, want %+v", params, n, want)
 		}
 	}

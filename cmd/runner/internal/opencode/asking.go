@@ -9,13 +9,13 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// asksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
+// reportAsksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
 // CLI does not pass them on.
-const asksVariable = "SPOOL_AGENT_ASKS"
+const reportAsksVariable = "SPOOL_AGENT_ASKS"
 
-// limit returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
+// restrictSubagentRules returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
 // call, or ask a person about one.
-func limit(l agent.Launch, rs rules) rules {
+func restrictSubagentRules(l agent.Launch, rs permissionRules) permissionRules {
 	if !l.HasPolicy() {
 		return rs
 	}
@@ -32,13 +32,13 @@ func limit(l agent.Launch, rs rules) rules {
 func mayRunUnasked(l agent.Launch, name string) bool {
 	tools := []string{name}
 	if name == "edit" {
-		tools = editors
+		tools = editTools
 	}
 	if prefix, ok := strings.CutSuffix(name, "*"); ok {
-		return allowsServer(l, prefix)
+		return allowsAllServerTools(l, prefix)
 	}
 	for _, tool := range tools {
-		known, ok := kinds[tool]
+		known, ok := toolKinds[tool]
 		c := permission.Call{Tool: tool, Kind: known.Kind, Command: "$SPOOL_ANY_COMMAND"}
 		if !ok {
 			c.Kind = permission.Server
@@ -53,8 +53,8 @@ func mayRunUnasked(l agent.Launch, name string) bool {
 	return true
 }
 
-// allowsServer reports whether the policy allows all tools of the MCP server whose tools have the prefix.
-func allowsServer(l agent.Launch, prefix string) bool {
+// allowsAllServerTools reports whether the policy allows all tools of the MCP server whose tools have the prefix.
+func allowsAllServerTools(l agent.Launch, prefix string) bool {
 	concerns := func(glob, then string) bool {
 		return then != events.PermissionAllow && (strings.HasPrefix(glob, prefix) || strings.ContainsAny(glob, "*?[\\"))
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// dialect returns the differences of OpenCode from the protocol.
-func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
-	name := model(l)
+// newDialect returns the differences of OpenCode from the protocol.
+func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
+	name := modelName(l)
 	return acp.Dialect{
-		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
+		Now: now, Version: TestedVersion, Model: providerName + "/" + name, Shown: name,
 		// It sends a file that it is about to write to the client, whether offered or not, and then writes the file
 		// itself.
 		AcceptWrites: true,
@@ -27,14 +27,14 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		Forks:             true,
 		Anchors:           true,
 		Skills:            acp.SkillFolders(l),
-		Transcript:        func(string) string { return database(l.Folders) },
-		Tool:              classifier(l),
-		Notice:            notice,
+		Transcript:        func(string) string { return databasePath(l.Folders) },
+		Tool:              newToolClassifier(l),
+		Notice:            decodeNotice,
 	}
 }
 
-// kinds are the CLI's tools. Other tools are not allowed.
-var kinds = map[string]acp.ToolInfo{
+// toolKinds are the CLI's tools. Other tools are not allowed.
+var toolKinds = map[string]acp.ToolInfo{
 	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
 	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
 	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
@@ -43,20 +43,20 @@ var kinds = map[string]acp.ToolInfo{
 	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
 }
 
-// input has the arguments of a call that are used.
-type input struct {
-	Prompt string `json:"prompt"` // task
-	Agent  string `json:"subagent_type"`
-	Todos  []todo `json:"todos"` // todowrite
+// callArguments has the arguments of a call that are used.
+type callArguments struct {
+	Prompt string      `json:"prompt"` // task
+	Agent  string      `json:"subagent_type"`
+	Todos  []todoEntry `json:"todos"` // todowrite
 }
 
-type todo struct {
+type todoEntry struct {
 	Content string `json:"content"`
 	Status  string `json:"status"`
 }
 
-// result has the fields of a call's output that are used.
-type result struct {
+// callOutput has the fields of a call's output that are used.
+type callOutput struct {
 	Metadata struct {
 		Exit    *int   `json:"exit"`      // bash
 		Session string `json:"sessionId"` // task
@@ -64,30 +64,30 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
+// classifyTool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
 // ignored.
-func tool(c acp.ToolCall) *acp.ToolInfo {
+func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
 		name = "bash" // a command of a sub-agent has the command as its title
 	}
-	known, ok := kinds[name]
+	known, ok := toolKinds[name]
 	if !ok {
 		return &acp.ToolInfo{Kind: permission.Unknown}
 	}
-	var in input
+	var in callArguments
 	if json.Unmarshal(c.Input, &in) != nil {
-		in = input{}
+		in = callArguments{}
 	}
-	var out result
+	var out callOutput
 	if json.Unmarshal(c.Output, &out) != nil {
-		out = result{}
+		out = callOutput{}
 	}
 	switch known.Name = name; name {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
-		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: answerOf(out.Output)}
+		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: subagentAnswer(out.Output)}
 	case "todowrite":
 		for _, t := range in.Todos {
 			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
@@ -96,8 +96,8 @@ func tool(c acp.ToolCall) *acp.ToolInfo {
 	return &known
 }
 
-// answerOf returns the answer of a sub-agent from the output of its call, without the CLI's text for the model around it.
-func answerOf(output string) string {
+// subagentAnswer returns the answer of a sub-agent from the output of its call, without the CLI's text for the model around it.
+func subagentAnswer(output string) string {
 	_, rest, ok := strings.Cut(output, "<task_result>")
 	if !ok {
 		return output
@@ -106,8 +106,8 @@ func answerOf(output string) string {
 	return strings.TrimSpace(text)
 }
 
-// report is a notification that plugin.js sends from within the CLI.
-type report struct {
+// pluginReport is a notification that plugin.js sends from within the CLI.
+type pluginReport struct {
 	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
 	Session string `json:"session"`
 	Name    string `json:"name"`    // error
@@ -138,9 +138,9 @@ type report struct {
 	} `json:"tokens"`
 }
 
-// notice returns the Notice for a notification of plugin.js, or nil for another notification.
-func notice(method string, params json.RawMessage) *acp.Notice {
-	var e report
+// decodeNotice returns the Notice for a notification of plugin.js, or nil for another notification.
+func decodeNotice(method string, params json.RawMessage) *acp.Notice {
+	var e pluginReport
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {
 		return nil
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// killWithin is the maximum time that processes may take to end after SIGKILL.
-const killWithin = 5 * time.Second
+// killTimeout is the maximum time that processes may take to end after SIGKILL.
+const killTimeout = 5 * time.Second
 
 // Group holds the processes that were started with it, and reaps the orphans that they leave behind.
 type Group struct {
@@ -27,9 +27,9 @@ type Group struct {
 // NewGroup returns a group without processes.
 func NewGroup(log *slog.Logger) *Group { return &Group{log: log, own: map[int]bool{}} }
 
-// Adopt makes this process the parent of the orphans among its descendants, which PID 1 is anyway. It may be called
+// AdoptOrphans makes this process the parent of the orphans among its descendants, which PID 1 is anyway. It may be called
 // once per process, and only if all children of the process belong to the group.
-func (g *Group) Adopt() error {
+func (g *Group) AdoptOrphans() error {
 	if err := becomeSubreaper(); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)
 	}
@@ -45,7 +45,7 @@ func (g *Group) Run(ctx context.Context) error {
 	signal.Notify(died, syscall.SIGCHLD)
 	defer signal.Stop(died)
 	for {
-		g.reap()
+		g.reapOrphans()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -78,8 +78,8 @@ func (g *Group) wait(cmd *exec.Cmd) {
 	delete(g.own, cmd.Process.Pid)
 }
 
-// reap collects the exit status of ended orphans that this process has adopted.
-func (g *Group) reap() {
+// reapOrphans collects the exit status of ended orphans that this process has adopted.
+func (g *Group) reapOrphans() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.adopted {
@@ -98,7 +98,7 @@ func (g *Group) reap() {
 // killTree kills a process, its process group, its descendants and the orphans that were adopted from it. It returns
 // when none is left, or an error that lists those that remain.
 func (g *Group) killTree(pid int) error {
-	deadline := time.Now().Add(killWithin)
+	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	doomed := map[int]uint64{} // start time by pid: a process that was once a descendant remains one
@@ -137,12 +137,12 @@ func (g *Group) Descendants() []int {
 	return out
 }
 
-// Busy reports whether a process runs that this process has started or adopted.
-func (g *Group) Busy() bool { return len(g.Descendants()) > 0 }
+// HasProcesses reports whether a process runs that this process has started or adopted.
+func (g *Group) HasProcesses() bool { return len(g.Descendants()) > 0 }
 
 // KillAll kills every process that this process has started or adopted. It returns when none is left.
 func (g *Group) KillAll() error {
-	deadline := time.Now().Add(killWithin)
+	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	for {
@@ -171,7 +171,7 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 	g.mu.Unlock()
 	all := listProcesses()
 	self := os.Getpid()
-	belongs := func(p proc) bool {
+	belongs := func(p processInfo) bool {
 		start, known := doomed[p.pid]
 		parentStart, byParent := doomed[p.parent]
 		return p.pid == pid || known && start == p.start || byParent && parentStart <= p.start ||
@@ -194,8 +194,8 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 	return alive
 }
 
-// Memory returns the sum of the resident sizes of all descendants of this process, in bytes.
-func (g *Group) Memory() uint64 {
+// MemoryUsage returns the sum of the resident sizes of all descendants of this process, in bytes.
+func (g *Group) MemoryUsage() uint64 {
 	all := listProcesses()
 	tree := map[int]bool{os.Getpid(): true}
 	var sum uint64
@@ -211,8 +211,8 @@ func (g *Group) Memory() uint64 {
 	return sum
 }
 
-// proc is a process of this machine, as /proc describes it.
-type proc struct {
+// processInfo is a process of this machine, as /proc describes it.
+type processInfo struct {
 	pid, parent, group, session int
 	start                       uint64 // ticks since boot; distinguishes processes with the same pid
 	dead                        bool   // a zombie

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// tailSize is the number of bytes of standard error that are kept to explain an exit.
-const tailSize = 4 << 10
+// stderrTailSize is the number of bytes of standard error that are kept to explain an exit.
+const stderrTailSize = 4 << 10
 
-// reader reads the output of a process from a pipe.
-type reader struct {
+// pipeReader reads the output of a process from a pipe.
+type pipeReader struct {
 	file   *os.File
 	stream Stream
 	p      *Process
@@ -22,7 +22,7 @@ type reader struct {
 
 // Read reads from the pipe. It returns io.EOF at the end of the pipe, or when the process has ended and nothing arrived
 // for drainAfterExit.
-func (r *reader) Read(b []byte) (int, error) {
+func (r *pipeReader) Read(b []byte) (int, error) {
 	for {
 		afterExit := r.p.gone.Load()
 		if afterExit {
@@ -41,8 +41,8 @@ func (r *reader) Read(b []byte) (int, error) {
 	}
 }
 
-// run sends lines until the end of the pipe. A line longer than limit is cut; text without a newline at the end is a line.
-func (r *reader) run(limit int) {
+// sendLines sends lines until the end of the pipe. A line longer than limit is cut; text without a newline at the end is a line.
+func (r *pipeReader) sendLines(limit int) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	var data []byte
 	var size int64
@@ -67,14 +67,14 @@ func (r *reader) run(limit int) {
 }
 
 // sendLine sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
-func (r *reader) sendLine(data []byte, size int64) bool {
+func (r *pipeReader) sendLine(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
 		data = bytes.TrimRight(data, "\r\n")
 		size = int64(len(data))
 	}
 	if r.stream == Stderr {
-		r.p.tail.add(data)
+		r.p.tail.addLine(data)
 	}
 	select {
 	case r.p.lines <- Line{Stream: r.stream, Data: data, Size: size}:
@@ -84,18 +84,18 @@ func (r *reader) sendLine(data []byte, size int64) bool {
 	}
 }
 
-// tail holds the last tailSize bytes of a process's output.
-type tail struct {
+// outputTail holds the last stderrTailSize bytes of a process's output.
+type outputTail struct {
 	mu  sync.Mutex
 	end []byte
 }
 
-// add appends a line and drops what no longer fits.
-func (t *tail) add(line []byte) {
+// addLine appends a line and drops what no longer fits.
+func (t *outputTail) addLine(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.end = append(append(t.end, line...), '\n')
-	over := len(t.end) - tailSize
+	over := len(t.end) - stderrTailSize
 	if over <= 0 {
 		return
 	}
@@ -108,14 +108,14 @@ func (t *tail) add(line []byte) {
 }
 
 // String returns the text as valid UTF-8.
-func (t *tail) String() string {
+func (t *outputTail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(bytes.ToValidUTF8(t.end, []byte("\uFFFD"))))
 }
 
-// queue writes lines to a pipe. Senders never wait for the process.
-type queue struct {
+// lineQueue writes lines to a pipe. Senders never wait for the process.
+type lineQueue struct {
 	file   *os.File
 	mu     sync.Mutex
 	lines  [][]byte
@@ -123,38 +123,38 @@ type queue struct {
 	closed bool
 }
 
-func newQueue(f *os.File) *queue { return &queue{file: f, wake: make(chan struct{}, 1)} }
+func newLineQueue(f *os.File) *lineQueue { return &lineQueue{file: f, wake: make(chan struct{}, 1)} }
 
-// add queues a line. It drops the line if the queue is closed.
-func (q *queue) add(line []byte) {
+// addLine queues a line. It drops the line if the queue is closed.
+func (q *lineQueue) addLine(line []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.lines = append(q.lines, line)
-		q.signal()
+		q.wakeWriter()
 	}
 }
 
 // close closes the pipe after the queued lines are written. It does not wait for that.
-func (q *queue) close() {
+func (q *lineQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.closed = true
-		q.signal()
+		q.wakeWriter()
 	}
 }
 
-// signal wakes the goroutine that runs q.run, if it waits for lines.
-func (q *queue) signal() {
+// wakeWriter wakes the goroutine that runs q.run, if it waits for lines.
+func (q *lineQueue) wakeWriter() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run writes lines until the queue is closed or the process closes its stdin.
-func (q *queue) run() {
+// writeLines writes lines until the queue is closed or the process closes its stdin.
+func (q *lineQueue) writeLines() {
 	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
 	for range q.wake {
 		q.mu.Lock()

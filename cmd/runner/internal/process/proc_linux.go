@@ -26,7 +26,7 @@ func raiseOOMScore(pid int) error {
 }
 
 // listProcesses returns the processes; those that end meanwhile are left out.
-func listProcesses() []proc {
+func listProcesses() []processInfo {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -36,7 +36,7 @@ func listProcesses() []proc {
 	if err != nil {
 		return nil
 	}
-	var out []proc
+	var out []processInfo
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
@@ -55,25 +55,25 @@ func listProcesses() []proc {
 
 // parseStat parses proc_pid_stat(5). The name in parentheses may contain any character, so the fields are counted from
 // its end; state is the first.
-func parseStat(pid int, stat []byte) (proc, bool) {
+func parseStat(pid int, stat []byte) (processInfo, bool) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {
-		return proc{}, false
+		return processInfo{}, false
 	}
 	f := bytes.Fields(stat[end+1:])
 	if len(f) < 22 {
-		return proc{}, false
+		return processInfo{}, false
 	}
 	num := func(i int) int { n, _ := strconv.Atoi(string(f[i])); return n }
 	start, err := strconv.ParseUint(string(f[19]), 10, 64)
 	if err != nil {
-		return proc{}, false
+		return processInfo{}, false
 	}
 	pages, err := strconv.ParseUint(string(f[21]), 10, 64)
 	if err != nil {
 		pages = 0
 	}
-	return proc{
+	return processInfo{
 		pid: pid, parent: num(1), group: num(2), session: num(3), start: start,
 		dead: f[0][0] == 'Z' || f[0][0] == 'X', resident: pages * uint64(os.Getpagesize()), //nolint:gosec // positive
 	}, true

@@ -36,16 +36,16 @@ type Line struct {
 	Size   int64
 }
 
-// Cut reports whether the line was longer than Data.
-func (l Line) Cut() bool { return l.Size > int64(len(l.Data)) }
+// IsCut reports whether the line was longer than Data.
+func (l Line) IsCut() bool { return l.Size > int64(len(l.Data)) }
 
 // Process is a running agent. It leads a session and process group of its own.
 type Process struct {
 	group  *Group
 	cmd    *exec.Cmd
-	stdin  *queue
+	stdin  *lineQueue
 	lines  chan Line
-	tail   tail
+	tail   outputTail
 	exited chan struct{} // closed when the process has ended
 	gone   atomic.Bool   // the same, for the readers
 	done   chan struct{} // closed after Lines, when the last goroutine has ended
@@ -79,21 +79,21 @@ func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error
 		return nil, errors.Join(fmt.Errorf("start %s: %w", c.Path, startErr), closeErr, inEnd.Close(), out.Close(), errs.Close())
 	}
 	p := &Process{
-		group: g, cmd: cmd, stdin: newQueue(inEnd), lines: make(chan Line),
+		group: g, cmd: cmd, stdin: newLineQueue(inEnd), lines: make(chan Line),
 		exited: make(chan struct{}), done: make(chan struct{}), halt: make(chan struct{}),
 	}
-	go p.watch(out, errs, maxLine)
+	go p.runUntilEnd(out, errs, maxLine)
 	return p, nil
 }
 
-// watch runs the goroutines of the process and returns when the last of them has ended.
-func (p *Process) watch(out, errs *os.File, maxLine int) {
+// runUntilEnd runs the goroutines of the process and returns when the last of them has ended.
+func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	var readers sync.WaitGroup
-	for _, r := range []*reader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
-		readers.Go(func() { r.run(maxLine) })
+	for _, r := range []*pipeReader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
+		readers.Go(func() { r.sendLines(maxLine) })
 	}
 	writer := make(chan struct{})
-	go func() { defer close(writer); p.stdin.run() }()
+	go func() { defer close(writer); p.stdin.writeLines() }()
 	p.group.wait(p.cmd)
 	p.gone.Store(true)
 	close(p.exited)
@@ -120,7 +120,7 @@ func (p *Process) Send(v any) error {
 	if err != nil {
 		return fmt.Errorf("encode for the agent's stdin: %w", err)
 	}
-	p.stdin.add(append(raw, '\n'))
+	p.stdin.addLine(append(raw, '\n'))
 	return nil
 }
 
@@ -133,8 +133,8 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Exited returns a channel that is closed when the process has ended. Its last lines may still be unread.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// State returns how the process ended, such as "exit status 3", or "" while it runs.
-func (p *Process) State() string {
+// ExitState returns how the process ended, such as "exit status 3", or "" while it runs.
+func (p *Process) ExitState() string {
 	if !p.gone.Load() || p.cmd.ProcessState == nil {
 		return ""
 	}
@@ -167,7 +167,7 @@ func (p *Process) End(grace time.Duration) error {
 		defer p.stdin.close() // without grace the process must not see the end of its stdin, which an agent may take for an answer
 		if grace > 0 {
 			p.stdin.close()
-			p.signal(syscall.SIGTERM)
+			p.signalGroup(syscall.SIGTERM)
 			timer := time.NewTimer(grace)
 			select {
 			case <-p.exited:
@@ -194,8 +194,8 @@ func (p *Process) CloseStdin(within time.Duration) bool {
 	}
 }
 
-// signal sends s to the process group. It is not an error if the group has ended.
-func (p *Process) signal(s syscall.Signal) {
+// signalGroup sends s to the process group. It is not an error if the group has ended.
+func (p *Process) signalGroup(s syscall.Signal) {
 	if err := syscall.Kill(-p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		p.group.log.Warn("signal an agent's process group", "pid", p.PID(), "signal", s, "err", err)
 	}

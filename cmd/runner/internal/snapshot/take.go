@@ -66,7 +66,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}); err != nil {
 		return err
 	}
-	switch whole, err := record.Await(ctx, open.state); {
+	switch whole, err := record.AwaitComplete(ctx, open.state); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil || !whole:

@@ -72,7 +72,7 @@ func (w *walk) end(folder string, listed bool) error {
 }
 
 // unkeptNames lists the files and folders in the state folder that snapshots do not contain.
-var unkeptNames = []string{indexName, indexName + ".new", record.NoteName, record.NoteName + ".new", watch.SocketName, agent.UnsavedFolder}
+var unkeptNames = []string{indexName, indexName + ".new", record.NoteFileName, record.NoteFileName + ".new", watch.SocketName, agent.UnsavedFolder}
 
 // entries visits the entries of a folder.
 func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {

@@ -119,7 +119,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 		r.kill()
 		return
 	}
-	if w == nil && !s.cfg.ProcessGroup.Busy() {
+	if w == nil && !s.cfg.ProcessGroup.HasProcesses() {
 		return // no process of an agent runs
 	}
 	now, cancel := context.WithCancel(context.Background())
@@ -146,7 +146,7 @@ func (s *Supervisor) evictNow(w *warmProcess) {
 // OOM counts the processes that the kernel has killed because the memory limit of the sandbox was reached.
 type OOM interface {
 	// Kills returns the number of such processes in the runner's memory group so far, or false if it is unknown.
-	Kills() (uint64, bool)
+	OOMKills() (uint64, bool)
 	// IsExclusive reports whether the group contains only processes of the sandbox.
 	IsExclusive() bool
 }
@@ -154,7 +154,7 @@ type OOM interface {
 // countKilled stores how many processes the kernel had killed for lack of memory before the run began.
 func (s *Supervisor) countKilled(r *run) {
 	if s.cfg.OOM != nil {
-		r.oomBefore, _ = s.cfg.OOM.Kills()
+		r.oomBefore, _ = s.cfg.OOM.OOMKills()
 		r.oomTold = r.oomBefore
 	}
 }
@@ -165,7 +165,7 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 	if s.cfg.OOM == nil {
 		return false
 	}
-	n, ok := s.cfg.OOM.Kills()
+	n, ok := s.cfg.OOM.OOMKills()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !ok || n <= r.oomBefore {
@@ -181,7 +181,7 @@ func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.IsExclusive() {
 		return
 	}
-	n, ok := s.cfg.OOM.Kills()
+	n, ok := s.cfg.OOM.OOMKills()
 	r.mu.Lock()
 	more := n - r.oomTold
 	if ok = ok && n > r.oomTold; ok {

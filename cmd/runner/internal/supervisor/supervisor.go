@@ -207,7 +207,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
-	p.Fill(&q)
+	p.FillEmptyFields(&q)
 	if refusal := join(&q, s.cfg.Executable); refusal != nil {
 		return nil, refusal
 	}
@@ -337,7 +337,7 @@ func (s *Supervisor) Status() runner.Status {
 	}
 	s.mu.Unlock()
 	if st.AgentPID != 0 {
-		st.MemoryBytes = s.cfg.ProcessGroup.Memory()
+		st.MemoryBytes = s.cfg.ProcessGroup.MemoryUsage()
 	}
 	if s.cfg.Disk != nil {
 		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative

@@ -91,7 +91,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			}
 		case line, ok := <-lines:
 			if !ok {
-				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
+				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.ExitState(), "stderr", w.redact.String(w.proc.StderrTail()))
 				if err := s.endWarmProcess(); err != nil {
 					s.cfg.Log.Error("end what the agent left", "err", err)
 				}
@@ -388,7 +388,7 @@ func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.
 
 // endExited ends the turn of a process that has ended before it completed the turn.
 func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
-	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
+	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.ExitState())
 	if tail := w.proc.StderrTail(); tail != "" {
 		message += "; it last said: " + tail
 	}
@@ -419,7 +419,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	}()
 	quoted := func() string { return agent.Truncate(w.redact.String(string(line.Data)), maxQuoted) }
 	switch {
-	case line.Cut():
+	case line.IsCut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
 			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, quoted()),
