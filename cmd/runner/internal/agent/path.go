@@ -30,7 +30,7 @@ func ResolvePath(root, path string) permission.Path {
 	}
 	abs = resolveLinks(abs)
 	rel, ok := relativeTo(real, abs)
-	if _, err := workspace.Inside(real, abs); !ok || !named || err != nil {
+	if _, err := workspace.RelativePath(real, abs); !ok || !named || err != nil {
 		return permission.Path{Path: abs, Outside: true}
 	}
 	return permission.Path{Path: filepath.ToSlash(rel)}

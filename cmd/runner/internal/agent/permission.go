@@ -199,7 +199,7 @@ func (t *Turn) recordOpenRequest(p *pendingRequest) {
 // displayText returns a text as a person may see it on a terminal: without secrets, with control characters escaped, and cut at
 // maxPreview. It sets cut if it cut the text; cut may be nil.
 func (t *Turn) displayText(s string, cut *bool) string {
-	s = t.cfg.Redact.String(s)
+	s = t.cfg.Redact.RedactString(s)
 	whole := len(s) <= maxPreview
 	s = truncate.Prefix(s, maxPreview)
 	var b strings.Builder

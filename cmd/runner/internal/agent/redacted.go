@@ -32,7 +32,7 @@ func RedactPayload(s *redact.Set, data any) any {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
 	}
-	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
+	data = redact.RedactFields(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
 		d.Block.ConversationID = redactConversation(s, d.Block.ConversationID)
@@ -56,7 +56,7 @@ func redactConversation(s *redact.Set, name string) string {
 	if name == events.MainConversation {
 		return name
 	}
-	return s.String(name)
+	return s.RedactString(name)
 }
 
 // Truncate returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left

@@ -113,7 +113,7 @@ func TestTurnTextInFlightIsRedacted(t *testing.T) {
 				b.Content = whole
 			}
 		})
-		want, flown := redact.New(hidden, "überall").String(whole), ""
+		want, flown := redact.New(hidden, "überall").RedactString(whole), ""
 		for _, l := range j.Lines() {
 			switch l.Type {
 			case events.TextDelta:

@@ -138,7 +138,7 @@ func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	defer t.mu.Unlock()
 	b = t.withTurnFields(conversation, b, events.StatusPending)
 	if t.end == nil && t.cfg.Journal != nil {
-		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.Stream()}}
+		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.NewStream()}}
 		if b.Kind == events.KindToolUse {
 			o.text.typed = new([]byte)
 		}

@@ -26,7 +26,7 @@ func (x Turn) Retractions() []events.ApprovalRetracted {
 // DecideRequest decides a request as a person does. The id in d is ignored.
 func (b *Harness) DecideRequest(r events.ApprovalRequested, d events.ApprovalDecided) {
 	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
-	b.Supervisor.Decide(runner.Verdict{ApprovalDecided: d})
+	b.Supervisor.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
 }
 
 // ReadUntilRequests reads the journal until n requests of the turn so were recorded, and returns so with these lines added.

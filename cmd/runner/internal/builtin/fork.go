@@ -30,11 +30,11 @@ func sessionToResume(l agent.Launch) (string, error) {
 		return "", nil //nolint:nilerr // see above
 	}
 	messages := 0
-	err = transcript.Copy(from, to, l.Fork.Anchor, func(line transcript.Line) (transcript.Line, transcript.Verdict) {
+	err = transcript.Copy(from, to, l.Fork.Anchor, func(line transcript.Line) (transcript.Line, transcript.LineAction) {
 		if messages++; strconv.Itoa(messages) == l.Fork.Anchor {
-			return line, transcript.Last
+			return line, transcript.KeepLineAndStop
 		}
-		return line, transcript.Keep
+		return line, transcript.KeepLine
 	})
 	if err == nil {
 		return forkedSessionID(l), nil

@@ -119,7 +119,7 @@ func (r permissionRequest) fixedDecision(plain bool) *permission.Decision {
 func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths []string) permissionRequest {
 	r := permissionRequest{Tool: tl.Name(), HasPaths: len(paths) > 0}
 	for _, p := range paths {
-		if _, err := t.Workspace.Rel(p); workspace.Outside(err) {
+		if _, err := t.Workspace.RelativePath(p); workspace.IsOutside(err) {
 			r.Outside = p
 			return r
 		}
@@ -145,7 +145,7 @@ func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths 
 // policyPaths returns a path of the workspace in the form of permission.Path. A path whose last element is a symbolic link
 // has two: a tool may follow the link or replace it.
 func policyPaths(w *workspace.Workspace, path string) []string {
-	rel, err := w.Rel(path)
+	rel, err := w.RelativePath(path)
 	if err != nil {
 		return []string{filepath.ToSlash(filepath.Clean(path))} // the tool fails
 	}

@@ -103,18 +103,18 @@ type transcriptCutter struct {
 	kind   string // type of the anchor's line; "" until cutLine has found it
 }
 
-// cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.Edit.
-func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+// cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.EditLine.
+func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	var l struct {
 		UUID string `json:"uuid"`
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(raw, &l) != nil || l.UUID != c.anchor {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	c.kind = l.Type
-	return raw, transcript.Last
+	return raw, transcript.KeepLineAndStop
 }

@@ -326,7 +326,7 @@ func pathInside(root, path string) (string, bool) {
 			return "", false
 		}
 	}
-	rel, err := workspace.Inside(root, path)
+	rel, err := workspace.RelativePath(root, path)
 	return rel, err == nil
 }
 

@@ -152,7 +152,7 @@ func readSmallFile(root, path string) (string, bool) {
 		return "", false
 	}
 	defer w.Close()
-	f, err := w.Get(path)
+	f, err := w.OpenFile(path)
 	if err != nil {
 		return "", false
 	}

@@ -30,14 +30,14 @@ var keptLineTypes = []string{"user", "assistant", "system", "attachment", "progr
 type transcriptConverter struct{ id, workspace string }
 
 // convertLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all others. It is a
-// transcript.Edit.
-func (a transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
-	line := transcript.Members(raw)
-	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLineTypes, transcript.Text(line["type"])) {
-		return nil, transcript.Drop
+// transcript.EditLine.
+func (a transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
+	line := transcript.ParseMembers(raw)
+	if transcript.ParseString(line["uuid"]) == "" || !slices.Contains(keptLineTypes, transcript.ParseString(line["type"])) {
+		return nil, transcript.DropLine
 	}
 	delete(line, "permissionMode")
 	delete(line, "gitBranch")
-	line["sessionId"], line["cwd"] = transcript.JSON(a.id), transcript.JSON(a.workspace)
-	return transcript.JSON(line), transcript.Keep
+	line["sessionId"], line["cwd"] = transcript.EncodeJSON(a.id), transcript.EncodeJSON(a.workspace)
+	return transcript.EncodeJSON(line), transcript.KeepLine
 }

@@ -50,9 +50,9 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	tick := time.NewTicker(connectRetryPause)
 	defer tick.Stop()
 	for {
-		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)
+		line, err := serve.SendCommand(ctx, c.Socket, runner.OpStatus)
 		if err == nil && c.Claim {
-			if err := serve.Claim(ctx, c.Socket, string(secret)); err != nil {
+			if err := serve.SendSecret(ctx, c.Socket, string(secret)); err != nil {
 				return err
 			}
 		}

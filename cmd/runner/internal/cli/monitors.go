@@ -20,7 +20,7 @@ type monitors struct {
 	// serve answers snapshots what has changed, until ctx ends; nil for a folder of the host, whose snapshots look at all
 	// files.
 	serve func(ctx context.Context) error
-	disk  *watch.Disk
+	disk  *watch.DiskWatch
 	sup   *supervisor.Supervisor // set before run
 }
 
@@ -32,10 +32,10 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 		dirs = dirs[1:]
 	}
 	var err error
-	m.disk, err = watch.NewDisk(watch.DiskConfig{
+	m.disk, err = watch.NewDiskWatch(watch.DiskConfig{
 		Dirs: dirs, Limit: d.limit, Log: log, Processes: descendants,
 		Activity: func() watch.Activity { return m.activity() },
-		Exceeded: func(message string) { m.sup.Exhaust(supervisor.CodeDiskLimit, message) },
+		Exceeded: func(message string) { m.sup.KillForResource(supervisor.CodeDiskLimit, message) },
 	})
 	if err != nil {
 		return nil, err
@@ -46,14 +46,14 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 			if d.stateOnly {
 				return
 			}
-			m.disk.Touched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
+			m.disk.RecordTouched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	if !d.stateOnly {
-		m.serve = func(ctx context.Context) error { return m.files.Serve(ctx, place.State, descendants) }
+		m.serve = func(ctx context.Context) error { return m.files.ServeQueries(ctx, place.State, descendants) }
 	}
 	return m, nil
 }
@@ -68,11 +68,11 @@ func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload
 func (m *monitors) activity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:
-		return watch.Working
+		return watch.ActivityWorking
 	case resting:
-		return watch.Resting
+		return watch.ActivityResting
 	}
-	return watch.Idle
+	return watch.ActivityIdle
 }
 
 // run runs the watcher of the workspace and the measurement of the disk usage until ctx ends.

@@ -16,5 +16,5 @@ func (c *restoreCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 	if err != nil {
 		return err
 	}
-	return withExitCode(snapshot.Apply{Roots: roots, Log: log}.Run(ctx, sys.Stdin, sys.Stdout))
+	return withExitCode(snapshot.Restorer{Roots: roots, Log: log}.Run(ctx, sys.Stdin, sys.Stdout))
 }

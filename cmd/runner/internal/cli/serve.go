@@ -215,7 +215,7 @@ type attachCommand struct {
 
 func (c *attachCommand) Run(ctx context.Context, sys *System) error {
 	if c.Sealed {
-		return serve.Join(ctx, c.Socket, sys.Stdin, sys.Stdout)
+		return serve.CopyBothWays(ctx, c.Socket, sys.Stdin, sys.Stdout)
 	}
 	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
 }
@@ -227,7 +227,7 @@ type interruptCommand struct {
 func (c *interruptCommand) Run(ctx context.Context, sys *System) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	line, err := serve.Ask(ctx, c.Socket, runner.OpInterrupt)
+	line, err := serve.SendCommand(ctx, c.Socket, runner.OpInterrupt)
 	if err != nil {
 		return err
 	}

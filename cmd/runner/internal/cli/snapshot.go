@@ -17,9 +17,9 @@ type snapshotFolders struct {
 }
 
 // roots returns the folders. It refuses the same folders as serve.
-func (t snapshotFolders) roots() (snapshot.Roots, error) {
+func (t snapshotFolders) roots() (snapshot.RootPaths, error) {
 	place, err := prepareFolders(t.Workspace, t.State)
-	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
+	return snapshot.RootPaths{Workspace: place.Workspace, State: place.State}, err
 }
 
 type snapshotCommand struct {
@@ -36,7 +36,7 @@ func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if c.MaxFile <= 0 || c.MaxFile > wire.MaxFileSize {
 		return errors.New("max-file: must be 1 to 17179869184 bytes")
 	}
-	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
+	return snapshot.Snapshotter{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
 }
 
 // withExitCode wraps errors that the host distinguishes, each with its own exit code.

@@ -18,7 +18,7 @@ func (c *unpackCommand) Run(ctx context.Context, sys *System) error {
 	if c.MaxEntries <= 0 || c.MaxBytes <= 0 {
 		return errors.New("max-entries, max-bytes: must be greater than 0")
 	}
-	u := snapshot.Unpack{Workspace: c.Workspace, Dir: c.Dir, MaxEntries: c.MaxEntries, MaxBytes: c.MaxBytes}
+	u := snapshot.Unpacker{Workspace: c.Workspace, Dir: c.Dir, MaxEntries: c.MaxEntries, MaxBytes: c.MaxBytes}
 	done, err := u.Run(ctx, sys.Stdin)
 	if err != nil {
 		return withExitCode(err)

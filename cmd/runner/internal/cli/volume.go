@@ -26,20 +26,22 @@ type makeFileSystemsCommand struct {
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *makeFileSystemsCommand) Run() error { return volume.Make(volume.Limits(c.Limits), c.Volumes) }
+func (c *makeFileSystemsCommand) Run() error {
+	return volume.MakeFileSystems(volume.Limits(c.Limits), c.Volumes)
+}
 
 // attachFileSystemsCommand attaches file systems that were made before to loop devices, after a restart of the machine.
 type attachFileSystemsCommand struct {
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *attachFileSystemsCommand) Run() error { return volume.Attach(c.Volumes) }
+func (c *attachFileSystemsCommand) Run() error { return volume.AttachFileSystems(c.Volumes) }
 
 // detachLoopDevicesCommand detaches the loop devices of volumes that were removed.
 type detachLoopDevicesCommand struct{}
 
 func (c *detachLoopDevicesCommand) Run(sys *System) error {
-	n, err := volume.Sweep()
+	n, err := volume.DetachUnusedDevices()
 	if err != nil {
 		return err
 	}
@@ -53,4 +55,4 @@ type exceedLimitsCommand struct {
 	Dir    string       `arg:"" help:"The folder."`
 }
 
-func (c *exceedLimitsCommand) Run() error { return volume.Exceed(c.Dir, volume.Limits(c.Limits)) }
+func (c *exceedLimitsCommand) Run() error { return volume.CheckLimits(c.Dir, volume.Limits(c.Limits)) }

@@ -70,7 +70,7 @@ func (c *putCommand) Run(sys *System) error {
 		content = &chunkReader{in: bufio.NewReader(sys.Stdin)}
 	}
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
-		path, n, err := w.Write(c.Path, content, fs.FileMode(c.Mode))
+		path, n, err := w.PutRelative(c.Path, content, fs.FileMode(c.Mode))
 		if err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ type getCommand struct {
 
 func (c *getCommand) Run(sys *System) error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
-		f, err := w.Get(c.Path)
+		f, err := w.OpenFile(c.Path)
 		if err != nil {
 			return err
 		}

@@ -42,7 +42,7 @@ func copyFork(l agent.Launch) error {
 }
 
 // copyIfPresent is transcript.Copy, except that a missing transcript or anchor is not an error: the copy does not exist then.
-func copyIfPresent(from, to, anchor string, edit transcript.Edit) error {
+func copyIfPresent(from, to, anchor string, edit transcript.EditLine) error {
 	if err := transcript.Copy(from, to, anchor, edit); err != nil {
 		if _, missing := os.Lstat(to); missing == nil {
 			return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -86,18 +86,18 @@ type transcriptCutter struct {
 	written bool            // the model's entry for the anchor's item was written
 }
 
-// cutLine keeps the lines with what the agent knew at the anchor; it is a transcript.Edit. It cannot cut at the line of the anchor's item alone:
+// cutLine keeps the lines with what the agent knew at the anchor; it is a transcript.EditLine. It cannot cut at the line of the anchor's item alone:
 // that comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their ends.
 // Outputs of calls that ended after the anchor are dropped.
-func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	var e transcriptEntry
 	if json.Unmarshal(raw, &e) != nil {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	p := e.Payload
 	switch {
 	case e.Type == "session_meta":
-		return c.replaceThreadID(raw), transcript.Keep
+		return c.replaceThreadID(raw), transcript.KeepLine
 	case c.item == "":
 	case e.Type == "turn_context", p.Type == "task_started":
 		if c.now = p.TurnID; c.now == c.turn && c.open == nil {
@@ -109,7 +109,7 @@ func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transc
 	case e.Type == "response_item":
 		return raw, c.modelEntryAction(e)
 	}
-	return raw, transcript.Keep
+	return raw, transcript.KeepLine
 }
 
 // recordItemEnd records that an item has ended.
@@ -124,11 +124,11 @@ func (c *transcriptCutter) recordItemEnd(item string) {
 }
 
 // modelEntryAction returns the verdict for an entry of the model's own conversation.
-func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.Verdict {
+func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.LineAction {
 	p := e.Payload
 	switch output := strings.HasSuffix(p.Type, "_output"); {
 	case output && c.late[p.CallID]:
-		return transcript.Drop
+		return transcript.DropLine
 	case output:
 		delete(c.open, p.CallID)
 		delete(c.due, p.CallID)
@@ -139,9 +139,9 @@ func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.Verdic
 		c.written = c.written || p.ID == c.item
 	}
 	if c.written && len(c.due) == 0 {
-		return transcript.Last
+		return transcript.KeepLineAndStop
 	}
-	return transcript.Keep
+	return transcript.KeepLine
 }
 
 // replaceThreadID replaces the id in the first line by the copy's id.

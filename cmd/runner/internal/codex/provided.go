@@ -35,22 +35,22 @@ type transcriptConverter struct {
 }
 
 // convertLine keeps the lines of the conversation, with the id and the folder of the new thread in the first one, and drops all others. It is a
-// transcript.Edit.
-func (a *transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
-	line := transcript.Members(raw)
-	kind, payload := transcript.Text(line["type"]), transcript.Members(line["payload"])
+// transcript.EditLine.
+func (a *transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
+	line := transcript.ParseMembers(raw)
+	kind, payload := transcript.ParseString(line["type"]), transcript.ParseMembers(line["payload"])
 	switch {
 	case !slices.Contains(keptLineTypes, kind):
-		return nil, transcript.Drop
-	case kind == "event_msg" && !slices.Contains(keptEventTypes, transcript.Text(payload["type"])):
-		return nil, transcript.Drop
+		return nil, transcript.DropLine
+	case kind == "event_msg" && !slices.Contains(keptEventTypes, transcript.ParseString(payload["type"])):
+		return nil, transcript.DropLine
 	case kind == "session_meta" && a.begun: // of a conversation that this one was forked from
-		return nil, transcript.Drop
+		return nil, transcript.DropLine
 	case kind == "session_meta":
 		a.begun = true
 		line["payload"] = a.convertMeta(payload)
 	}
-	return transcript.JSON(line), transcript.Keep
+	return transcript.EncodeJSON(line), transcript.KeepLine
 }
 
 // convertMeta returns the content of the copy's first line.
@@ -64,7 +64,7 @@ func (a *transcriptConverter) convertMeta(before map[string]json.RawMessage) jso
 	for key, value := range map[string]string{
 		"id": a.id, "session_id": a.id, "cwd": a.workspace, "originator": "spool", "source": "vscode", "model_provider": "spool",
 	} {
-		meta[key] = transcript.JSON(value)
+		meta[key] = transcript.EncodeJSON(value)
 	}
-	return transcript.JSON(meta)
+	return transcript.EncodeJSON(meta)
 }

@@ -78,14 +78,14 @@ func convertTranscript(root *os.Root, session string) ([]byte, error) {
 	if err := json.NewDecoder(f).Decode(&t); err != nil {
 		return nil, err
 	}
-	if id := transcript.Text(t.Info["id"]); id != session {
+	if id := transcript.ParseString(t.Info["id"]); id != session {
 		return nil, fmt.Errorf("it is the transcript of session %.100q", id)
 	}
 	t.Info = pickMembers(t.Info, keptSessionFields)
-	t.Info["projectID"], t.Info["directory"] = transcript.JSON("global"), transcript.JSON("/") // the import replaces them
+	t.Info["projectID"], t.Info["directory"] = transcript.EncodeJSON("global"), transcript.EncodeJSON("/") // the import replaces them
 	for i := range t.Messages {
 		m := &t.Messages[i]
-		if m.Info = pickMembers(m.Info, keptMessageFields); transcript.Text(m.Info["role"]) == "assistant" {
+		if m.Info = pickMembers(m.Info, keptMessageFields); transcript.ParseString(m.Info["role"]) == "assistant" {
 			m.Info["path"] = json.RawMessage(`{"cwd":"/","root":"/"}`)
 		}
 		parts := []jsonMembers{}
@@ -113,14 +113,14 @@ func pickMembers(m jsonMembers, names []string) jsonMembers {
 // isKeptPart reports whether a part belongs to the conversation and is self-contained: a file is kept if the part holds
 // its content.
 func isKeptPart(p jsonMembers) bool {
-	kind := transcript.Text(p["type"])
-	if state := transcript.Members(p["state"]); state["attachments"] != nil {
+	kind := transcript.ParseString(p["type"])
+	if state := transcript.ParseMembers(p["state"]); state["attachments"] != nil {
 		delete(state, "attachments")
-		p["state"] = transcript.JSON(state)
+		p["state"] = transcript.EncodeJSON(state)
 	}
 	if kind == "file" {
 		delete(p, "source")
-		return strings.HasPrefix(transcript.Text(p["url"]), "data:")
+		return strings.HasPrefix(transcript.ParseString(p["url"]), "data:")
 	}
 	return slices.Contains(keptPartTypes, kind)
 }

@@ -16,12 +16,12 @@ import (
 // copies as Join does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
 	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
-	return Join(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
+	return CopyBothWays(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
 }
 
-// Join connects a caller's streams to the socket and copies in both directions until either end closes. It leaves no
+// CopyBothWays connects a caller's streams to the socket and copies in both directions until either end closes. It leaves no
 // goroutine behind when the caller is gone, except the one that reads in.
-func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
+func CopyBothWays(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return err
@@ -56,8 +56,8 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 	return nil
 }
 
-// Ask sends a single command that needs no epoch, and returns the reply's line.
-func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
+// SendCommand sends a single command that needs no epoch, and returns the reply's line.
+func SendCommand(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return nil, err
@@ -77,8 +77,8 @@ func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	return line, nil
 }
 
-// Claim sends the sandbox's secret to the runner.
-func Claim(ctx context.Context, socket, secret string) error {
+// SendSecret sends the sandbox's secret to the runner.
+func SendSecret(ctx context.Context, socket, secret string) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return err

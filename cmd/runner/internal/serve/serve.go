@@ -25,14 +25,14 @@ import (
 
 // Limits of the server.
 const (
-	// firstLineWithin is the maximum time that a connection may take to send its first line.
-	firstLineWithin = 10 * time.Second
+	// firstLineTimeout is the maximum time that a connection may take to send its first line.
+	firstLineTimeout = 10 * time.Second
 	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
 	lastLinesTimeout = 2 * time.Second
-	// acceptPause is the pause after a failure to accept a connection.
-	acceptPause = 100 * time.Millisecond
-	// lineBuffer is the size of a connection's read buffer in bytes.
-	lineBuffer = 64 << 10
+	// acceptRetryPause is the pause after a failure to accept a connection.
+	acceptRetryPause = 100 * time.Millisecond
+	// readBufferSize is the size of a connection's read buffer in bytes.
+	readBufferSize = 64 << 10
 	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
@@ -95,7 +95,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, s.shutdown = context.WithCancel(ctx)
 	defer s.shutdown()
 	accepting := make(chan error, 1)
-	go func() { accepting <- s.accept() }()
+	go func() { accepting <- s.acceptConnections() }()
 	runErr := s.cfg.Supervisor.Run(ctx)
 	closeErr := s.listener.Close()
 	s.closeConnections()
@@ -103,8 +103,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(runErr, closeErr, <-accepting)
 }
 
-// accept serves connections until the listener is closed.
-func (s *Server) accept() error {
+// acceptConnections serves connections until the listener is closed.
+func (s *Server) acceptConnections() error {
 	for {
 		c, err := s.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -113,16 +113,16 @@ func (s *Server) accept() error {
 		if err != nil {
 			// Most likely the process is out of file descriptors, which is temporary; the agent continues meanwhile.
 			s.cfg.Log.Error("accept a connection", "err", err)
-			time.Sleep(acceptPause)
+			time.Sleep(acceptRetryPause)
 			continue
 		}
-		s.serve(c)
+		s.serveConnection(c)
 	}
 }
 
-// serve handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
+// serveConnection handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
 // closeConnections, is closed: nothing else would ever end its goroutine, and Run waits for it.
-func (s *Server) serve(c *net.UnixConn) {
+func (s *Server) serveConnection(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dismissed {
@@ -131,13 +131,13 @@ func (s *Server) serve(c *net.UnixConn) {
 	}
 	s.conns[c] = true
 	s.wg.Go(func() {
-		defer s.forget(c)
-		s.handle(c)
+		defer s.removeConnection(c)
+		s.handleConnection(c)
 	})
 }
 
-// forget removes a connection that has ended.
-func (s *Server) forget(c net.Conn) {
+// removeConnection removes a connection that has ended.
+func (s *Server) removeConnection(c net.Conn) {
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("close connection", "err", err)
 	}
@@ -152,7 +152,7 @@ func (s *Server) closeConnections() {
 	f := s.follower
 	s.mu.Unlock()
 	if f != nil {
-		f.finish(lastLinesTimeout)
+		f.sendLastLines(lastLinesTimeout)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,11 +169,11 @@ type firstLine struct {
 	runner.Claim
 }
 
-// handle serves a connection. The agent's processes can connect too, also through processes that have ended or that the
+// handleConnection serves a connection. The agent's processes can connect too, also through processes that have ended or that the
 // runner did not start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream
 // whose other end has proved that it knows the secret; the status is open to everyone.
-func (s *Server) handle(c *net.UnixConn) {
-	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
+func (s *Server) handleConnection(c *net.UnixConn) {
+	if err := c.SetDeadline(time.Now().Add(firstLineTimeout)); err != nil {
 		return
 	}
 	conn, in, proved, err := s.acceptProof(c)
@@ -183,12 +183,12 @@ func (s *Server) handle(c *net.UnixConn) {
 	}
 	raw, err := readLine(in)
 	if err != nil {
-		s.refuse(conn, "INVALID_COMMAND", "first line: "+err.Error())
+		s.sendRefusal(conn, "INVALID_COMMAND", "first line: "+err.Error())
 		return
 	}
 	var hello firstLine
 	if err := json.Unmarshal(raw, &hello); err != nil {
-		s.refuse(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
+		s.sendRefusal(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
 		return
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
@@ -199,11 +199,11 @@ func (s *Server) handle(c *net.UnixConn) {
 		return
 	}
 	f := newFollower(s, conn, hello.Attach)
-	if refusal := s.admit(f, proved); refusal != nil {
-		s.refuse(conn, refusal.Code, refusal.Message)
+	if refusal := s.admitFollower(f, proved); refusal != nil {
+		s.sendRefusal(conn, refusal.Code, refusal.Message)
 		return
 	}
-	f.run(in)
+	f.serveCommands(in)
 	s.mu.Lock()
 	if s.follower == f {
 		s.follower = nil
@@ -214,7 +214,7 @@ func (s *Server) handle(c *net.UnixConn) {
 // acceptProof returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
 // over the connection, and proved is true; otherwise it is the connection itself.
 func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
-	in = bufio.NewReaderSize(c, lineBuffer)
+	in = bufio.NewReaderSize(c, readBufferSize)
 	head, err := in.Peek(1)
 	if err != nil || !runner.IsSealed(head[0]) {
 		return c, in, false, nil // readLine reports what is wrong
@@ -229,7 +229,7 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 	if conn, err = runner.Accept(c, in, config); err != nil {
 		return nil, nil, false, err
 	}
-	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
+	return conn, bufio.NewReaderSize(conn, readBufferSize), true, nil
 }
 
 // executeSingle executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
@@ -237,29 +237,29 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
-		if refusal := s.claim(cmd.Secret); refusal != nil {
-			s.refuse(c, refusal.Code, refusal.Message)
+		if refusal := s.storeSecret(cmd.Secret); refusal != nil {
+			s.sendRefusal(c, refusal.Code, refusal.Message)
 			return
 		}
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpInterrupt:
 		if refusal := s.checkProof(proved); refusal != nil {
-			s.refuse(c, refusal.Code, refusal.Message)
+			s.sendRefusal(c, refusal.Code, refusal.Message)
 			return
 		}
 		s.cfg.Supervisor.Interrupt()
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpStatus:
 		st := s.cfg.Supervisor.Status()
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID, Status: &st}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID, Status: &st}})
 	default:
-		s.refuse(c, "FENCED", fmt.Sprintf("op %q needs an attached follower with its epoch", cmd.Op))
+		s.sendRefusal(c, "FENCED", fmt.Sprintf("op %q needs an attached follower with its epoch", cmd.Op))
 	}
 }
 
-// claim stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
+// storeSecret stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
 // followed already: until then no agent runs in its sandbox.
-func (s *Server) claim(secret string) *runner.Error {
+func (s *Server) storeSecret(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -290,9 +290,9 @@ func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admit makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
+// admitFollower makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
 // FORBIDDEN if the runner was claimed and proved is false: the executor has not proved the sandbox's secret.
-func (s *Server) admit(f *follower, proved bool) *runner.Error {
+func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if refusal := s.checkProofLocked(proved); refusal != nil {
@@ -303,14 +303,14 @@ func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	}
 	s.epoch, s.attached = f.attach.Epoch, true
 	if s.follower != nil {
-		s.follower.replace()
+		s.follower.closeReplaced()
 	}
 	s.follower = f
 	return nil
 }
 
-// fence refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
-func (s *Server) fence(epoch uint64) *runner.Error {
+// checkEpoch refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
+func (s *Server) checkEpoch(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch < s.epoch {
@@ -324,23 +324,23 @@ func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 
-// refuse sends an error as the only answer on a connection.
-func (s *Server) refuse(c net.Conn, code, message string) {
-	s.send(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
+// sendRefusal sends an error as the only answer on a connection.
+func (s *Server) sendRefusal(c net.Conn, code, message string) {
+	s.sendMessage(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
 }
 
-// send writes to a connection that is about to be closed.
-func (s *Server) send(c net.Conn, m runner.Message) {
+// sendMessage writes to a connection that is about to be closed.
+func (s *Server) sendMessage(c net.Conn, m runner.Message) {
 	if err := c.SetWriteDeadline(time.Now().Add(lastLinesTimeout)); err != nil {
 		return
 	}
-	if _, err := c.Write(encode(m)); err != nil {
+	if _, err := c.Write(encodeMessage(m)); err != nil {
 		s.cfg.Log.Debug("answer a connection", "err", err)
 	}
 }
 
-// encode returns a message as a line.
-func encode(m runner.Message) []byte {
+// encodeMessage returns a message as a line.
+func encodeMessage(m runner.Message) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)

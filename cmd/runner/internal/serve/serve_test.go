@@ -145,10 +145,10 @@ func TestAttachEndsWithItsCaller(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if line, err := serve.Ask(t.Context(), socket, runner.OpStatus); err != nil || len(line) == 0 {
+	if line, err := serve.SendCommand(t.Context(), socket, runner.OpStatus); err != nil || len(line) == 0 {
 		t.Errorf("status %s, %v", line, err)
 	}
-	if line, err := serve.Ask(t.Context(), socket, runner.OpKill); err != nil || !json.Valid(line) || !containsFenced(line) {
+	if line, err := serve.SendCommand(t.Context(), socket, runner.OpKill); err != nil || !json.Valid(line) || !containsFenced(line) {
 		t.Errorf("a kill without an epoch: %s, %v", line, err)
 	}
 	if err := stop(); err != nil {

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// maxUnknown is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
+	// hashQueryThreshold is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
 	// host has, so that the content of moved and copied files is not sent again. For fewer bytes that is too expensive,
 	// because the host has to read the whole snapshot to answer.
-	maxUnknown = 1 << 20
-	// rewritten is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
+	hashQueryThreshold = 1 << 20
+	// assumedRewrite is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
 	// file.
-	rewritten = 64 << 10
+	assumedRewrite = 64 << 10
 )
 
 // sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
@@ -32,14 +32,14 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	defer s.query.Close()
 	found := wire.Found{Base: s.plan.base, Known: s.plan.full}
 	if !s.plan.full {
-		size, linked, err := s.survey()
+		size, linked, err := s.estimateChanges()
 		if err != nil {
 			return err
 		}
 		if linked { // another name of the file may be in a folder that is not walked
 			s.plan.full = true
 		}
-		found.Known = s.plan.full || size > maxUnknown
+		found.Known = s.plan.full || size > hashQueryThreshold
 	}
 	if err := errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush()); err != nil {
 		return err
@@ -47,40 +47,40 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	if more, err := s.readKnownBlocks(); err != nil || !more {
 		return err
 	}
-	if err := s.walkPlan(); err != nil {
+	if err := s.walkPlannedFolders(); err != nil {
 		return err
 	}
 	if s.plan.full {
-		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissed()
+		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissedFolders()
 	}
 	s.end.Read = s.read
 	if err := errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
 		return err
 	}
-	saved := s.saveEdits() // while the host stores the snapshot
+	saved := s.saveUnconfirmedIndex() // while the host stores the snapshot
 	var named wire.Named
 	if err := s.in.Expect(wire.FrameNamed, &named); err != nil {
 		return fmt.Errorf("read the name of the snapshot: %w", err)
 	}
 	if saved {
-		s.confirm(named.ID)
+		s.confirmStored(named.ID)
 	}
 	return nil
 }
 
-// survey walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
+// estimateChanges walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
 // file has got a second name.
-func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
+func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error) {
 	visited := map[string]bool{}
-	w := &walk{
-		ctx: s.ctx, maxFile: s.MaxFile, descend: s.descend,
+	w := &treeWalk{
+		ctx: s.ctx, maxFile: s.MaxFile, descend: s.mustEnterFolder,
 		file: func(_ *os.Root, _ string, e *wire.Entry, info fs.FileInfo) error {
-			k, ok := s.before.get(e.Path)
-			linked = linked || hasLinks(info) && !k.links
+			k, ok := s.before.entryAt(e.Path)
+			linked = linked || hasHardLinks(info) && !k.links
 			switch {
-			case ok && k.kind == wire.File && k.stat == statOf(info):
+			case ok && k.kind == wire.File && k.stat == fileStatOf(info):
 			case ok && k.kind == wire.File && info.Size() >= k.size:
-				size += info.Size() - k.size + min(rewritten, info.Size())
+				size += info.Size() - k.size + min(assumedRewrite, info.Size())
 			default:
 				size += info.Size()
 			}
@@ -90,10 +90,10 @@ func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
 		skip: func(string, wire.Reason) error { return nil },
 		done: func(folder string, _ bool) error { visited[folder] = true; return nil },
 	}
-	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
 		return 0, false, err
 	}
-	for _, path := range s.targets() {
+	for _, path := range s.plannedFolders() {
 		if visited[path] {
 			continue
 		}
@@ -104,14 +104,14 @@ func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
 	return size, linked, nil
 }
 
-// descend reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
+// mustEnterFolder reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
 // it with everything below; a folder that the plan names is walked on its own.
-func (s *runningSnapshot) descend(path string, info fs.FileInfo) bool {
+func (s *runningSnapshot) mustEnterFolder(path string, info fs.FileInfo) bool {
 	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
 		return true
 	}
-	k, ok := s.before.get(path)
-	if !ok || k.kind != wire.Dir || k.stat.inode != statOf(info).inode || s.plan.folders[path] {
+	k, ok := s.before.entryAt(path)
+	if !ok || k.kind != wire.Dir || k.stat.inode != fileStatOf(info).inode || s.plan.folders[path] {
 		return true
 	}
 	for i := range len(path) {
@@ -123,7 +123,7 @@ func (s *runningSnapshot) descend(path string, info fs.FileInfo) bool {
 }
 
 // walkFolder walks one folder of the workspace. exists is false if there is no such folder.
-func (s *runningSnapshot) walkFolder(w *walk, path string) (exists bool, err error) {
+func (s *runningSnapshot) walkFolder(w *treeWalk, path string) (exists bool, err error) {
 	dir, info, depth, err := s.openFolder(path)
 	if err != nil || dir == nil {
 		return false, err
@@ -136,7 +136,7 @@ func (s *runningSnapshot) walkFolder(w *walk, path string) (exists bool, err err
 			}
 		}
 	}
-	return true, w.tree(dir, path, depth)
+	return true, w.walkTree(dir, path, depth)
 }
 
 // openFolder opens a folder of the workspace step by step, without following links. It returns nil if there is none.
@@ -176,19 +176,19 @@ func openSubfolder(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 	return sub, info, nil
 }
 
-// walkPlan walks everything that the plan names, sends what has changed, and sets s.after to the new index.
-func (s *runningSnapshot) walkPlan() error {
+// walkPlannedFolders walks everything that the plan names, sends what has changed, and sets s.after to the new index.
+func (s *runningSnapshot) walkPlannedFolders() error {
 	s.after, s.walked = newIndex(), map[string]int{}
-	w := s.recording()
+	w := s.newRecordingWalk()
 	if s.plan.full {
-		return s.walk(w)
+		return s.walkRoots(w)
 	}
 	s.after.folders = maps.Clone(s.before.folders)
-	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.descend, s.recordFolder
-	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.mustEnterFolder, s.recordFolder
+	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
 		return err
 	}
-	for _, path := range s.targets() {
+	for _, path := range s.plannedFolders() {
 		if _, done := s.walked[path]; done {
 			continue
 		}
@@ -204,43 +204,43 @@ func (s *runningSnapshot) walkPlan() error {
 	return nil
 }
 
-// recording returns a walk that records what it finds in the new index, and sends it to the host.
-func (s *runningSnapshot) recording() *walk {
-	return &walk{
+// newRecordingWalk returns a walk that records what it finds in the new index, and sends it to the host.
+func (s *runningSnapshot) newRecordingWalk() *treeWalk {
+	return &treeWalk{
 		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
 		skip: func(path string, why wire.Reason) error {
 			if folder, _ := wire.Split(path); folder != "" {
-				s.section(folder).always = true
+				s.sectionOf(folder).always = true
 			}
-			return s.out.JSON(wire.FrameSkip, skipped(path, why))
+			return s.out.JSON(wire.FrameSkip, newSkip(path, why))
 		},
 	}
 }
 
-// section returns the section of a folder in the new index. It creates the section when the walk visits the folder for
+// sectionOf returns the section of a folder in the new index. It creates the section when the walk visits the folder for
 // the first time.
-func (s *runningSnapshot) section(folder string) *section {
+func (s *runningSnapshot) sectionOf(folder string) *indexSection {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
-		s.after.folders[folder] = &section{entries: map[string]known{}}
+		s.after.folders[folder] = &indexSection{entries: map[string]indexEntry{}}
 	}
 	return s.after.folders[folder]
 }
 
 // recordEntry records an entry in the new index, and sends it if the host may not have it. info is the entry's own, with which a file was opened.
 func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
-	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
+	k := indexEntry{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
 	case wire.File:
 		k.stat, k.trusted, k.size, k.blocks = s.lastRead.stat, s.lastRead.trusted, e.Size, e.Blocks
-		k.links, k.unsettled = hasLinks(info), e.Unsettled
+		k.links, k.unsettled = hasHardLinks(info), e.Unsettled
 		s.end.Files++
 		s.end.Bytes += uint64(e.Size) //nolint:gosec // a size
 	case wire.Dir:
-		k.stat = statOf(info)
+		k.stat = fileStatOf(info)
 	}
 	folder, name := wire.Split(e.Path)
-	sec := s.section(folder)
+	sec := s.sectionOf(folder)
 	sec.entries[name] = k
 	sec.always = sec.always || e.Kind == wire.File && (!k.trusted || k.links)
 	if s.version1 != nil {
@@ -254,8 +254,8 @@ func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 }
 
 // sendEdit sends an entry of a folder if it differs from the index, which has the base. k is the entry's form in the index.
-func (s *runningSnapshot) sendEdit(e *wire.Entry, k known, folder string) error {
-	old, had := s.before.get(e.Path)
+func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) error {
+	old, had := s.before.entryAt(e.Path)
 	same := s.plan.base != "" && had && old.hasEqualEntry(k)
 	if same && !s.plan.full {
 		return nil
@@ -288,13 +288,13 @@ func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	if _, done := s.walked[parent]; done {
 		return nil
 	}
-	k := known{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: statOf(info)}
-	old, _ := s.before.get(path)
+	k := indexEntry{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: fileStatOf(info)}
+	old, _ := s.before.entryAt(path)
 	if old.equals(k) {
 		return nil
 	}
 	sec := s.after.folders[parent]
-	next := &section{always: sec.always, entries: maps.Clone(sec.list())}
+	next := &indexSection{always: sec.always, entries: maps.Clone(sec.parsedEntries())}
 	next.entries[name] = k
 	s.after.folders[parent] = next
 	if old.hasEqualEntry(k) {
@@ -307,10 +307,10 @@ func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 // finishFolder is called after the entries of a folder were recorded: it sends which entries of the base are gone. If listed is false, the
 // folder cannot be read, and all of its entries are gone.
 func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
-	sec := s.section(folder)
+	sec := s.sectionOf(folder)
 	old := s.before.folders[folder]
 	if old != nil && s.plan.base != "" {
-		for name, k := range old.list() {
+		for name, k := range old.parsedEntries() {
 			if _, ok := sec.entries[name]; ok && listed {
 				continue
 			}
@@ -362,9 +362,9 @@ func (s *runningSnapshot) treeID() string {
 	return id.ID()
 }
 
-// countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
+// countMissedFolders returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
 // before the walk nor since. It returns 0 if that is not known.
-func (s *runningSnapshot) countMissed() (n uint32) {
+func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	if !s.plan.usable {
 		return 0
 	}
@@ -377,12 +377,12 @@ func (s *runningSnapshot) countMissed() (n uint32) {
 	if len(missed) == 0 {
 		return 0
 	}
-	since, err := s.query.Again()
+	since, err := s.query.QueryAgain()
 	if err != nil || since.All {
 		return 0 // it does not know any more
 	}
 	for _, f := range since.Folders {
-		s.plan.folders[inWorkspace(f.Path)] = f.Deep || s.plan.folders[inWorkspace(f.Path)]
+		s.plan.folders[workspacePath(f.Path)] = f.Deep || s.plan.folders[workspacePath(f.Path)]
 	}
 	missed = slices.DeleteFunc(missed, s.plan.covers)
 	if len(missed) > 0 {
@@ -392,21 +392,21 @@ func (s *runningSnapshot) countMissed() (n uint32) {
 	return uint32(len(missed)) //nolint:gosec // bounded by wire.MaxEntries
 }
 
-// saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
-func (s *runningSnapshot) saveEdits() bool {
+// saveUnconfirmedIndex saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
+func (s *runningSnapshot) saveUnconfirmedIndex() bool {
 	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
 	}
-	if s.isSaved() {
+	if s.isIndexUnchanged() {
 		s.after.file = s.before.file
 		return true
 	}
 	return s.saveIndex()
 }
 
-// isSaved reports whether the new index has the same sections as the one on disk, so that it need not be written.
-func (s *runningSnapshot) isSaved() bool {
+// isIndexUnchanged reports whether the new index has the same sections as the one on disk, so that it need not be written.
+func (s *runningSnapshot) isIndexUnchanged() bool {
 	if s.plan.base == "" || len(s.after.folders) != len(s.before.folders) {
 		return false
 	}
@@ -415,16 +415,16 @@ func (s *runningSnapshot) isSaved() bool {
 		if sec == old {
 			continue
 		}
-		if old == nil || old.always != sec.always || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
+		if old == nil || old.always != sec.always || !maps.EqualFunc(old.parsedEntries(), sec.parsedEntries(), indexEntry.equals) {
 			return false
 		}
 	}
 	return true
 }
 
-// confirm records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
+// confirmStored records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
 // snapshot. Errors are only logged: the next snapshot then walks more.
-func (s *runningSnapshot) confirm(id string) {
+func (s *runningSnapshot) confirmStored(id string) {
 	s.after.ID = id
 	if s.query != nil && !s.plan.doubt {
 		s.after.Token = s.query.Token

@@ -18,23 +18,23 @@ const (
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// memoryEvery is the interval at which a turn checks whether the kernel has killed a process because the memory limit
+// memoryCheckInterval is the interval at which a turn checks whether the kernel has killed a process because the memory limit
 // was reached.
-const memoryEvery = time.Second
+const memoryCheckInterval = time.Second
 
-// Watch is a watcher of the workspace that journals changes of files by Supervisor.JournalEvents.
-type Watch interface {
+// WorkspaceWatcher is a watcher of the workspace that journals changes of files by Supervisor.JournalEvents.
+type WorkspaceWatcher interface {
 	// Flush returns when all earlier changes were reported, or after a limit of its own.
 	Flush(ctx context.Context)
 }
 
-// Disk measures the disk usage of the workspace and the agent's records.
-type Disk interface {
+// DiskMeter measures the disk usage of the workspace and the agent's records.
+type DiskMeter interface {
 	// Wake is called when a process was started that may write.
-	Wake()
+	CheckNow()
 	// Over reports whether the limit is exceeded. It measures again if it was at the last measurement.
-	Over() (message string, over bool)
-	Used() int64 // bytes, as last measured or estimated
+	CheckLimit() (message string, over bool)
+	UsedBytes() int64 // bytes, as last measured or estimated
 }
 
 // JournalEvents journals events of the runner itself, such as changes of files, as part of the running execution. It
@@ -52,7 +52,7 @@ func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Paylo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range payloads {
-		raw, err := encode(agent.RedactPayload(s.hides, p))
+		raw, err := encodeJSON(agent.RedactPayload(s.hides, p))
 		if err != nil {
 			s.cfg.Log.Error("journal an event of the runner", "type", p.EventType(), "err", err)
 			continue
@@ -64,7 +64,7 @@ func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Paylo
 	return s.recording
 }
 
-func encode(v any) (json.RawMessage, error) {
+func encodeJSON(v any) (json.RawMessage, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
@@ -74,21 +74,21 @@ func encode(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// record makes JournalEvents add its events to the execution of r. It is called once the first line of r is in the
+// attachEvents makes JournalEvents add its events to the execution of r. It is called once the first line of r is in the
 // journal.
-func (s *Supervisor) record(r *run) {
+func (s *Supervisor) attachEvents(r *acceptedQuery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = r.query.ExecutionID
 }
 
-// beforeEnd is called before the line that ends the run is journaled. It journals the last events of the runner about
+// detachEvents is called before the line that ends the run is journaled. It journals the last events of the runner about
 // the run and allows the next query, because a reader of the end may start one at once.
-func (s *Supervisor) beforeEnd(r *run) {
-	s.flush()
+func (s *Supervisor) detachEvents(r *acceptedQuery) {
+	s.flushWatcher()
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // the end does not wait for readers of the journal
-	s.reportKilled(now, r)
+	s.reportOOMKills(now, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = ""
@@ -97,16 +97,16 @@ func (s *Supervisor) beforeEnd(r *run) {
 	}
 }
 
-// flush waits until all changes of the workspace so far are journaled, or the watcher's time limit has passed.
-func (s *Supervisor) flush() {
+// flushWatcher waits until all changes of the workspace so far are journaled, or the watcher's time limit has passed.
+func (s *Supervisor) flushWatcher() {
 	if s.cfg.Watch != nil {
 		s.cfg.Watch.Flush(context.Background())
 	}
 }
 
-// Exhaust kills all processes of the agent at once, because they use too much of a resource. A running turn fails with
-// the code and the message. If no turn runs, Exhaust journals them as an event of type error.
-func (s *Supervisor) Exhaust(code, message string) {
+// KillForResource kills all processes of the agent at once, because they use too much of a resource. A running turn fails with
+// the code and the message. If no turn runs, KillForResource journals them as an event of type error.
+func (s *Supervisor) KillForResource(code, message string) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
 	s.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 	cancel() // a journal without a reader must not block this
 	s.JournalEvents(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
 	if w != nil {
-		s.evictNow(w)
+		s.requestImmediateKill(w)
 		return
 	}
 	if err := s.cfg.ProcessGroup.KillAll(); err != nil {
@@ -134,8 +134,8 @@ func (s *Supervisor) Exhaust(code, message string) {
 	}
 }
 
-// evictNow requests that Run kill an idle process without a grace time.
-func (s *Supervisor) evictNow(w *warmProcess) {
+// requestImmediateKill requests that Run kill an idle process without a grace time.
+func (s *Supervisor) requestImmediateKill(w *warmProcess) {
 	w.urgent.Store(true)
 	select {
 	case s.evict <- w:
@@ -143,25 +143,25 @@ func (s *Supervisor) evictNow(w *warmProcess) {
 	}
 }
 
-// OOM counts the processes that the kernel has killed because the memory limit of the sandbox was reached.
-type OOM interface {
+// OOMCounter counts the processes that the kernel has killed because the memory limit of the sandbox was reached.
+type OOMCounter interface {
 	// Kills returns the number of such processes in the runner's memory group so far, or false if it is unknown.
 	OOMKills() (uint64, bool)
 	// IsExclusive reports whether the group contains only processes of the sandbox.
 	IsExclusive() bool
 }
 
-// countKilled stores how many processes the kernel had killed for lack of memory before the run began.
-func (s *Supervisor) countKilled(r *run) {
+// storeOOMKills stores how many processes the kernel had killed for lack of memory before the run began.
+func (s *Supervisor) storeOOMKills(r *acceptedQuery) {
 	if s.cfg.OOM != nil {
 		r.oomBefore, _ = s.cfg.OOM.OOMKills()
 		r.oomTold = r.oomBefore
 	}
 }
 
-// killedForMemory reports whether the kernel has killed processes for lack of memory since the run began. If so, the
-// caller ends the turn for that reason, and reportKilled no longer reports these processes.
-func (s *Supervisor) killedForMemory(r *run) bool {
+// wasKilledForMemory reports whether the kernel has killed processes for lack of memory since the run began. If so, the
+// caller ends the turn for that reason, and reportOOMKills no longer reports these processes.
+func (s *Supervisor) wasKilledForMemory(r *acceptedQuery) bool {
 	if s.cfg.OOM == nil {
 		return false
 	}
@@ -175,9 +175,9 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 	return true
 }
 
-// reportKilled journals how many processes the kernel has killed for lack of memory since the last report, while the
+// reportOOMKills journals how many processes the kernel has killed for lack of memory since the last report, while the
 // agent itself is alive.
-func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
+func (s *Supervisor) reportOOMKills(ctx context.Context, r *acceptedQuery) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.IsExclusive() {
 		return
 	}

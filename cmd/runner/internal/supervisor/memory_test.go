@@ -47,7 +47,7 @@ type group struct {
 	own   bool
 }
 
-func (g *group) Kills() (uint64, bool) { return g.kills.Load(), true }
+func (g *group) OOMKills() (uint64, bool) { return g.kills.Load(), true }
 func (g *group) IsExclusive() bool     { return g.own }
 
 // scene is a supervisor and its journal.

@@ -19,7 +19,7 @@ type agentSessions struct {
 	ids  map[string]string // by architecture and session
 }
 
-func loadResumes(state string, log *slog.Logger) *agentSessions {
+func loadAgentSessions(state string, log *slog.Logger) *agentSessions {
 	r := &agentSessions{path: filepath.Join(state, "agent-sessions.json"), log: log, ids: map[string]string{}}
 	raw, err := os.ReadFile(r.path)
 	if err == nil {
@@ -31,9 +31,11 @@ func loadResumes(state string, log *slog.Logger) *agentSessions {
 	return r
 }
 
-func (r *agentSessions) get(q runner.Query) string { return r.ids[q.Architecture+"/"+q.SessionID] }
+func (r *agentSessions) agentSessionOf(q runner.Query) string {
+	return r.ids[q.Architecture+"/"+q.SessionID]
+}
 
-func (r *agentSessions) set(q runner.Query, id string) {
+func (r *agentSessions) setAgentSession(q runner.Query, id string) {
 	key := q.Architecture + "/" + q.SessionID
 	if r.ids[key] == id {
 		return

@@ -35,9 +35,9 @@ type Config struct {
 	Executable   string   // the runner's own binary
 	Log          *slog.Logger
 	Now          func() time.Time // nil for time.Now
-	Watch        Watch            // nil for none
-	Disk         Disk             // nil for none
-	OOM          OOM              // nil for none
+	Watch        WorkspaceWatcher // nil for none
+	Disk         DiskMeter        // nil for none
+	OOM          OOMCounter       // nil for none
 
 	Limits
 }
@@ -77,27 +77,27 @@ func (c *Config) validate() error {
 // Supervisor runs queries one after the other on the process of an agent, which stays warm between them.
 type Supervisor struct {
 	cfg    Config
-	starts chan *run
-	warms  chan warmUp
+	starts chan *acceptedQuery
+	warms  chan warmUpRequest
 	evict  chan *warmProcess // requests the end of an idle process
 
 	mu        sync.Mutex
 	closed    bool
-	active    *run
+	active    *acceptedQuery
 	recording string                    // the execution whose lines have begun and not ended
 	seen      map[startedExecution]bool // executions of this journal
 	warm      *warmProcess              // owned by Run; stored here for Status
 	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
-// hide sets the secret values that the supervisor redacts from all further journal lines.
-func (s *Supervisor) hide(set *redact.Set) {
+// setRedaction sets the secret values that the supervisor redacts from all further journal lines.
+func (s *Supervisor) setRedaction(set *redact.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hides = set
 }
 
-func (s *Supervisor) hiddenValues() *redact.Set {
+func (s *Supervisor) redactedValues() *redact.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hides
@@ -109,8 +109,8 @@ type startedExecution struct {
 	attempt   uint32
 }
 
-// run is the state of a query that was accepted, until its turn has ended.
-type run struct {
+// acceptedQuery is the state of a query that was accepted, until its turn has ended.
+type acceptedQuery struct {
 	query   runner.Query
 	adapter agent.Adapter
 	launch  agent.Launch
@@ -136,7 +136,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
+	return &Supervisor{cfg: cfg, starts: make(chan *acceptedQuery, 1), warms: make(chan warmUpRequest, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
 }
 
 // Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
@@ -144,7 +144,7 @@ func New(cfg Config) (*Supervisor, error) {
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	r, refusal := s.prepareStart(q)
 	if refusal != nil {
-		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
+		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,34 +166,34 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 }
 
 // prepareStart validates a query with which an execution begins, and prepares its run.
-func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
+func (s *Supervisor) prepareStart(q runner.Query) (*acceptedQuery, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
-		return nil, invalid("query.executionId is empty")
+		return nil, invalidQueryError("query.executionId is empty")
 	case q.SessionID == "":
-		return nil, invalid("query.sessionId is empty")
+		return nil, invalidQueryError("query.sessionId is empty")
 	case q.Content == "" && len(q.Parts) == 0:
-		return nil, invalid("query.content is empty")
+		return nil, invalidQueryError("query.content is empty")
 	}
 	if s.cfg.Disk != nil {
-		if message, over := s.cfg.Disk.Over(); over {
+		if message, over := s.cfg.Disk.CheckLimit(); over {
 			return nil, &runner.Error{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
 		}
 	}
-	return s.prepare(q)
+	return s.prepareQuery(q)
 }
 
-// prepare fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
-func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+// prepareQuery fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
+func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error) {
 	if q.Fork != nil && q.Resume == "" {
-		return nil, invalid("query.fork: query.resume is empty")
+		return nil, invalidQueryError("query.fork: query.resume is empty")
 	}
 	switch q.Policy {
 	case "":
 		q.Policy = runner.PolicyWorkspace
 	case runner.PolicyWorkspace:
 	default:
-		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
+		return nil, invalidQueryError(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
 	q.Policy = cmp.Or(q.Permissions.Preset, q.Policy) // execution_started names it
 	if name, ok := architecture.Canonical(q.Architecture); ok {
@@ -201,14 +201,14 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
 	if !ok {
-		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
+		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, adapterNames(s.cfg.Adapters))}
 	}
 	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
 	p.FillEmptyFields(&q)
-	if refusal := join(&q, s.cfg.Executable); refusal != nil {
+	if refusal := replaceDockerServers(&q, s.cfg.Executable); refusal != nil {
 		return nil, refusal
 	}
 	launch := agent.Launch{
@@ -219,9 +219,9 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	var trusted []agent.LaunchFile
 	if q.Authority != "" {
-		with, file, err := trust.Launch(launch, q.Authority)
+		with, file, err := trust.AddAuthority(launch, q.Authority)
 		if err != nil {
-			return nil, invalid("query.authority: " + err.Error())
+			return nil, invalidQueryError("query.authority: " + err.Error())
 		}
 		launch, trusted = with, []agent.LaunchFile{file}
 	}
@@ -236,9 +236,9 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
-		return nil, invalid("query.permissions: " + err.Error())
+		return nil, invalidQueryError("query.permissions: " + err.Error())
 	}
-	r := &run{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, policy: policy, done: make(chan struct{}), decided: make(chan struct{}, 1)}
+	r := &acceptedQuery{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, policy: policy, done: make(chan struct{}), decided: make(chan struct{}, 1)}
 	r.killed, r.kill = context.WithCancel(context.Background())
 	return r, nil
 }
@@ -256,13 +256,13 @@ func (s *Supervisor) Interrupt() {
 	r.interrupted = true
 	r.mu.Unlock()
 	if first && session != nil {
-		s.interrupt(session)
+		s.interruptSession(session)
 	}
 }
 
-// Decide passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
+// ApplyVerdict passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
 // decision may arrive several times.
-func (s *Supervisor) Decide(v runner.Verdict) {
+func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
 	s.mu.Lock()
 	r := s.active
 	s.mu.Unlock()
@@ -279,7 +279,7 @@ func (s *Supervisor) Decide(v runner.Verdict) {
 }
 
 // takeVerdicts returns the decisions that have arrived.
-func (r *run) takeVerdicts() []runner.Verdict {
+func (r *acceptedQuery) takeVerdicts() []runner.Verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.verdicts
@@ -287,7 +287,7 @@ func (r *run) takeVerdicts() []runner.Verdict {
 	return list
 }
 
-func (s *Supervisor) interrupt(session agent.Session) {
+func (s *Supervisor) interruptSession(session agent.Session) {
 	if err := session.Interrupt(); err != nil {
 		s.cfg.Log.Error("ask the agent to stop", "err", err)
 	}
@@ -340,11 +340,11 @@ func (s *Supervisor) Status() runner.Status {
 		st.MemoryBytes = s.cfg.ProcessGroup.MemoryUsage()
 	}
 	if s.cfg.Disk != nil {
-		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative
+		st.DiskBytes = uint64(max(0, s.cfg.Disk.UsedBytes())) //nolint:gosec // not negative
 	}
 	return st
 }
 
-func invalid(message string) *runner.Error {
+func invalidQueryError(message string) *runner.Error {
 	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
 }

@@ -26,24 +26,24 @@ const maxLine = 64 << 20
 // Line is a whole line of a record: valid JSON, without the newline.
 type Line = []byte
 
-// Verdict is what Copy does with a line of a transcript.
-type Verdict int
+// LineAction is what Copy does with a line of a transcript.
+type LineAction int
 
 // The verdicts.
 const (
-	Keep Verdict = iota
-	Drop
-	Last // keep it, and end the copy: the line is the anchor's
+	KeepLine LineAction = iota
+	DropLine
+	KeepLineAndStop // keep it, and end the copy: the line is the anchor's
 )
 
-// Edit is called by Copy for each line of a transcript. It returns the line to write in its place, and the verdict.
-type Edit func(Line) (Line, Verdict)
+// EditLine is called by Copy for each line of a transcript. It returns the line to write in its place, and the verdict.
+type EditLine func(Line) (Line, LineAction)
 
 // Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
 // verdict Last, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
 // line that is incomplete after a crash. The file to is replaced when the copy is complete, and removed when it fails.
-func Copy(from, to, anchor string, edit Edit) error {
-	if err := replace(from, to, anchor, edit); err != nil {
+func Copy(from, to, anchor string, edit EditLine) error {
+	if err := writeCopy(from, to, anchor, edit); err != nil {
 		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -52,7 +52,7 @@ func Copy(from, to, anchor string, edit Edit) error {
 	return nil
 }
 
-func replace(from, to, anchor string, edit Edit) error {
+func writeCopy(from, to, anchor string, edit EditLine) error {
 	in, err := openRegular(from)
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func openRegular(path string) (*os.File, error) {
 	return os.Open(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) error {
+func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit EditLine) error {
 	copied := 0
 	for n := 1; ; n++ {
 		line, err := readLine(in)
@@ -99,14 +99,14 @@ func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) erro
 			return fmt.Errorf("line %d: %w", n, err)
 		case json.Valid(line):
 			line, verdict := edit(line)
-			if verdict == Drop {
+			if verdict == DropLine {
 				break
 			}
 			if _, err := w.Write(append(line, '\n')); err != nil {
 				return err
 			}
 			copied++
-			if verdict == Last {
+			if verdict == KeepLineAndStop {
 				return nil
 			}
 		case !ended && len(bytes.TrimSpace(line)) > 0:

@@ -45,14 +45,14 @@ func TestCopy_CutsAfterTheAnchor(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(t, to, "of an earlier attempt")
-			err := Copy(from, to, c.anchor, func(line Line) (Line, Verdict) {
+			err := Copy(from, to, c.anchor, func(line Line) (Line, LineAction) {
 				switch {
 				case bytes.Contains(line, []byte("dropped")):
-					return line, Drop
+					return line, DropLine
 				case c.anchor != "" && bytes.Contains(line, []byte(c.anchor)):
-					return line, Last
+					return line, KeepLineAndStop
 				}
-				return bytes.ReplaceAll(line, []byte("old"), []byte("new")), Keep
+				return bytes.ReplaceAll(line, []byte("old"), []byte("new")), KeepLine
 			})
 			got, readErr := os.ReadFile(to) //nolint:gosec // a test's
 			switch {
@@ -83,7 +83,7 @@ func TestCopyReadsRegularFilesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, from := range []string{"pipe", "link", ".", "missing"} {
-		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), "", func(line Line) (Line, Verdict) { return line, Keep }); err == nil {
+		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), "", func(line Line) (Line, LineAction) { return line, KeepLine }); err == nil {
 			t.Errorf("%s was copied", from)
 		}
 	}

@@ -42,11 +42,11 @@ var systemBundles = []string{
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// Launch returns l with variables that make the agent's process trust authority, and the certificate bundle that they
+// AddAuthority returns l with variables that make the agent's process trust authority, and the certificate bundle that they
 // name. authority is one or more certificates in PEM; any other text in it is an error. The bundle also has the
 // system's certificates, and those of bundles that l.Env names.
-func Launch(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, error) {
-	if err := check(authority); err != nil {
+func AddAuthority(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, error) {
+	if err := checkCertificates(authority); err != nil {
 		return l, agent.LaunchFile{}, err
 	}
 	var files []string
@@ -56,7 +56,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, e
 			break
 		}
 	}
-	own := environment(l)
+	own := bundleEnvironment(l)
 	for _, v := range bundleVariables {
 		if path := own[v]; filepath.IsAbs(path) && !slices.Contains(files, path) {
 			files = append(files, path)
@@ -68,7 +68,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, e
 		if path == bundle {
 			continue
 		}
-		text, err := read(path)
+		text, err := readBundle(path)
 		if err != nil {
 			return l, agent.LaunchFile{}, err
 		}
@@ -86,8 +86,8 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, e
 	return l, agent.LaunchFile{Path: bundleFile, Content: b.String()}, nil
 }
 
-// check returns an error unless text consists of certificates in PEM.
-func check(text string) error {
+// checkCertificates returns an error unless text consists of certificates in PEM.
+func checkCertificates(text string) error {
 	rest := []byte(strings.TrimSpace(text))
 	if len(rest) == 0 {
 		return errors.New("no certificate in PEM")
@@ -103,9 +103,9 @@ func check(text string) error {
 	return nil
 }
 
-// environment returns the environment of the agent's process before the bundle is set: the runner's variables, and
+// bundleEnvironment returns the environment of the agent's process before the bundle is set: the runner's variables, and
 // bundleVariables with their values in l.Env.
-func environment(l agent.Launch) map[string]string {
+func bundleEnvironment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
 		k, v, _ := strings.Cut(kv, "=")
@@ -117,8 +117,8 @@ func environment(l agent.Launch) map[string]string {
 	return out
 }
 
-// read returns the text of a file, "" if a variable names a file that does not exist.
-func read(path string) (string, error) {
+// readBundle returns the text of a file, "" if a variable names a file that does not exist.
+func readBundle(path string) (string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return "", nil

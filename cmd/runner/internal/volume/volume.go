@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// Nodes is the folder of the device nodes, one for each volume. It is in /dev, which is empty after a reboot: no
+	// NodesFolder is the folder of the device nodes, one for each volume. It is in /dev, which is empty after a reboot: no
 	// node then names a device of another volume.
-	Nodes = "/dev/spool"
-	// imageFile is the file with the file system, in the volume's folder.
-	imageFile = "disk.img"
-	// devicePrefix is the prefix of the names of Spool's loop devices.
-	devicePrefix = "spool:"
+	NodesFolder = "/dev/spool"
+	// imageFileName is the file with the file system, in the volume's folder.
+	imageFileName = "disk.img"
+	// loopNamePrefix is the prefix of the names of Spool's loop devices.
+	loopNamePrefix = "spool:"
 
 	blockSize = 4096
 	inodeSize = 256
@@ -54,29 +54,29 @@ type Limits struct {
 	Files int64 // files and folders
 }
 
-func (l Limits) check() error {
+func (l Limits) validate() error {
 	if l.Bytes < 1<<20 || l.Files < 1 {
 		return fmt.Errorf("limits: %d bytes and %d files, want 1 MiB and 1 file at least", l.Bytes, l.Files)
 	}
 	return nil
 }
 
-// size returns the size of the whole file system, in bytes.
-func (l Limits) size() int64 {
+// totalSize returns the size of the whole file system, in bytes.
+func (l Limits) totalSize() int64 {
 	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spareBytes
-	if l.journal() {
+	if l.hasJournal() {
 		size += journalBytes
 	}
 	return (size + blockSize - 1) / blockSize * blockSize
 }
 
-// journal reports whether the file system has a journal: a small one has no space for it.
-func (l Limits) journal() bool { return l.Bytes >= 8*journalBytes }
+// hasJournal reports whether the file system has a journal: a small one has no space for it.
+func (l Limits) hasJournal() bool { return l.Bytes >= 8*journalBytes }
 
-// options returns options of mkfs.ext4. Nothing is reserved for root, and unused blocks take no space.
-func (l Limits) options() []string {
+// mkfsOptions returns options of mkfs.ext4. Nothing is reserved for root, and unused blocks take no space.
+func (l Limits) mkfsOptions() []string {
 	journal := []string{"-O", "^has_journal"}
-	if l.journal() {
+	if l.hasJournal() {
 		journal = []string{"-J", "size=" + strconv.Itoa(journalBytes>>20)}
 	}
 	return append([]string{
@@ -85,27 +85,27 @@ func (l Limits) options() []string {
 	}, journal...)
 }
 
-// Exceed tries to write three times the limits into a folder. It returns an error if that succeeds, because then
+// CheckLimits tries to write three times the limits into a folder. It returns an error if that succeeds, because then
 // nothing enforces the limits. Files may be 0 for no limit.
-func Exceed(dir string, l Limits) error {
+func CheckLimits(dir string, l Limits) error {
 	path := filepath.Join(dir, "exceed")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.CopyN(f, zeros{}, 3*l.Bytes)
+	_, err = io.CopyN(f, zeroReader{}, 3*l.Bytes)
 	if err == nil {
 		err = f.Sync()
 	}
-	if cerr := errors.Join(f.Close(), os.Remove(path)); cerr != nil && !isFull(cerr) {
+	if cerr := errors.Join(f.Close(), os.Remove(path)); cerr != nil && !isNoSpace(cerr) {
 		return cerr
 	}
-	if !isFull(err) {
-		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, orNone(err))
+	if !isNoSpace(err) {
+		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, errorOrNotEnforced(err))
 	}
 	for n := range 3 * l.Files {
 		f, err := os.OpenFile(path+strconv.FormatInt(n, 10), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
-		if isFull(err) {
+		if isNoSpace(err) {
 			return nil
 		}
 		if err == nil {
@@ -121,19 +121,19 @@ func Exceed(dir string, l Limits) error {
 	return nil
 }
 
-var errUnexpectedSuccess = errors.New("no error came")
+var errLimitNotEnforced = errors.New("no error came")
 
-func orNone(err error) error {
+func errorOrNotEnforced(err error) error {
 	if err == nil {
-		return errUnexpectedSuccess
+		return errLimitNotEnforced
 	}
 	return err
 }
 
-// zeros is a reader that returns zero bytes and never ends.
-type zeros struct{}
+// zeroReader is a reader that returns zero bytes and never ends.
+type zeroReader struct{}
 
-func (zeros) Read(b []byte) (int, error) {
+func (zeroReader) Read(b []byte) (int, error) {
 	clear(b)
 	return len(b), nil
 }

@@ -6,8 +6,8 @@ import "github.com/spoolhq/spool/pkg/ignore"
 // report.
 const IgnoreFile = ignore.SpoolFile
 
-// maxIgnore is the largest size of the ignore file in bytes.
-const maxIgnore = ignore.MaxFile
+// maxIgnoreFile is the largest size of the ignore file in bytes.
+const maxIgnoreFile = ignore.MaxFile
 
-// defaultRules come before the rules of IgnoreFile, which may negate them.
-const defaultRules = ignore.Defaults
+// defaultIgnoreRules come before the rules of IgnoreFile, which may negate them.
+const defaultIgnoreRules = ignore.Defaults

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Unfinished is the prefix of the names of files that are being written. They are left out of listings.
-const Unfinished = ".spool-put-"
+// UnfinishedPrefix is the prefix of the names of files that are being written. They are left out of listings.
+const UnfinishedPrefix = ".spool-put-"
 
 // Entry is a line in the listing of a workspace folder: a file or a folder.
 type Entry struct {
@@ -26,23 +26,23 @@ type Entry struct {
 	Dir     bool   `json:"dir"`
 }
 
-// fault is an error about a path: a message, and the sentinel error that callers distinguish.
-type fault struct {
+// pathError is an error about a path: a message, and the sentinel error that callers distinguish.
+type pathError struct {
 	says string
 	kind error
 }
 
-func (f *fault) Error() string { return f.says }
-func (f *fault) Unwrap() error { return f.kind }
+func (f *pathError) Error() string { return f.says }
+func (f *pathError) Unwrap() error { return f.kind }
 
-// local cleans a path from a caller that sees the workspace as its root: any absolute path is outside.
-func local(name string) (string, error) {
+// cleanLocal cleans a path from a caller that sees the workspace as its root: any absolute path is outside.
+func cleanLocal(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: is empty or has a NUL: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return "", &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
 	}
 	return clean, nil
 }
@@ -53,16 +53,16 @@ func wrapError(name string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
-		return &fault{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
+		return &pathError{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
 	case isEscape(err):
-		return &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// Get opens a regular file. A symlink inside the workspace is followed.
-func (w *Workspace) Get(name string) (*os.File, error) {
-	rel, err := local(name)
+// OpenFile opens a regular file. A symlink inside the workspace is followed.
+func (w *Workspace) OpenFile(name string) (*os.File, error) {
+	rel, err := cleanLocal(name)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (w *Workspace) Get(name string) (*os.File, error) {
 
 // List returns everything below a folder ("" for all), sorted by path. It does not follow symbolic links.
 func (w *Workspace) List(dir string) ([]Entry, error) {
-	rel, err := local(cmp.Or(dir, "."))
+	rel, err := cleanLocal(cmp.Or(dir, "."))
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 		if errors.Is(err, fs.ErrNotExist) && name != rel {
 			return nil // removed meanwhile
 		}
-		if err != nil || name == rel || strings.HasPrefix(d.Name(), Unfinished) {
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), UnfinishedPrefix) {
 			return err
 		}
 		info, err := d.Info()
@@ -114,7 +114,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 
 // Remove removes a file or a symbolic link, or a folder with everything below it.
 func (w *Workspace) Remove(name string) error {
-	rel, err := local(name)
+	rel, err := cleanLocal(name)
 	if err != nil {
 		return err
 	}
@@ -127,13 +127,13 @@ func (w *Workspace) Remove(name string) error {
 	return wrapError(name, w.root.RemoveAll(rel))
 }
 
-// Write is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
+// PutRelative is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
 // wherever it leads.
-func (w *Workspace) Write(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
-	if rel, err = local(name); err != nil {
+func (w *Workspace) PutRelative(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = cleanLocal(name); err != nil {
 		return "", 0, err
 	}
-	if n, err = w.place(name, rel, content, mode); err != nil {
+	if n, err = w.putCleaned(name, rel, content, mode); err != nil {
 		return "", 0, err
 	}
 	return rel, n, nil

@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// names are paths that agents may use for the workspace in addition to its real path.
-var names = []string{"/mnt/workspace", "/workspace"}
+// workspaceAliases are paths that agents may use for the workspace in addition to its real path.
+var workspaceAliases = []string{"/mnt/workspace", "/workspace"}
 
 // Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
 // /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error that wraps
@@ -36,7 +36,7 @@ func Open(dir string) (*Workspace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open workspace: %w", err)
 	}
-	prefixes := append([]string{abs}, names...)
+	prefixes := append([]string{abs}, workspaceAliases...)
 	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
 		prefixes = append(prefixes, real)
 	}
@@ -50,8 +50,8 @@ func (w *Workspace) Close() error { return w.root.Close() }
 // made between check and use.
 func (w *Workspace) Root() *os.Root { return w.root }
 
-// Rel returns the path relative to the workspace, "." for the workspace itself.
-func (w *Workspace) Rel(path string) (string, error) {
+// RelativePath returns the path relative to the workspace, "." for the workspace itself.
+func (w *Workspace) RelativePath(path string) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("path %q: has a NUL: %w", path, fs.ErrInvalid)
 	}
@@ -108,33 +108,33 @@ func isEscape(err error) bool {
 	return false
 }
 
-// Outside reports whether an operation on Root failed because the path leaves the workspace.
-func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
+// IsOutside reports whether an operation on Root failed because the path leaves the workspace.
+func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
 
-// Inside returns the path relative to the workspace dir, as Workspace.Rel does.
-func Inside(dir, path string) (string, error) {
+// RelativePath returns the path relative to the workspace dir, as Workspace.Rel does.
+func RelativePath(dir, path string) (string, error) {
 	w, err := Open(dir)
 	if err != nil {
 		return "", err
 	}
 	defer w.Close()
-	return w.Rel(path)
+	return w.RelativePath(path)
 }
 
-// Put writes a file, creates its folders as needed, and replaces it atomically: a reader sees the old or the new
+// PutFile writes a file, creates its folders as needed, and replaces it atomically: a reader sees the old or the new
 // content. It returns the relative path and the number of bytes written.
-func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
-	if rel, err = w.Rel(path); err != nil {
+func (w *Workspace) PutFile(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = w.RelativePath(path); err != nil {
 		return "", 0, err
 	}
-	if n, err = w.place(path, rel, content, mode); err != nil {
+	if n, err = w.putCleaned(path, rel, content, mode); err != nil {
 		return "", 0, err
 	}
 	return rel, n, nil
 }
 
-// place writes to a cleaned path. path is the caller's spelling, for errors.
-func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
+// putCleaned writes to a cleaned path. path is the caller's spelling, for errors.
+func (w *Workspace) putCleaned(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
 	if rel == "." {
 		return 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
 	}
@@ -147,17 +147,17 @@ func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode)
 			return 0, fmt.Errorf("make folder: %w", wrapError(path, err))
 		}
 	}
-	tmp := dir + Unfinished + rand.Text()
-	if n, err = w.write(tmp, content, mode); err == nil {
+	tmp := dir + UnfinishedPrefix + rand.Text()
+	if n, err = w.writeTemporary(tmp, content, mode); err == nil {
 		err = w.root.Rename(tmp, dir+base)
 	}
 	if err != nil {
-		return 0, errors.Join(fmt.Errorf("write: %w", wrapError(path, err)), w.discard(tmp))
+		return 0, errors.Join(fmt.Errorf("write: %w", wrapError(path, err)), w.removeTemporary(tmp))
 	}
 	return n, nil
 }
 
-func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
+func (w *Workspace) writeTemporary(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
 	f, err := w.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return 0, err
@@ -166,7 +166,7 @@ func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int6
 	return n, errors.Join(err, f.Close())
 }
 
-func (w *Workspace) discard(tmp string) error {
+func (w *Workspace) removeTemporary(tmp string) error {
 	if err := w.root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

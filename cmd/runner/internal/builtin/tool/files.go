@@ -92,7 +92,7 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, err := t.w.Rel(a.Path)
+	rel, err := t.w.RelativePath(a.Path)
 	if err != nil {
 		return fileFailure(a.Path, err)
 	}
@@ -211,7 +211,7 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 // replacedContent returns the content of the regular file that a call would replace, and its size. A content of more than maxDiffBytes bytes
 // is not read.
 func (t writeFile) replacedContent(path string) (content []byte, size int64) {
-	rel, err := t.w.Rel(path)
+	rel, err := t.w.RelativePath(path)
 	if err != nil {
 		return nil, 0
 	}
@@ -234,7 +234,7 @@ func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, n, err := t.w.Put(a.Path, strings.NewReader(string(content)), 0o644)
+	rel, n, err := t.w.PutFile(a.Path, strings.NewReader(string(content)), 0o644)
 	if err != nil {
 		return fileFailure(a.Path, err)
 	}
@@ -278,7 +278,7 @@ func (t listDirectory) Run(_ context.Context, raw json.RawMessage) Result {
 	if err := decodeArguments(raw, &a); err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, err := t.w.Rel(a.Path)
+	rel, err := t.w.RelativePath(a.Path)
 	if err != nil {
 		return fileFailure(a.Path, err)
 	}

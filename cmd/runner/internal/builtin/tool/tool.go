@@ -81,7 +81,7 @@ func decodeArguments(arguments json.RawMessage, into any) error {
 // fileFailure converts an error of the file system to a result.
 func fileFailure(path string, err error) Result {
 	switch {
-	case workspace.Outside(err):
+	case workspace.IsOutside(err):
 		return Result{Code: PermissionDenied, Output: fmt.Sprintf("%s is outside the workspace", path)}
 	case errors.Is(err, fs.ErrNotExist):
 		return Result{Code: FileNotFound, Output: fmt.Sprintf("there is no %s", path)}
