@@ -28,7 +28,7 @@ func newDenial(rule, reason string) *permission.Decision {
 	return &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 }
 
-// toolInfoForKind returns a Tool with the Kind for a tool kind of the protocol.
+// toolInfoForKind returns a ToolInfo with the Kind for a tool kind of the protocol.
 func toolInfoForKind(k sdk.ToolKind) ToolInfo {
 	switch k {
 	case sdk.ToolKindRead:

@@ -1,8 +1,8 @@
 // Package agenttest is the suite that the adapter of every agent passes.
 //
-// Exercise runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
+// RunSuite runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
 // compares the journal with golden files, it runs the CLI itself under the real supervisor against a scripted model,
-// and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Bench, Replay, Journal.
+// and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Harness, ReplayLines, Journal.
 package agenttest
 
 import (

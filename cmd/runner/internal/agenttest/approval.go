@@ -38,7 +38,7 @@ func (b *Harness) ReadUntilRequests(n int, so Turn) Turn {
 	return so
 }
 
-// ReadToEndDeciding is End for a turn whose requests are decided by decide, each as soon as it is recorded. Requests in so are
+// ReadToEndDeciding is ReadToEnd for a turn whose requests are decided by decide, each as soon as it is recorded. Requests in so are
 // taken as decided.
 func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
@@ -56,7 +56,7 @@ func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequeste
 	}
 }
 
-// RunTurnDeciding is Ask for a turn whose requests are decided by decide, each as soon as it is recorded.
+// RunTurnDeciding is RunTurn for a turn whose requests are decided by decide, each as soon as it is recorded.
 func (b *Harness) RunTurnDeciding(content string, change func(*runner.Query), decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
 	return b.ReadToEndDeciding(b.MustStartTurn(content, change), decide)

@@ -141,7 +141,7 @@ type ScriptToolCall struct {
 	Input any    `json:"input"`
 }
 
-// ScriptRule returns a rule for Rules. When a query contains text, the model calls the tools one after the other and then
+// ScriptRule returns a rule for ScriptOfRules. When a query contains text, the model calls the tools one after the other and then
 // answers with the last result.
 func ScriptRule(text string, tools ...ScriptToolCall) string {
 	steps := []any{}
@@ -169,7 +169,7 @@ func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.
 	return b.Supervisor.Start(q)
 }
 
-// MustStartTurn is Start for a query that the supervisor must accept. It returns the turn, which has no lines yet.
+// MustStartTurn is StartTurn for a query that the supervisor must accept. It returns the turn, which has no lines yet.
 func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	if refusal := b.StartTurn(content, change); refusal != nil {
@@ -217,7 +217,7 @@ func (b *Harness) RunTurn(content string, change func(*runner.Query)) Turn {
 	return b.ReadToEnd(b.MustStartTurn(content, change))
 }
 
-// RunTurnOK is Ask for a turn that must complete with a result that contains want.
+// RunTurnOK is RunTurn for a turn that must complete with a result that contains want.
 func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	x := b.RunTurn(content, change)

@@ -366,7 +366,7 @@ type ResumeCheck struct {
 	Usage bool // as Conversation.Usage
 	// UnknownSession is the id of a session that the agent does not have.
 	UnknownSession string
-	// OtherModel is a model that is not Subject.Model; "" if the agent does not choose its model.
+	// OtherModel is a model that is not AgentUnderTest.Model; "" if the agent does not choose its model.
 	OtherModel string
 	// Rules is the file of the workspace with instructions that the agent reads; "" if there is none.
 	Rules string

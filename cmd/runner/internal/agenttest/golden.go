@@ -25,7 +25,7 @@ var updateGoldens = flag.Bool("update", false, "write the golden files from what
 //   - sent.jsonl: what the adapter writes to the CLI's stdin meanwhile.
 type Goldens struct {
 	Scenarios map[string]Scenario // by the name of the folder
-	// Adapter replays the recordings. Its clock has to be Now.
+	// Adapter replays the recordings. Its clock has to be FixedTime.
 	Adapter agent.Adapter
 	Model   string // the model of a scenario that has none
 	// Anchored are the kinds of blocks that all have an anchor.

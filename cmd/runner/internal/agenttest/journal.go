@@ -77,7 +77,7 @@ func (s *Stdin) Sent() []json.RawMessage {
 // FixedTime returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
 func FixedTime() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 
-// NewJournalTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
+// NewJournalTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is FixedTime.
 func NewJournalTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
 	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})

@@ -73,7 +73,7 @@ const (
 	OnText   InterruptMoment = "text"   // when text of the answer arrives; of a recording, at the second piece
 	OnTool   InterruptMoment = "tool"   // when the command that the model asked for runs
 	OnOutput InterruptMoment = "output" // when the command's first output arrives
-	// OnRequest is the moment when an approval request was recorded that Ask.Decide does not decide.
+	// OnRequest is the moment when an approval request was recorded that ScenarioQuery.Decide does not decide.
 	OnRequest InterruptMoment = "request"
 )
 
@@ -83,7 +83,7 @@ type Recording struct {
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
 	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
 	Trim func(line []byte) ([]byte, error)
-	// Normalize returns the recording with fixed values in place of ids, times and ports. See Number.
+	// Normalize returns the recording with fixed values in place of ids, times and ports. See NumberMatches.
 	Normalize func(recording []byte) []byte
 }
 

@@ -37,17 +37,17 @@ type processReport struct {
 
 // TurnRecorder receives what the loop does.
 type TurnRecorder interface {
-	// Open opens a block and returns its reference.
+	// OpenBlock opens a block and returns its reference.
 	OpenBlock(events.Block) (ref string)
-	// Text appends to the text of an open block.
+	// AppendText appends to the text of an open block.
 	AppendText(ref, piece string)
-	// Complete finishes a block. The given fields are added to those with which it was opened.
+	// CompleteBlock finishes a block. The given fields are added to those with which it was opened.
 	CompleteBlock(ref string, b events.Block)
-	// Event records an event that is not a block.
+	// RecordEvent records an event that is not a block.
 	RecordEvent(events.Payload)
 }
 
-// reportWriter is the Record of the agent's process: it writes lines to stdout. It keeps the first error, after which it writes
+// reportWriter is the TurnRecorder of the agent's process: it writes lines to stdout. It keeps the first error, after which it writes
 // nothing, because the runner is gone.
 type reportWriter struct {
 	mu   sync.Mutex

@@ -6,7 +6,7 @@
 // By itself the CLI asks only about some calls: it reads files of the workspace, runs commands that it considers harmless
 // (ls, cat, git status), keeps its lists and starts sub-agents without asking. That is enough for the policy of an agent
 // without permissions, which allows these calls anyway. With any other policy the handshake registers a PreToolUse hook that
-// answers "ask" for every call, so that the CLI asks about all of them. With version Tested:
+// answers "ask" for every call, so that the CLI asks about all of them. With version TestedVersion:
 //   - The hook runs for every tool of the CLI and of MCP servers, of sub-agents too, and in plan mode, in which the CLI
 //     otherwise runs commands without asking. What settings, hooks and sub-agents of the workspace say (allow rules, modes,
 //     disableAllHooks, a hook that allows, permissionMode of a sub-agent) does not change that.
@@ -20,7 +20,7 @@
 // The CLI sends suggestions of rules with its requests; they are never accepted, because they would change the settings of
 // the workspace and the CLI would no longer ask.
 //
-// The recordings are of version Tested of the CLI, see testdata/README.md.
+// The recordings are of version TestedVersion of the CLI, see testdata/README.md.
 package claudecode
 
 import (

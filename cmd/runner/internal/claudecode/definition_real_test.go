@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { mcptest.RunTestsOrServer(m) }
 
-// runningCall returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
+// call returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
 func call(text, tool string, input any) string {
 	return agenttest.ScriptRule(text, agenttest.ScriptToolCall{Name: tool, Input: input})
 }

@@ -17,7 +17,7 @@ const mcpResourceTools = "list_mcp_resources|list_mcp_resource_templates|read_mc
 const (
 	denyResourcesHook    = `hooks.PreToolUse=[{matcher="` + mcpResourceTools + `",hooks=[{type="command",command="echo The permission policy does not allow this call. >&2; exit 2"}]}]`
 	denyResourcesHookKey = `/<session-flags>/config.toml:pre_tool_use:0:0`
-	// denyResourcesHookHash is the hash that version Tested of the CLI computes.
+	// denyResourcesHookHash is the hash that the CLI of version TestedVersion computes.
 	denyResourcesHookHash = "sha256:703cf345af3ad7c60c8eaa729acac6303f1404441f88f921e4e88e90a69f2f60"
 )
 

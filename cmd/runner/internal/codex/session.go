@@ -319,7 +319,7 @@ func (s *session) handleAnswer(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// checkVersion logs a warning if the CLI's version is not Tested. The format is `spool/0.169.0 (…)`.
+// checkVersion logs a warning if the CLI's version is not TestedVersion. The format is `spool/0.169.0 (…)`.
 func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		UserAgent string `json:"userAgent"`

@@ -49,7 +49,7 @@ func TestNew_NamesTheJournal(t *testing.T) {
 	}
 }
 
-// For any sequence of Append, After and Trim, every number is returned once and in order, and only acknowledged lines
+// For any sequence of Append, LinesAfter and TrimUpTo, every number is returned once and in order, and only acknowledged lines
 // are removed.
 func TestFollowAndTrim(t *testing.T) {
 	t.Parallel()

@@ -42,7 +42,7 @@ type proxy struct {
 // deadliner is a listener whose Accept has a deadline.
 type deadliner interface{ SetDeadline(time.Time) error }
 
-// halfClosableConn is a connection whose directions can be closed one by one.
+// conn is a connection whose directions can be closed one by one.
 type conn interface {
 	net.Conn
 	CloseWrite() error

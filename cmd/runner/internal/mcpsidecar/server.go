@@ -118,7 +118,7 @@ func (s *Server) serveConnection(ctx context.Context, c *net.UnixConn) {
 	in := bufio.NewReaderSize(c, maxFrameData)
 	h, err := readHello(in)
 	if errors.Is(err, io.EOF) {
-		return // a call of Ready
+		return // a call of AwaitReady
 	}
 	out := &frameWriter{to: c}
 	if err == nil {

@@ -75,7 +75,7 @@ func StdioServer(t testing.TB, name string, env map[string]string) runner.MCPSer
 	return s
 }
 
-// InteractiveStdioServer is Stdio for a server that has two more tools: color asks the user for a color by an elicitation, and wipe
+// InteractiveStdioServer is StdioServer for a server that has two more tools: color asks the user for a color by an elicitation, and wipe
 // says that it destroys data.
 func InteractiveStdioServer(t testing.TB, name string) runner.MCPServer {
 	t.Helper()
@@ -127,7 +127,7 @@ type HTTPServer struct {
 	headers []http.Header
 }
 
-// StartHTTPServer starts a Web that serves until the test ends.
+// StartHTTPServer starts an HTTPServer that serves until the test ends.
 func StartHTTPServer(t testing.TB) *HTTPServer {
 	t.Helper()
 	w := &HTTPServer{}

@@ -12,7 +12,7 @@ type SessionLeader struct {
 	Start uint64 `json:"start"` // ticks since boot; 0 if unknown
 }
 
-// NewSessionLeader returns the Root of a process that has just been started.
+// NewSessionLeader returns the SessionLeader of a process that has just been started.
 func NewSessionLeader(log *slog.Logger, pid int) SessionLeader {
 	r := SessionLeader{PID: pid}
 	if p, ok := findProcess(pid); ok {

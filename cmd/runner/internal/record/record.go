@@ -22,10 +22,10 @@ import (
 const NoteFileName = ".spool-record"
 
 const (
-	// completionTimeout is the maximum time that Await waits for a transcript to become complete.
+	// completionTimeout is the maximum time that AwaitComplete waits for a transcript to become complete.
 	completionTimeout = 2 * time.Second
 	pollPause         = 20 * time.Millisecond
-	// searchedTailBytes is the size of the end of a transcript that Await searches.
+	// searchedTailBytes is the size of the end of a transcript that AwaitComplete searches.
 	searchedTailBytes = 1 << 20
 	// maxNote is the maximum size of the note. It is bounded, because the agent can write to the file.
 	maxNote = 4 << 10

@@ -27,7 +27,7 @@ func open(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// The last line is written after the note, as by some agents; Await then removes the note.
+// The last line is written after the note, as by some agents; AwaitComplete then removes the note.
 func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
 		}
 		done <- whole
 	}()
-	time.Sleep(100 * time.Millisecond) // Await has read the note by then; otherwise the test checks less
+	time.Sleep(100 * time.Millisecond) // AwaitComplete has read the note by then; otherwise the test checks less
 	must(t, record.ExpectText(dir, path, "line-2"))
 	must(t, os.WriteFile(path, []byte("line-1\n"), 0o600))
 	<-done

@@ -82,7 +82,7 @@ func (s *Set) containsValue(text string) bool {
 	return false
 }
 
-// Stream redacts a text that comes in pieces. Its output is the same as that of String for the whole text, however the
+// Stream redacts a text that comes in pieces. Its output is the same as that of Set.RedactString for the whole text, however the
 // text is split.
 type Stream struct {
 	m     *matcher // nil finds nothing

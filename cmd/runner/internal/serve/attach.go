@@ -13,7 +13,7 @@ import (
 )
 
 // Attach connects a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
-// copies as Join does.
+// copies as CopyBothWays does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
 	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
 	return CopyBothWays(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
@@ -30,7 +30,7 @@ func CopyBothWays(ctx context.Context, socket string, in io.Reader, out io.Write
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	gone := make(chan struct{})
 	go func() {
-		// It ends with the caller's stream or with the process: Join does not wait for it.
+		// It ends with the caller's stream or with the process: CopyBothWays does not wait for it.
 		_, _ = io.Copy(c, in) // a broken stream is an ended one
 		_ = c.Close()         // ends the other direction
 		close(gone)

@@ -215,7 +215,7 @@ type node struct {
 	time    time.Time
 }
 
-// walkTree reads a whole folder. Links have no time, because snapshots do not keep it.
+// tree reads a whole folder. Links have no time, because snapshots do not keep it.
 func tree(t testing.TB, dir string) map[string]node {
 	t.Helper()
 	out := map[string]node{}
@@ -275,7 +275,7 @@ func same(t testing.TB, want, got map[string]node) {
 	}
 }
 
-// addEntry writes a file, and creates its folders.
+// put writes a file, and creates its folders.
 func put(t testing.TB, dir, path, content string) {
 	t.Helper()
 	full := filepath.Join(dir, path)

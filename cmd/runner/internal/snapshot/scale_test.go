@@ -26,7 +26,7 @@ import (
 // enough is more memory in bytes than a runner may use for files of any size.
 const enough = 96 << 20
 
-// openParent is a store on disk, which records the largest memory use at its calls.
+// folder is a store on disk, which records the largest memory use at its calls.
 type folder struct {
 	dir  string
 	peak uint64

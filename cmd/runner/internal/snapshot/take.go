@@ -78,7 +78,7 @@ func (t Snapshotter) Run(ctx context.Context, in io.Reader, out io.Writer) error
 	return s.sendEdits(hello)
 }
 
-// openRoots holds the two folders of Roots, opened so that no path outside of them can be reached.
+// openRoots holds the two folders of RootPaths, opened so that no path outside of them can be reached.
 type openRoots struct{ workspace, state *os.Root }
 
 // open opens both roots. It creates the state folder if that does not exist.

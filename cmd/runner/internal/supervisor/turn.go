@@ -358,7 +358,7 @@ func slowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
-// endKilledTurn ends the agent's processes and then the turn of a run that was killed, by a request or because of Exhaust.
+// endKilledTurn ends the agent's processes and then the turn of a run that was killed, by a request or because of KillForResource.
 func (s *Supervisor) endKilledTurn(r *acceptedQuery, t *agent.Turn, message string) {
 	r.mu.Lock()
 	exhausted := r.exhausted

@@ -51,7 +51,7 @@ func (s *Supervisor) requestWarmUp(m warmUpRequest) bool {
 	}
 }
 
-// answerWarmUp answers a waiting request of Warm without starting a process, because a turn starts one.
+// answerWarmUp answers a waiting request of WarmUp without starting a process, because a turn starts one.
 func (s *Supervisor) answerWarmUp() {
 	select {
 	case m := <-s.warms:

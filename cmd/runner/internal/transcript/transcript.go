@@ -40,7 +40,7 @@ const (
 type EditLine func(Line) (Line, LineAction)
 
 // Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
-// verdict Last, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
+// action KeepLineAndStop, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
 // line that is incomplete after a crash. The file to is replaced when the copy is complete, and removed when it fails.
 func Copy(from, to, anchor string, edit EditLine) error {
 	if err := writeCopy(from, to, anchor, edit); err != nil {

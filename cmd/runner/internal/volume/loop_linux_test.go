@@ -74,7 +74,7 @@ func mounted(t *testing.T, v Volume, f func(dir string)) {
 	f(dir)
 }
 
-// Make finds an existing volume, and creates an incomplete one again.
+// MakeFileSystems finds an existing volume, and creates an incomplete one again.
 func TestMake_FindsWhatIsThere(t *testing.T) {
 	v := newVolume(t)
 	if err := os.WriteFile(v.imagePath()+".part", []byte("of somebody who was killed"), 0o600); err != nil {

@@ -3,7 +3,7 @@
 // sees /dev and the folder of the volume and that has one capability, CAP_MKNOD.
 //
 // The file lies in the folder of its volume: the engine removes both together. The loop device then has a file without
-// a name, by which Sweep recognises it.
+// a name, by which DetachUnusedDevices recognises it.
 package volume
 
 import (

@@ -47,7 +47,7 @@ func TestLimits_Size(t *testing.T) {
 	}
 }
 
-// Exceed returns nil only if both limits are enforced.
+// CheckLimits returns nil only if both limits are enforced.
 func TestExceed(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {

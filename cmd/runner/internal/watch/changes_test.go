@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// takeAnswer returns what the tracker has, after all earlier changes.
+// answer returns what the tracker has, after all earlier changes.
 func (s *scene) answer(since string) Answer {
 	s.t.Helper()
 	s.w.awaitTracked(s.t.Context())

@@ -47,7 +47,7 @@ type DiskConfig struct {
 	Log      *slog.Logger
 	Estimate time.Duration
 	Measure  time.Duration
-	Activity func() Activity // nil for Working
+	Activity func() Activity // nil for ActivityWorking
 	// Exceeded is called with a message each time that a measurement finds that the limit is reached. It must not block.
 	Exceeded func(message string)
 	// Processes returns the processes whose open files count even if they have no name any more. nil means none.
@@ -121,7 +121,7 @@ func (d *DiskWatch) CheckNow() {
 	}
 }
 
-// RecordTouched records that a file changes; Disk adds the growth of the file to its estimates. before is the number of bytes that the file had on disk.
+// RecordTouched records that a file changes; DiskWatch adds the growth of the file to its estimates. before is the number of bytes that the file had on disk.
 func (d *DiskWatch) RecordTouched(path string, before int64) {
 	d.mu.Lock()
 	first := !d.dirty
@@ -182,7 +182,7 @@ func (d *DiskWatch) Run(ctx context.Context) error {
 	}
 }
 
-// untilNextCheck returns the time until the next check; 0 means that Run sleeps until Wake is called.
+// untilNextCheck returns the time until the next check; 0 means that Run sleeps until CheckNow is called.
 func (d *DiskWatch) untilNextCheck() time.Duration {
 	activity := d.cfg.Activity()
 	d.mu.Lock()

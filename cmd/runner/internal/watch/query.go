@@ -268,7 +268,7 @@ func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 	return in.Answer, nil
 }
 
-// QueryAgain returns what has changed since the answer of Ask. The next snapshot gets these changes too.
+// QueryAgain returns what has changed since the answer of QueryChanges. The next snapshot gets these changes too.
 func (q *ChangeQuery) QueryAgain() (Answer, error) { return q.sendRequest(queryRequest{Again: true}) }
 
 // Confirm informs the watcher that a stored snapshot contains everything of the answer, so that later answers leave it

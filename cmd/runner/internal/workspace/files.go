@@ -127,7 +127,7 @@ func (w *Workspace) Remove(name string) error {
 	return wrapError(name, w.root.RemoveAll(rel))
 }
 
-// PutRelative is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
+// PutRelative is PutFile for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
 // wherever it leads.
 func (w *Workspace) PutRelative(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
 	if rel, err = cleanLocal(name); err != nil {

@@ -111,7 +111,7 @@ func isEscape(err error) bool {
 // IsOutside reports whether an operation on Root failed because the path leaves the workspace.
 func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
 
-// RelativePath returns the path relative to the workspace dir, as Workspace.Rel does.
+// RelativePath returns the path relative to the workspace dir, as Workspace.RelativePath does.
 func RelativePath(dir, path string) (string, error) {
 	w, err := Open(dir)
 	if err != nil {
