@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Conversation is a conversation with an agent. It is not safe for concurrent use.
+// Conversation is a running conversation with an agent's CLI, to which turns are sent one after the other. It is not
+// safe for concurrent use.
 type Conversation interface {
 	// Turn sends a text and blocks until the turn has completed. It returns the time from the text to the first text of
 	// the answer. The end of ctx kills the process.
@@ -19,7 +20,7 @@ type Conversation interface {
 	io.Closer
 }
 
-// PermissionConversation is a conversation with an agent that asks before it calls a tool.
+// PermissionConversation is a Conversation with an agent that requests a permission before it calls a tool.
 type PermissionConversation interface {
 	Conversation
 	// Ask sends a text and blocks until the turn has completed. The agent must ask about exactly one call, which is allowed
@@ -45,8 +46,8 @@ type Agent struct {
 	OneShot *OneShot
 }
 
-// OneShot describes how to run a CLI that takes one text, prints the answer and ends. A conversation starts a new process for every
-// turn.
+// OneShot describes how to run a CLI that takes one text as an argument, prints the answer and ends. A conversation
+// starts a new process for every turn.
 type OneShot struct {
 	Command string // the command as users type it, without the text
 	// Whole means that the CLI prints the text of a turn when it is complete.
@@ -56,7 +57,8 @@ type OneShot struct {
 	Start func(path, dir, modelURL string) (Conversation, error)
 }
 
-// Agents returns all agents.
+// Agents returns the descriptions of all agents that can run without Spool.
 func Agents() []Agent { return []Agent{BuiltIn(), ClaudeCode(), Codex(), OpenCode()} }
 
+// jsonObject is a JSON object.
 type jsonObject = map[string]any

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// BuiltIn returns the built-in agent, `runner agent`.
+// BuiltIn describes how to run Spool's built-in agent, `runner agent`, without the rest of Spool.
 func BuiltIn() Agent {
 	return Agent{
 		Architecture: architecture.Spool, Name: "the built-in agent", Warm: startWarmBuiltIn,
@@ -22,6 +22,7 @@ func BuiltIn() Agent {
 	}
 }
 
+// startWarmBuiltIn starts `runner agent` as one process that takes all turns of a conversation.
 func startWarmBuiltIn(path, dir, url string) (Conversation, error) {
 	state := filepath.Join(dir, "state")
 	if err := os.MkdirAll(state, 0o700); err != nil {

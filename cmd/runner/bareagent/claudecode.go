@@ -21,7 +21,7 @@ func ClaudeCode() Agent {
 	}
 }
 
-// claudeVariables returns variables that the runner's adapter sets too.
+// claudeVariables returns the environment variables of the CLI of Claude Code, as the runner's adapter sets them.
 func claudeVariables(dir, url string) []string {
 	return []string{
 		"ANTHROPIC_BASE_URL=" + url, "ANTHROPIC_API_KEY=bench", "CLAUDE_CONFIG_DIR=" + filepath.Join(dir, "claude"),
@@ -29,6 +29,7 @@ func claudeVariables(dir, url string) []string {
 	}
 }
 
+// startWarmClaude starts `claude` as one process that takes all turns of a conversation.
 func startWarmClaude(path, dir, url string) (Conversation, error) {
 	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
 		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
@@ -46,7 +47,8 @@ func startWarmClaude(path, dir, url string) (Conversation, error) {
 	}})
 }
 
-// parseClaudeLine reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.
+// parseClaudeLine parses a line that `claude --output-format stream-json` printed. It sets session to the id of Claude
+// Code's session, unless session is nil.
 func parseClaudeLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string
@@ -88,7 +90,8 @@ func parseClaudeLine(line []byte, session *string) lineResult {
 	}
 }
 
-// newOneShotClaude runs `claude -p TEXT`, which continues its session with --resume.
+// newOneShotClaude returns a conversation that runs `claude -p TEXT` for each turn, from the second turn on with
+// --resume.
 func newOneShotClaude(path, dir, url string) (Conversation, error) {
 	return &oneShot{
 		dir: dir,

@@ -23,7 +23,8 @@ func Codex() Agent {
 	}
 }
 
-// codexSettings returns settings that the runner's adapter sets too.
+// codexSettings returns the arguments with settings of the CLI of Codex, as the runner's adapter passes them. url is
+// the model API.
 func codexSettings(url string) (args []string) {
 	for _, s := range []string{
 		`model_provider="spool"`, `model_providers.spool.name="Spool"`, `model_providers.spool.wire_api="responses"`,
@@ -38,13 +39,14 @@ func codexSettings(url string) (args []string) {
 	return args
 }
 
-// codexVariables returns the environment, and creates the folder of the CLI.
+// codexVariables returns the environment variables of the CLI of Codex, and creates the folder CODEX_HOME that they
+// name.
 func codexVariables(dir string) ([]string, error) {
 	home := filepath.Join(dir, "codex")
 	return []string{"OPENAI_API_KEY=bench", "CODEX_HOME=" + home, "NO_COLOR=1"}, os.MkdirAll(home, 0o700)
 }
 
-// startWarmCodex starts the app server of Codex with one thread.
+// startWarmCodex starts `codex app-server` and opens the thread that takes all turns of a conversation.
 func startWarmCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexVariables(dir)
 	if err != nil {
@@ -73,8 +75,8 @@ func startWarmCodex(path, dir, url string) (Conversation, error) {
 		handshakeStep{jsonObject{"id": 2, "method": "thread/start", "params": start}, matchResponse(2, &started)})
 }
 
-// parseAppServerLine reads a line that `codex app-server` printed. The result has an error if the line is not JSON or refuses a request, or if it
-// ends the turn and the turn has failed.
+// parseAppServerLine parses a line that `codex app-server` printed. The result has an error if the line is not JSON or
+// refuses a request, or if the line ends a turn that has failed.
 func parseAppServerLine(line []byte) lineResult {
 	var l struct {
 		Method string
@@ -100,7 +102,8 @@ func parseAppServerLine(line []byte) lineResult {
 	return lineResult{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
 }
 
-// newOneShotCodex runs `codex exec TEXT`, which continues its session with `resume`.
+// newOneShotCodex returns a conversation that runs `codex exec TEXT` for each turn, from the second turn on with
+// `resume`.
 func newOneShotCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexVariables(dir)
 	return &oneShot{
@@ -122,7 +125,7 @@ func newOneShotCodex(path, dir, url string) (Conversation, error) {
 	}, err
 }
 
-// parseCodexExecLine reads a line of `codex exec --json`.
+// parseCodexExecLine parses a line that `codex exec --json` printed. It sets session to the id of Codex's session.
 func parseCodexExecLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type   string

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// oneShot is a conversation in which every turn starts a process. It implements Conversation.
+// oneShot is a Conversation that starts a new process of the agent's CLI for every turn.
 type oneShot struct {
 	dir     string
 	command func(text, session string) *exec.Cmd          // session is "" in the first turn
@@ -15,7 +15,7 @@ type oneShot struct {
 	session string
 }
 
-// Close implements Conversation. No process runs between turns.
+// Close implements Conversation. It does nothing, because no process runs between turns.
 func (o *oneShot) Close() error { return nil }
 
 // Turn implements Conversation.

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// openCodeModel is the name of the model. The scripted model accepts any name.
+// openCodeModel is the name of the model that OpenCode requests. The scripted model server accepts any name.
 const openCodeModel = "known-model"
 
 // OpenCode describes how to run OpenCode without Spool.
@@ -21,8 +21,8 @@ func OpenCode() Agent {
 	}
 }
 
-// OpenCodeVariables returns the environment of OpenCode that the runner's adapter sets too, without the adapter's plugin. It writes the
-// files without which the CLI would ask a package registry.
+// OpenCodeVariables returns the environment variables of OpenCode, as the runner's adapter sets them, but without the
+// adapter's plugin. It writes the files without which the CLI would ask a package registry.
 func OpenCodeVariables(dir, url string) ([]string, error) {
 	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
 	config, err := json.Marshal(jsonObject{
@@ -55,7 +55,8 @@ func OpenCodeVariables(dir, url string) ([]string, error) {
 	}, os.WriteFile(filepath.Join(folder, "package-lock.json"), []byte(lock), 0o600)
 }
 
-// startWarmOpenCode starts OpenCode with ACP on its stdio.
+// startWarmOpenCode starts `opencode acp`, which speaks the Agent Client Protocol on its stdio, and opens a session
+// that takes all turns of a conversation.
 func startWarmOpenCode(path, dir, url string) (Conversation, error) {
 	env, err := OpenCodeVariables(dir, url)
 	if err != nil {
@@ -79,7 +80,7 @@ func startWarmOpenCode(path, dir, url string) (Conversation, error) {
 		handshakeStep{request(2, "session/new", jsonObject{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), matchResponse(2, &started)})
 }
 
-// acpMessage holds the fields of ACP messages that this package uses.
+// acpMessage holds the fields of a message of the Agent Client Protocol that this package reads.
 type acpMessage struct {
 	ID     int
 	Method string
@@ -93,7 +94,8 @@ type acpMessage struct {
 	Error  *struct{ Message string }
 }
 
-// parseACPLine reads a line of a turn. The turn ends with the response to the prompt.
+// parseACPLine parses a line that `opencode acp` printed during a turn. prompt is the id of the request with the query;
+// the response to that request ends the turn.
 func parseACPLine(line []byte, prompt int) lineResult {
 	var m acpMessage
 	if err := json.Unmarshal(line, &m); err != nil {
@@ -113,7 +115,8 @@ func parseACPLine(line []byte, prompt int) lineResult {
 	return lineResult{text: content.Text != "", err: err}
 }
 
-// newOneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
+// newOneShotOpenCode returns a conversation that runs `opencode run TEXT` for each turn, from the second turn on with
+// --session.
 func newOneShotOpenCode(path, dir, url string) (Conversation, error) {
 	env, err := OpenCodeVariables(dir, url)
 	return &oneShot{
@@ -131,7 +134,8 @@ func newOneShotOpenCode(path, dir, url string) (Conversation, error) {
 	}, err
 }
 
-// parseOpenCodeRunLine reads a line of `opencode run --format json`.
+// parseOpenCodeRunLine parses a line that `opencode run --format json` printed. It sets session to the id of OpenCode's
+// session.
 func parseOpenCodeRunLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string

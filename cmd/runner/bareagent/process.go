@@ -23,7 +23,8 @@ type lineResult struct {
 	err    error
 }
 
-// agentProcess is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
+// agentProcess is a running process of an agent's CLI with its stdin and stdout. The process of a warm agent is itself
+// a Conversation; a oneShot starts one for every turn.
 type agentProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -33,17 +34,19 @@ type agentProcess struct {
 	read   func(line []byte) lineResult // reads one line of a turn
 }
 
-// handshakeTimeout limits a handshake. It is long because the machine may be busy.
+// handshakeTimeout is the time limit for the handshake with a new process of an agent. It is long because the machine
+// may be busy.
 const handshakeTimeout = 60 * time.Second
 
-// handshakeStep is one request of a handshake. answered reports whether a line answers the request; nil means that there is no
-// answer.
+// handshakeStep is one request that is sent to a new process. The function answered reports whether a line of the
+// process answers the request; it is nil for a request without an answer.
 type handshakeStep struct {
 	request  any
 	answered func(line []byte) (bool, error)
 }
 
-// matchResponse returns the answered of a JSON-RPC request, which stores the result of the response in result.
+// matchResponse returns the function answered of a handshakeStep for the JSON-RPC request id. The function decodes the
+// result of the response into result.
 func matchResponse(id int, result any) func(line []byte) (bool, error) {
 	return func(line []byte) (bool, error) {
 		var m struct {
@@ -65,7 +68,8 @@ func matchResponse(id int, result any) func(line []byte) (bool, error) {
 	}
 }
 
-// startProcess starts a process with folders below dir as its home and workspace, and carries out the handshake.
+// startProcess starts cmd as the process p, with folders below dir as its home and workspace, and performs the steps of
+// the handshake.
 func startProcess(dir string, cmd *exec.Cmd, p *agentProcess, handshake ...handshakeStep) (*agentProcess, error) {
 	if err := p.start(dir, cmd); err != nil {
 		return nil, err
@@ -79,6 +83,7 @@ func startProcess(dir string, cmd *exec.Cmd, p *agentProcess, handshake ...hands
 	return p, nil
 }
 
+// start starts the command with pipes as its stdin and stdout.
 func (p *agentProcess) start(dir string, cmd *exec.Cmd) error {
 	if err := prepareCommand(dir, cmd); err != nil {
 		return err
@@ -96,14 +101,15 @@ func (p *agentProcess) start(dir string, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// prepareCommand creates the folders of a command and sets its environment.
+// prepareCommand creates the home and the workspace of a command below dir, and sets its working directory and
+// environment.
 func prepareCommand(dir string, cmd *exec.Cmd) error {
 	cmd.Dir = filepath.Join(dir, "workspace")
 	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "HOME="+filepath.Join(dir, "home"), "TMPDIR="+dir, "LANG=C.UTF-8")
 	return errors.Join(os.MkdirAll(cmd.Dir, 0o700), os.MkdirAll(filepath.Join(dir, "home"), 0o700))
 }
 
-// Close kills the process.
+// Close kills the process and waits until it has ended.
 func (p *agentProcess) Close() error {
 	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExitError(p.cmd.Wait()))
 }
@@ -127,7 +133,7 @@ func (p *agentProcess) send(v any) error {
 	return err
 }
 
-// performStep sends the request of a step and reads lines until one answers it.
+// performStep sends the request of a handshakeStep and reads lines of the process until one answers the request.
 func (p *agentProcess) performStep(s handshakeStep) error {
 	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer stop.Stop()
@@ -167,15 +173,15 @@ func (p *agentProcess) Ask(ctx context.Context, text string) (time.Duration, err
 	return t.result.Sub(t.answered), err
 }
 
-// turnTimes are the times of a turn.
+// turnTimes are the moments of a turn that are measured.
 type turnTimes struct {
 	text             time.Time // the first text
 	answers          int       // calls that were allowed
 	answered, result time.Time // the last call was allowed, and its result
 }
 
-// readTurn reads lines until the turn has completed, and allows the calls that the agent asks about. The end of ctx kills the
-// process. An error contains the standard error of the process.
+// readTurn reads lines of the process until the turn has completed, and allows each call for which the agent requests a
+// permission. The end of ctx kills the process. An error contains the standard error of the process.
 func (p *agentProcess) readTurn(ctx context.Context) (t turnTimes, err error) {
 	// The kill ends a blocked read.
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// UserVariable is the environment variable with the user that the runner becomes, as UID:GID. Without it the runner keeps
-// its user.
+// UserVariable is the name of the environment variable with the user, as UID:GID, that the runner's process switches
+// to. Without the variable the runner keeps its user.
 const UserVariable = "SPOOL_RUNNER_USER"
 
 // parseUser parses a user in the form UID:GID. It returns an error for root.

@@ -2,5 +2,5 @@
 
 package account
 
-// SwitchUser does nothing: sandboxes run Linux.
+// SwitchUser does nothing on this system: sandboxes run Linux.
 func SwitchUser(string) error { return nil }

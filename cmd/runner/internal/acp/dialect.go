@@ -52,7 +52,7 @@ type Dialect struct {
 	Notice func(method string, params json.RawMessage) *Notice
 }
 
-// ToolCall is the call of a tool, as far as it is known.
+// ToolCall is a call of a tool by the agent, with the fields that the agent has reported so far.
 type ToolCall struct {
 	ID     string
 	Name   string // the first title: most agents put the tool's name there
@@ -64,7 +64,7 @@ type ToolCall struct {
 	Asks   string          // in a permission request: the title that the request gave
 }
 
-// Notice is a notification of an agent that is not part of the protocol.
+// Notice is the decoded form of a notification that an agent sends and that is not part of the Agent Client Protocol.
 type Notice struct {
 	Session string           // session that the notice is about
 	Warning string           // text of a log event
@@ -78,8 +78,8 @@ type Notice struct {
 	Request *SubagentRequest // permission request of a sub-agent; nil in other notices
 }
 
-// SubagentRequest is a permission request of a sub-agent, which the protocol does not know. The answer is the notification
-// _spool/answer.
+// SubagentRequest is a permission request of a sub-agent, for which the protocol has no message. The session answers it
+// with the notification _spool/answer.
 type SubagentRequest struct {
 	ID           string // unique in the process
 	Conversation string
@@ -88,21 +88,21 @@ type SubagentRequest struct {
 	Over         bool            // the agent does not wait for the answer any more; only ID is set
 }
 
-// NoticeText is a piece of the turn's text that the agent reports before it sends the update with the same text. The pieces
-// of a turn are a beginning of the text of its updates, without a gap; a call of a tool ends it.
+// NoticeText is a piece of the turn's text that the agent reports in a Notice before it sends the update with the same
+// text. Joined, the pieces of a turn are a prefix of the text of its updates; a call of a tool ends them.
 type NoticeText struct {
 	Message string // the messageId of the update
 	Thought bool   // the update is an agent_thought_chunk
 	Piece   string
 }
 
-// ForkResult is the result of a fork.
+// ForkResult is the result of the copy of a session that the agent's process made when it started.
 type ForkResult struct {
 	Session string // session id of the copy
 	Error   string // why the copy failed, "" if it did not
 }
 
-// ToolInfo holds the fields of a tool call that a dialect adds to the protocol's own fields.
+// ToolInfo holds what a dialect knows about a tool call beyond the protocol's own fields.
 type ToolInfo struct {
 	Name    string          // "" for the name of the call
 	Kind    permission.Kind // what the call does, for the policy
@@ -118,7 +118,7 @@ type ToolInfo struct {
 	Subagent *SubagentCall
 }
 
-// SubagentCall is the call of a sub-agent.
+// SubagentCall holds the arguments and the result of a tool call that runs a sub-agent.
 type SubagentCall struct {
 	Name    string
 	Prompt  string

@@ -7,20 +7,21 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// earlyText is the text of a turn that the agent reported in notices, and has not repeated in updates yet.
+// earlyText is the text of a turn that the agent reported in notices (NoticeText) and has not repeated in updates yet.
 type earlyText struct {
 	unrepeated map[textKey]string
 	closed     bool // further notices are ignored: they would not continue the text
 }
 
-// textKey identifies a text of the agent's own conversation.
+// textKey identifies a text of the main agent by its kind and by the id of its message.
 type textKey struct {
 	kind    events.BlockKind
 	message string
 }
 
-// appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It ignores pieces after
-// a call of a tool, and after an update whose text no notice had: they could be out of order.
+// appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It
+// ignores pieces that arrive after a call of a tool, or after an update whose text no notice had: they could be out of
+// order.
 func (s *session) appendEarlyText(x NoticeText, t *agent.Turn) error {
 	if !s.pending || len(s.calls) > 0 {
 		s.early.closed = true
@@ -39,8 +40,9 @@ func (s *session) appendEarlyText(x NoticeText, t *agent.Turn) error {
 	return s.appendText(s.main, key.kind, messageChunk{MessageID: x.Message, Content: contentBlock{Type: "text", Text: x.Piece}}, t)
 }
 
-// unreported returns the part of an update's text piece that no notice had, and which is therefore not journaled yet. piece must not be
-// empty. The updates have the same text as the notices, in the same order, but the agent may leave out an update.
+// unreported returns the part of piece, the text of an update, that no notice has reported and that is therefore not
+// journaled yet. piece must not be empty. The updates repeat the text of the notices in the same order, but the agent
+// may leave out an update.
 func (e *earlyText) unreported(key textKey, piece string) string {
 	reported := e.unrepeated[key]
 	if _, after, found := strings.Cut(reported, piece); found { // the agent left out what is before it

@@ -12,7 +12,7 @@ import (
 )
 
 // handlePromptAnswer handles the agent's answer to session/prompt, the request with the query. The answer ends the turn, unless the agent stopped
-// it because of an interrupt of the turn before: then the query is sent again.
+// because of an interrupt of the turn before: then the query is sent again.
 func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 	if !s.pending {
 		return nil // the turn has ended already
@@ -48,8 +48,8 @@ func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 	return nil
 }
 
-// isStopOfEarlierTurn reports whether an agent ended this turn because of a request to stop the turn before, which it had been
-// asked to stop more than once. It returns true at most once.
+// isStopOfEarlierTurn reports whether the agent ended this turn because of a request to stop the turn before, which was sent more than once. It
+// returns true at most once.
 func (s *session) isStopOfEarlierTurn(r sdk.StopReason) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,8 @@ func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 	s.finishTurn(e, t)
 }
 
-// finishTurn ends the turn with e, to which it adds usage, cost and the result. Before, it completes open blocks and journals the usage and the
-// position of the transcript.
+// finishTurn completes open blocks, journals the usage and the position of the transcript, and ends the turn with e, to which it adds usage, cost
+// and the result.
 func (s *session) finishTurn(e runner.Ended, t *agent.Turn) {
 	s.mu.Lock()
 	s.asking = false
@@ -94,8 +94,8 @@ func (s *session) finishTurn(e runner.Ended, t *agent.Turn) {
 	t.End(e)
 }
 
-// completeOpenBlocks completes, at the end of a turn, what the agent itself does not end: the block of the to-do list, and the
-// sub-agents without a result, which end with an error. Turn.End ends all other open blocks with status error.
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the agent sends no end: the block of the to-do list, and the blocks of
+// sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
 		t.CompleteBlock(s.todo, nil)
@@ -107,7 +107,7 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	}
 }
 
-// stopReasonEnd returns the end of the turn for a stop reason of the protocol.
+// stopReasonEnd converts a stop reason of the protocol to the outcome of the turn.
 func (s *session) stopReasonEnd(r sdk.StopReason) runner.Ended {
 	fail := func(code, message string) runner.Ended {
 		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
@@ -131,7 +131,7 @@ func (s *session) stopReasonEnd(r sdk.StopReason) runner.Ended {
 	}
 }
 
-// requestErrorEnd returns the end of a turn whose request the agent answered with an error.
+// requestErrorEnd returns the outcome of a turn whose session/prompt the agent answered with an error.
 func (s *session) requestErrorEnd(e *sdk.RequestError) runner.Ended {
 	if s.isInterrupted() {
 		return runner.Ended{Outcome: runner.Interrupted, Message: requestErrorText(e)}
@@ -139,8 +139,8 @@ func (s *session) requestErrorEnd(e *sdk.RequestError) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: s.errorCode(e), Message: requestErrorText(e)}
 }
 
-// errorCode returns Spool's error code for an error of the agent. It uses the HTTP status of an earlier notice of the agent,
-// else the error code of the protocol, else the HTTP status in the error's text.
+// errorCode returns Spool's error code for an error that the agent answered. It uses the HTTP status of an earlier notice of the agent, else the
+// error code of the protocol, else the HTTP status in the error's text.
 func (s *session) errorCode(e *sdk.RequestError) string {
 	if s.status != 0 {
 		return ModelErrorCode(s.status)
@@ -161,7 +161,7 @@ func (s *session) errorCode(e *sdk.RequestError) string {
 	return "MODEL_ERROR"
 }
 
-// ModelErrorCode returns the error code for the HTTP status of a model's answer, or for 0 if the status is unknown.
+// ModelErrorCode returns Spool's error code for the HTTP status with which the model API answered. A status of 0 means that the status is unknown.
 func ModelErrorCode(status int) string {
 	switch status {
 	case 401, 403:
@@ -174,7 +174,7 @@ func ModelErrorCode(status int) string {
 	return "MODEL_ERROR"
 }
 
-// requestErrorText returns an error as a text. Agents put the useful part into details.
+// requestErrorText returns the text of an error that the agent answered. It includes the details, because agents put the useful part there.
 func requestErrorText(e *sdk.RequestError) string {
 	var data struct {
 		Details string `json:"details"`
@@ -194,7 +194,7 @@ func requestErrorText(e *sdk.RequestError) string {
 	return text
 }
 
-// convertUsage returns the token counts of the protocol as those of an event.
+// convertUsage converts the token counts of the protocol to those of an event.
 func convertUsage(u sdk.Usage) events.Usage {
 	count := func(n *int) uint32 {
 		if n == nil {

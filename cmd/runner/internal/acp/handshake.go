@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// initialize sends the first request of the handshake. It offers neither files nor terminals: the agent works in the
-// sandbox itself.
+// initialize sends the first request of the handshake. The request offers neither files nor terminals, because the agent works in the sandbox
+// itself.
 func (s *session) initialize() {
 	// Send fails only if a value cannot be encoded, and these can.
 	_ = s.sendInitialize(s.handleInitializeAnswer) //nolint:errcheck // see above
@@ -29,8 +29,8 @@ func (s *session) sendInitialize(done answerHandler) error {
 	}, done)
 }
 
-// handleInitializeAnswer handles the answer to initialize: it checks that the agent can be used, and opens a session, the earlier one or a copy of
-// it. If the agent cannot be used, the process takes no query.
+// handleInitializeAnswer handles the answer to initialize: it checks that the agent can be used, and opens a session: the earlier one, a copy of
+// it, or a new one. If the agent cannot be used, the session refuses every query.
 func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
 		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
@@ -70,8 +70,8 @@ func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	return s.openForkedSession(t)
 }
 
-// handleForkResult handles the agent's notice that it has forked the session. It ignores further notices: an agent of several processes sends
-// one from each.
+// handleForkResult handles the agent's notice that it has copied the session to fork. It ignores further notices: an agent of several processes
+// sends one from each.
 func (s *session) handleForkResult(f *ForkResult, t *agent.Turn) error {
 	if s.fork == nil || s.forked != nil {
 		return nil
@@ -80,8 +80,8 @@ func (s *session) handleForkResult(f *ForkResult, t *agent.Turn) error {
 	return s.openForkedSession(t)
 }
 
-// openForkedSession opens the forked session, or a new one if the fork failed. It does nothing until both the answer to initialize and the notice of
-// the fork have arrived.
+// openForkedSession opens the copy of the session to fork, or a new session if the copy failed. It does nothing until both the answer to initialize
+// and the notice of the copy have arrived.
 func (s *session) openForkedSession(t *agent.Turn) error {
 	switch {
 	case !s.awaitsCopy || s.forked == nil:
@@ -94,7 +94,7 @@ func (s *session) openForkedSession(t *agent.Turn) error {
 	return s.openSession(t)
 }
 
-// openSession requests the session s.resume, or a new one if that is "" or the agent cannot open earlier sessions.
+// openSession requests that the agent open the session s.resume, or a new one if s.resume is "" or the agent cannot open earlier sessions.
 func (s *session) openSession(t *agent.Turn) error {
 	switch {
 	case s.resume == "":
@@ -111,12 +111,12 @@ func (s *session) openSession(t *agent.Turn) error {
 	return s.requestNewSession()
 }
 
-// loadRequest returns the parameters of session/load, with which an agent opens a session and repeats its conversation.
+// loadRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
 func (s *session) loadRequest(id sdk.SessionId) sdk.LoadSessionRequest {
 	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.sessionServers()}
 }
 
-// requestNewSession requests a new session. handleNewSession handles the answer.
+// requestNewSession sends session/new. handleNewSession handles the answer.
 func (s *session) requestNewSession() error {
 	return s.sendRequest(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.sessionServers()}, s.handleNewSession)
 }
@@ -129,14 +129,14 @@ func (s *session) journalLostTranscript(t *agent.Turn, why string) {
 	})
 }
 
-// openSessionResult is the answer to a request that opens a session.
+// openSessionResult is the agent's answer to session/new or session/load.
 type openSessionResult struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Config    []sessionOption        `json:"configOptions"`
 	Models    *sdk.SessionModelState `json:"models"`
 }
 
-// sessionOption is an option of the session. Its values may be in groups.
+// sessionOption is a setting of the agent's session, such as the model, with the values that can be chosen. The values may be in groups.
 type sessionOption struct {
 	ID       string          `json:"id"`
 	Category string          `json:"category"`
@@ -149,7 +149,7 @@ type sessionOption struct {
 	} `json:"options"`
 }
 
-// handleNewSession handles the answer to the request for a new session. If it is an error, the process takes no query.
+// handleNewSession handles the answer to session/new. If the answer is an error, the session refuses every query.
 func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
 		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+requestErrorText(m.Error))
@@ -166,7 +166,7 @@ func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	return s.chooseModel(o, t)
 }
 
-// handleResumedSession handles the answer to the request for the earlier session. If it is an error, a new session is requested.
+// handleResumedSession handles the answer to the request for the earlier session. If the answer is an error, it requests a new session.
 func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
@@ -182,8 +182,8 @@ func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
 	return s.chooseModel(o, t)
 }
 
-// chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the
-// session or by session/set_model. Without such a request it ends the handshake.
+// chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the session
+// or by session/set_model. If there is no model to request, it ends the handshake.
 func (s *session) chooseModel(o openSessionResult, t *agent.Turn) error {
 	s.mu.Lock()
 	s.id = o.SessionID
@@ -227,7 +227,7 @@ func (s *session) chooseModel(o openSessionResult, t *agent.Turn) error {
 	return s.finishHandshake(t)
 }
 
-// choices returns the values that can be chosen, including those in groups.
+// choices returns the values of the option that can be chosen, including those in groups.
 func (c sessionOption) choices() []string {
 	var all []string
 	for _, o := range c.Options {
@@ -241,11 +241,11 @@ func (c sessionOption) choices() []string {
 	return all
 }
 
-// maxListedModels is the number of models that an error message lists.
+// maxListedModels is the maximum number of models that the error message about an unknown model lists.
 const maxListedModels = 20
 
-// requestModel sends the request that chooses the model, and ends the handshake after the answer. offered are the models that the agent lists,
-// for the error message: the agent may know others.
+// requestModel sends the request that chooses the model, and ends the handshake when the answer arrives. The error message lists the models in
+// offered, which are not all: the agent may know others.
 func (s *session) requestModel(offered []string, method string, params any, t *agent.Turn) error {
 	return s.sendRequest(method, params, func(m rpcMessage, t *agent.Turn) error {
 		if m.Error != nil {
@@ -259,7 +259,7 @@ func (s *session) requestModel(offered []string, method string, params any, t *a
 	})
 }
 
-// finishHandshake ends the handshake and sends a query that waits for it.
+// finishHandshake marks the handshake as complete, and sends the query that waits for it, if there is one.
 func (s *session) finishHandshake(t *agent.Turn) error {
 	s.ready = true
 	s.journalOrQueue(t, s.transcriptEvent())
@@ -269,7 +269,7 @@ func (s *session) finishHandshake(t *agent.Turn) error {
 	return s.sendPrompt(t)
 }
 
-// transcriptEvent returns the event with the path of the transcript.
+// transcriptEvent returns the event transcript_written with the session's id and the path of the transcript.
 func (s *session) transcriptEvent() events.TranscriptWritten {
 	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
 	if s.d.Transcript != nil {
@@ -278,7 +278,7 @@ func (s *session) transcriptEvent() events.TranscriptWritten {
 	return w
 }
 
-// refuseQueries makes the process unusable: every later query is refused with the error. A query that waits fails at once.
+// refuseQueries makes the session refuse every later query with the error code and message. A turn that waits for the handshake fails at once.
 func (s *session) refuseQueries(t *agent.Turn, code, message string) {
 	s.broken = &runner.Error{Code: code, Message: message}
 	if s.pending {
@@ -286,7 +286,7 @@ func (s *session) refuseQueries(t *agent.Turn, code, message string) {
 	}
 }
 
-// promptContent returns the query as content blocks of the protocol. The error names the part of the query that the protocol or the agent cannot
+// promptContent converts the query to content blocks of the protocol. The error names the part of the query that the protocol or the agent cannot
 // take.
 func (s *session) promptContent(q runner.Query) ([]sdk.ContentBlock, error) {
 	var blocks []sdk.ContentBlock

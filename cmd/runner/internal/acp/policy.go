@@ -24,11 +24,12 @@ const (
 	ruleTurnInterrupted   = "interrupted" // the protocol demands that requests of an interrupted turn are cancelled
 )
 
+// newDenial returns a decision that denies a call by a rule of the adapter, for the given reason.
 func newDenial(rule, reason string) *permission.Decision {
 	return &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 }
 
-// toolInfoForKind returns a ToolInfo with the Kind for a tool kind of the protocol.
+// toolInfoForKind returns a ToolInfo whose Kind is the permission kind for a tool kind of the protocol.
 func toolInfoForKind(k sdk.ToolKind) ToolInfo {
 	switch k {
 	case sdk.ToolKindRead:
@@ -50,13 +51,13 @@ func toolInfoForKind(k sdk.ToolKind) ToolInfo {
 	}
 }
 
-// pathArguments are the arguments in which agents name files.
+// pathArguments are the names of arguments of tool calls in which agents pass paths of files.
 var pathArguments = []string{
 	"path", "paths", "file", "files", "filePath", "filepath", "file_path", "absolute_path", "abs_path", "notebook_path",
 	"dir", "directory", "dir_path", "parentDir", "source", "destination", "from", "to", "old_path", "new_path", "target_file",
 }
 
-// callPaths returns the paths that a call names. It reports false if its input cannot be read.
+// callPaths returns the paths that a tool call names. It returns false if the input of the call cannot be decoded.
 func (s *session) callPaths(c ToolCall) ([]permission.Path, bool) {
 	names := c.Paths
 	if hasValue(c.Input) {
@@ -73,7 +74,7 @@ func (s *session) callPaths(c ToolCall) ([]permission.Path, bool) {
 	return paths, true
 }
 
-// resolvePath describes a path of a call.
+// resolvePath converts a path that a call names to the form of the permission policy, with symbolic links resolved.
 func (s *session) resolvePath(name string) permission.Path {
 	name = strings.TrimPrefix(name, "file://")
 	p := permission.Path{Path: name, Outside: true}
@@ -96,8 +97,8 @@ func isInSkill(skills []string, path string) bool {
 	})
 }
 
-// pathsInArguments returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files
-// outside of its folder. The bool is false if the arguments cannot be decoded.
+// pathsInArguments returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files outside of its folder.
+// The bool is false if the arguments cannot be decoded.
 func pathsInArguments(input json.RawMessage) ([]string, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {
@@ -137,7 +138,7 @@ func isWithin(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// callArguments has the arguments of a call that a request shows, by the names that agents use.
+// callArguments holds the arguments of a call that a permission request shows, by the names that agents use.
 type callArguments struct {
 	Command     string `json:"command"`
 	Cmd         string `json:"cmd"`
@@ -148,7 +149,7 @@ type callArguments struct {
 	Plan        string `json:"plan"`
 }
 
-// parseCallArguments returns the known arguments of a call. Those of an unexpected type are left out.
+// parseCallArguments decodes the arguments of a call that a permission request shows. It leaves out arguments of an unexpected type.
 func parseCallArguments(raw json.RawMessage) callArguments {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
@@ -163,8 +164,8 @@ func parseCallArguments(raw json.RawMessage) callArguments {
 	return callArguments{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}
 }
 
-// newPermissionRequest returns the permission request for a call. known is the call before the request, with the input that the agent
-// reported for the call itself; made is its content.
+// newPermissionRequest returns the permission request for the call c. known is the same call before the request, with the input that the agent
+// reported for the call itself; made is the content of the call.
 func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) agent.PermissionRequest {
 	tool := s.callInfo(c)
 	own, in := parseCallArguments(known.Input), parseCallArguments(c.Input)
@@ -284,7 +285,8 @@ func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 	return err
 }
 
-// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it. The agent may repeat a request.
+// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it if the sub-agent no longer waits. The agent may repeat a
+// request.
 func (s *session) handleSubagentRequest(q SubagentRequest, t *agent.Turn) {
 	key := "subagent/" + q.ID
 	if q.Over {
@@ -314,7 +316,7 @@ func (s *session) handleSubagentRequest(q SubagentRequest, t *agent.Turn) {
 	})
 }
 
-// stopAfterRejection stops the turn after a person denied a call of an agent that offers no answer for that.
+// stopAfterRejection stops the turn after a person denied a call, for an agent that offers no answer that denies one call.
 func (s *session) stopAfterRejection() {
 	s.mu.Lock()
 	s.interrupted = true
@@ -324,8 +326,7 @@ func (s *session) stopAfterRejection() {
 	s.cancelOpenRequests()
 }
 
-// addOpenRequest adds a permission request for a call to those that are not answered. It reports whether the turn is
-// interrupted.
+// addOpenRequest records that a permission request for a call is not answered yet. It reports whether the turn is interrupted.
 func (s *session) addOpenRequest(id json.RawMessage, call string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -333,8 +334,8 @@ func (s *session) addOpenRequest(id json.RawMessage, call string) bool {
 	return s.interrupted
 }
 
-// answerOpenRequest answers a permission request with an outcome. It does nothing if the request was answered, which an interrupt
-// does. It may be called by any goroutine.
+// answerOpenRequest answers a permission request with an outcome. It does nothing if the request is answered already, for example by an interrupt.
+// Any goroutine may call it.
 func (s *session) answerOpenRequest(id string, o sdk.RequestPermissionOutcome) {
 	s.mu.Lock()
 	_, open := s.asked[id]
@@ -352,7 +353,7 @@ func (s *session) cancelOpenRequests() {
 	}
 }
 
-// openRequestIDs returns the ids of the permission requests that are not answered, of those calls for which of returns true.
+// openRequestIDs returns the ids of the permission requests that are not answered and for whose call the function of returns true.
 func (s *session) openRequestIDs(of func(call string) bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -366,7 +367,7 @@ func (s *session) openRequestIDs(of func(call string) bool) []string {
 	return ids
 }
 
-// withdrawRequests ends the permission requests of a call that has ended: the agent does not wait for an answer any more.
+// withdrawRequests withdraws the permission requests for a call that has ended, because the agent no longer waits for their answers.
 func (s *session) withdrawRequests(call string, t *agent.Turn) {
 	for _, id := range s.openRequestIDs(func(c string) bool { return c == call }) {
 		t.WithdrawRequest(id)
@@ -374,7 +375,7 @@ func (s *session) withdrawRequests(call string, t *agent.Turn) {
 	}
 }
 
-// withdrawRequest handles the agent's notification that it does not wait for the answer to a permission request any more.
+// withdrawRequest handles the agent's notification that it no longer waits for the answer to a permission request.
 func (s *session) withdrawRequest(m rpcMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		ID json.RawMessage `json:"requestId"`
@@ -387,9 +388,9 @@ func (s *session) withdrawRequest(m rpcMessage, t *agent.Turn) error {
 	return nil
 }
 
-// chooseOption returns the answer to a permission request, and reports whether the agent offers it. It allows a call only by
-// an option for this call alone, because after "always" the agent would not ask again. For the same reason it does not
-// reject always what a person rejected once.
+// chooseOption returns the answer to a permission request, and reports whether the agent offers such an answer. It allows a call only by an option
+// for this call alone, because the agent would not ask again after "always". For the same reason a person's rejection is not turned into "reject
+// always".
 func chooseOption(options []sdk.PermissionOption, allow, byPolicy bool) (sdk.RequestPermissionOutcome, bool) {
 	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce}
 	switch {
@@ -408,12 +409,12 @@ func chooseOption(options []sdk.PermissionOption, allow, byPolicy bool) (sdk.Req
 	return sdk.NewRequestPermissionOutcomeCancelled(), false
 }
 
-// hasOption reports whether an option of a kind is offered.
+// hasOption reports whether the options include one of the given kind.
 func hasOption(options []sdk.PermissionOption, kind sdk.PermissionOptionKind) bool {
 	return slices.ContainsFunc(options, func(o sdk.PermissionOption) bool { return o.Kind == kind })
 }
 
-// indentJSON returns JSON for people.
+// indentJSON returns a JSON value with indentation, for people to read.
 func indentJSON(raw json.RawMessage) string {
 	var out bytes.Buffer
 	if json.Indent(&out, raw, "", "  ") != nil {
@@ -422,6 +423,7 @@ func indentJSON(raw json.RawMessage) string {
 	return out.String()
 }
 
+// firstLineOf returns the first line of a text, without the white space around the text.
 func firstLineOf(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line

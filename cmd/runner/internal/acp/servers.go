@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// sessionServers returns the MCP servers of the agent in the form of the protocol. Timeouts and lists of allowed tools are lost: the protocol cannot
-// express them.
+// sessionServers returns the MCP servers of the agent in the form of the protocol. Timeouts and lists of allowed tools
+// are lost, because the protocol cannot express them.
 func (s *session) sessionServers() []sdk.McpServer {
 	out := []sdk.McpServer{}
 	for _, m := range s.d.MCPServers {
@@ -39,7 +39,7 @@ func (s *session) sessionServers() []sdk.McpServer {
 	return out
 }
 
-// checkServersReachable returns an error if the agent cannot reach one of the servers.
+// checkServersReachable returns an error if an MCP server has a transport that the agent does not support.
 func (s *session) checkServersReachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
@@ -49,8 +49,8 @@ func (s *session) checkServersReachable() error {
 	return nil
 }
 
-// namesServer reports whether a call names one of the servers as a separate word. Agents use different forms:
-// mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
+// namesServer reports whether the name of a call contains the name of one of the MCP servers as a separate word. Agents
+// use different forms: mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
 func namesServer(servers []runner.MCPServer, name string) bool {
 	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
 		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
@@ -58,7 +58,8 @@ func namesServer(servers []runner.MCPServer, name string) bool {
 	})
 }
 
-// classifyServerTools returns the function Dialect.Tool for an agent without a dialect of its own: it recognises calls of the agent's MCP servers.
+// classifyServerTools returns the function Dialect.Tool for an agent without a dialect of its own. The function
+// recognises calls of tools of the agent's MCP servers.
 func classifyServerTools(l agent.Launch) func(ToolCall) *ToolInfo {
 	return func(c ToolCall) *ToolInfo {
 		tool := toolInfoForKind(c.Kind)

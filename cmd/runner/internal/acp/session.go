@@ -16,11 +16,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// pingMethod is a method that no agent implements. The protocol reserves the underscore for extensions, and the agent
-// answers that it does not know the method, which shows that it is alive.
+// pingMethod is a JSON-RPC method that no agent implements. The protocol reserves the underscore for extensions; the agent's answer, an error for
+// an unknown method, shows that the agent is alive.
 const pingMethod = "_spool/ping"
 
-// session is the agent.Session of one process.
+// session implements agent.Session for one process of an agent that speaks the Agent Client Protocol.
 type session struct {
 	d     Dialect
 	place agent.Folders
@@ -56,7 +56,7 @@ type session struct {
 	turnState
 }
 
-// turnState is the state of one turn.
+// turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
 	main   *conversation
 	subs   map[sdk.SessionId]*conversation // sub-agents whose conversation is being repeated
@@ -72,10 +72,10 @@ type turnState struct {
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
-// answerHandler handles the answer to a request of the session.
+// answerHandler is called with the agent's answer to a request of the session.
 type answerHandler func(m rpcMessage, t *agent.Turn) error
 
-// OpenSession returns a session for a process that speaks a dialect of ACP, and sends the handshake.
+// OpenSession returns a session for a process that speaks the dialect d of the protocol, and sends the handshake.
 func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Now == nil {
 		d.Now = time.Now
@@ -88,15 +88,14 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// newTurnState returns the state of a turn that begins when the session has cost the given dollars.
+// newTurnState returns the state for a new turn. cost is the cost of the session in dollars when the turn begins.
 func newTurnState(cost float64) turnState {
 	return turnState{
 		main: &conversation{conv: events.MainConversation}, subs: map[sdk.SessionId]*conversation{}, calls: map[string]*runningCall{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
-// BeginTurn begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the
-// query.
+// BeginTurn begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the query.
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
@@ -130,7 +129,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	return s.sendPrompt(t)
 }
 
-// sendPing sends a request that the agent answers without its model, which shows that the agent is alive. done handles the answer.
+// sendPing sends a request that the agent answers without its model. done handles the answer, which shows that the agent is alive.
 func (s *session) sendPing(done answerHandler) error {
 	if s.caps.SessionCapabilities.List != nil {
 		return s.sendRequest(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
@@ -138,7 +137,8 @@ func (s *session) sendPing(done answerHandler) error {
 	return s.sendRequest(pingMethod, struct{}{}, done)
 }
 
-// sendPrompt sends the query, with the instructions before the first query of a process. If the turn was interrupted before, it ends the turn instead.
+// sendPrompt sends the query as session/prompt, with the instructions before the first query of a process. If the turn was interrupted before, it
+// ends the turn instead.
 func (s *session) sendPrompt(t *agent.Turn) error {
 	s.mu.Lock()
 	stopped := s.interrupted
@@ -160,7 +160,7 @@ func (s *session) sendPrompt(t *agent.Turn) error {
 	return s.sendRequest(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.handlePromptAnswer)
 }
 
-// Interrupt asks the agent to stop the turn. If the query was not sent yet, the turn ends without it.
+// Interrupt asks the agent to stop the turn. If the query was not sent yet, Interrupt ends the turn.
 func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
@@ -174,11 +174,11 @@ func (s *session) Interrupt() error {
 	return err
 }
 
-// maxStopRequests is the maximum number of times that the session repeats a request to stop a turn that goes on.
+// maxStopRequests is the maximum number of times that the session repeats a request to stop a turn, while the agent continues the turn.
 const maxStopRequests = 3
 
-// requestStop asks the agent to stop the turn, and sends a ping after that. If the turn goes on when the agent has answered the ping, requestStop
-// asks again, at most left times: an agent forgets a request that arrives before it has begun the turn.
+// requestStop sends a request to stop the turn, and a ping after it. If the turn goes on when the agent has answered the ping, requestStop repeats
+// the request, at most left times, because an agent ignores a request that arrives before the agent has begun the turn.
 func (s *session) requestStop(id sdk.SessionId, left int) error {
 	if left < maxStopRequests {
 		s.mu.Lock()
@@ -204,8 +204,8 @@ func (s *session) sendCancel(id sdk.SessionId) error {
 	return s.in.Send(rpcRequest{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// repeatStopRequest asks the agent again to stop, if the turn was interrupted. It is called when the agent begins a message or a call: the
-// agent may not have begun the turn when it was asked first.
+// repeatStopRequest sends the request to stop again, if the turn was interrupted. It is called when the agent begins a message or a call, because
+// the agent may not have begun the turn at the first request.
 func (s *session) repeatStopRequest() error {
 	if !s.isInterrupted() || !s.pending {
 		return nil
@@ -213,13 +213,14 @@ func (s *session) repeatStopRequest() error {
 	return s.sendCancel(s.id)
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
-// sendRequest sends a request and returns at once. done is called with the answer, in the goroutine of HandleLine.
+// sendRequest sends a JSON-RPC request and returns at once. HandleLine calls done when the answer arrives.
 func (s *session) sendRequest(method string, params any, done answerHandler) error {
 	s.mu.Lock()
 	s.requests++
@@ -229,7 +230,7 @@ func (s *session) sendRequest(method string, params any, done answerHandler) err
 	return s.in.Send(rpcRequest{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
-// HandleLine handles a line that the agent printed.
+// HandleLine handles a line that the agent's process printed.
 func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	m, err := decode[rpcMessage](raw, "message")
 	if err != nil {
@@ -250,7 +251,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	return errors.New("the line is neither a request nor an answer of JSON-RPC")
 }
 
-// handleAnswer handles the answer to a request of the session.
+// handleAnswer passes an answer of the agent to the answerHandler of its request.
 func (s *session) handleAnswer(m rpcMessage, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
 	s.mu.Lock()
@@ -263,7 +264,7 @@ func (s *session) handleAnswer(m rpcMessage, t *agent.Turn) error {
 	return done(m, t)
 }
 
-// handleRequest answers a request of the agent.
+// handleRequest handles a request that the agent sends to the session.
 func (s *session) handleRequest(m rpcMessage, t *agent.Turn) error {
 	switch {
 	case m.Method == sdk.ClientMethodSessionRequestPermission:
@@ -275,7 +276,7 @@ func (s *session) handleRequest(m rpcMessage, t *agent.Turn) error {
 	return s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
 }
 
-// handleExtension handles a notification that is not part of the protocol.
+// handleExtension handles a notification of the agent that is not part of the protocol.
 func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
@@ -320,7 +321,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 	return nil
 }
 
-// addUsage returns the sum, limited to the largest value of the counters.
+// addUsage returns the sum of two token counts. A counter that would overflow has its largest value.
 func addUsage(a, b events.Usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{
@@ -329,7 +330,7 @@ func addUsage(a, b events.Usage) events.Usage {
 	}
 }
 
-// journalOrQueue journals an event in the running turn. If no turn runs, the event is kept for the next one.
+// journalOrQueue journals an event in the running turn. If no turn runs, the event is kept for the next turn.
 func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	if !s.pending {
 		s.notes = append(s.notes, p)
@@ -338,10 +339,12 @@ func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	t.Emit(events.MainConversation, p)
 }
 
+// journalLog journals a formatted log event in the running turn, or keeps it for the next turn.
 func (s *session) journalLog(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, logEvent(level, format, args...))
 }
 
+// logEvent returns a log event with a formatted message.
 func logEvent(level, format string, args ...any) events.Log {
 	return events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// runningCall is a call of a tool that is running.
+// runningCall is a tool call that has not ended, with the blocks of the journal that show it.
 type runningCall struct {
 	ToolCall
 	flow    *conversation
@@ -31,7 +31,7 @@ type runningCall struct {
 	over   bool
 }
 
-// mergeUpdate returns a copy of the call, with the fields that an update has.
+// mergeUpdate returns a copy of the call in which the fields of an update replace the earlier values.
 func (c ToolCall) mergeUpdate(u toolUpdate) ToolCall {
 	if u.Title != nil {
 		if c.Name == "" {
@@ -69,7 +69,7 @@ func (c ToolCall) mergeUpdate(u toolUpdate) ToolCall {
 	return c
 }
 
-// callInfo returns what the dialect knows about a call, or else what the protocol's tool kind says.
+// callInfo returns the dialect's ToolInfo for a call, or one with the protocol's tool kind if the dialect has none.
 func (s *session) callInfo(c ToolCall) ToolInfo {
 	if s.d.Tool != nil {
 		if known := s.d.Tool(c); known != nil {
@@ -79,7 +79,7 @@ func (s *session) callInfo(c ToolCall) ToolInfo {
 	return toolInfoForKind(c.Kind)
 }
 
-// handleToolUpdate journals a tool_call or a tool_call_update of the conversation f: the call when its input is known, its output as it grows, and
+// handleToolUpdate journals a tool_call or a tool_call_update of the conversation f: the call once its input is known, its output as it grows, and
 // its result.
 func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
@@ -123,7 +123,7 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	return nil
 }
 
-// journalToolUse opens the block of a call, and finishes it when the input is known.
+// journalToolUse opens the tool_use block of a call, and finishes the block once the input is known.
 func (s *session) journalToolUse(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	if c.use == "" {
 		name := cmp.Or(tool.Name, c.Name)
@@ -138,7 +138,7 @@ func (s *session) journalToolUse(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	})
 }
 
-// appendOutput journals the new part of a running call's output. Agents repeat the whole output in every update.
+// appendOutput journals the output that a running call has printed since the last update. Agents repeat the whole output in every update.
 func (s *session) appendOutput(c *runningCall, t *agent.Turn) {
 	text := resultText(c.content, nil)
 	rest, grown := strings.CutPrefix(text, c.shown)
@@ -152,7 +152,7 @@ func (s *session) appendOutput(c *runningCall, t *agent.Turn) {
 	c.shown = text
 }
 
-// journalResult journals the result of a call.
+// journalResult journals the tool_result block of a call that has ended.
 func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	text := resultText(c.content, c.Output)
 	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
@@ -164,8 +164,8 @@ func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	t.CompleteBlock(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// journalSubagent journals the call of a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the agent
-// can, and journals the sub-agent's end after that.
+// journalSubagent journals a call that runs a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the
+// agent can, and then journals the end of the sub-agent.
 func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) error {
 	if c.sub == "" {
 		if !hasValue(c.Input) && !c.over {
@@ -199,8 +199,9 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 	return s.loadSubagentSession(sdk.SessionId(sub.Session), &conversation{conv: c.ID}, finish)
 }
 
-// loadSubagentSession requests the session of a sub-agent, whose conversation the agent then repeats as updates; they are journaled in f. Agents do
-// not report that conversation while the sub-agent runs. finish is called after the last update, also if the request failed.
+// loadSubagentSession requests that the agent load the session of a sub-agent. The agent then repeats the sub-agent's conversation as updates,
+// which are journaled in f; agents do not report that conversation while the sub-agent runs. finish is called after the last update, also if the
+// request failed.
 func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish func(*agent.Turn)) error {
 	s.subs[id] = f
 	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadRequest(id), func(m rpcMessage, t *agent.Turn) error {
@@ -225,9 +226,10 @@ func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish 
 	})
 }
 
+// ignoreAnswer is the answerHandler of a request whose answer is not needed.
 func ignoreAnswer(rpcMessage, *agent.Turn) error { return nil }
 
-// resultText returns the result of a call as text: its content, else its raw output.
+// resultText returns the result of a call as text: its content if there is any, else its raw output.
 func resultText(made []callContent, raw json.RawMessage) string {
 	var parts []string
 	for _, c := range made {
@@ -259,7 +261,7 @@ func resultText(made []callContent, raw json.RawMessage) string {
 	return string(raw)
 }
 
-// diffText returns a change of a file as text.
+// diffText returns a change of a file, as an agent reports it, as text: the old lines with a minus sign, then the new lines with a plus sign.
 func diffText(d callContent) string {
 	var b strings.Builder
 	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
@@ -275,7 +277,7 @@ func diffText(d callContent) string {
 	return b.String()
 }
 
-// describeCall returns a one-line description of a call.
+// describeCall returns a one-line description of a call, with paths relative to the workspace.
 func describeCall(c ToolCall, workspace string) string {
 	var a struct {
 		Description string `json:"description"`
@@ -304,6 +306,7 @@ func describeCall(c ToolCall, workspace string) string {
 	return ""
 }
 
+// millis returns a duration in milliseconds.
 func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the state of the conversation of the main agent or of a sub-agent.
+// conversation is the state of the conversation of the main agent or of a sub-agent: its id and its open text block.
 type conversation struct {
 	conv    string
 	block   string // id of the open text block, "" for none
@@ -20,7 +20,7 @@ type conversation struct {
 	last    string // the last text that was finished
 }
 
-// conversationOf returns the conversation of a session of the protocol, or nil if the session is unknown.
+// conversationOf returns the conversation that belongs to a session of the protocol, or nil if the session is unknown.
 func (s *session) conversationOf(id sdk.SessionId) *conversation {
 	if id == s.id {
 		return s.main
@@ -28,11 +28,11 @@ func (s *session) conversationOf(id sdk.SessionId) *conversation {
 	return s.subs[id]
 }
 
-// ignoredUpdates are the kinds of updates that are not journaled: options of the user interface, and titles.
+// ignoredUpdates are the kinds of session/update that are not journaled, because they concern options of the user interface, and titles.
 var ignoredUpdates = []string{"available_commands_update", "session_info_update", "config_option_update"}
 
-// handleUpdate handles a session/update: it journals messages and calls of known conversations. It ignores the updates with which an agent
-// repeats the earlier conversation of a session that it loads.
+// handleUpdate handles a session/update: it journals messages and calls of known conversations. It ignores the updates with which an agent repeats
+// the earlier conversation of a session that is being loaded.
 func (s *session) handleUpdate(m rpcMessage, t *agent.Turn) error {
 	u, err := decode[sessionUpdate](m.Params, "session/update")
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *session) handleUpdate(m rpcMessage, t *agent.Turn) error {
 	return s.handleOtherUpdate(kind.Kind, u.Update, f, t)
 }
 
-// handleOtherUpdate handles updates other than messages and calls.
+// handleOtherUpdate handles a session/update that is neither a message nor a call.
 func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *conversation, t *agent.Turn) error {
 	switch kind {
 	case "plan":
@@ -119,10 +119,10 @@ func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *convers
 	return nil
 }
 
-// turnCost returns the cost of the turn: that of the session less that of the turns before.
+// turnCost returns the cost of the turn in dollars: the cost of the session less that of the turns before.
 func (s *session) turnCost() float64 { return max(0, s.cost-s.began) }
 
-// appendUnreportedText journals the text of an update, except for the part that a notice had before.
+// appendUnreportedText journals the text of an update, without the part that a notice has reported before.
 func (s *session) appendUnreportedText(f *conversation, kind events.BlockKind, c messageChunk, t *agent.Turn) error {
 	if piece := c.Content.String(); f == s.main && piece != "" {
 		rest := s.early.unreported(textKey{kind, c.MessageID}, piece)
@@ -134,7 +134,7 @@ func (s *session) appendUnreportedText(f *conversation, kind events.BlockKind, c
 	return s.appendText(f, kind, c, t)
 }
 
-// appendText journals a piece of text of a conversation: it appends to the open block, or completes that and opens another if the message or
+// appendText journals a piece of text of a conversation: it appends to the open block, or completes that block and opens another if the message or
 // the kind differs.
 func (s *session) appendText(f *conversation, kind events.BlockKind, c messageChunk, t *agent.Turn) error {
 	piece := c.Content.String()
@@ -172,7 +172,7 @@ func (s *session) completeMessage(f *conversation, t *agent.Turn) {
 	f.completeText(t, anchor)
 }
 
-// completeText completes the open text block, if there is one, with an anchor, "" for none.
+// completeText completes the open text block, if there is one. anchor is the anchor of the block, "" for none.
 func (f *conversation) completeText(t *agent.Turn, anchor string) {
 	if f.block == "" {
 		return
@@ -184,7 +184,7 @@ func (f *conversation) completeText(t *agent.Turn, anchor string) {
 	f.block, f.said = "", nil
 }
 
-// journalTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
+// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
 func (s *session) journalTodos(items []events.TodoItem, t *agent.Turn) {
 	if s.todo == "" {
 		s.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})

@@ -9,7 +9,8 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 )
 
-// rpcMessage is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a session must not do.
+// rpcMessage is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a
+// session must not do.
 type rpcMessage struct {
 	ID     json.RawMessage   `json:"id"`
 	Method string            `json:"method"`
@@ -18,7 +19,7 @@ type rpcMessage struct {
 	Error  *sdk.RequestError `json:"error"`
 }
 
-// rpcRequest is a request of the session, or a notification if it has no id.
+// rpcRequest is a JSON-RPC request that the session sends, or a notification if it has no id.
 type rpcRequest struct {
 	JSONRPC string `json:"jsonrpc"`
 	ID      *int   `json:"id,omitempty"`
@@ -26,7 +27,7 @@ type rpcRequest struct {
 	Params  any    `json:"params"`
 }
 
-// rpcReply is the answer to a request of the agent.
+// rpcReply is the session's JSON-RPC response to a request of the agent.
 type rpcReply struct {
 	JSONRPC string            `json:"jsonrpc"`
 	ID      json.RawMessage   `json:"id"`
@@ -34,13 +35,14 @@ type rpcReply struct {
 	Error   *sdk.RequestError `json:"error,omitempty"`
 }
 
-// sessionUpdate is a session/update whose kind is not decoded yet. The union type of the SDK is not used, because it takes an unknown kind for a
-// known one of the same shape.
+// sessionUpdate is the parameters of session/update, with the update not decoded yet. The union type of the SDK is not
+// used, because it takes an unknown kind for a known one of the same shape.
 type sessionUpdate struct {
 	SessionID sdk.SessionId   `json:"sessionId"`
 	Update    json.RawMessage `json:"update"`
 }
 
+// updateKind decodes only the kind of an update.
 type updateKind struct {
 	Kind string `json:"sessionUpdate"`
 }
@@ -58,13 +60,13 @@ type toolUpdate struct {
 	RawOutput json.RawMessage        `json:"rawOutput"`
 }
 
-// messageChunk is a piece of a message.
+// messageChunk is an update with a piece of a message or of a thought.
 type messageChunk struct {
 	MessageID string       `json:"messageId"`
 	Content   contentBlock `json:"content"`
 }
 
-// contentBlock is a content block of any kind.
+// contentBlock is a content block of the protocol, of any type.
 type contentBlock struct {
 	Type     string `json:"type"`
 	Text     string `json:"text"`
@@ -92,7 +94,7 @@ func (c contentBlock) String() string {
 	return "[" + c.Type + "]"
 }
 
-// callContent is a part of the content of a call.
+// callContent is an item of the content of a tool call: a content block, a diff or a terminal.
 type callContent struct {
 	Type       string       `json:"type"`
 	Content    contentBlock `json:"content"`
@@ -102,7 +104,8 @@ type callContent struct {
 	TerminalID string       `json:"terminalId"`
 }
 
-// permissionRequest is the SDK's type, with the call as toolUpdate.
+// permissionRequest is the parameters of session/request_permission. It differs from the SDK's type only in the type of
+// the call.
 type permissionRequest struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Options   []sdk.PermissionOption `json:"options"`
@@ -118,7 +121,7 @@ func decode[T any](raw json.RawMessage, what string) (T, error) {
 	return v, nil
 }
 
-// hasValue reports whether an optional value is set: null and {} are not.
+// hasValue reports whether an optional JSON value is set: null and {} are not.
 func hasValue(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("{}"))

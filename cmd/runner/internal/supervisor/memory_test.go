@@ -48,7 +48,7 @@ type group struct {
 }
 
 func (g *group) OOMKills() (uint64, bool) { return g.kills.Load(), true }
-func (g *group) IsExclusive() bool     { return g.own }
+func (g *group) IsExclusive() bool        { return g.own }
 
 // scene is a supervisor and its journal.
 type scene struct {
