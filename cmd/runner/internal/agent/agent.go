@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Adapter runs the agent of one architecture.
+// Adapter starts and drives the agents of one architecture; each architecture implements it once.
 type Adapter interface {
 	// Command returns the process to start. Its result depends on the Launch alone: a warm process takes the next
 	// query as long as Command returns the same for it, Resume and Fork aside. For a Fork, Command also writes the
@@ -54,7 +54,7 @@ type Stdin interface {
 	Send(v any) error
 }
 
-// Folders holds the folders in which an agent works.
+// Folders holds the absolute paths of the two folders of a sandbox in which an agent works.
 type Folders struct {
 	Workspace string // absolute; the agent's working directory
 	State     string // absolute; outside the workspace, kept as long as the sandbox: configuration, transcripts
@@ -89,13 +89,14 @@ type Launch struct {
 	ExecutionPermissions events.ExecutionPermissions
 }
 
-// MainAgentSkills returns the skills that the main agent may use. It leaves out those that only sub-agents may use.
+// MainAgentSkills returns the skills of the launch that the main agent may use. It leaves out those that only
+// sub-agents may use.
 func (l Launch) MainAgentSkills() []runner.Skill {
 	return slices.DeleteFunc(slices.Clone(l.Skills), func(s runner.Skill) bool { return s.Unlisted })
 }
 
-// Command describes the process of an agent. The supervisor starts it in the workspace, in a session and process group
-// of its own, with pipes as its stdio.
+// Command is the command line, environment and files of an agent's process. The supervisor starts the process in the
+// workspace, in a session and process group of its own, with pipes as its stdio.
 type Command struct {
 	Path  string       // absolute
 	Args  []string     // without the program's name
@@ -111,11 +112,12 @@ type LaunchFile struct {
 	Link    string // in place of Content: the path that a symbolic link leads to
 }
 
-// UnsavedFolder is the path, below the state folder, of the folder that no snapshot contains. It is for files that hold
-// secrets.
+// UnsavedFolder is the path, relative to the state folder, of the folder that snapshots leave out. It is for files that
+// hold secrets.
 const UnsavedFolder = "launch"
 
-// ProvidedTranscript is the path, below the state folder, of the transcript that a client uploaded for the session.
+// ProvidedTranscript is the path, relative to the state folder, of the transcript that a client uploaded for the
+// session.
 const ProvidedTranscript = UnsavedFolder + "/transcript"
 
 // Environment returns the environment of an agent's process as KEY=value. l.Env overrides variables of the runner's own

@@ -11,9 +11,10 @@ import (
 // maxLinksFollowed is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
 const maxLinksFollowed = 40
 
-// ResolvePath returns a path of a call as the policy takes it, with symbolic links resolved. path is absolute or relative to
-// the workspace root. A path that cannot be resolved counts as outside of the workspace, and so does an absolute path below
-// another name of the workspace, such as /workspace, which can be another folder for the agent.
+// ResolvePath converts the path of a tool call to the form that the permission policy checks, with symbolic links
+// resolved. path is absolute, or relative to root, the workspace. A path that cannot be resolved counts as outside of
+// the workspace, and so does an absolute path below another name of the workspace, such as /workspace, which can be
+// another folder for the agent.
 func ResolvePath(root, path string) permission.Path {
 	real, err := filepath.EvalSymlinks(root)
 	if err != nil || path == "" {
@@ -36,7 +37,7 @@ func ResolvePath(root, path string) permission.Path {
 	return permission.Path{Path: filepath.ToSlash(rel)}
 }
 
-// resolveLinks follows the symbolic links of an absolute path, of which the last part need not exist.
+// resolveLinks returns the absolute path abs with its symbolic links resolved. The last element of abs need not exist.
 func resolveLinks(abs string) string {
 	rest := ""
 	for at, links := filepath.Clean(abs), 0; ; {

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// maxQueuedRequests is the number of requests that wait without being recorded, because too many are open. Further
-	// requests are denied.
+	// maxQueuedRequests is the maximum number of permission requests of a turn that wait unrecorded, because too many are open. Further requests
+	// are denied.
 	maxQueuedRequests = 2000
-	// maxPreview is the maximum size of a text of a preview in bytes.
+	// maxPreview is the maximum size in bytes of each text in the preview of an approval request.
 	maxPreview = 16 << 10
-	// maxPreviewPaths is the maximum number of paths of a preview.
+	// maxPreviewPaths is the maximum number of paths in the preview of an approval request.
 	maxPreviewPaths = 64
 	// maxApprovalInput is the maximum size of the arguments that an approval request contains, in bytes.
 	maxApprovalInput = 64 << 10
@@ -36,7 +36,7 @@ const (
 	endedMessage      = "The turn ended before anybody decided."
 )
 
-// PermissionRequest is a request of the agent to call a tool, or a question of it to the user.
+// PermissionRequest is a request of the agent for permission to call a tool, or a question of the agent to the user.
 type PermissionRequest struct {
 	Key       string               // the agent's own id of the request, unique in its process
 	Call      permission.Call      // decides, by the policy, whether a person is asked
@@ -68,7 +68,7 @@ type PermissionAnswer struct {
 // IsAllowed reports whether the call may run.
 func (a PermissionAnswer) IsAllowed() bool { return a.Outcome == events.OutcomeApproved }
 
-// pendingRequest is a request that a person has to decide.
+// pendingRequest is a permission request that waits for the decision of a person.
 type pendingRequest struct {
 	local        string // id in the journal; "" until the request is recorded
 	id           string // id in the log
@@ -79,17 +79,16 @@ type pendingRequest struct {
 	reply        func(PermissionAnswer)
 }
 
-// approvals holds the requests of a turn that a person decides.
+// approvals holds the permission requests of a turn that wait for the decision of a person.
 type approvals struct {
 	open     []*pendingRequest // recorded in the journal
 	queued   []*pendingRequest // not recorded, because too many are open
 	approved map[string]bool   // classes of which a person approved all requests
 }
 
-// RequestPermission decides a request by the policy of the turn. reply is called once with the answer, unless the agent withdraws the
-// request: before RequestPermission returns, if the policy decides; otherwise later, when a person has decided or the turn ends. reply
-// must not block, and must not call methods of the Turn. It is called by the goroutine that calls RequestPermission, ApplyVerdict, RetractRequests or
-// End.
+// RequestPermission decides a request by the policy of the turn, or lets a person decide. reply is called once with the answer, unless the agent
+// withdraws the request: before RequestPermission returns, if the policy decides; otherwise when a person has decided or the turn ends. reply must
+// not block, and must not call methods of the Turn. The goroutine that calls RequestPermission, ApplyVerdict, RetractRequests or End calls it.
 func (t *Turn) RequestPermission(conversation string, r PermissionRequest, reply func(PermissionAnswer)) {
 	t.mu.Lock()
 	answer, decided := t.decideOrAsk(conversation, r, reply)
@@ -99,7 +98,8 @@ func (t *Turn) RequestPermission(conversation string, r PermissionRequest, reply
 	}
 }
 
-// decideOrAsk returns the answer if nobody has to be asked. Otherwise it records the request.
+// decideOrAsk returns the answer to a request, and true, if no person has to be asked. Otherwise it records or queues the request and returns
+// false.
 func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(PermissionAnswer)) (PermissionAnswer, bool) {
 	d := t.decideByPolicy(r)
 	class := ""
@@ -137,7 +137,7 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 	return PermissionAnswer{}, false
 }
 
-// decideByPolicy returns the decision of the adapter or of the policy.
+// decideByPolicy returns the decision on a request: that of the adapter if it has made one, else that of the turn's policy.
 func (t *Turn) decideByPolicy(r PermissionRequest) permission.Decision {
 	if r.Decided != nil {
 		return *r.Decided
@@ -149,7 +149,7 @@ func (t *Turn) decideByPolicy(r PermissionRequest) permission.Decision {
 	return d
 }
 
-// recordPolicy records that the policy decided a request, and returns the answer.
+// recordPolicy journals that the policy decided a request, and returns the answer for the agent.
 func (t *Turn) recordPolicy(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
 	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Decision: d.Action, Rule: d.Rule}
 	a := PermissionAnswer{Outcome: outcome}
@@ -160,7 +160,7 @@ func (t *Turn) recordPolicy(conversation string, r PermissionRequest, d permissi
 	return a
 }
 
-// recordOpenRequest records a request that a person has to decide.
+// recordOpenRequest journals an approval request for a call that a person has to decide.
 func (t *Turn) recordOpenRequest(p *pendingRequest) {
 	p.local = t.cfg.Journal.NewBlockID()
 	p.id = runner.ApprovalID(t.cfg.ExecutionID, t.cfg.Journal.Name(), p.local)
@@ -196,8 +196,8 @@ func (t *Turn) recordOpenRequest(p *pendingRequest) {
 	t.writeLine(e.EventType(), p.conversation, e)
 }
 
-// displayText returns a text as a person may see it on a terminal: without secrets, with control characters escaped, and cut at
-// maxPreview. It sets cut if it cut the text; cut may be nil.
+// displayText returns a text in a form that is safe to show on a terminal: without secrets, with control characters escaped, and cut at maxPreview
+// bytes. It sets cut to true if it has cut the text; cut may be nil.
 func (t *Turn) displayText(s string, cut *bool) string {
 	s = t.cfg.Redact.RedactString(s)
 	whole := len(s) <= maxPreview
@@ -219,21 +219,21 @@ func (t *Turn) displayText(s string, cut *bool) string {
 	return truncate.Prefix(b.String(), maxPreview)
 }
 
-// HasOpenRequest reports whether a person has to decide a request of the turn.
+// HasOpenRequest reports whether a request of the turn waits for the decision of a person.
 func (t *Turn) HasOpenRequest() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.approvals.open) > 0
 }
 
-// SetRedaction makes the turn remove the values of a set from all that follows. Blocks that are open keep the former set for their text.
+// SetRedaction sets the secret values that the turn removes from later journal lines. Blocks that are open keep the former set for their text.
 func (t *Turn) SetRedaction(set *redact.Set) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cfg.Redact = set
 }
 
-// ApplyVerdict applies the decision on a request and calls its reply. It ignores a request that is not open.
+// ApplyVerdict applies a person's decision on a permission request and calls the reply of the request. It ignores a request that is not open.
 func (t *Turn) ApplyVerdict(v runner.Verdict) {
 	t.mu.Lock()
 	replies := t.applyVerdict(v)
@@ -243,7 +243,7 @@ func (t *Turn) ApplyVerdict(v runner.Verdict) {
 	}
 }
 
-// applyVerdict returns the calls of the replies.
+// applyVerdict applies a decision for a caller that holds mu. It returns functions that call the replies, to be called without the lock.
 func (t *Turn) applyVerdict(v runner.Verdict) (replies []func()) {
 	i := slices.IndexFunc(t.approvals.open, func(p *pendingRequest) bool { return p.id == v.ApprovalID })
 	if i < 0 || t.end != nil {
@@ -270,7 +270,7 @@ func (t *Turn) applyVerdict(v runner.Verdict) (replies []func()) {
 	return append(replies, t.openQueuedRequests()...)
 }
 
-// verdictAnswer returns the answer for the agent.
+// verdictAnswer converts a person's decision to the answer for the agent.
 func verdictAnswer(v runner.Verdict) PermissionAnswer {
 	rejected := PermissionAnswer{Outcome: events.OutcomeRejected, Message: rejectedMessage}
 	switch {
@@ -289,7 +289,7 @@ func verdictAnswer(v runner.Verdict) PermissionAnswer {
 	return rejected // also for an unknown decision
 }
 
-// resolveRequest records the end of an open request and returns the call of its reply.
+// resolveRequest journals the decision on an open request, and returns a function that calls the reply of the request.
 func (t *Turn) resolveRequest(p *pendingRequest, a PermissionAnswer, cause string, all bool) func() {
 	t.removeOpenRequest(p)
 	t.writeLine(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
@@ -298,11 +298,13 @@ func (t *Turn) resolveRequest(p *pendingRequest, a PermissionAnswer, cause strin
 	return func() { p.reply(a) }
 }
 
+// removeOpenRequest removes a request from the list of open requests.
 func (t *Turn) removeOpenRequest(p *pendingRequest) {
 	t.approvals.open = slices.DeleteFunc(t.approvals.open, func(o *pendingRequest) bool { return o == p })
 }
 
-// openQueuedRequests records queued requests while there is room, and returns the calls of the replies to those that are decided.
+// openQueuedRequests records queued requests while there is room for open ones. It returns functions that call the replies of queued requests that
+// need no person any more.
 func (t *Turn) openQueuedRequests() (replies []func()) {
 	for len(t.approvals.queued) > 0 && len(t.approvals.open) < events.MaxOpenApprovals {
 		p := t.approvals.queued[0]
@@ -314,7 +316,8 @@ func (t *Turn) openQueuedRequests() (replies []func()) {
 	return replies
 }
 
-// WithdrawRequest ends a request that the agent no longer waits for, without a reply. It ignores an unknown key.
+// WithdrawRequest ends the request with the agent's id key, for whose answer the agent no longer waits, without calling its reply. It ignores an
+// unknown key.
 func (t *Turn) WithdrawRequest(key string) {
 	t.mu.Lock()
 	isKey := func(p *pendingRequest) bool { return p.request.Key == key }
@@ -329,7 +332,7 @@ func (t *Turn) WithdrawRequest(key string) {
 	}
 }
 
-// RetractRequests ends all requests without a decision and calls their replies.
+// RetractRequests ends all requests of the turn that wait for a decision, for the given reason, and calls their replies.
 func (t *Turn) RetractRequests(reason string) {
 	t.mu.Lock()
 	replies := t.retractRequests(reason)
@@ -339,7 +342,7 @@ func (t *Turn) RetractRequests(reason string) {
 	}
 }
 
-// retractRequests returns the calls of the replies.
+// retractRequests is RetractRequests for a caller that holds mu. It returns functions that call the replies.
 func (t *Turn) retractRequests(reason string) (replies []func()) {
 	for _, p := range slices.Concat(t.approvals.open, t.approvals.queued) {
 		if p.local != "" {
@@ -351,7 +354,7 @@ func (t *Turn) retractRequests(reason string) (replies []func()) {
 	return replies
 }
 
-// retractRequest records that an open request ended without a decision.
+// retractRequest journals that an open request ended without a decision.
 func (t *Turn) retractRequest(p *pendingRequest, reason string) {
 	t.removeOpenRequest(p)
 	t.writeLine(events.ApprovalRetracted{}.EventType(), p.conversation, events.ApprovalRetracted{ApprovalID: p.local, Reason: reason})

@@ -12,11 +12,11 @@ import (
 
 // The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
 const (
-	// maxLogMessage is the largest size of the message of a log event, in bytes.
+	// maxLogMessage is the maximum size in bytes of the message of a log event.
 	maxLogMessage = 16 << 10
-	// maxDescription is the largest size of the description of a call, in bytes.
+	// maxDescription is the maximum size in bytes of the one-line description of a tool call.
 	maxDescription = 200
-	// maxAnchor is the largest size of an anchor, in bytes.
+	// maxAnchor is the maximum size in bytes of an anchor, the agent's own position after a block.
 	maxAnchor = 256
 )
 
@@ -59,8 +59,8 @@ func redactConversation(s *redact.Set, name string) string {
 	return s.RedactString(name)
 }
 
-// Truncate returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left
-// out, if any.
+// Truncate returns at most the first limit bytes of s as valid UTF-8, followed by a note with the number of bytes that
+// were left out, if any.
 func Truncate(s string, limit int) string {
 	if len(s) > limit {
 		shown := truncate.Text(s, limit)

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// errLineTooLong is the error that is journaled with a line of which a value was too long and was cut.
+// errLineTooLong is journaled as an error event before a line in which a value was cut, because the line was too long.
 var errLineTooLong = errors.New("longer than a line may be; it was cut")
 
 // truncationNote is appended to the text of a block that the runner cut because it was too long.
@@ -31,7 +31,7 @@ type blockText struct {
 	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
-// appendPiece adds a piece, and keeps the beginning of an incomplete rune at its end for the next piece.
+// appendPiece appends a piece of text, and keeps an incomplete rune at the end of the piece until the next piece.
 func (x *blockText) appendPiece(piece string) {
 	if x.cut {
 		return
@@ -42,7 +42,7 @@ func (x *blockText) appendPiece(piece string) {
 	x.addUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
-// finish drops an incomplete rune and releases text that was held back for redaction.
+// finish replaces an incomplete rune at the end by U+FFFD, and appends the text that the redaction still held back.
 func (x *blockText) finish() {
 	if len(x.half) > 0 && !x.cut {
 		x.addUnredacted([]byte("\uFFFD"))
@@ -53,7 +53,7 @@ func (x *blockText) finish() {
 	}
 }
 
-// addUnredacted passes b to the redaction, and adds the redacted text that is complete.
+// addUnredacted passes b to the redaction, and appends the text that the redaction releases.
 func (x *blockText) addUnredacted(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxTextField {
 		*x.typed = append(*x.typed, b...)
@@ -61,7 +61,8 @@ func (x *blockText) addUnredacted(b []byte) {
 	x.addRedacted(x.redact.Write(b))
 }
 
-// addRedacted adds redacted text. If the text gets too long, addRedacted cuts it and adds truncationNote.
+// addRedacted appends redacted text. If the text gets longer than maxTextField, addRedacted cuts it and appends
+// truncationNote.
 func (x *blockText) addRedacted(b []byte) {
 	if len(x.known)+len(b) > maxTextField {
 		b = truncate.Prefix(b, maxTextField-len(x.known))
@@ -71,11 +72,11 @@ func (x *blockText) addRedacted(b []byte) {
 	x.known = append(x.known, b...)
 }
 
-// hasUnsentText reports whether a part of the text is not journaled yet.
+// hasUnsentText reports whether a part of the text is not in the journal yet.
 func (x *blockText) hasUnsentText() bool { return x.sent < len(x.known) }
 
-// takePiece returns the next piece of the text for the journal, of at most limit bytes and whole runes, and its offset
-// in the text.
+// takePiece returns the next piece of the text that is not in the journal yet, of at most limit bytes and whole runes,
+// and the offset of the piece in the text. It marks the piece as journaled.
 func (x *blockText) takePiece(limit int) (uint32, string) {
 	piece := truncate.Prefix(x.known[x.sent:], limit)
 	offset := uint32(x.sent) //nolint:gosec // at most maxTextField and the note
@@ -83,7 +84,7 @@ func (x *blockText) takePiece(limit int) (uint32, string) {
 	return offset, string(piece)
 }
 
-// storeIn stores the text in the field of the block that it belongs to.
+// storeIn sets the field of the block that holds the text, such as its content or output.
 func (x *blockText) storeIn(b *events.Block) {
 	if len(x.known) == 0 {
 		return
@@ -101,7 +102,7 @@ func (x *blockText) storeIn(b *events.Block) {
 	}
 }
 
-// incompleteRune returns the length of the incomplete rune at the end of b.
+// incompleteRune returns the number of bytes of the incomplete rune at the end of b, 0 if there is none.
 func incompleteRune(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
@@ -131,8 +132,8 @@ func applyBlockUpdates(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// encodeLine encodes the data of a journal line as valid UTF-8 JSON. If the result is too long for a line, encodeLine
-// cuts long texts in data; cut reports whether it did.
+// encodeLine encodes the data of a journal line as JSON in valid UTF-8. If the result is too long for a line,
+// encodeLine cuts long texts in data; cut reports whether it did.
 func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 	for _, limit := range []int{maxTextField + len(truncationNote), maxTextField / 8} {
 		small, wasCut := truncateFields(data, limit)
@@ -149,7 +150,7 @@ func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 	return nil, true, errLineTooLong
 }
 
-// encodeJSON returns JSON without HTML escapes. Invalid UTF-8 becomes U+FFFD, also inside raw messages, which
+// encodeJSON returns v as JSON without HTML escapes. Invalid UTF-8 becomes U+FFFD, also inside raw messages, which
 // encoding/json does not check.
 func encodeJSON(data any) (json.RawMessage, error) {
 	var buf bytes.Buffer
@@ -161,8 +162,8 @@ func encodeJSON(data any) (json.RawMessage, error) {
 	return bytes.ToValidUTF8(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
 }
 
-// truncateFields cuts the fields of data whose length the agent determines to limit bytes, and reports whether any was longer
-// or was not valid JSON.
+// truncateFields returns data with the fields whose length the agent determines cut to limit bytes, and reports whether
+// a field was longer than that or was not valid JSON.
 func truncateFields(data any, limit int) (any, bool) {
 	cut := false
 	long := func(fields ...*string) {
@@ -227,8 +228,8 @@ func truncateFields(data any, limit int) (any, bool) {
 	return data, cut
 }
 
-// cleanJSON returns a value that every JSON reader accepts: unpaired surrogates become U+FFFD. It returns false for a
-// value that is not JSON.
+// cleanJSON returns a JSON value in a form that every JSON reader accepts: unpaired surrogates become U+FFFD. It
+// returns false for a value that is not JSON.
 func cleanJSON(m json.RawMessage) (json.RawMessage, bool) {
 	if len(m) == 0 {
 		return nil, true

@@ -16,11 +16,13 @@ import (
 
 // Limits of what one block carries; see encodeLine for lines.
 const (
-	// DefaultCoalesce is the least time between two text deltas of a block. Text that arrives earlier is joined.
+	// DefaultCoalesce is the minimum time between two text deltas of a block. Text that arrives earlier is joined to
+	// one delta.
 	DefaultCoalesce = 20 * time.Millisecond
-	// maxTextField is the largest size of a text field in bytes. With every byte escaped it still fits into a line.
+	// maxTextField is the maximum size in bytes of a text field of a journal line. A text of this size fits into a line
+	// even if every byte is escaped.
 	maxTextField = 1 << 20
-	// maxDelta is the largest size of the text of a text_delta in bytes, so that it fits into a message of the bus.
+	// maxDelta is the maximum size in bytes of the text of a text_delta, so that the event fits into a NATS message.
 	maxDelta = 64 << 10
 )
 
@@ -68,7 +70,7 @@ type Turn struct {
 	approvals approvals
 }
 
-// openBlock is a block that has been started and not finished.
+// openBlock is a block of a turn that was started and is not finished.
 type openBlock struct {
 	block        events.Block
 	conversation string
@@ -96,21 +98,21 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	return t
 }
 
-// AgentSession returns the agent's own session id from the last TranscriptWritten, or "".
+// AgentSession returns the agent's own session id, as the last event transcript_written had it, or "".
 func (t *Turn) AgentSession() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.agent
 }
 
-// Ended returns the end of the turn, or nil while the turn goes on.
+// Ended returns the outcome of the turn, or nil while the turn goes on.
 func (t *Turn) Ended() *runner.Ended {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.end
 }
 
-// Start journals the line AgentStarted, and then the lines that were held for it.
+// Start journals the line that the agent has started, and then the lines that were held until then.
 func (t *Turn) Start(s runner.Started) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,8 +133,8 @@ func (t *Turn) appendOrHold(line runner.Line) {
 	t.cfg.Journal.Append(t.ctx, line)
 }
 
-// OpenBlock starts a block in a conversation (events.MainConversation for the main agent's) and returns its id. The turn
-// sets id, status, time and execution.
+// OpenBlock starts a block in a conversation (events.MainConversation for the main agent's) and returns the id of the
+// block. OpenBlock sets the block's id, status, time and execution.
 func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -148,7 +150,8 @@ func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	return b.ID
 }
 
-// AddBlock journals a block that is complete at once and returns its id. A status of error is kept.
+// AddBlock journals a block that is complete from the start, and returns the id of the block. If the block has status
+// error, AddBlock keeps it.
 func (t *Turn) AddBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,8 +164,8 @@ func (t *Turn) AddBlock(conversation string, b events.Block) string {
 	return b.ID
 }
 
-// AppendText appends to the text of an open block: the content of assistant_text and thinking, the input of tool_use, the
-// output of tool_result and subagent. A piece may end in the middle of a rune.
+// AppendText appends a piece to the text of an open block: the content of assistant_text and thinking, the input of
+// tool_use, the output of tool_result and subagent. A piece may end in the middle of a rune.
 func (t *Turn) AppendText(id, piece string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +186,7 @@ func (t *Turn) AppendText(id, piece string) {
 	}
 }
 
-// UpdateBlock changes fields of an open block.
+// UpdateBlock changes fields of an open block, and journals the change.
 func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -196,9 +199,8 @@ func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 	t.writeLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
 }
 
-// CompleteBlock finishes a block. If change is not nil, it is called with the finished block and may correct every field
-// but the identity, text included: what the agent states at the end replaces what it streamed. It may set status
-// error.
+// CompleteBlock finishes an open block. If change is not nil, it is called with the finished block and may correct
+// every field except the identity; a text that it sets replaces the text that was streamed. It may set status error.
 func (t *Turn) CompleteBlock(id string, change func(*events.Block)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -231,7 +233,8 @@ func (t *Turn) End(e runner.Ended) {
 	}
 }
 
-// finishTurn ends the turn and returns the calls of the replies to its open requests.
+// finishTurn ends the turn for a caller that holds mu. It returns functions that call the replies to the open
+// permission requests.
 func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	if t.cfg.Journal == nil {
 		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
@@ -270,7 +273,7 @@ func (t *Turn) withTurnFields(conversation string, b events.Block, s events.Bloc
 	return b
 }
 
-// findOpenBlock returns the open block with an id, or nil if there is none.
+// findOpenBlock returns the open block with the given id, or nil if there is none.
 func (t *Turn) findOpenBlock(id string) *openBlock {
 	i := slices.IndexFunc(t.open, func(b *openBlock) bool { return b.block.ID == id })
 	if i < 0 {
@@ -279,7 +282,8 @@ func (t *Turn) findOpenBlock(id string) *openBlock {
 	return t.open[i]
 }
 
-// journalUnknownBlock journals that the agent named a block that is not open.
+// journalUnknownBlock journals an error event: the adapter named the block id, which is not open. what names the
+// operation.
 func (t *Turn) journalUnknownBlock(what, id string) {
 	if t.cfg.Journal == nil || t.end != nil {
 		return
@@ -289,7 +293,7 @@ func (t *Turn) journalUnknownBlock(what, id string) {
 	})
 }
 
-// finishBlock writes the finished block and removes it from the open ones.
+// finishBlock journals an open block as finished with status s, and removes it from the open blocks.
 func (t *Turn) finishBlock(b *openBlock, s events.BlockStatus, change func(*events.Block)) {
 	b.text.finish()
 	t.flushText()
@@ -308,7 +312,8 @@ func (t *Turn) finishBlock(b *openBlock, s events.BlockStatus, change func(*even
 	t.writeLine(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushCoalesced journals the text that waits. It is called by the timer that bounds how long text is coalesced.
+// flushCoalesced journals the text that waits to be joined to one delta. A timer calls it, so that text does not wait
+// longer than the coalescing time.
 func (t *Turn) flushCoalesced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +323,7 @@ func (t *Turn) flushCoalesced() {
 	}
 }
 
-// flushText journals the waiting text of all open blocks, in the order of the blocks.
+// flushText journals the text of all open blocks that is not in the journal yet, in the order of the blocks.
 func (t *Turn) flushText() {
 	if t.timer != nil {
 		t.timer.Stop()
@@ -336,13 +341,14 @@ func (t *Turn) flushText() {
 	}
 }
 
-// writeLine journals the waiting text of all open blocks, and then a line.
+// writeLine journals the unsent text of all open blocks, and then a line with data.
 func (t *Turn) writeLine(typ events.Type, conversation string, data any) {
 	t.flushText()
 	t.putLine(typ, conversation, data)
 }
 
-// putLine journals a line, redacted and cut to the size of a line. After the end of the turn it drops the line.
+// putLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it drops
+// the line.
 func (t *Turn) putLine(typ events.Type, conversation string, data any) {
 	if t.end != nil || t.cfg.Journal == nil {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
@@ -362,7 +368,7 @@ func (t *Turn) putLine(typ events.Type, conversation string, data any) {
 	t.appendOrHold(line)
 }
 
-// journalLineError journals an event with a code about a line that was changed or dropped because of err.
+// journalLineError journals an error event with a code: the line was changed or dropped because of err.
 func (t *Turn) journalLineError(line runner.Line, code string, err error) {
 	raw, _, encErr := encodeLine(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// AgentUnderTest describes the agent and the adapter that the test suite tests.
+// AgentUnderTest describes the agent and the adapter that the suite tests.
 type AgentUnderTest struct {
 	Architecture string
 	Adapter      agent.Adapter
@@ -34,8 +34,8 @@ type AgentUnderTest struct {
 	Model string
 }
 
-// Capabilities describe which parts of the suite apply to an agent, each with the data that it needs. A nil field means
-// that the agent does not have the capability.
+// Capabilities describe which parts of the suite apply to an agent, each with the data that the part needs. A nil field
+// means that the agent does not have the capability.
 type Capabilities struct {
 	Goldens      *Goldens
 	Conversation *Conversation
@@ -48,7 +48,7 @@ type Capabilities struct {
 	Bare func() bareagent.Agent
 }
 
-// RunSuite runs the conformance suite of adapters for one agent.
+// RunSuite runs the conformance suite of adapters for the agent s, as far as its capabilities c apply.
 func RunSuite(t *testing.T, s AgentUnderTest, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {

@@ -5,31 +5,34 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// ApprovalRequests returns the requests of the turn that a person decides, in the order in which they were recorded.
+// ApprovalRequests returns the approval requests of the turn, on which a person decides, in the order in which they
+// were journaled.
 func (x Turn) ApprovalRequests() []events.ApprovalRequested {
 	x.t.Helper()
 	return DataOfType[events.ApprovalRequested](x, events.ApprovalRequested{}.EventType())
 }
 
-// Resolutions returns the ends of the requests that somebody decided.
+// Resolutions returns the events with which approval requests of the turn ended by a decision.
 func (x Turn) Resolutions() []events.ApprovalResolved {
 	x.t.Helper()
 	return DataOfType[events.ApprovalResolved](x, events.ApprovalResolved{}.EventType())
 }
 
-// Retractions returns the ends of the requests that nobody decided.
+// Retractions returns the events with which approval requests of the turn ended without a decision.
 func (x Turn) Retractions() []events.ApprovalRetracted {
 	x.t.Helper()
 	return DataOfType[events.ApprovalRetracted](x, events.ApprovalRetracted{}.EventType())
 }
 
-// DecideRequest decides a request as a person does. The id in d is ignored.
+// DecideRequest sends the decision d on the approval request r to the supervisor, as a person's decision. The id in d
+// is ignored.
 func (b *Harness) DecideRequest(r events.ApprovalRequested, d events.ApprovalDecided) {
 	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
 	b.Supervisor.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
 }
 
-// ReadUntilRequests reads the journal until n requests of the turn so were recorded, and returns so with these lines added.
+// ReadUntilRequests reads the journal until the turn has n approval requests. so is the turn as read so far; the result
+// is the turn with the lines that were read added.
 func (b *Harness) ReadUntilRequests(n int, so Turn) Turn {
 	b.t.Helper()
 	for len(so.ApprovalRequests()) < n {
@@ -38,8 +41,8 @@ func (b *Harness) ReadUntilRequests(n int, so Turn) Turn {
 	return so
 }
 
-// ReadToEndDeciding is ReadToEnd for a turn whose requests are decided by decide, each as soon as it is recorded. Requests in so are
-// taken as decided.
+// ReadToEndDeciding is ReadToEnd for a turn with approval requests: it calls decide for each as soon as it is
+// journaled, and sends the decision. Requests in so count as decided.
 func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
 	decided := len(so.ApprovalRequests())
@@ -56,13 +59,14 @@ func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequeste
 	}
 }
 
-// RunTurnDeciding is RunTurn for a turn whose requests are decided by decide, each as soon as it is recorded.
+// RunTurnDeciding is RunTurn for a turn with approval requests: it calls decide for each as soon as it is journaled,
+// and sends the decision.
 func (b *Harness) RunTurnDeciding(content string, change func(*runner.Query), decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
 	return b.ReadToEndDeciding(b.MustStartTurn(content, change), decide)
 }
 
-// AlwaysDecide returns the same decision on every request, for ReadToEndDeciding.
+// AlwaysDecide returns a function for ReadToEndDeciding that makes the decision d on every request.
 func AlwaysDecide(d events.ApprovalDecided) func(events.ApprovalRequested) events.ApprovalDecided {
 	return func(events.ApprovalRequested) events.ApprovalDecided { return d }
 }

@@ -16,7 +16,8 @@ import (
 )
 
 // exerciseBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
-// continue a conversation, and bareagent.Agents must return the agent, so that the benchmark "turn" measures it.
+// continue a conversation, and bareagent.Agents must return the agent, because the benchmark "turn" measures the agents
+// of that list.
 func exerciseBareAgent(t *testing.T, s AgentUnderTest, a bareagent.Agent) {
 	if a.Architecture != s.Architecture || a.Program != s.Program {
 		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
@@ -42,7 +43,8 @@ func exerciseBareAgent(t *testing.T, s AgentUnderTest, a bareagent.Agent) {
 	}
 }
 
-// checkCommandRequests takes turns with one command each, about which the agent must ask.
+// checkCommandRequests runs turns of the agent without Spool that run one command each. The agent must request a
+// permission for each command.
 func checkCommandRequests(t *testing.T, path string, a bareagent.Agent) {
 	tool, input := a.Command("touch asked")
 	model, err := server.New(server.Config{Script: ScriptOfRules(t, ScriptRule("run it", ScriptToolCall{tool, input}))})
@@ -80,7 +82,8 @@ func checkCommandRequests(t *testing.T, path string, a bareagent.Agent) {
 	}
 }
 
-// checkContinuedConversation starts a conversation with start, takes two turns, and checks that the second continues the first.
+// checkContinuedConversation starts a conversation with start, runs two turns, and checks that the second turn knows
+// the first.
 func checkContinuedConversation(t *testing.T, path string, start func(path, dir, modelURL string) (bareagent.Conversation, error)) {
 	model, err := server.New(server.Config{Script: ScriptOfRules(t)})
 	if err != nil {

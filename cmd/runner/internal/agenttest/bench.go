@@ -26,7 +26,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
+// waitTimeout is the time limit of each wait for an agent. It is long, because an agent may need seconds to start on a
+// busy machine.
 const waitTimeout = 3 * time.Minute
 
 // Harness runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
@@ -43,14 +44,14 @@ type Harness struct {
 	read       uint64
 }
 
-// NewHarness starts a supervisor that ends with the test. The model follows testdata/script.yaml. The test is skipped if
-// the agent's CLI is not installed.
+// NewHarness starts a supervisor that ends with the test. The scripted model uses testdata/script.yaml. The test is
+// skipped if the agent's CLI is not installed.
 func NewHarness(t testing.TB, s AgentUnderTest) *Harness {
 	t.Helper()
 	return NewHarnessWithScript(t, s, nil)
 }
 
-// NewHarnessWithScript is NewHarness with another script for the model.
+// NewHarnessWithScript is NewHarness with another script for the scripted model.
 func NewHarnessWithScript(t testing.TB, s AgentUnderTest, script *server.Script) *Harness {
 	t.Helper()
 	if s.Program != "" {
@@ -61,7 +62,7 @@ func NewHarnessWithScript(t testing.TB, s AgentUnderTest, script *server.Script)
 	return newHarnessWithPath(t, s, os.Getenv("PATH"), script)
 }
 
-// newHarnessWithPath is NewHarnessWithScript for an agent that has the given PATH.
+// newHarnessWithPath is NewHarnessWithScript for an agent whose environment variable PATH is path.
 func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *server.Script) *Harness {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -115,7 +116,7 @@ func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *ser
 	return b
 }
 
-// DefaultScript returns the script of the model in testdata/script.yaml.
+// DefaultScript parses testdata/script.yaml, the script of the scripted model.
 func DefaultScript(t testing.TB) *server.Script {
 	t.Helper()
 	script, err := server.LoadFile("testdata/script.yaml")
@@ -125,7 +126,8 @@ func DefaultScript(t testing.TB) *server.Script {
 	return script
 }
 
-// ScriptOfRules returns a script with the given rules in YAML. Without a rule for the query the model repeats it.
+// ScriptOfRules returns a script for the scripted model with the given rules in YAML. If no rule matches a query, the
+// model repeats the query.
 func ScriptOfRules(t testing.TB, rules ...string) *server.Script {
 	t.Helper()
 	s, err := server.Load(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
@@ -141,8 +143,8 @@ type ScriptToolCall struct {
 	Input any    `json:"input"`
 }
 
-// ScriptRule returns a rule for ScriptOfRules. When a query contains text, the model calls the tools one after the other and then
-// answers with the last result.
+// ScriptRule returns a rule for ScriptOfRules. When a query contains text, the scripted model calls the tools one after
+// the other and then answers with the last result.
 func ScriptRule(text string, tools ...ScriptToolCall) string {
 	steps := []any{}
 	for _, tool := range tools {
@@ -157,8 +159,8 @@ func ScriptRule(text string, tools ...ScriptToolCall) string {
 	return "  - " + string(raw) + "\n"
 }
 
-// StartTurn sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
-// which may be nil, modifies the query first.
+// StartTurn sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil.
+// change, which may be nil, modifies the query first.
 func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.Error {
 	b.executions++
 	q := b.Query
@@ -178,8 +180,9 @@ func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn
 	return Turn{t: b.t}
 }
 
-// ReadUntil reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
-// that it has read added. It fails the test if no such line comes; what describes the line in the message.
+// ReadUntil reads the journal up to the first line for which wanted returns true. so is the turn as read so far; the
+// result is the turn with the lines that were read added. It fails the test if no such line comes; what describes the
+// line in the message.
 func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(waitTimeout)
@@ -205,7 +208,8 @@ func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn)
 	}
 }
 
-// ReadToEnd reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
+// ReadToEnd reads the journal up to the end of the turn. so is the turn as read so far; the result is the turn with the
+// lines that were read added.
 func (b *Harness) ReadToEnd(so Turn) Turn {
 	b.t.Helper()
 	return b.ReadUntil("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
@@ -228,7 +232,7 @@ func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Tu
 	return x
 }
 
-// Turn holds the journal lines of one execution that were read so far.
+// Turn holds the journal lines of one execution that the test has read so far.
 type Turn struct {
 	Lines []runner.Line
 	t     testing.TB
@@ -242,7 +246,7 @@ func (x Turn) String() string {
 	return s.String()
 }
 
-// DataOfType returns the data of all lines of a turn that have the type typ.
+// DataOfType returns the decoded data of all lines of a turn that have the event type typ.
 func DataOfType[T any](x Turn, typ events.Type) []T {
 	x.t.Helper()
 	var out []T
@@ -259,7 +263,7 @@ func DataOfType[T any](x Turn, typ events.Type) []T {
 	return out
 }
 
-// Ended returns the data of the line that ends the turn. It fails the test unless there is exactly one.
+// Ended returns the data of the line that ends the turn. It fails the test unless the turn has exactly one such line.
 func (x Turn) Ended() runner.Ended {
 	x.t.Helper()
 	all := DataOfType[runner.Ended](x, runner.TurnEnded)
@@ -269,7 +273,8 @@ func (x Turn) Ended() runner.Ended {
 	return all[0]
 }
 
-// Started returns the data of the line that starts the turn. It fails the test unless there is exactly one.
+// Started returns the data of the line that starts the turn. It fails the test unless the turn has exactly one such
+// line.
 func (x Turn) Started() runner.Started {
 	x.t.Helper()
 	all := DataOfType[runner.Started](x, runner.AgentStarted)
@@ -306,7 +311,7 @@ func (x Turn) FinishedBlocks(kind events.BlockKind) []events.Block {
 	return out
 }
 
-// CheckTextDeltas checks that the text deltas of every block join to the text of the block, byte by byte.
+// CheckTextDeltas checks that the text deltas of every block, joined, are the text of the block, byte by byte.
 func (x Turn) CheckTextDeltas() {
 	x.t.Helper()
 	streamed := map[string]string{}
@@ -323,7 +328,7 @@ func (x Turn) CheckTextDeltas() {
 	}
 }
 
-// TranscriptWritten returns the first transcript_written of the turn.
+// TranscriptWritten returns the data of the first event transcript_written of the turn.
 func (x Turn) TranscriptWritten() events.TranscriptWritten {
 	x.t.Helper()
 	all := DataOfType[events.TranscriptWritten](x, "transcript_written")
@@ -333,8 +338,8 @@ func (x Turn) TranscriptWritten() events.TranscriptWritten {
 	return all[0]
 }
 
-// CheckErrorCodes checks that the turn's events of type error have exactly the given codes, in order, and returns their
-// data.
+// CheckErrorCodes checks that the turn's events of type error have exactly the given codes, in order, and returns the
+// data of these events.
 func (x Turn) CheckErrorCodes(codes ...string) []events.Error {
 	x.t.Helper()
 	all := DataOfType[events.Error](x, "error")
@@ -348,7 +353,7 @@ func (x Turn) CheckErrorCodes(codes ...string) []events.Error {
 	return all
 }
 
-// ReadFile returns the content of a file in the workspace.
+// ReadFile returns the content of a file in the agent's workspace.
 func (b *Harness) ReadFile(name string) string {
 	b.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.Folders.Workspace, name))
@@ -358,18 +363,18 @@ func (b *Harness) ReadFile(name string) string {
 	return string(raw)
 }
 
-// HasFile reports whether the workspace has a file.
+// HasFile reports whether the agent's workspace contains a file.
 func (b *Harness) HasFile(name string) bool {
 	return fileExists(filepath.Join(b.Folders.Workspace, name))
 }
 
-// WriteFile writes a file into the workspace.
+// WriteFile writes a file into the agent's workspace.
 func (b *Harness) WriteFile(name, content string) {
 	b.t.Helper()
 	b.writePath(filepath.Join(b.Folders.Workspace, name), content)
 }
 
-// writePath writes a file, and creates its folders.
+// writePath writes a file at an absolute path, and creates the folders above it.
 func (b *Harness) writePath(path, content string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -380,8 +385,8 @@ func (b *Harness) writePath(path, content string) {
 	}
 }
 
-// ModelRequests returns the requests that the scripted model has received whose body contains text. It fails the test if
-// there is none.
+// ModelRequests returns the requests to the scripted model whose body contains text. It fails the test if there is
+// none.
 func (b *Harness) ModelRequests(text string) []server.Request {
 	b.t.Helper()
 	found := slices.DeleteFunc(b.Model.Requests(), func(r server.Request) bool { return !bytes.Contains(r.Body, []byte(text)) })
@@ -391,8 +396,8 @@ func (b *Harness) ModelRequests(text string) []server.Request {
 	return found
 }
 
-// CheckLastModelRequest checks the last request that the scripted model has received: its body must contain every text of
-// present, no text of absent, and the question "which number was it?" exactly questions times.
+// CheckLastModelRequest checks the last request to the scripted model: its body must contain every text of present, no
+// text of absent, and the question "which number was it?" exactly questions times.
 func (b *Harness) CheckLastModelRequest(present, absent []string, questions int) {
 	b.t.Helper()
 	requests := b.Model.Requests()
@@ -412,7 +417,7 @@ func (b *Harness) CheckLastModelRequest(present, absent []string, questions int)
 	}
 }
 
-// EnvWith returns the environment that every query has, with one more variable.
+// EnvWith returns the environment of every query of the harness, with one more variable.
 func (b *Harness) EnvWith(key, value string) map[string]string {
 	env := maps.Clone(b.Query.Env)
 	env[key] = value

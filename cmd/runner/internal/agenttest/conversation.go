@@ -17,12 +17,12 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// whichNumber is the query that an agent can answer only from the earlier turns of its session.
+// whichNumber is a query that an agent can answer only if it knows the earlier turns of its session.
 const whichNumber = "which number was it?"
 
-// Conversation describes the turns of one session. The script of the model has to have a rule for every query:
-// "Remember the number N please" (answer: N, and "Ça va, 世界"), "which number was it?" (N), "talk for ever" (an endless
-// text), "hello" (repeats the query), and those that the fields name.
+// Conversation describes the queries and expected results of a session that the suite runs. The script of the model
+// must have a rule for every query: "Remember the number N please" (answer: N, and "Ça va, 世界"), "which number was it?"
+// (N), "talk for ever" (an endless text), "hello" (repeats the query), and those that the fields name.
 type Conversation struct {
 	// Usage means that the agent reports tokens, Cost that it reports costs.
 	Usage, Cost bool
@@ -50,23 +50,23 @@ type Conversation struct {
 	Secrets []string
 }
 
-// ExpectedDecision is the answer to a permission request that the suite expects in an event.
+// ExpectedDecision is a permission decision that the suite expects in the journal.
 type ExpectedDecision struct{ Tool, Decision, Rule string }
 
-// ExpectedFailure is the expected end of a turn at which the model fails.
+// ExpectedFailure is a query at which the scripted model fails, with the expected outcome of its turn.
 type ExpectedFailure struct {
 	Query, Code string
 	Message     string // a part of the message
 }
 
-// ExtraQuery is an additional query of the suite. The agent must answer it with a text that contains Answer.
+// ExtraQuery is an additional query of the suite. The agent's answer must contain Answer.
 type ExtraQuery struct {
 	Query, Answer string
 	Check         func(testing.TB, *Harness, Turn) // may be nil
 }
 
-// ConfinementCheck describes how the suite checks that the agent is kept inside its workspace. The workspace has a symbolic
-// link named "link" that leads outside.
+// ConfinementCheck describes how the suite checks that the agent cannot leave its workspace. The workspace has a
+// symbolic link named "link" that leads outside.
 type ConfinementCheck struct {
 	Refused []string // queries at which the agent writes or reads outside of the workspace
 	Answer  string   // is in the answer to each
@@ -84,7 +84,8 @@ type ConfinementCheck struct {
 // isDelta reports whether a journal line is a text delta.
 func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
 
-// requireProcess returns a function that checks that a turn was done by the warm process pid, and returns the turn.
+// requireProcess returns a function that fails the test unless the warm process pid has run a turn. The function
+// returns the turn.
 func requireProcess(t testing.TB, pid int) func(Turn) Turn {
 	return func(x Turn) Turn {
 		t.Helper()
@@ -95,11 +96,11 @@ func requireProcess(t testing.TB, pid int) func(Turn) Turn {
 	}
 }
 
-// allowAnyProcess returns the turn unchanged. It takes the place of a requireProcess function where any process may do the
-// turn.
+// allowAnyProcess returns the turn unchanged. It takes the place of the function of requireProcess where any process
+// may run the turn.
 func allowAnyProcess(x Turn) Turn { return x }
 
-// checkOneProcess runs a session whose turns must all be done by one process. It checks the results, files, usage,
+// checkOneProcess runs a session whose turns must all be run by one process, and checks the results, files, usage,
 // interrupts and failures of the turns.
 func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *ConfinementCheck) {
 	b := NewHarness(t, s)
@@ -163,7 +164,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 }
 
 // checkExtras sends additional queries and checks their answers. same is called with each turn and checks which process
-// did it.
+// has run it.
 func checkExtras(t testing.TB, b *Harness, all []ExtraQuery, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
@@ -174,7 +175,7 @@ func checkExtras(t testing.TB, b *Harness, all []ExtraQuery, same func(Turn) Tur
 	}
 }
 
-// CheckSubagent checks that in turn x one sub-agent ran and created the file sub.txt.
+// CheckSubagent checks that exactly one sub-agent ran in turn x, and that it created the file sub.txt.
 func CheckSubagent(t testing.TB, b *Harness, x Turn) {
 	t.Helper()
 	if got := b.ReadFile("sub.txt"); got != "sub-agent-ran\n" || len(x.FinishedBlocks(events.KindSubagent)) != 1 {
@@ -182,7 +183,7 @@ func CheckSubagent(t testing.TB, b *Harness, x Turn) {
 	}
 }
 
-// checkUsage checks that the usage of the second turn does not include that of the first.
+// checkUsage checks that the token usage of the second turn does not include that of the first.
 func checkUsage(t testing.TB, c Conversation, first, second Turn) {
 	t.Helper()
 	f, s := first.Ended(), second.Ended()
@@ -194,9 +195,9 @@ func checkUsage(t testing.TB, c Conversation, first, second Turn) {
 	}
 }
 
-// checkConfinement sends queries at which the agent tries to leave the workspace. It checks that each is denied with
-// the expected rule and that no file outside was written. same is called with each turn and checks which process did
-// it.
+// checkConfinement sends queries at which the agent tries to leave the workspace. It checks that each attempt is denied
+// with the expected rule, and that no file outside of the workspace was written. same is called with each turn and
+// checks which process has run it.
 func checkConfinement(t testing.TB, b *Harness, c ConfinementCheck, same func(Turn) Turn) {
 	t.Helper()
 	outside := t.TempDir()
@@ -240,8 +241,8 @@ func checkInterrupts(t testing.TB, b *Harness, c Conversation, same func(Turn) T
 	}
 }
 
-// CheckInterrupt sends a query, interrupts its turn at the moment when, and checks that the turn ends as interrupted. same
-// is called with the turn and checks which process did it.
+// CheckInterrupt sends a query, interrupts its turn at the moment when, and checks that the turn ends as interrupted.
+// same is called with the turn and checks which process has run it.
 func CheckInterrupt(t testing.TB, b *Harness, content string, when InterruptMoment, same func(Turn) Turn) {
 	t.Helper()
 	x := b.MustStartTurn(content, nil)
@@ -263,7 +264,8 @@ func CheckInterrupt(t testing.TB, b *Harness, content string, when InterruptMome
 	AwaitNoSleepProcess(t, b)
 }
 
-// AwaitNoSleepProcess waits until no process of the program sleep, which tests start, runs in the workspace.
+// AwaitNoSleepProcess blocks until no process of the program sleep, which tests start as a long command, runs in the
+// workspace.
 func AwaitNoSleepProcess(t testing.TB, b *Harness) {
 	t.Helper()
 	awaitCondition(t, "the interrupted command still runs", func() bool { return !hasSleepProcess(t, b) })
@@ -279,7 +281,7 @@ func awaitCondition(t testing.TB, otherwise string, condition func() bool) {
 	}
 }
 
-// hasSleepProcess reports whether a program sleep runs in the workspace.
+// hasSleepProcess reports whether a process of the program sleep runs in the workspace.
 func hasSleepProcess(t testing.TB, b *Harness) bool {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
@@ -298,7 +300,7 @@ func hasSleepProcess(t testing.TB, b *Harness) bool {
 	return false
 }
 
-// checkTranscript checks that the agent's own transcript is where the journal says it is.
+// checkTranscript checks that the agent's own transcript is at the path that the journal names.
 func checkTranscript(t testing.TB, s AgentUnderTest, b *Harness, c Conversation, x Turn) {
 	t.Helper()
 	w := x.TranscriptWritten()
@@ -340,8 +342,8 @@ func checkNoSecrets(t testing.TB, b *Harness, secrets []string) {
 	}
 }
 
-// checkInterruptAtOnce checks that a turn which is interrupted before its process has started ends as interrupted, and that
-// the next query is answered.
+// checkInterruptAtOnce checks that a turn which is interrupted before its process has started ends as interrupted, and
+// that the agent answers the next query.
 func checkInterruptAtOnce(t *testing.T, s AgentUnderTest) {
 	b := NewHarness(t, s)
 	x := b.MustStartTurn("talk for ever", nil)
@@ -372,8 +374,8 @@ type ResumeCheck struct {
 	Rules string
 }
 
-// checkResume checks that a new process knows the conversation so far, after the former process was killed, ended in the
-// middle of a turn, or had to be replaced. An unknown session must be reported as lost.
+// checkResume checks that a new process knows the conversation so far, after the former process was killed, ended in
+// the middle of a turn, or had to be replaced. A session that the agent does not have must be reported as lost.
 func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 	b := NewHarness(t, s)
 	pid := 0
@@ -423,7 +425,7 @@ func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 
 // checkOtherModel checks that a query with another model and system prompt is answered by a new process that knows the
 // session, and that the model receives the prompt, the memory file and the rules of the workspace. cold is called with
-// the turn and checks that a new process did it.
+// the turn and checks that a new process has run it.
 func checkOtherModel(t *testing.T, b *Harness, r ResumeCheck, cold func(Turn) Turn) {
 	t.Helper()
 	want := []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-PROJECT"}
@@ -458,7 +460,8 @@ type WorkspaceSettings struct {
 	Check func(testing.TB, *Harness)
 }
 
-// checkWorkspaceSettings checks that the agent stays confined although its workspace has such settings files.
+// checkWorkspaceSettings checks that the agent cannot leave a workspace whose settings files try to weaken the
+// permission policy.
 func checkWorkspaceSettings(t *testing.T, s AgentUnderTest, w WorkspaceSettings, c ConfinementCheck) {
 	b := NewHarness(t, s)
 	for name, content := range w.Files(b.Folders.Workspace) {

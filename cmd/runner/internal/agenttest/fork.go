@@ -33,7 +33,7 @@ type ForkCheck struct {
 	Records string
 }
 
-// ForkParent holds the turns of the session from which the suite forks. The comment of each turn is its query.
+// ForkParent holds the turns of the session that the suite forks. The comment of each turn is its query.
 type ForkParent struct {
 	Session string
 	First   Turn // "Remember the number 11 please"
@@ -42,14 +42,16 @@ type ForkParent struct {
 	Last    Turn // "Remember the number 22 please"
 }
 
-// ForkCase is one fork and its expected result: the query "which number was it?" must be answered with Answer.
+// ForkCase is one fork of the parent, with its expected result: the agent must answer the query "which number was it?"
+// with Answer.
 type ForkCase struct {
 	Anchor          string // "" for the whole conversation
 	Answer          string
 	Present, Absent []string // texts of the last request to the model
 }
 
-// checkFork checks for each case that a fork knows the conversation up to the anchor, and nothing that came later.
+// checkFork checks for each ForkCase that the agent of the fork knows the conversation up to the anchor, and nothing
+// later.
 func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 	parent := NewHarness(t, s)
 	p := ForkParent{First: parent.RunTurnOK("Remember the number 11 please", "11", nil), Write: parent.RunTurnOK("write a file please", "written", nil)}
@@ -134,8 +136,8 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 	})
 }
 
-// checkSameRecords checks that the agent's records of the parent that match the pattern have the same content in copied, the
-// folders of a fork.
+// checkSameRecords checks that the files of the agent's state folder that match pattern have the same content in parent
+// and in copied, the folders of a fork.
 func checkSameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parent.State, pattern))
@@ -173,8 +175,8 @@ type ProvidedCheck struct {
 	Next ExtraQuery
 }
 
-// checkProvided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
-// transcript says. The file that the caller provided is not changed.
+// checkProvided checks that the agent knows the conversation of an uploaded transcript, works in the workspace of its
+// session, and acts on nothing else that the transcript says. The agent must not change the uploaded file.
 func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 	b := NewHarness(t, s)
 	session, raw := p.Bare(t, b.Query.Env)

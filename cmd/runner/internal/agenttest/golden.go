@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// updateGoldens is the flag -update of the tests.
 var updateGoldens = flag.Bool("update", false, "write the golden files from what the adapter does now")
 
 // Goldens describe the recordings of an agent's CLI: the folders testdata/NAME, one for each scenario, with
@@ -36,7 +37,7 @@ type Goldens struct {
 	Recording    Recording
 }
 
-// RecordingStep is a line of a recording: an input of the CLI, or a line that it printed.
+// RecordingStep is a line of a recording: an input of the CLI, or a line that the CLI printed.
 type RecordingStep struct {
 	Query     *runner.Query     `json:"query,omitempty"`
 	Interrupt bool              `json:"interrupt,omitempty"`
@@ -44,13 +45,13 @@ type RecordingStep struct {
 	Line      json.RawMessage   `json:"line,omitempty"`
 }
 
-// RecordedDecision is a decision that a recording contains, on one of the approval requests of its turn.
+// RecordedDecision is a decision in a recording on one of the approval requests of its turn.
 type RecordedDecision struct {
 	Request  int                    `json:"request"` // which of the turn's requests, from 0 on
 	Decision events.ApprovalDecided `json:"decision"`
 }
 
-// applyTo passes the decision to the turn that writes to j.
+// applyTo passes the decision to turn, whose lines are in j.
 func (c RecordedDecision) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	t.Helper()
 	requests := lastTurnRequests(t, j)
@@ -62,7 +63,7 @@ func (c RecordedDecision) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	turn.ApplyVerdict(runner.Verdict{ApprovalDecided: c.Decision})
 }
 
-// lastTurnRequests returns the approval requests of the last turn in j.
+// lastTurnRequests returns the approval requests of the last turn in the journal j.
 func lastTurnRequests(t testing.TB, j *Journal) []events.ApprovalRequested {
 	t.Helper()
 	lines := j.Lines()
@@ -85,8 +86,8 @@ func firstQuery(steps []RecordingStep) runner.Query {
 	return runner.Query{}
 }
 
-// checkGoldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
-// are made first.
+// checkGoldens replays every recording and compares the journal and the input of the CLI with the golden files. With
+// -record it makes the recordings first.
 func checkGoldens(t *testing.T, s AgentUnderTest, g Goldens) {
 	paths := recordingPaths(t)
 	if !*recordFlag {
@@ -127,8 +128,8 @@ func recordingPaths(t testing.TB) []string {
 	return paths
 }
 
-// checkDisorderedReplay passes the lines of recordings to the adapter in a wrong order, twice or not at all. The adapter may
-// refuse lines, but the journal that it writes must be valid.
+// checkDisorderedReplay passes the lines of recordings to the adapter in a wrong order, twice or not at all. The
+// adapter may refuse lines, but the journal that it writes must be valid.
 func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
 	paths := recordingPaths(t)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
@@ -174,7 +175,7 @@ func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
 	}
 }
 
-// loadRecording reads a recording, and replaces its placeholders by the paths of place.
+// loadRecording reads the recording at path, and replaces its placeholders by the paths of the folders place.
 func (g Goldens) loadRecording(t testing.TB, path string, place agent.Folders) []RecordingStep {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -193,7 +194,8 @@ func (g Goldens) loadRecording(t testing.TB, path string, place agent.Folders) [
 	return steps
 }
 
-// replayRecording performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
+// replayRecording performs the steps of a recording on a new session of the adapter. It returns the journal, and the
+// values that the session sent to the CLI's stdin.
 func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []RecordingStep) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
@@ -232,7 +234,8 @@ func (g Goldens) placeholderPairs(place agent.Folders) []string {
 	return pairs
 }
 
-// insertPlaceholders replaces the paths of place by placeholders, so that golden files do not depend on the machine.
+// insertPlaceholders replaces the paths of the folders place in raw by placeholders, so that golden files do not depend
+// on the machine.
 func (g Goldens) insertPlaceholders(raw []byte, place agent.Folders) []byte {
 	pairs := g.placeholderPairs(place)
 	for i := 0; i < len(pairs); i += 2 {
@@ -241,7 +244,7 @@ func (g Goldens) insertPlaceholders(raw []byte, place agent.Folders) []byte {
 	return []byte(strings.NewReplacer(pairs...).Replace(string(raw)))
 }
 
-// encodeLines returns the values as JSON, one a line.
+// encodeLines returns the values as JSON, one value on each line.
 func encodeLines[T any](t testing.TB, values []T) []byte {
 	t.Helper()
 	var buf bytes.Buffer

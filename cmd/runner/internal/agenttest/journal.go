@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Journal is an agent.Journal in memory that is never full.
+// Journal implements agent.Journal in memory. It is never full.
 type Journal struct {
 	mu     sync.Mutex
 	lines  []runner.Line
 	blocks int
 }
 
-// Append numbers the line and stores it.
+// Append numbers a line and stores it.
 func (j *Journal) Append(_ context.Context, l runner.Line) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -42,20 +42,20 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// Lines returns the lines that were appended so far.
+// Lines returns all lines that were appended so far.
 func (j *Journal) Lines() []runner.Line {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return append([]runner.Line(nil), j.lines...)
 }
 
-// Stdin is an agent.Stdin that records the JSON values that a Session sends.
+// Stdin implements agent.Stdin for tests: it stores the values that a Session sends to the agent's process.
 type Stdin struct {
 	mu   sync.Mutex
 	sent []json.RawMessage
 }
 
-// Send records v as JSON.
+// Send stores v as JSON.
 func (s *Stdin) Send(v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Stdin) Send(v any) error {
 	return nil
 }
 
-// Sent returns the values that were sent so far.
+// Sent returns the values that the session has sent so far.
 func (s *Stdin) Sent() []json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,13 +77,14 @@ func (s *Stdin) Sent() []json.RawMessage {
 // FixedTime returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
 func FixedTime() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 
-// NewJournalTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is FixedTime.
+// NewJournalTurn begins a turn that writes to the journal j. Text is coalesced until another line follows, and the
+// clock is FixedTime.
 func NewJournalTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
 	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})
 }
 
-// newQueryTurn is NewJournalTurn with the execution and the permission policy of a query.
+// newQueryTurn begins a turn that writes to the journal j, with the execution and the permission policy of a query.
 func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 	t.Helper()
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
@@ -95,8 +96,8 @@ func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 	})
 }
 
-// ReplayLines opens a session, begins the query and passes the lines of a recorded stdout to the session. It returns the
-// journal and the values that were sent to stdin.
+// ReplayLines opens a session of the adapter a, begins the query q and passes recorded lines of the agent's stdout to
+// the session. It returns the journal, and the values that the session sent to the agent's stdin.
 func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var stdin Stdin
@@ -119,7 +120,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 }
 
 // CheckAnchors checks the anchors in a journal: only finished blocks of the main conversation have one, no two blocks
-// have the same, and every complete block of the given kinds in the main conversation has one.
+// have the same one, and every complete block of the given kinds in the main conversation has one.
 func CheckAnchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
 	t.Helper()
 	seen := map[string]string{}

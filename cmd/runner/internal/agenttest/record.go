@@ -22,16 +22,17 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// recordFlag is the flag -record of the tests.
 var recordFlag = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
 
-// Scenario is a conversation that the suite records with the agent's real CLI.
+// Scenario is a list of queries that the suite sends to the agent's real CLI to make a recording.
 type Scenario struct {
 	Model       string // "" for Goldens.Model
 	Permissions events.Permissions
 	Asks        []ScenarioQuery
 }
 
-// QueryScenario returns a scenario of queries that are not interrupted.
+// QueryScenario returns a Scenario with one query for each text, none of which is interrupted.
 func QueryScenario(texts ...string) Scenario {
 	var s Scenario
 	for _, text := range texts {
@@ -40,7 +41,7 @@ func QueryScenario(texts ...string) Scenario {
 	return s
 }
 
-// ImageScenario returns a scenario of one query with an image of one pixel.
+// ImageScenario returns a Scenario of one query that has a text and an image of one pixel.
 func ImageScenario(text string) Scenario {
 	return Scenario{Asks: []ScenarioQuery{{Parts: []events.Part{{Type: "text", Text: text}, {
 		Type: "image", MediaType: "image/png",
@@ -54,7 +55,7 @@ func (s Scenario) WithModel(model string) Scenario {
 	return s
 }
 
-// ScenarioQuery is one query of a Scenario.
+// ScenarioQuery is one query of a Scenario, with the interrupt and the decisions that follow it.
 type ScenarioQuery struct {
 	Text      string
 	Parts     []events.Part
@@ -73,11 +74,11 @@ const (
 	OnText   InterruptMoment = "text"   // when text of the answer arrives; of a recording, at the second piece
 	OnTool   InterruptMoment = "tool"   // when the command that the model asked for runs
 	OnOutput InterruptMoment = "output" // when the command's first output arrives
-	// OnRequest is the moment when an approval request was recorded that ScenarioQuery.Decide does not decide.
+	// OnRequest is the moment when an approval request is journaled that ScenarioQuery.Decide does not decide.
 	OnRequest InterruptMoment = "request"
 )
 
-// Recording describes the output of an agent's CLI, so that it can be recorded and compared.
+// Recording describes the output of an agent's CLI, so that the output can be recorded and compared.
 type Recording struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
@@ -111,7 +112,7 @@ func (r *recorder) Send(v any) error {
 	return err
 }
 
-// writeStep writes one step to the recording.
+// writeStep appends one step to the recording.
 func (r *recorder) writeStep(s RecordingStep) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +123,7 @@ func (r *recorder) writeStep(s RecordingStep) {
 	}
 }
 
-// recordScenario runs the CLI on a scenario and writes dir/recording.jsonl.
+// recordScenario runs the agent's CLI on a scenario and writes dir/recording.jsonl.
 func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scenario Scenario) {
 	mock, err := server.New(server.Config{Script: DefaultScript(t)})
 	if err != nil {
@@ -178,7 +179,7 @@ func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scena
 	}
 }
 
-// recordTurn sends the i-th query of the scenario, counted from 0, and records until its turn has ended.
+// recordTurn sends the query number i of the scenario, counted from 0, and records steps until its turn has ended.
 func (r *recorder) recordTurn(i int, permissions events.Permissions, ask ScenarioQuery) {
 	t := r.t
 	q := runner.Query{
@@ -250,8 +251,8 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// NumberMatches replaces every match of the pattern in raw by name(match, n). n numbers the different matches from 1 on; equal
-// matches have the same n.
+// NumberMatches replaces every match of the pattern in raw by name(match, n), where n numbers the different matches
+// from 1 on. Equal matches have the same n.
 func NumberMatches(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
 	names := map[string]string{}
 	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {
