@@ -40,10 +40,10 @@ func (s *session) appendEarlyText(x NoticeText, t *agent.Turn) error {
 	return s.appendText(s.main, key.kind, messageChunk{MessageID: x.Message, Content: contentBlock{Type: "text", Text: x.Piece}}, t)
 }
 
-// unreported returns the part of piece, the text of an update, that no notice has reported and that is therefore not
+// unreportedPart returns the part of piece, the text of an update, that no notice has reported and that is therefore not
 // journaled yet. piece must not be empty. The updates repeat the text of the notices in the same order, but the agent
 // may leave out an update.
-func (e *earlyText) unreported(key textKey, piece string) string {
+func (e *earlyText) unreportedPart(key textKey, piece string) string {
 	reported := e.unrepeated[key]
 	if _, after, found := strings.Cut(reported, piece); found { // the agent left out what is before it
 		e.unrepeated[key] = after

@@ -114,7 +114,7 @@ func TestBegin_AsksWhetherTheAgentIsAlive(t *testing.T) {
 				t.Fatal(err)
 			}
 			var methods []string
-			for _, raw := range in.Sent()[2:] {
+			for _, raw := range in.SentValues()[2:] {
 				var m rpcMessage
 				if err := json.Unmarshal(raw, &m); err != nil {
 					t.Fatal(err)

@@ -52,7 +52,7 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 				t.Fatal(err)
 			}
 			feed(t, s, turn, c.lines...)
-			sent := in.Sent()[1:]
+			sent := in.SentValues()[1:]
 			if c.sent == "" && len(sent) == 0 {
 				return
 			}

@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// initialize sends the first request of the handshake. The request offers neither files nor terminals, because the agent works in the sandbox
+// startHandshake sends the first request of the handshake. The request offers neither files nor terminals, because the agent works in the sandbox
 // itself.
-func (s *session) initialize() {
+func (s *session) startHandshake() {
 	// Send fails only if a value cannot be encoded, and these can.
 	_ = s.sendInitialize(s.handleInitializeAnswer) //nolint:errcheck // see above
 }
@@ -105,14 +105,14 @@ func (s *session) openSession(t *agent.Turn) error {
 		}, s.handleResumedSession)
 	case s.caps.LoadSession:
 		s.loading = true
-		return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadRequest(sdk.SessionId(s.resume)), s.handleResumedSession)
+		return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleResumedSession)
 	}
 	s.journalLostTranscript(t, "the agent cannot go on with a session")
 	return s.requestNewSession()
 }
 
-// loadRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
-func (s *session) loadRequest(id sdk.SessionId) sdk.LoadSessionRequest {
+// loadSessionRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
+func (s *session) loadSessionRequest(id sdk.SessionId) sdk.LoadSessionRequest {
 	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.sessionServers()}
 }
 

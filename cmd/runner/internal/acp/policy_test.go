@@ -53,7 +53,7 @@ func (st *stage) asks(id, call string) {
 // answers returns the answers to permission requests so far, such as "7 cancelled" and "8 y".
 func (st *stage) answers() string {
 	var all []string
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		for _, id := range []string{"7", "8", `"x"`} {
 			if s := string(raw); strings.Contains(s, `"id":`+id+`,"result":{"outcome"`) {
 				for _, word := range []string{"cancelled", `"y"`, `"n"`} {
@@ -111,7 +111,7 @@ func TestInterrupt_CancelsOpenRequests(t *testing.T) {
 		t.Errorf("answered %s", got)
 	}
 	var sent []string
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		sent = append(sent, string(raw))
 	}
 	all := strings.Join(sent, "\n")

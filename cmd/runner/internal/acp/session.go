@@ -84,7 +84,7 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 		d.Shown = d.Model
 	}
 	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
-	s.initialize()
+	s.startHandshake()
 	return s
 }
 

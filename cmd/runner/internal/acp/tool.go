@@ -204,7 +204,7 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 // request failed.
 func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish func(*agent.Turn)) error {
 	s.subs[id] = f
-	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadRequest(id), func(m rpcMessage, t *agent.Turn) error {
+	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(id), func(m rpcMessage, t *agent.Turn) error {
 		if s.subs[id] != f {
 			return nil // the turn has ended
 		}

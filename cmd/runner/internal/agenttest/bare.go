@@ -15,10 +15,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
 )
 
-// exerciseBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
+// checkBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
 // continue a conversation, and bareagent.Agents must return the agent, because the benchmark "turn" measures the agents
 // of that list.
-func exerciseBareAgent(t *testing.T, s AgentUnderTest, a bareagent.Agent) {
+func checkBareAgent(t *testing.T, s AgentUnderTest, a bareagent.Agent) {
 	if a.Architecture != s.Architecture || a.Program != s.Program {
 		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
 	}
@@ -67,7 +67,7 @@ func checkCommandRequests(t *testing.T, path string, a bareagent.Agent) {
 	if !ok {
 		t.Fatalf("%T is no Asker", c)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), agentWaitTimeout)
 	defer cancel()
 	for range 2 {
 		if took, err := asker.Ask(ctx, "run it"); err != nil || took <= 0 {
@@ -100,7 +100,7 @@ func checkContinuedConversation(t *testing.T, path string, start func(path, dir,
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), agentWaitTimeout)
 	defer cancel()
 	texts := []string{"the first number is 11", "the second number is 22"}
 	for _, text := range texts {

@@ -26,9 +26,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// waitTimeout is the time limit of each wait for an agent. It is long, because an agent may need seconds to start on a
+// agentWaitTimeout is the time limit of each wait for an agent. It is long, because an agent may need seconds to start on a
 // busy machine.
-const waitTimeout = 3 * time.Minute
+const agentWaitTimeout = 3 * time.Minute
 
 // Harness runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
 // test on an error.
@@ -185,14 +185,14 @@ func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn
 // line in the message.
 func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
-	timeout := time.After(waitTimeout)
+	timeout := time.After(agentWaitTimeout)
 	for {
 		raw, changed := b.journal.LinesAfter(b.read, 1)
 		if len(raw) == 0 {
 			select {
 			case <-changed:
 			case <-timeout:
-				b.t.Fatalf("no %s within %s; so far %s", what, waitTimeout, so)
+				b.t.Fatalf("no %s within %s; so far %s", what, agentWaitTimeout, so)
 			}
 			continue
 		}
@@ -412,7 +412,7 @@ func (b *Harness) CheckLastModelRequest(present, absent []string, questions int)
 			b.t.Errorf("the last request to the model contains %q", text)
 		}
 	}
-	if n := strings.Count(body, whichNumber); n != questions {
+	if n := strings.Count(body, whichNumberQuery); n != questions {
 		b.t.Errorf("the last request to the model contains the question %d times, want %d", n, questions)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// whichNumber is a query that an agent can answer only if it knows the earlier turns of its session.
-const whichNumber = "which number was it?"
+// whichNumberQuery is a query that an agent can answer only if it knows the earlier turns of its session.
+const whichNumberQuery = "which number was it?"
 
 // Conversation describes the queries and expected results of a session that the suite runs. The script of the model
 // must have a rule for every query: "Remember the number N please" (answer: N, and "Ça va, 世界"), "which number was it?"
@@ -109,7 +109,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 		t.Errorf("first start %+v", first.Started())
 	}
 	same := requireProcess(t, first.Started().PID)
-	second := same(b.RunTurnOK(whichNumber, "4711", nil))
+	second := same(b.RunTurnOK(whichNumberQuery, "4711", nil))
 	checkUsage(t, c, first, second)
 	if c.Edit != nil {
 		same(b.RunTurnOK("write a file please", "written", nil))
@@ -158,7 +158,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 		}
 	}
 	checkExtras(t, b, c.Extra, same)
-	same(b.RunTurnOK(whichNumber, "4711", nil))
+	same(b.RunTurnOK(whichNumberQuery, "4711", nil))
 	checkTranscript(t, s, b, c, second)
 	checkNoSecrets(t, b, c.Secrets)
 }
@@ -271,10 +271,10 @@ func AwaitNoSleepProcess(t testing.TB, b *Harness) {
 	awaitCondition(t, "the interrupted command still runs", func() bool { return !hasSleepProcess(t, b) })
 }
 
-// awaitCondition blocks until condition returns true. After waitTimeout it fails the test with the message otherwise.
+// awaitCondition blocks until condition returns true. After agentWaitTimeout it fails the test with the message otherwise.
 func awaitCondition(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(agentWaitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(otherwise)
 		}
@@ -395,10 +395,10 @@ func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 	}
 	first := cold(b.RunTurnOK("Remember the number 31 please", "31", nil))
 	b.Supervisor.Kill(t.Context())
-	second := cold(b.RunTurnOK(whichNumber, "31", nil))
+	second := cold(b.RunTurnOK(whichNumberQuery, "31", nil))
 	checkUsage(t, Conversation{Usage: r.Usage}, first, second)
 	kill()
-	cold(b.RunTurnOK(whichNumber, "31", nil))
+	cold(b.RunTurnOK(whichNumberQuery, "31", nil))
 
 	// The process ends in the middle of a turn.
 	x := b.ReadUntil("text", isDelta, b.MustStartTurn("talk for ever", nil))
@@ -411,7 +411,7 @@ func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 		t.Errorf("blocks %+v", cut)
 	}
 	if r.OtherModel == "" {
-		cold(b.RunTurnOK(whichNumber, "31", nil))
+		cold(b.RunTurnOK(whichNumberQuery, "31", nil))
 	} else {
 		checkOtherModel(t, b, r, cold)
 	}
@@ -436,7 +436,7 @@ func checkOtherModel(t *testing.T, b *Harness, r ResumeCheck, cold func(Turn) Tu
 		want = append(want, "RULES-OF-THE-WORKSPACE")
 		b.WriteFile(r.Rules, want[2])
 	}
-	x := cold(b.RunTurnOK(whichNumber, "31", func(q *runner.Query) { q.Model, q.SystemPrompt = r.OtherModel, want[0] }))
+	x := cold(b.RunTurnOK(whichNumberQuery, "31", func(q *runner.Query) { q.Model, q.SystemPrompt = r.OtherModel, want[0] }))
 	requests := b.Model.Requests()
 	last := requests[len(requests)-1]
 	if last.Model != r.OtherModel {

@@ -85,7 +85,7 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 			t.Parallel()
 			b := newBench(t)
 			for range forks {
-				x := b.RunTurnOK(whichNumber, c.Answer, query(c))
+				x := b.RunTurnOK(whichNumberQuery, c.Answer, query(c))
 				x.CheckErrorCodes()
 				b.CheckLastModelRequest(c.Present, c.Absent, 1)
 				if w := x.TranscriptWritten(); w.AgentSessionID == p.Session || f.File && w.Path == p.First.TranscriptWritten().Path {
@@ -110,11 +110,11 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 		}
 		b.ReadToEnd(x)
 		// The session of the fork, which is what the log has, knows as much as the fork did.
-		b.RunTurnOK(whichNumber, c.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_fork", own })
+		b.RunTurnOK(whichNumberQuery, c.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_fork", own })
 		b.CheckLastModelRequest(c.Present, slices.DeleteFunc(slices.Clone(c.Absent), func(text string) bool { return text == f.CutMark }), 1)
 		b.Supervisor.Kill(t.Context())
 		// The same fork finds the same anchor.
-		y := b.RunTurnOK(whichNumber, c.Answer, query(c))
+		y := b.RunTurnOK(whichNumberQuery, c.Answer, query(c))
 		y.CheckErrorCodes()
 		b.CheckLastModelRequest(c.Present, append([]string{"talk for ever"}, c.Absent...), 1)
 		if again := y.TranscriptWritten().AgentSessionID; again == p.Session || again == own && !f.File {
@@ -123,7 +123,7 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 		unchanged(t, b)
 		if f.Records == "" {
 			b.Supervisor.Kill(t.Context())
-			b.RunTurnOK(whichNumber, "remember 22.", func(q *runner.Query) { q.Resume = p.Session })
+			b.RunTurnOK(whichNumberQuery, "remember 22.", func(q *runner.Query) { q.Resume = p.Session })
 			b.CheckLastModelRequest(append([]string{"number 22"}, c.Present...), []string{"talk for ever"}, 1)
 		}
 	})
@@ -195,7 +195,7 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 		t.Fatal(err)
 	}
 	b.ReadToEnd(x)
-	x = b.RunTurnOK(whichNumber, "remember 11.", query)
+	x = b.RunTurnOK(whichNumberQuery, "remember 11.", query)
 	x.CheckErrorCodes()
 	b.CheckLastModelRequest(append([]string{"number 11"}, p.Present...), append([]string{"talk for ever"}, p.Absent...), 1)
 	own := x.TranscriptWritten()
@@ -212,7 +212,7 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 	if p.Next.Check != nil {
 		p.Next.Check(t, b, next)
 	}
-	b.CheckLastModelRequest([]string{"number 11", whichNumber}, nil, 1)
+	b.CheckLastModelRequest([]string{"number 11", whichNumberQuery}, nil, 1)
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, given) {
 		t.Errorf("the provided transcript has changed: %v", err)
 	}

@@ -222,7 +222,7 @@ func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []Reco
 	if turn.Ended() == nil {
 		t.Error("the recording does not end the last turn")
 	}
-	return journal.Lines(), stdin.Sent()
+	return journal.Lines(), stdin.SentValues()
 }
 
 // placeholderPairs returns all placeholders, each followed by the text that it stands for.

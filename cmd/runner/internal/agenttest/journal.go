@@ -67,8 +67,8 @@ func (s *Stdin) Send(v any) error {
 	return nil
 }
 
-// Sent returns the values that the session has sent so far.
-func (s *Stdin) Sent() []json.RawMessage {
+// SentValues returns the values that the session has sent so far.
+func (s *Stdin) SentValues() []json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]json.RawMessage(nil), s.sent...)
@@ -116,7 +116,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 	if turn.Ended() == nil {
 		t.Error("the recorded lines do not end the turn")
 	}
-	return journal.Lines(), stdin.Sent()
+	return journal.Lines(), stdin.SentValues()
 }
 
 // CheckAnchors checks the anchors in a journal: only finished blocks of the main conversation have one, no two blocks

@@ -50,12 +50,12 @@ func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, err
 	return transcriptPath(p.State, agentSession)
 }
 
-// sessionName matches the ids of sessions, which become a part of file names.
-var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+// sessionIDPattern matches the ids of sessions, which become a part of file names.
+var sessionIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
 // transcriptPath returns the path of an agent session's messages, or an error for an id that cannot be part of a file name.
 func transcriptPath(state, agentSession string) (string, error) {
-	if !sessionName.MatchString(agentSession) {
+	if !sessionIDPattern.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want 1 to 100 letters, digits, - and _", agentSession)
 	}
 	return filepath.Join(state, "spool", agentSession+".jsonl"), nil

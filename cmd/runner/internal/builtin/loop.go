@@ -158,11 +158,11 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 
 // requestAnswer requests one answer and shows it as it comes.
 func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
-	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
+	s := &answerBlocks{turn: t, calls: map[int]*openCallBlock{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.systemPrompt(), Messages: t.said.Messages(), Tools: t.toolOffers(),
 	}, s.addDelta)
-	s.finish(answer, err)
+	s.completeAnswer(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
 	t.usage.CacheReadTokens += answer.Usage.CacheRead
@@ -197,12 +197,12 @@ func (t *turn) toolOffers() []model.ToolOffer {
 type answerBlocks struct {
 	*turn
 	thinking, text string // refs of the open blocks
-	calls          map[int]*shownCall
-	order          []*shownCall
+	calls          map[int]*openCallBlock
+	order          []*openCallBlock
 }
 
-// shownCall is the open block of a tool call: its reference, and the id of the call.
-type shownCall struct{ ref, id string }
+// openCallBlock is the open block of a tool call: its reference, and the id of the call.
+type openCallBlock struct{ ref, id string }
 
 // addDelta shows a piece of the answer. It opens a block for the first piece of a kind, and completes the block before it.
 func (s *answerBlocks) addDelta(d model.Delta) {
@@ -213,17 +213,17 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 		}
 		s.record.AppendText(s.thinking, d.Thinking)
 	case d.Text != "":
-		s.stopThinking(events.Block{})
+		s.completeThinking(events.Block{})
 		if s.text == "" {
 			s.text = s.record.OpenBlock(events.Block{Kind: events.KindAssistantText, Model: s.model})
 		}
 		s.record.AppendText(s.text, d.Text)
 	case d.Call != nil:
-		s.stopThinking(events.Block{})
+		s.completeThinking(events.Block{})
 		c := s.calls[d.Call.Index]
 		if c == nil {
-			s.stopText(events.Block{Model: s.model})
-			c = &shownCall{id: d.Call.ID}
+			s.completeText(events.Block{Model: s.model})
+			c = &openCallBlock{id: d.Call.ID}
 			c.ref = s.record.OpenBlock(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
 			s.calls[d.Call.Index] = c
 			s.order = append(s.order, c)
@@ -234,25 +234,25 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 	}
 }
 
-// stopThinking completes the open block of thinking, if there is one, with the fields of b.
-func (s *answerBlocks) stopThinking(b events.Block) {
+// completeThinking completes the open block of thinking, if there is one, with the fields of b.
+func (s *answerBlocks) completeThinking(b events.Block) {
 	if s.thinking != "" {
 		s.record.CompleteBlock(s.thinking, b)
 		s.thinking = ""
 	}
 }
 
-// stopText completes the open block of text, if there is one, with the fields of b.
-func (s *answerBlocks) stopText(b events.Block) {
+// completeText completes the open block of text, if there is one, with the fields of b.
+func (s *answerBlocks) completeText(b events.Block) {
 	if s.text != "" {
 		s.record.CompleteBlock(s.text, b)
 		s.text = ""
 	}
 }
 
-// finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
+// completeAnswer completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
 // whole message, so only the last block has an anchor.
-func (s *answerBlocks) finish(a model.Answer, err error) {
+func (s *answerBlocks) completeAnswer(a model.Answer, err error) {
 	status, last := events.StatusComplete, nextAnchor(s.said)
 	if err != nil {
 		status, last = events.StatusError, ""
@@ -263,8 +263,8 @@ func (s *answerBlocks) finish(a model.Answer, err error) {
 		}
 		return ""
 	}
-	s.stopThinking(events.Block{Status: status, Anchor: anchorAt(s.text == "" && len(s.order) == 0)})
-	s.stopText(events.Block{Status: status, Model: a.Model, Anchor: anchorAt(len(s.order) == 0)})
+	s.completeThinking(events.Block{Status: status, Anchor: anchorAt(s.text == "" && len(s.order) == 0)})
+	s.completeText(events.Block{Status: status, Model: a.Model, Anchor: anchorAt(len(s.order) == 0)})
 	inputs := map[string]json.RawMessage{}
 	for _, c := range a.Message.Calls {
 		inputs[c.ID] = c.Arguments

@@ -43,7 +43,7 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 // replies returns the replies to permission requests that a session sent.
 func replies(t testing.TB, stdin *agenttest.Stdin) (list []permissionReply) {
 	t.Helper()
-	for _, raw := range stdin.Sent() {
+	for _, raw := range stdin.SentValues() {
 		var o processOrder
 		if err := json.Unmarshal(raw, &o); err != nil {
 			t.Fatal(err)

@@ -39,8 +39,8 @@ type Process struct {
 	Log       *slog.Logger
 }
 
-// settings parses the agent's variables.
-func (p Process) settings() (cfg model.Config, steps int, code time.Duration, err error) {
+// parseSettings parses the agent's variables.
+func (p Process) parseSettings() (cfg model.Config, steps int, code time.Duration, err error) {
 	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
 	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
 		if steps, err = strconv.Atoi(s); err != nil || steps < 1 {
@@ -61,7 +61,7 @@ func (p Process) settings() (cfg model.Config, steps int, code time.Duration, er
 func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	cfg, steps, codeLimit, err := p.settings()
+	cfg, steps, codeLimit, err := p.parseSettings()
 	if err != nil {
 		return err
 	}

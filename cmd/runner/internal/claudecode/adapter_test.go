@@ -110,11 +110,11 @@ func TestCommandPromptNeedsNoArgument(t *testing.T) {
 	var sent struct {
 		Request struct{ Subtype, AppendSystemPrompt string }
 	}
-	if err := json.Unmarshal(in.Sent()[0], &sent); err != nil {
+	if err := json.Unmarshal(in.SentValues()[0], &sent); err != nil {
 		t.Fatal(err)
 	}
 	if p := sent.Request.AppendSystemPrompt; sent.Request.Subtype != "initialize" || p != l.SystemPrompt {
-		t.Errorf("sent %.100s", in.Sent()[0])
+		t.Errorf("sent %.100s", in.SentValues()[0])
 	}
 }
 

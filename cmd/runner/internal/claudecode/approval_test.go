@@ -53,7 +53,7 @@ func useTool(id, tool, input string) string {
 func (st *stage) answers() map[string]json.RawMessage {
 	st.t.Helper()
 	out := map[string]json.RawMessage{}
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		var r struct {
 			Type     string
 			Response struct {
@@ -159,8 +159,8 @@ func TestHook_HasTheCLIAskAboutEveryCall(t *testing.T) {
 			}
 			var in agenttest.Stdin
 			Adapter{}.OpenSession(c.launch, &in)
-			if got := strings.Contains(string(in.Sent()[0]), `"PreToolUse"`); got != c.hook {
-				t.Errorf("handshake %s", in.Sent()[0])
+			if got := strings.Contains(string(in.SentValues()[0]), `"PreToolUse"`); got != c.hook {
+				t.Errorf("handshake %s", in.SentValues()[0])
 			}
 			out := strings.Split(command.Args[slices.Index(command.Args, "--disallowedTools")+1], ",")
 			for _, name := range []string{askUserQuestion, enterPlanMode, exitPlanMode} {
@@ -240,7 +240,7 @@ func TestCheck_KnowsWhichToolsOfServersDestroyData(t *testing.T) {
 	l := agent.Launch{Permissions: askAll, MCPServers: []runner.MCPServer{{Name: "desk"}}}
 	st := newPolicyStage(t, l).prints(initLine, `{"type":"control_response","response":{"subtype":"success","request_id":"spool-2","response":{"mcpServers":[{"name":"desk","status":"connected",
 		"tools":[{"name":"echo","annotations":{}},{"name":"wipe.all","annotations":{"destructive":true}}]}]}}}`)
-	if sent := string(st.in.Sent()[2]); !strings.Contains(sent, `"mcp_status"`) {
+	if sent := string(st.in.SentValues()[2]); !strings.Contains(sent, `"mcp_status"`) {
 		t.Errorf("sent %s", sent)
 	}
 	s := st.session.(*session).scope

@@ -35,7 +35,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, err
 	}
 	if l.Fork.Provided {
-		return copyProvided(l, id, to)
+		return copyProvidedTranscript(l, id, to)
 	}
 	from, err := originalTranscripts(l)
 	if err != nil {

@@ -111,17 +111,17 @@ func cliSettings(l agent.Launch) string {
 	return string(raw)
 }
 
-// checkedCall is a call of a tool with the input that an allowed call is run with. Its paths are those that were checked,
+// callToDecide is a call of a tool with the input that an allowed call is run with. Its paths are those that were checked,
 // because the CLI expands and trims paths by rules of its own.
-type checkedCall struct {
+type callToDecide struct {
 	permission.Call
 	input  json.RawMessage
 	denied *permission.Decision // the adapter's own decision, for a call that it cannot read
 }
 
 // checkCall describes a call for the permission policy.
-func (s policyScope) checkCall(tool string, input json.RawMessage) checkedCall {
-	c := checkedCall{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
+func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide {
+	c := callToDecide{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
 	var args map[string]json.RawMessage
 	if json.Unmarshal(input, &args) != nil || args == nil {
 		return c.deny(ruleUnreadableRequest, "the request has no readable input")
@@ -149,13 +149,13 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) checkedCall {
 }
 
 // deny returns the call with a denial of the adapter.
-func (c checkedCall) deny(rule, reason string) checkedCall {
+func (c callToDecide) deny(rule, reason string) callToDecide {
 	c.denied = &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 	return c
 }
 
 // withArgument returns the call with another value of an argument.
-func (c checkedCall) withArgument(args map[string]json.RawMessage, name, value string) checkedCall {
+func (c callToDecide) withArgument(args map[string]json.RawMessage, name, value string) callToDecide {
 	raw, err := json.Marshal(value)
 	if err != nil {
 		return c.deny(ruleUnreadableRequest, name+" cannot be written as JSON")
@@ -169,7 +169,7 @@ func (c checkedCall) withArgument(args map[string]json.RawMessage, name, value s
 }
 
 // addPath adds the path of a file tool to the call.
-func (s policyScope) addPath(c checkedCall, args map[string]json.RawMessage) checkedCall {
+func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) callToDecide {
 	where := pathArguments[c.Tool]
 	var path string
 	if raw, ok := args[where.argument]; ok && json.Unmarshal(raw, &path) != nil {
@@ -182,7 +182,7 @@ func (s policyScope) addPath(c checkedCall, args map[string]json.RawMessage) che
 			return c.deny(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
-	path = strings.TrimFunc(path, isSpace)
+	path = strings.TrimFunc(path, isJavaScriptSpace)
 	if path == "" {
 		if !where.optional {
 			return c.deny(ruleUnreadableRequest, where.argument+" is missing")
@@ -200,7 +200,7 @@ func (s policyScope) addPath(c checkedCall, args map[string]json.RawMessage) che
 	if !s.checked { // denied whatever it is
 		return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
 	}
-	real, err := s.resolveOutside(path)
+	real, err := s.resolveOutsidePath(path)
 	if err != nil {
 		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
@@ -213,7 +213,7 @@ func (s policyScope) addPath(c checkedCall, args map[string]json.RawMessage) che
 
 // addInsidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
 // resolved, and the tool then gets that path.
-func (s policyScope) addInsidePath(c checkedCall, args map[string]json.RawMessage, argument, rel string) checkedCall {
+func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessage, argument, rel string) callToDecide {
 	given := filepath.Join(s.root, rel)
 	if s.checked {
 		root, err := filepath.EvalSymlinks(s.root)
@@ -243,7 +243,7 @@ func textArgument(args map[string]json.RawMessage, name string) string {
 }
 
 // addHost adds the host that a tool reaches to the call.
-func (s policyScope) addHost(c checkedCall, args map[string]json.RawMessage) checkedCall {
+func (s policyScope) addHost(c callToDecide, args map[string]json.RawMessage) callToDecide {
 	raw, ok := args["url"]
 	if !ok || !s.checked {
 		return c
@@ -270,9 +270,9 @@ func (s policyScope) isPlanPath(real string) bool {
 	return err == nil && filepath.Dir(real) == dir && filepath.Ext(real) == ".md"
 }
 
-// resolveOutside returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
+// resolveOutsidePath returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
 // links resolved.
-func (s policyScope) resolveOutside(path string) (string, error) {
+func (s policyScope) resolveOutsidePath(path string) (string, error) {
 	switch {
 	case strings.ContainsRune(path, 0):
 		return "", errors.New("it has a NUL")
@@ -335,7 +335,7 @@ func isWithin(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// isSpace reports whether the trim function of JavaScript removes r.
-func isSpace(r rune) bool {
+// isJavaScriptSpace reports whether the trim function of JavaScript removes r.
+func isJavaScriptSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
 }

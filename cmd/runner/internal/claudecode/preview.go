@@ -19,7 +19,7 @@ import (
 const maxPreviewedFile = 64 << 10
 
 // callPreview returns the fields of a request that a person sees. They are empty if the policy never asks a person.
-func (s *session) callPreview(c checkedCall) agent.PermissionRequest {
+func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 	if !s.scope.checked || c.denied != nil {
 		return agent.PermissionRequest{}
 	}
@@ -104,7 +104,7 @@ func textReplacements(args map[string]json.RawMessage) []textReplacement {
 
 // changePreview returns the change of a file as a unified diff. For a file that is not in the workspace, or is too large, it
 // returns a diff of the replaced texts, or the new content.
-func (s *session) changePreview(c checkedCall, args map[string]json.RawMessage) (diff, content string) {
+func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage) (diff, content string) {
 	before, known := "", false
 	name := "file"
 	if len(c.Paths) == 1 {
@@ -162,7 +162,7 @@ func readSmallFile(root, path string) (string, bool) {
 }
 
 // isPlanCall reports whether a call writes or reads a plan of plan mode.
-func (s policyScope) isPlanCall(c checkedCall) bool {
+func (s policyScope) isPlanCall(c callToDecide) bool {
 	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlanPath(c.Paths[0].Path)
 }
 

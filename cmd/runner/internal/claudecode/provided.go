@@ -8,9 +8,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvided copies the conversation of a transcript that a caller provided, and returns the arguments with which the
+// copyProvidedTranscript copies the conversation of a transcript that a caller provided, and returns the arguments with which the
 // CLI resumes it.
-func copyProvided(l agent.Launch, id, to string) ([]string, error) {
+func copyProvidedTranscript(l agent.Launch, id, to string) ([]string, error) {
 	workspace, err := filepath.EvalSymlinks(l.Workspace)
 	if err != nil {
 		return nil, err

@@ -53,7 +53,7 @@ func (s *session) requestPermission(id string, q cliRequest, readable bool, t *a
 		})
 		return s.sendControlResponse(id, permissionResult{Behavior: "deny", Message: outsideTurnMessage})
 	}
-	c := checkedCall{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.deny(ruleUnreadableRequest, "the request cannot be read")
+	c := callToDecide{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.deny(ruleUnreadableRequest, "the request cannot be read")
 	if readable {
 		c = s.scope.checkCall(q.ToolName, q.Input)
 	}
@@ -85,7 +85,7 @@ func (s *session) conversationOf(toolUseID, agentID string) string {
 }
 
 // newPermissionResult returns the CLI's form of the answer to a permission request.
-func (s *session) newPermissionResult(c checkedCall, r agent.PermissionRequest, a agent.PermissionAnswer) permissionResult {
+func (s *session) newPermissionResult(c callToDecide, r agent.PermissionRequest, a agent.PermissionAnswer) permissionResult {
 	deny := func(message string) permissionResult { return permissionResult{Behavior: "deny", Message: message} }
 	switch {
 	case r.Kind == events.ApprovalQuestion && a.Outcome == events.OutcomeAnswered:

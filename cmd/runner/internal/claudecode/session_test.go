@@ -124,7 +124,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 	st := newStage(t).prints(ask("early", bash)).begin().prints(initLine,
 		ask("shell", bash), ask("hook", `{"subtype":"hook_callback"}`), ask("broken", `7`), ask("empty", `{"subtype":"can_use_tool"}`), done, ask("late", bash))
 	got := map[string]string{}
-	for _, raw := range st.in.Sent()[1:] {
+	for _, raw := range st.in.SentValues()[1:] {
 		var a struct {
 			Type     string
 			Response struct {
@@ -181,13 +181,13 @@ func TestInterruptIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := `{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1","model":"m"}}}`
-	before := len(st.in.Sent())
+	before := len(st.in.SentValues())
 	st.prints(start)
-	if len(st.in.Sent()) != before {
+	if len(st.in.SentValues()) != before {
 		t.Error("asked again before the first was answered")
 	}
 	st.prints(`{"type":"control_response","response":{"subtype":"success","request_id":"spool-2"}}`, start)
-	if sent := st.in.Sent(); len(sent) != before+1 || !strings.Contains(string(sent[before]), `"interrupt"`) {
+	if sent := st.in.SentValues(); len(sent) != before+1 || !strings.Contains(string(sent[before]), `"interrupt"`) {
 		t.Errorf("sent %s", sent[before:])
 	}
 	st.prints(`{"type":"result","subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_streaming"}`)

@@ -49,28 +49,28 @@ type commands struct {
 	settings.Logging
 
 	Serve                 serveCommand             `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
-	Attach                attachCommand            `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
+	Attach                attachFollowerCommand    `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
 	ExecuteQuery          executeQueryCommand      `cmd:"" help:"Run one query and print its journal. Exit code 0 completed, 1 failed, 130 interrupted."`
 	LoadAgentProfile      loadProfileCommand       `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills, maxTurns} from stdin for the queries that follow."`
 	LoadSessionTranscript loadTranscriptCommand    `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
 	ReadSessionTranscript readTranscriptCommand    `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
 	ProvideTranscript     provideTranscriptCommand `cmd:"" help:"Keep a transcript from stdin that came from outside, for a query with fork.provided to begin with."`
-	Interrupt             interruptCommand         `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
+	Interrupt             interruptTurnCommand     `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
 	WaitReady             waitReadyCommand         `cmd:"" help:"Wait until a runner serves at the socket, and print its status."`
-	Exec                  execCommand              `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`
-	Kill                  killCommand              `cmd:"" help:"End a command of runner exec, with all that it started."`
-	List                  listCommand              `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
-	Get                   getCommand               `cmd:"" help:"Print a file of the workspace."`
-	Put                   putCommand               `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
-	Snapshot              snapshotCommand          `cmd:"" help:"Send the changes of workspace and state to the host, in frames on stdin and stdout."`
-	Restore               restoreCommand           `cmd:"" help:"Lay down the workspace and state that the host sends."`
-	Unpack                unpackCommand            `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace. No file is written outside of the workspace."`
-	Remove                removeCommand            `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
+	Exec                  execProgramCommand       `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`
+	Kill                  killProgramCommand       `cmd:"" help:"End a command of runner exec, with all that it started."`
+	List                  listFolderCommand        `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
+	Get                   getFileCommand           `cmd:"" help:"Print a file of the workspace."`
+	Put                   putFileCommand           `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
+	Snapshot              takeSnapshotCommand      `cmd:"" help:"Send the changes of workspace and state to the host, in frames on stdin and stdout."`
+	Restore               restoreSnapshotCommand   `cmd:"" help:"Lay down the workspace and state that the host sends."`
+	Unpack                unpackTarCommand         `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace. No file is written outside of the workspace."`
+	Remove                removePathCommand        `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
 	McpServe              mcpServeCommand          `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
-	McpReady              mcpReadyCommand          `cmd:"" help:"Wait until mcp-serve answers at the socket."`
+	McpReady              mcpWaitReadyCommand      `cmd:"" help:"Wait until mcp-serve answers at the socket."`
 	McpJoin               mcpJoinCommand           `cmd:"" help:"Stand for an MCP server that runs in a container: join stdin, stdout and stderr to it. Exit code the server's."`
 	Volume                volumeCommand            `cmd:"" help:"Volumes of a fixed size, on the engine's machine."`
-	Agent                 agentCommand             `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
+	Agent                 builtinAgentCommand      `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 
 // Run runs the command line and returns the exit code. The caller ends ctx on SIGINT and SIGTERM.

@@ -68,8 +68,8 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	}
 }
 
-// commandID matches the id of a running command, which becomes a part of file names.
-var commandID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+// commandIDPattern matches the id of a running command, which becomes a part of file names.
+var commandIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
 // killableCommands is the folder that records the commands that can be killed: <id>.pid identifies the process of a
 // command. <id>.kill asks for its end, and may exist before the command starts.
@@ -82,7 +82,7 @@ type killableCommands struct {
 
 // filePaths creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
 func (r killableCommands) filePaths() (pid, kill string, err error) {
-	if !commandID.MatchString(r.ID) {
+	if !commandIDPattern.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
 	}
 	dir := r.Run
@@ -99,12 +99,12 @@ func (r killableCommands) filePaths() (pid, kill string, err error) {
 	return base + ".pid", base + ".kill", nil
 }
 
-type execCommand struct {
+type execProgramCommand struct {
 	Running killableCommands `embed:""`
 	Command []string         `arg:"" passthrough:"" help:"The program and its arguments, after --."`
 }
 
-func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
+func (c *execProgramCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
 	args := c.Command
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
@@ -181,11 +181,11 @@ func withoutRunnerVariables(environ []string) []string {
 	return out
 }
 
-type killCommand struct {
+type killProgramCommand struct {
 	Running killableCommands `embed:""`
 }
 
-func (c *killCommand) Run(log *slog.Logger) error {
+func (c *killProgramCommand) Run(log *slog.Logger) error {
 	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
 	}
 	var ended runner.Ended
-	err = w.runReaping(ctx, func(whole context.Context) error {
+	err = w.runWithReaping(ctx, func(whole context.Context) error {
 		ended, err = w.runOnce(ctx, whole, sys, q)
 		return err
 	})

@@ -121,20 +121,20 @@ func (c *readTranscriptCommand) Run(sys *System) error {
 	return nil
 }
 
-type agentCommand struct {
+type builtinAgentCommand struct {
 	Workspace string `required:"" help:"The workspace, an existing folder."`
 	State     string `required:"" help:"The state folder."`
 	Resume    string `help:"The agent's own session id to go on with."`
 }
 
 // Help documents the agent's variables.
-func (*agentCommand) Help() string {
+func (*builtinAgentCommand) Help() string {
 	return "Variables: OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, OPENAI_MODEL (when the query names none), " +
 		"SPOOL_AGENT_MAX_STEPS (answers of the model in one turn, 50), SPOOL_AGENT_MODEL_TIMEOUT (silence of the model, 2m), " +
 		"SPOOL_AGENT_CODE_TIMEOUT (of run_code, 60s)."
 }
 
-func (c *agentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *builtinAgentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	hideProcess(log)
 	p := builtin.Process{
 		Workspace: c.Workspace, State: c.State, Resume: c.Resume, Getenv: sys.Getenv, Environ: sys.Environ,

@@ -51,7 +51,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	}
 	defer ignoreHangups()()
 	log.Info("serving", "socket", c.Socket)
-	return (&agentRuntime{processGroup: processGroup}).runReaping(ctx, func(whole context.Context) error {
+	return (&agentRuntime{processGroup: processGroup}).runWithReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		forwarded := make(chan error, 1)
 		go func() {
@@ -67,13 +67,13 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	})
 }
 
-// mcpReadyCommand waits until mcp-serve accepts connections at its socket.
-type mcpReadyCommand struct {
+// mcpWaitReadyCommand waits until mcp-serve accepts connections at its socket.
+type mcpWaitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Within time.Duration `help:"How long to wait." default:"30s"`
 }
 
-func (c *mcpReadyCommand) Run(ctx context.Context) error {
+func (c *mcpWaitReadyCommand) Run(ctx context.Context) error {
 	if err := mcpsidecar.AwaitReady(ctx, c.Socket, c.Within); err != nil {
 		return fmt.Errorf("not ready within %s: %w", c.Within, err)
 	}

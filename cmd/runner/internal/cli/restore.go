@@ -7,11 +7,11 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
 )
 
-type restoreCommand struct {
+type restoreSnapshotCommand struct {
 	Trees snapshotFolders `embed:""`
 }
 
-func (c *restoreCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *restoreSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	roots, err := c.Trees.roots()
 	if err != nil {
 		return err

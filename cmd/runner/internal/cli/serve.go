@@ -102,8 +102,8 @@ func prepareFolders(workspace, state string) (agent.Folders, error) {
 	return agent.Folders{Workspace: ws, State: st}, nil
 }
 
-// runReaping runs f, and reaps orphans until f has returned.
-func (w *agentRuntime) runReaping(ctx context.Context, f func(context.Context) error) error {
+// runWithReaping runs f, and reaps orphans until f has returned.
+func (w *agentRuntime) runWithReaping(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // until f has returned, also after ctx has ended
 	var wg sync.WaitGroup
 	var reapErr error
@@ -146,7 +146,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		return err
 	}
 	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
-	return w.runReaping(ctx, func(whole context.Context) error {
+	return w.runWithReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		background := errgroup.Group{}
 		if out != nil {
@@ -206,25 +206,25 @@ func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.L
 	return f, err
 }
 
-type attachCommand struct {
+type attachFollowerCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Sealed bool   `help:"Stdin and stdout carry the stream by which an executor proves the sandbox's secret; after and epoch come inside."`
 	After  uint64 `help:"Send lines with a greater number." default:"0"`
 	Epoch  uint64 `help:"The caller's epoch; a lower one than the highest seen is refused." default:"0"`
 }
 
-func (c *attachCommand) Run(ctx context.Context, sys *System) error {
+func (c *attachFollowerCommand) Run(ctx context.Context, sys *System) error {
 	if c.Sealed {
 		return serve.CopyBothWays(ctx, c.Socket, sys.Stdin, sys.Stdout)
 	}
 	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
 }
 
-type interruptCommand struct {
+type interruptTurnCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
-func (c *interruptCommand) Run(ctx context.Context, sys *System) error {
+func (c *interruptTurnCommand) Run(ctx context.Context, sys *System) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	line, err := serve.SendCommand(ctx, c.Socket, runner.OpInterrupt)

@@ -22,13 +22,13 @@ func (t snapshotFolders) roots() (snapshot.RootPaths, error) {
 	return snapshot.RootPaths{Workspace: place.Workspace, State: place.State}, err
 }
 
-type snapshotCommand struct {
+type takeSnapshotCommand struct {
 	Trees   snapshotFolders `embed:""`
 	Shared  bool            `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
 	MaxFile int64           `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
 }
 
-func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *takeSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	roots, err := c.Trees.roots()
 	if err != nil {
 		return err

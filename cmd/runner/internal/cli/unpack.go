@@ -7,14 +7,14 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
 )
 
-type unpackCommand struct {
+type unpackTarCommand struct {
 	Dir        string `arg:"" help:"Folder in the workspace, created if it does not exist; . for the workspace."`
 	Workspace  string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	MaxEntries int    `help:"How many entries the archive may have." default:"200000"`
 	MaxBytes   int64  `help:"How many bytes its files may have together." default:"17179869184"`
 }
 
-func (c *unpackCommand) Run(ctx context.Context, sys *System) error {
+func (c *unpackTarCommand) Run(ctx context.Context, sys *System) error {
 	if c.MaxEntries <= 0 || c.MaxBytes <= 0 {
 		return errors.New("max-entries, max-bytes: must be greater than 0")
 	}

@@ -54,14 +54,14 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	return err
 }
 
-type putCommand struct {
+type putFileCommand struct {
 	Path    string        `arg:"" help:"Path in the workspace."`
 	At      workspaceFlag `embed:""`
 	Mode    uint32        `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
 	Chunked bool          `help:"Read the content as chunks: a line with the number of bytes, then the bytes, and a line with 0 at the end. Without that end nothing is written."`
 }
 
-func (c *putCommand) Run(sys *System) error {
+func (c *putFileCommand) Run(sys *System) error {
 	if c.Mode&^0o777 != 0 {
 		return fmt.Errorf("mode: %#o has more than permission bits", c.Mode)
 	}
@@ -78,12 +78,12 @@ func (c *putCommand) Run(sys *System) error {
 	})
 }
 
-type getCommand struct {
+type getFileCommand struct {
 	Path string        `arg:"" help:"Path in the workspace."`
 	At   workspaceFlag `embed:""`
 }
 
-func (c *getCommand) Run(sys *System) error {
+func (c *getFileCommand) Run(sys *System) error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		f, err := w.OpenFile(c.Path)
 		if err != nil {
@@ -97,12 +97,12 @@ func (c *getCommand) Run(sys *System) error {
 	})
 }
 
-type listCommand struct {
+type listFolderCommand struct {
 	Dir string        `arg:"" optional:"" help:"Folder in the workspace; by default the whole workspace."`
 	At  workspaceFlag `embed:""`
 }
 
-func (c *listCommand) Run(sys *System) error {
+func (c *listFolderCommand) Run(sys *System) error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		all, err := w.List(c.Dir)
 		if err != nil {
@@ -120,12 +120,12 @@ func (c *listCommand) Run(sys *System) error {
 	})
 }
 
-type removeCommand struct {
+type removePathCommand struct {
 	Path string        `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
 	At   workspaceFlag `embed:""`
 }
 
-func (c *removeCommand) Run() error {
+func (c *removePathCommand) Run() error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 

@@ -107,7 +107,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		return agent.Command{}, fmt.Errorf("rules of Codex: %w", err)
 	}
 	if l.Fork != nil {
-		if err := copyFork(l); err != nil {
+		if err := copyForkedTranscript(l); err != nil {
 			return agent.Command{}, err
 		}
 	}

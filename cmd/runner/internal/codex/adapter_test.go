@@ -143,7 +143,7 @@ type message struct {
 func sentMessages(t *testing.T, in *agenttest.Stdin) []message {
 	t.Helper()
 	var out []message
-	for _, raw := range in.Sent() {
+	for _, raw := range in.SentValues() {
 		var m message
 		if err := json.Unmarshal(raw, &m); err != nil {
 			t.Fatal(err)
@@ -172,7 +172,7 @@ func TestOpenSendsPromptsWithTheThread(t *testing.T) {
 	text, _ := p["developerInstructions"].(string)
 	if p["model"] != "m" || p["approvalPolicy"] != "untrusted" || p["cwd"] != l.Workspace ||
 		!strings.Contains(text, l.SystemPrompt) || !strings.Contains(text, "\nremember this") {
-		t.Errorf("sent %.300s", in.Sent()[2])
+		t.Errorf("sent %.300s", in.SentValues()[2])
 	}
 }
 

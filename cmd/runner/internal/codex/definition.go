@@ -78,8 +78,8 @@ func definitionFiles(l agent.Launch) []agent.LaunchFile {
 	return files
 }
 
-// hasTool reports whether the agent has the tool of the MCP server.
-func hasTool(servers []runner.MCPServer, name, tool string) bool {
+// hasMCPTool reports whether the agent has the tool of the MCP server.
+func hasMCPTool(servers []runner.MCPServer, name, tool string) bool {
 	return slices.ContainsFunc(servers, func(s runner.MCPServer) bool {
 		return s.Name == name && (len(s.Tools) == 0 || slices.Contains(s.Tools, tool))
 	})

@@ -25,12 +25,12 @@ func (s *session) itemAnchor(n notification, i threadItem) string {
 	return n.TurnID + "/" + i.ID
 }
 
-// copyFork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
-// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyFork leaves no copy, and OpenSession
+// copyForkedTranscript copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
+// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyForkedTranscript leaves no copy, and OpenSession
 // reports that the conversation is lost.
-func copyFork(l agent.Launch) error {
+func copyForkedTranscript(l agent.Launch) error {
 	if l.Fork.Provided {
-		return copyProvided(l)
+		return copyProvidedTranscript(l)
 	}
 	from, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {

@@ -152,7 +152,7 @@ func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin()
 	var sent strings.Builder
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		sent.Write(raw)
 	}
 	return of[events.Error](st, "error"), sent.String()

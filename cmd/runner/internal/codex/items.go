@@ -26,8 +26,8 @@ type runningItem struct {
 // itemKey returns the key of an item in turnState.items. The ids of items are unique within a thread only.
 func itemKey(thread, item string) string { return thread + "/" + item }
 
-// isCurrent reports whether a notification is about the running turn or one of its sub-agents. Others are not journaled.
-func (s *session) isCurrent(n notification) bool {
+// isOfRunningTurn reports whether a notification is about the running turn or one of its sub-agents. Others are not journaled.
+func (s *session) isOfRunningTurn(n notification) bool {
 	if !s.pending {
 		return false
 	}
@@ -56,7 +56,7 @@ func (s *session) handleItemStarted(n notification, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	if !s.isCurrent(n) {
+	if !s.isOfRunningTurn(n) {
 		return nil // handleItemCompleted logs the end of such an item
 	}
 	w := &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID), item: i}
@@ -72,17 +72,17 @@ func (s *session) handleItemStarted(n notification, t *agent.Turn) error {
 		s.handleSubagentActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		if i.Tool != "spawnAgent" {
-			s.openCall(w, t)
+			s.openCallBlock(w, t)
 		}
 	default:
-		s.openCall(w, t)
+		s.openCallBlock(w, t)
 	}
 	s.turn.items[itemKey(n.ThreadID, i.ID)] = w
 	return nil
 }
 
-// openCall journals the tool_use block of an item that is a tool call. It does nothing for other items.
-func (s *session) openCall(w *runningItem, t *agent.Turn) {
+// openCallBlock journals the tool_use block of an item that is a tool call. It does nothing for other items.
+func (s *session) openCallBlock(w *runningItem, t *agent.Turn) {
 	u, ok := w.item.toolCallBlock()
 	if !ok {
 		return
@@ -149,7 +149,7 @@ func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	if !s.isCurrent(n) {
+	if !s.isOfRunningTurn(n) {
 		s.logLateItem(n, i, t)
 		return nil
 	}
@@ -159,7 +159,7 @@ func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
 		w = &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID)}
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
-			s.openCall(w, t)
+			s.openCallBlock(w, t)
 		}
 	}
 	delete(s.turn.items, at)

@@ -55,7 +55,7 @@ func (s *session) dispatchNotification(l outputLine, n notification, raw []byte,
 	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
 		s.appendOutput(n, t)
 	case "turn/plan/updated":
-		if s.isCurrent(n) {
+		if s.isOfRunningTurn(n) {
 			s.journalPlan(n, t)
 		}
 	case "thread/tokenUsage/updated":
@@ -166,7 +166,7 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
 	s.totals[n.ThreadID] = total
-	if !s.isCurrent(n) || s.runningTurnID() == "" {
+	if !s.isOfRunningTurn(n) || s.runningTurnID() == "" {
 		return // reported when a thread is resumed
 	}
 	now := n.TokenUsage.Last

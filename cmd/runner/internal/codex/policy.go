@@ -190,7 +190,7 @@ func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 		Preview: events.ApprovalPreview{Text: indentJSON(q.Meta.Params)},
 		Input:   q.Meta.Params,
 	}
-	if !hasTool(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
+	if !hasMCPTool(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
 		r.Decided = newDenial(permission.RuleUnknown, "The workspace policy does not know the tool "+tool+" and so does not allow it.")
 	}
 	return r

@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvided copies the conversation of a transcript that a caller provided. The copy has the id of the new thread. The path of the copy
+// copyProvidedTranscript copies the conversation of a transcript that a caller provided. The copy has the id of the new thread. The path of the copy
 // among the CLI's files does not depend on the transcript.
-func copyProvided(l agent.Launch) error {
+func copyProvidedTranscript(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(homeDir(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &transcriptConverter{id: id, workspace: l.Workspace}

@@ -143,7 +143,7 @@ func TestAnotherVersionIsSaid(t *testing.T) {
 func TestWarmProcess_OpensItsThreadBeforeTheFirstQuery(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1)
-	if n := len(st.in.Sent()); n != 3 {
+	if n := len(st.in.SentValues()); n != 3 {
 		t.Fatalf("sent %d lines before the query", n)
 	}
 	st.begin()
@@ -225,7 +225,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		return fmt.Sprintf(`{"id":%d,"method":%q,"params":{"threadId":"t1","turnId":"u1","itemId":"i1"%s}}`, n, method, rest)
 	}
 	st := inTurn(t)
-	before := len(st.in.Sent())
+	before := len(st.in.SentValues())
 	st.prints(
 		ask(10, "item/commandExecution/requestApproval", `,"command":"ls"`),
 		ask(11, "item/fileChange/requestApproval", ""),
@@ -246,7 +246,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		`{"id":16,"result":{"decision":"decline"}}`,
 	}
 	var got []string
-	for _, raw := range st.in.Sent()[before:] {
+	for _, raw := range st.in.SentValues()[before:] {
 		if s := string(raw); strings.Contains(s, `"result"`) || strings.Contains(s, `"error"`) {
 			got = append(got, s)
 		}
@@ -279,7 +279,7 @@ func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
 	}
 	// The first request was too early: it is repeated once, when the turn has begun.
 	st.prints(`{"id":4,"error":{"code":-32600,"message":"no active turn"}}`, about("turn/started", `,"turn":{"id":"u1"}`), about("turn/started", `,"turn":{"id":"u1"}`))
-	if n := len(st.in.Sent()); n != 6 {
+	if n := len(st.in.SentValues()); n != 6 {
 		t.Errorf("sent %d lines", n)
 	}
 	st.prints(`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"interrupted"}}}`)

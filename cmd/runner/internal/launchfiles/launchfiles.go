@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// listFile is the name of the file in the state folder that lists the files that Write has written. Like them, it
+// listFileName is the name of the file in the state folder that lists the files that Write has written. Like them, it
 // outlives the runner.
-const listFile = "outfit.json"
+const listFileName = "outfit.json"
 
 // Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
 // created and that are not in files.
@@ -106,7 +106,7 @@ func hasLaunchFile(root *os.Root, f agent.LaunchFile) bool {
 
 // readFileList returns the paths of the files that an earlier call of Write has written.
 func readFileList(root *os.Root) ([]string, error) {
-	raw, err := root.ReadFile(listFile)
+	raw, err := root.ReadFile(listFileName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -124,8 +124,8 @@ func readFileList(root *os.Root) ([]string, error) {
 func writeFileList(root *os.Root, paths []string) error {
 	raw, err := json.Marshal(paths)
 	if err == nil {
-		if err = root.WriteFile(listFile+".new", raw, 0o600); err == nil {
-			err = root.Rename(listFile+".new", listFile)
+		if err = root.WriteFile(listFileName+".new", raw, 0o600); err == nil {
+			err = root.Rename(listFileName+".new", listFileName)
 		}
 	}
 	if err != nil {

@@ -105,7 +105,7 @@ func agentRules(l agent.Launch) permissionRules {
 	rs = rs.replaceRule("doom_loop", "deny").replaceRule("question", "deny")
 	// Other sub-agents would ask in vain: the CLI does not pass on the questions of sub-agents.
 	task := permissionRules{{"*", "deny"}}
-	if hasTool(l, "task") {
+	if allowsTool(l, "task") {
 		task = append(task, permissionRule{"general", "ask"}, permissionRule{"explore", "ask"})
 	}
 	for _, a := range l.Subagents {
@@ -117,8 +117,8 @@ func agentRules(l agent.Launch) permissionRules {
 	return rs.replaceRule("task", task)
 }
 
-// hasTool reports whether the definition allows one of the CLI's own tools.
-func hasTool(l agent.Launch, tool string) bool {
+// allowsTool reports whether the definition allows one of the CLI's own tools.
+func allowsTool(l agent.Launch, tool string) bool {
 	return (len(l.Tools.Allow) == 0 || slices.Contains(l.Tools.Allow, tool)) && !slices.Contains(l.Tools.Deny, tool)
 }
 
@@ -169,7 +169,7 @@ func subagentRules(l agent.Launch, tools, servers []string) permissionRules {
 	rs := permissionRules{{"*", "deny"}}
 	if len(tools) == 0 {
 		for _, t := range []string{"read", "glob", "grep", "list", "bash", "edit", "todowrite"} {
-			if hasTool(l, t) {
+			if allowsTool(l, t) {
 				rs = rs.replaceRule(t, "allow")
 			}
 		}

@@ -54,8 +54,8 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// start starts a process. It holds the group's lock meanwhile, so that Run does not reap the new process as an orphan.
-func (g *Group) start(cmd *exec.Cmd) error {
+// startProcess starts a process. It holds the group's lock meanwhile, so that Run does not reap the new process as an orphan.
+func (g *Group) startProcess(cmd *exec.Cmd) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -68,8 +68,8 @@ func (g *Group) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// wait waits for a started process. How it ended is in its state.
-func (g *Group) wait(cmd *exec.Cmd) {
+// waitForProcess waits for a started process. How it ended is in its state.
+func (g *Group) waitForProcess(cmd *exec.Cmd) {
 	if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
 		g.log.Error("wait for an agent's process", "err", err)
 	}
@@ -103,7 +103,7 @@ func (g *Group) killTree(pid int) error {
 	defer pause.Stop()
 	doomed := map[int]uint64{} // start time by pid: a process that was once a descendant remains one
 	for {
-		alive := g.survivors(pid, doomed)       // before the group is killed: its orphans lose their parents
+		alive := g.runningTreeOf(pid, doomed)   // before the group is killed: its orphans lose their parents
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // an error means that it has ended
 		if len(alive) == 0 {
 			return nil
@@ -160,8 +160,8 @@ func (g *Group) KillAll() error {
 	}
 }
 
-// survivors returns the processes of the tree of pid that still run, and adds the tree to doomed.
-func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
+// runningTreeOf returns the processes of the tree of pid that still run, and adds the tree to doomed.
+func (g *Group) runningTreeOf(pid int, doomed map[int]uint64) []int {
 	g.mu.Lock()
 	adopted := g.adopted
 	own := make(map[int]bool, len(g.own))

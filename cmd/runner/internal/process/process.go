@@ -73,7 +73,7 @@ func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error
 		return nil, errors.Join(fmt.Errorf("pipe: %w", err), in.Close(), inEnd.Close(), out.Close(), outEnd.Close())
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, outEnd, errEnd
-	startErr := g.start(cmd)
+	startErr := g.startProcess(cmd)
 	closeErr := errors.Join(in.Close(), outEnd.Close(), errEnd.Close())
 	if startErr != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", c.Path, startErr), closeErr, inEnd.Close(), out.Close(), errs.Close())
@@ -94,7 +94,7 @@ func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	}
 	writer := make(chan struct{})
 	go func() { defer close(writer); p.stdin.writeLines() }()
-	p.group.wait(p.cmd)
+	p.group.waitForProcess(p.cmd)
 	p.gone.Store(true)
 	close(p.exited)
 	p.stdin.close()

@@ -9,11 +9,11 @@ import (
 // Await.
 func (g *Group) Spawn(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	return g.start(cmd)
+	return g.startProcess(cmd)
 }
 
 // Await waits until a program that was started by Spawn has ended.
-func (g *Group) Await(cmd *exec.Cmd) { g.wait(cmd) }
+func (g *Group) Await(cmd *exec.Cmd) { g.waitForProcess(cmd) }
 
 // EndTree kills a program that was started by Spawn with its group, its session and its descendants, also if the program
 // itself has ended. It returns when none is left. Orphans outside of the group and the session are not killed, because

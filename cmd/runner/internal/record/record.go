@@ -27,8 +27,8 @@ const (
 	pollPause         = 20 * time.Millisecond
 	// searchedTailBytes is the size of the end of a transcript that AwaitComplete searches.
 	searchedTailBytes = 1 << 20
-	// maxNote is the maximum size of the note. It is bounded, because the agent can write to the file.
-	maxNote = 4 << 10
+	// maxNoteSize is the maximum size of the note. It is bounded, because the agent can write to the file.
+	maxNoteSize = 4 << 10
 )
 
 // completionNote is the JSON content of the file NoteFileName in the state folder.
@@ -70,7 +70,7 @@ func ExpectText(state, path, text string) error {
 // whole is false if the transcript did not become complete. The agent can write both files, so AwaitComplete reads only regular
 // files below the state folder.
 func AwaitComplete(ctx context.Context, state *os.Root) (whole bool, err error) {
-	noted, err := readTail(state, NoteFileName, maxNote)
+	noted, err := readTail(state, NoteFileName, maxNoteSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -104,7 +104,7 @@ func AwaitComplete(ctx context.Context, state *os.Root) (whole bool, err error) 
 // removeNote removes the note if it still has the content noted. Otherwise a later turn has written another note, for which
 // the next snapshot waits.
 func removeNote(state *os.Root, noted []byte) error {
-	now, err := readTail(state, NoteFileName, maxNote)
+	now, err := readTail(state, NoteFileName, maxNoteSize)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
 		return nil
 	}

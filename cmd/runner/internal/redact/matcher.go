@@ -2,9 +2,9 @@ package redact
 
 import "slices"
 
-// matcher is an Aho-Corasick automaton. Its state after each byte is the longest suffix of the text that is a prefix of
+// patternMatcher is an Aho-Corasick automaton. Its state after each byte is the longest suffix of the text that is a prefix of
 // a pattern.
-type matcher struct {
+type patternMatcher struct {
 	nodes []matcherState
 	first [256]int32 // the root's edges; 0 for none
 }
@@ -21,8 +21,8 @@ type matcherEdge struct {
 	b  byte
 }
 
-func newMatcher(patterns []string) *matcher {
-	m := &matcher{nodes: make([]matcherState, 1)}
+func newPatternMatcher(patterns []string) *patternMatcher {
+	m := &patternMatcher{nodes: make([]matcherState, 1)}
 	for _, p := range patterns {
 		at := int32(0)
 		for i := range len(p) {
@@ -46,7 +46,7 @@ func newMatcher(patterns []string) *matcher {
 }
 
 // setFailEdges sets the fail edge of each state, shorter states first.
-func (m *matcher) setFailEdges() {
+func (m *patternMatcher) setFailEdges() {
 	var queue []int32
 	for _, to := range m.first {
 		if to != 0 {
@@ -66,7 +66,7 @@ func (m *matcher) setFailEdges() {
 	}
 }
 
-func (m *matcher) childState(at int32, b byte) (int32, bool) {
+func (m *patternMatcher) childState(at int32, b byte) (int32, bool) {
 	if at == 0 {
 		return m.first[b], m.first[b] != 0
 	}
@@ -79,7 +79,7 @@ func (m *matcher) childState(at int32, b byte) (int32, bool) {
 }
 
 // nextState returns the state after one more byte.
-func (m *matcher) nextState(at int32, b byte) int32 {
+func (m *patternMatcher) nextState(at int32, b byte) int32 {
 	for {
 		to, ok := m.childState(at, b)
 		if ok || at == 0 {

@@ -20,7 +20,7 @@ const maxInterruptedValue = 64 << 10
 // Set is a set of values. A nil Set finds nothing. A Set is safe for concurrent use.
 type Set struct {
 	values  []string
-	matcher *matcher
+	matcher *patternMatcher
 }
 
 // New returns a set, nil if there is nothing to search. Values that are a part of the Marker are left out: they would
@@ -41,7 +41,7 @@ func New(values ...string) *Set {
 	for _, v := range kept {
 		all = append(all, searchedForms(v)...)
 	}
-	return &Set{values: kept, matcher: newMatcher(all)}
+	return &Set{values: kept, matcher: newPatternMatcher(all)}
 }
 
 // WithValues returns the set with additional values, which is s itself if s has them all.
@@ -85,9 +85,9 @@ func (s *Set) containsValue(text string) bool {
 // Stream redacts a text that comes in pieces. Its output is the same as that of Set.RedactString for the whole text, however the
 // text is split.
 type Stream struct {
-	m     *matcher // nil finds nothing
-	at    int32    // the matcher's state after all bytes so far
-	seen  int32    // the matcher's state after all bytes so far without escape codes
+	m     *patternMatcher // nil finds nothing
+	at    int32           // the matcher's state after all bytes so far
+	seen  int32           // the matcher's state after all bytes so far without escape codes
 	code  escapeState
 	marks []int      // positions in the text of the bytes in held that are not in escape codes
 	held  []byte     // bytes that may be a part of a value
@@ -119,15 +119,15 @@ func (x *Stream) Write(piece []byte) []byte {
 		if n := int(x.m.nodes[x.at].longest); n > 0 {
 			x.addSpan(textSpan{x.base + len(x.held) - n, x.base + len(x.held)})
 		}
-		x.searchEscaped(b)
+		x.searchAcrossEscapes(b)
 	}
 	end := x.base + len(x.held)
 	return x.releaseUpTo(min(end-int(x.m.nodes[x.at].open), x.possibleValueStart(end)))
 }
 
-// searchEscaped searches, after the byte b, for values that terminal escape codes interrupt: it ignores the bytes of
+// searchAcrossEscapes searches, after the byte b, for values that terminal escape codes interrupt: it ignores the bytes of
 // escape codes.
-func (x *Stream) searchEscaped(b byte) {
+func (x *Stream) searchAcrossEscapes(b byte) {
 	if x.code.readByte(b) {
 		return
 	}

@@ -195,7 +195,7 @@ func (s *Server) handleConnection(c *net.UnixConn) {
 		return
 	}
 	if hello.Op != "" {
-		s.executeSingle(conn, hello.Claim, proved)
+		s.executeSingleCommand(conn, hello.Claim, proved)
 		return
 	}
 	f := newFollower(s, conn, hello.Attach)
@@ -232,9 +232,9 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 	return conn, bufio.NewReaderSize(conn, readBufferSize), true, nil
 }
 
-// executeSingle executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
+// executeSingleCommand executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
 // sandbox's secret.
-func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
+func (s *Server) executeSingleCommand(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
 		if refusal := s.storeSecret(cmd.Secret); refusal != nil {

@@ -251,7 +251,7 @@ func (p *runningRestore) writeBlock(i, block int, content []byte) (err error) {
 		return err
 	}
 	// A block of zeros stays a hole.
-	if !isZero(content) {
+	if !isAllZero(content) {
 		if _, err := p.f.WriteAt(content, int64(block)*wire.BlockSize); err != nil {
 			return err
 		}
@@ -334,8 +334,8 @@ func (p *runningRestore) finishFolders() error {
 	return nil
 }
 
-// isZero reports whether all bytes are zero.
-func isZero(b []byte) bool {
+// isAllZero reports whether all bytes are zero.
+func isAllZero(b []byte) bool {
 	for _, c := range b {
 		if c != 0 {
 			return false

@@ -24,8 +24,8 @@ var (
 	errFileTooLarge   = errors.New("the file is larger than the limit of a snapshot")
 )
 
-// maxReads is the maximum number of times that a file is read if it changes while it is read.
-const maxReads = 3
+// maxReadAttempts is the maximum number of times that a file is read if it changes while it is read.
+const maxReadAttempts = 3
 
 // RootPaths are the paths of the two folders that a snapshot contains.
 type RootPaths struct {
@@ -197,12 +197,12 @@ func (s *runningSnapshot) saveIndex() bool {
 // readFile sets the size and the blocks of a file's entry, and sends the content that the host does not have. It does not read a file that is
 // unchanged since the index. A file that changes during every attempt is marked as unsettled.
 func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
-	if k, ok := s.trustedEntry(e.Path); ok && k.stat == fileStatOf(info) && s.hostHas(k.blocks) {
+	if k, ok := s.trustedEntry(e.Path); ok && k.stat == fileStatOf(info) && s.hostHasBlocks(k.blocks) {
 		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
 	}
 	for try := 1; ; try++ {
-		settled, err := s.readContent(dir, name, e, try == maxReads)
+		settled, err := s.readContent(dir, name, e, try == maxReadAttempts)
 		switch {
 		case errors.Is(err, errFileUnreadable) && s.useIndexEntry(e, info):
 			return nil
@@ -210,7 +210,7 @@ func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, inf
 			return err
 		case settled:
 			return nil
-		case try == maxReads:
+		case try == maxReadAttempts:
 			e.Unsettled = true
 			return nil
 		}
@@ -230,7 +230,7 @@ func (s *runningSnapshot) useIndexEntry(e *wire.Entry, info fs.FileInfo) bool {
 	k, ok := s.trustedEntry(e.Path)
 	now := fileStatOf(info)
 	k.stat.ctime = now.ctime
-	if !ok || k.stat != now || !s.hostHas(k.blocks) {
+	if !ok || k.stat != now || !s.hostHasBlocks(k.blocks) {
 		return false
 	}
 	e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
@@ -238,8 +238,8 @@ func (s *runningSnapshot) useIndexEntry(e *wire.Entry, info fs.FileInfo) bool {
 	return true
 }
 
-// hostHas reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
-func (s *runningSnapshot) hostHas(blocks []wire.Hash) bool {
+// hostHasBlocks reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
+func (s *runningSnapshot) hostHasBlocks(blocks []wire.Hash) bool {
 	if s.plan.base != "" {
 		return true
 	}

@@ -82,9 +82,9 @@ func (s *Supervisor) attachEvents(r *acceptedQuery) {
 	s.recording = r.query.ExecutionID
 }
 
-// detachEvents is called before the line that ends the run is journaled. It journals the last events of the runner about
+// journalLastEvents is called before the line that ends the run is journaled. It journals the last events of the runner about
 // the run and allows the next query, because a reader of the end may start one at once.
-func (s *Supervisor) detachEvents(r *acceptedQuery) {
+func (s *Supervisor) journalLastEvents(r *acceptedQuery) {
 	s.flushWatcher()
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // the end does not wait for readers of the journal

@@ -86,7 +86,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			if w.urgent.Load() {
 				grace = 0
 			}
-			if err := s.endWarmWithin(grace); err != nil {
+			if err := s.endWarmProcessWithin(grace); err != nil {
 				s.cfg.Log.Error("end the agent", "err", err)
 			}
 		case line, ok := <-lines:
@@ -109,9 +109,9 @@ func (s *Supervisor) currentProcess() *warmProcess {
 }
 
 // endWarmProcess ends the agent's process, if there is one, with the usual grace time.
-func (s *Supervisor) endWarmProcess() error { return s.endWarmWithin(s.cfg.TermGrace) }
+func (s *Supervisor) endWarmProcess() error { return s.endWarmProcessWithin(s.cfg.TermGrace) }
 
-func (s *Supervisor) endWarmWithin(grace time.Duration) error {
+func (s *Supervisor) endWarmProcessWithin(grace time.Duration) error {
 	w := s.currentProcess()
 	if w == nil {
 		return nil
@@ -149,7 +149,7 @@ func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
 		Policy: r.policy, Approved: r.query.Approved,
-		BeforeEnd: func() { s.detachEvents(r) },
+		BeforeEnd: func() { s.journalLastEvents(r) },
 	})
 }
 
@@ -192,7 +192,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 	begun.PID = w.proc.PID()
 	s.journalStart(r, t, begun)
 	if was == warmResultHangs {
-		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
+		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: milliseconds(s.cfg.MuteKill), Action: "killed"})
 	}
 	if s.sendFirstQuery(r, w, t) {
 		s.passLinesUntilEnd(r, w, t, nil)
@@ -341,11 +341,11 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 			}
 			if !warned {
 				warned = true
-				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceWarn), Action: "none"})
+				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: milliseconds(s.cfg.SilenceWarn), Action: "none"})
 				silence.Reset(s.cfg.SilenceKill - s.cfg.SilenceWarn)
 				continue
 			}
-			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
+			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: milliseconds(s.cfg.SilenceKill), Action: "killed"})
 			s.abandonTurn(t, failedEnd("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
@@ -381,7 +381,7 @@ func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e run
 	if t.HasOpenRequest() {
 		grace = 0 // the end of its stdin would be a denial for the agent
 	}
-	if err := s.endWarmWithin(grace); err != nil {
+	if err := s.endWarmProcessWithin(grace); err != nil {
 		s.cfg.Log.Error("end the agent", "err", err)
 		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
@@ -442,6 +442,6 @@ func failedEnd(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 
-func millis(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
+func milliseconds(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
 
 func adapterNames(m map[string]agent.Adapter) []string { return slices.Sorted(maps.Keys(m)) }

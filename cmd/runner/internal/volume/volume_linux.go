@@ -16,8 +16,8 @@ import (
 
 const (
 	sysBlockFolder = "/sys/block"
-	// loopMajor is the major device number of Linux's loop driver.
-	loopMajor = 7
+	// loopMajorNumber is the major device number of Linux's loop driver.
+	loopMajorNumber = 7
 	// maxAttachAttempts is the maximum number of times that a free loop device is requested, because other programs may take
 	// it first.
 	maxAttachAttempts = 100
@@ -209,7 +209,7 @@ func attachedDevices() ([]loopDevice, error) {
 // open opens the device. If the engine runs in a container, the device node may be missing in its /dev; open then
 // creates it.
 func (d loopDevice) open(flags int) (*os.File, error) {
-	err := unix.Mknod(d.devicePath(), unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(d.number)))) //nolint:gosec // a minor number
+	err := unix.Mknod(d.devicePath(), unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajorNumber, uint32(d.number)))) //nolint:gosec // a minor number
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make %s: %w", d.devicePath(), err)
 	}
@@ -316,7 +316,7 @@ func (v Volume) makeNode(number int) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number)))) //nolint:gosec // a minor number
+	return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajorNumber, uint32(number)))) //nolint:gosec // a minor number
 }
 
 // removeNodes removes the nodes for which doomed returns true.

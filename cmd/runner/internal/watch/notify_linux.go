@@ -53,8 +53,8 @@ func (n *inotifyReader) addMark() (int, error) {
 	return wd, nil
 }
 
-// isExhausted reports whether an error means that the kernel has no more watches.
-func isExhausted(err error) bool {
+// isWatchLimitError reports whether an error means that the kernel has no more watches.
+func isWatchLimitError(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
 }
 

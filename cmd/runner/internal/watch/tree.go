@@ -179,9 +179,9 @@ func (w *Watcher) addWatch(f *watchedFolder) {
 		f.wd = wd
 		w.watched[wd] = f
 		w.tracker.setWatched(f.path, true)
-	case isExhausted(err) && w.unwatchAllIgnored():
+	case isWatchLimitError(err) && w.unwatchAllIgnored():
 		w.addWatch(f)
-	case isExhausted(err):
+	case isWatchLimitError(err):
 		w.fallBackToPolling(err)
 	case !errors.Is(err, fs.ErrNotExist):
 		w.cfg.Log.Warn("a folder of the workspace cannot be watched", "folder", f.path, "err", err)

@@ -54,7 +54,7 @@ func wrapError(name string, err error) error {
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
 		return &pathError{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
-	case isEscape(err):
+	case isEscapeError(err):
 		return &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
 	}
 	return fmt.Errorf("path %q: %w", name, err)

@@ -58,7 +58,7 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 	rel := filepath.Clean(path)
 	if filepath.IsAbs(rel) {
 		var ok bool
-		if rel, ok = w.cutPrefix(rel); !ok {
+		if rel, ok = w.cutWorkspacePrefix(rel); !ok {
 			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 		}
 	}
@@ -75,7 +75,7 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 			if target, linkErr := w.root.Readlink(at); linkErr == nil && filepath.IsAbs(target) {
 				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 			}
-		case isEscape(err):
+		case isEscapeError(err):
 			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 		default:
 			return "", fmt.Errorf("path %s: %w", path, err)
@@ -83,9 +83,9 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 	}
 }
 
-// cutPrefix removes the folder's path. The real path comes first: a workspace whose real path is below /workspace keeps
+// cutWorkspacePrefix removes the folder's path. The real path comes first: a workspace whose real path is below /workspace keeps
 // its own paths.
-func (w *Workspace) cutPrefix(abs string) (string, bool) {
+func (w *Workspace) cutWorkspacePrefix(abs string) (string, bool) {
 	for _, p := range w.prefixes {
 		if abs == p {
 			return ".", true
@@ -97,8 +97,8 @@ func (w *Workspace) cutPrefix(abs string) (string, bool) {
 	return "", false
 }
 
-// isEscape reports whether err is the error of os.Root for a path that escapes. Package os does not export it.
-func isEscape(err error) bool {
+// isEscapeError reports whether err is the error of os.Root for a path that escapes. Package os does not export it.
+func isEscapeError(err error) bool {
 	var pe *fs.PathError
 	for errors.As(err, &pe) { // MkdirAll wraps one in another
 		if err = pe.Err; err != nil && err.Error() == "path escapes from parent" {
@@ -109,7 +109,7 @@ func isEscape(err error) bool {
 }
 
 // IsOutside reports whether an operation on Root failed because the path leaves the workspace.
-func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
+func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscapeError(err) }
 
 // RelativePath returns the path relative to the workspace dir, as Workspace.RelativePath does.
 func RelativePath(dir, path string) (string, error) {

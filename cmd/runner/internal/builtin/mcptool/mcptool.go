@@ -29,14 +29,14 @@ import (
 )
 
 const (
-	// connectTimeout is the maximum time that a server may take until its tools are known.
-	connectTimeout = 30 * time.Second
+	// serverConnectTimeout is the maximum time that a server may take until its tools are known.
+	serverConnectTimeout = 30 * time.Second
 	// maxResultBytes is the number of bytes of a result that are kept.
 	maxResultBytes = 128 << 10
 	// maxToolName is the longest name of a tool that model APIs accept.
 	maxToolName = 64
-	// endTimeout is the maximum time that a server may take to end after its stdin is closed.
-	endTimeout = time.Second
+	// serverEndTimeout is the maximum time that a server may take to end after its stdin is closed.
+	serverEndTimeout = time.Second
 )
 
 // ToolNamePrefix is the prefix of the names of the tools: mcp__server__tool.
@@ -119,7 +119,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*server
 	// The connection outlives the turn, so its context may not end with it.
 	whole, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	late := time.AfterFunc(connectTimeout, cancel)
+	late := time.AfterFunc(serverConnectTimeout, cancel)
 	client := mcp.NewClient(&mcp.Implementation{Name: "spool", Version: "1"}, nil)
 	session, err := client.Connect(whole, transport, nil)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	for k, v := range server.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endTimeout}, nil
+	return &mcp.CommandTransport{Command: cmd, TerminateDuration: serverEndTimeout}, nil
 }
 
 // headerTransport adds a server's headers to every request.
@@ -233,7 +233,7 @@ func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
 func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
-		limit = connectTimeout
+		limit = serverConnectTimeout
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -21,8 +21,8 @@ const (
 	DefaultIdleTimeout = 2 * time.Minute
 )
 
-// partialNote is appended to an answer in the conversation that was cut short.
-const partialNote = "\n[this answer was cut short before it was finished]"
+// cutShortNote is appended to an answer in the conversation that was cut short.
+const cutShortNote = "\n[this answer was cut short before it was finished]"
 
 // Config configures a Client. The zero value is OpenAI's own API.
 type Config struct {
@@ -225,7 +225,7 @@ func messageParam(m Message) openai.ChatCompletionMessageParamUnion {
 	case RoleAssistant:
 		var a openai.ChatCompletionAssistantMessageParam
 		if m.Partial {
-			m.Text += partialNote
+			m.Text += cutShortNote
 		}
 		if m.Text != "" {
 			a.Content.OfString = openai.String(m.Text)

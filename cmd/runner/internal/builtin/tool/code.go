@@ -114,7 +114,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 300 * time.Millisecond // a background process may keep the pipes open
-	var out, errs outputEnds
+	var out, errs outputHeadAndTail
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
 		return Result{Code: ExecutionError, Output: fmt.Sprintf("%s is not in the sandbox: %v", run[0], err)}
@@ -151,14 +151,14 @@ func joinOutput(out, errs string) string {
 	return b.String()
 }
 
-// outputEnds keeps the beginning and the end of the data that is written to it.
-type outputEnds struct {
+// outputHeadAndTail keeps the beginning and the end of the data that is written to it.
+type outputHeadAndTail struct {
 	mu         sync.Mutex
 	head, tail []byte
 	size       int
 }
 
-func (e *outputEnds) Write(p []byte) (int, error) {
+func (e *outputHeadAndTail) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := len(p)
@@ -174,7 +174,7 @@ func (e *outputEnds) Write(p []byte) (int, error) {
 }
 
 // String returns valid UTF-8, with a note about the part that was cut.
-func (e *outputEnds) String() string {
+func (e *outputHeadAndTail) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if cut := e.size - len(e.head) - len(e.tail); cut > 0 {

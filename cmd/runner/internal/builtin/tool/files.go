@@ -21,8 +21,8 @@ import (
 const (
 	// maxReadBytes is the largest number of bytes of a file that one call returns.
 	maxReadBytes = 128 << 10
-	// maxEntries is the largest number of entries of a folder that one call returns.
-	maxEntries = 1000
+	// maxFolderEntries is the largest number of entries of a folder that one call returns.
+	maxFolderEntries = 1000
 	// maxDiffBytes is the size in bytes up to which a file and its new content are compared for a preview.
 	maxDiffBytes = 256 << 10
 )

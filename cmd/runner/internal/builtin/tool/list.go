@@ -17,7 +17,7 @@ func listFolder(dir *os.File) Result {
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	var out strings.Builder
 	for i, e := range entries {
-		if i == maxEntries {
+		if i == maxFolderEntries {
 			fmt.Fprintf(&out, "[%d entries more]\n", len(entries)-i)
 			break
 		}
