@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture of the built-in agent.
 const Architecture = architecture.Spool
 
-// Adapter drives the built-in agent.
+// Adapter implements agent.Adapter for the built-in agent.
 type Adapter struct{}
 
 // Command returns the command that starts the runner's own binary as an agent.
@@ -40,20 +40,22 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
 
-// OpenSession returns a session. The protocol has no handshake.
+// OpenSession returns the session of a process that was just started. The protocol of the built-in agent has no
+// handshake.
 func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return &session{in: in, refs: map[string]string{}, lost: whyNotResumable(l)}
 }
 
-// TranscriptPath returns the path of a session's messages.
+// TranscriptPath returns the path of the file with the messages of an agent session.
 func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	return transcriptPath(p.State, agentSession)
 }
 
-// sessionIDPattern matches the ids of sessions, which become a part of file names.
+// sessionIDPattern matches the ids of agent sessions, which become a part of file names.
 var sessionIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// transcriptPath returns the path of an agent session's messages, or an error for an id that cannot be part of a file name.
+// transcriptPath returns the path of the file with the messages of an agent session, or an error for an id that cannot
+// be part of a file name.
 func transcriptPath(state, agentSession string) (string, error) {
 	if !sessionIDPattern.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want 1 to 100 letters, digits, - and _", agentSession)
@@ -61,7 +63,8 @@ func transcriptPath(state, agentSession string) (string, error) {
 	return filepath.Join(state, "spool", agentSession+".jsonl"), nil
 }
 
-// session implements agent.Session. refs maps the process's references of blocks to the ids of the turn's blocks.
+// session implements agent.Session for one process of the built-in agent. refs maps the process's references of blocks
+// to the ids of the turn's blocks.
 type session struct {
 	in    agent.Stdin
 	refs  map[string]string
@@ -69,6 +72,7 @@ type session struct {
 	plain bool   // the turn's query has no permission policy; see isWithoutPolicy
 }
 
+// BeginTurn sends the query to the process. It first journals that the earlier conversation is lost, if it is.
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
@@ -79,6 +83,8 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	return s.in.Send(processOrder{Op: "query", Query: &q})
 }
 
+// HandleLine handles a report that the process printed: it decides a permission request, or applies the report to the
+// turn.
 func (s *session) HandleLine(line []byte, t *agent.Turn) error {
 	var r processReport
 	if err := json.Unmarshal(line, &r); err != nil {
@@ -90,4 +96,5 @@ func (s *session) HandleLine(line []byte, t *agent.Turn) error {
 	return r.applyTo(t, s.refs)
 }
 
+// Interrupt asks the process to stop the turn.
 func (s *session) Interrupt() error { return s.in.Send(processOrder{Op: "interrupt"}) }

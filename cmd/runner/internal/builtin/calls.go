@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// toolCall is a call of the model whose result is not in the transcript yet.
+// toolCall is a tool call that the model requested and whose result is not in the transcript yet.
 type toolCall struct {
 	model.Call
 	tool    tool.Tool
@@ -22,15 +22,14 @@ type toolCall struct {
 	waiting bool   // a person decides
 }
 
-// callRunner runs the calls of one answer of the model, one at a time.
+// callRunner runs the tool calls of one answer of the model, one at a time.
 type callRunner struct {
 	*turn
 	open []*toolCall // calls whose permission was requested and that were not run, in the order of the answer
 }
 
-// runCalls runs the calls of an answer in order, and adds their results to the transcript. A call that a person decides does
-// not hold up the others: it is run after the decision. When ctx ends, runCalls returns with calls left. An error means
-// that the transcript cannot be written.
+// runCalls runs the tool calls of an answer in order, and adds their results to the transcript. While a call waits for a person's decision, the
+// others run. When ctx ends, runCalls returns although calls are left. An error means that the transcript cannot be written.
 func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
 	r := callRunner{turn: t}
 	for _, call := range calls {
@@ -51,7 +50,8 @@ func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
 	return r.finishInterruptedCalls(ctx)
 }
 
-// beginCall requests the permission for a call. A call that cannot run gets its result.
+// beginCall requests the permission for a call. If the call cannot run, because its tool or its arguments are invalid, beginCall adds the failure
+// as its result.
 func (r *callRunner) beginCall(call model.Call) error {
 	c := &toolCall{Call: call, ref: r.record.OpenBlock(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
 	failed := r.runRecovered(c, func() tool.Result {
@@ -76,7 +76,7 @@ func (r *callRunner) beginCall(call model.Call) error {
 	return nil
 }
 
-// serveReplies applies replies to permission requests until mayStayOpen is true for every open call, or ctx ends.
+// serveReplies receives and applies replies to permission requests until mayStayOpen returns true for every open call, or ctx ends.
 func (r *callRunner) serveReplies(ctx context.Context, mayStayOpen func(*toolCall) bool) error {
 	for slices.ContainsFunc(r.open, func(c *toolCall) bool { return !mayStayOpen(c) }) {
 		reply, ok := r.permits.nextReply(ctx)
@@ -90,7 +90,8 @@ func (r *callRunner) serveReplies(ctx context.Context, mayStayOpen func(*toolCal
 	return nil
 }
 
-// applyReply runs the call of a reply, or adds the denial as its result. It ignores a reply to a request that is not open.
+// applyReply runs the call that a permission reply allows, or adds the denial as the call's result. It ignores a reply to a request that is not
+// open.
 func (r *callRunner) applyReply(ctx context.Context, reply permissionReply) error {
 	i := slices.IndexFunc(r.open, func(c *toolCall) bool { return c.request == reply.ID })
 	if i < 0 {
@@ -107,7 +108,7 @@ func (r *callRunner) applyReply(ctx context.Context, reply permissionReply) erro
 	return r.finishCall(c, result, r.Now().Sub(start))
 }
 
-// run runs the call if the reply allows it.
+// run runs the tool call if the permission reply allows it, and returns the result.
 func (c *toolCall) run(ctx context.Context, reply permissionReply) tool.Result {
 	if !reply.Allowed {
 		return tool.Result{Code: tool.PermissionDenied, Output: reply.Message}
@@ -125,8 +126,8 @@ func (c *toolCall) run(ctx context.Context, reply permissionReply) tool.Result {
 	return result
 }
 
-// checkArguments returns an error if the arguments that a person changed are not valid. Whether their paths are in the workspace is
-// checked by the tool.
+// checkArguments returns an error if the arguments that a person changed are not valid JSON for the tool. The tool itself checks whether their
+// paths are in the workspace.
 func (c *toolCall) checkArguments(arguments json.RawMessage) error {
 	if !bytes.HasPrefix(bytes.TrimSpace(arguments), []byte("{")) {
 		return fmt.Errorf("arguments: not a JSON object")
@@ -135,7 +136,7 @@ func (c *toolCall) checkArguments(arguments json.RawMessage) error {
 	return err
 }
 
-// runRecovered returns the result of f. A panic is a result with a code.
+// runRecovered calls f and returns its result. If f panics, the result is a failure.
 func (r *callRunner) runRecovered(c *toolCall, f func() tool.Result) (result tool.Result) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -146,7 +147,7 @@ func (r *callRunner) runRecovered(c *toolCall, f func() tool.Result) (result too
 	return f()
 }
 
-// finishCall completes the block of a call and adds the result to the transcript.
+// finishCall completes the block of a call, and adds the result of the call to the transcript.
 func (r *callRunner) finishCall(c *toolCall, result tool.Result, took time.Duration) error {
 	r.Log.Debug("tool", "name", c.Name, "call", c.ID, "code", result.Code, "took", took)
 	text := result.ModelText()
@@ -156,8 +157,8 @@ func (r *callRunner) finishCall(c *toolCall, result tool.Result, took time.Durat
 	return r.said.AppendMessage(model.Message{Role: model.RoleTool, CallID: c.ID, Text: text})
 }
 
-// finishInterruptedCalls finishes the open calls if the user interrupted the turn. If the process ends, they stay open: nobody has
-// decided, and the transcript must not say so.
+// finishInterruptedCalls finishes the open calls if the user interrupted the turn. If the process ends for another reason, the calls stay open:
+// nobody has decided about them, and the transcript must not say so.
 func (r *callRunner) finishInterruptedCalls(ctx context.Context) error {
 	if !isInterrupted(ctx) {
 		return nil

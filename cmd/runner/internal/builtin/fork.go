@@ -9,14 +9,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nextAnchor returns the anchor of the last block of the message that is added next: the number of messages with it.
+// nextAnchor returns the anchor of the last block of the next message of the transcript: the number of messages
+// including that one.
 func nextAnchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
 
 // forkedSessionID returns the id of the new agent session of a launch with a Fork.
 func forkedSessionID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
-// sessionToResume returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
-// anchor's message. If the copy cannot be made, none is left, and OpenSession reports that the conversation is lost.
+// sessionToResume returns the id of the agent session to resume, "" for a new one. For a launch with a Fork it first
+// copies the transcript up to the anchor's message. If the copy cannot be made, none is left, and OpenSession reports
+// that the conversation is lost.
 func sessionToResume(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil
@@ -45,7 +47,7 @@ func sessionToResume(l agent.Launch) (string, error) {
 	return "", nil
 }
 
-// whyNotResumable returns why the conversation of a launch cannot be forked, "" if it can.
+// whyNotResumable returns the reason why the conversation of a launch cannot be forked, or "" if it can.
 func whyNotResumable(l agent.Launch) string {
 	if l.Resume == "" || l.Fork == nil {
 		return ""

@@ -15,17 +15,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// DefaultMaxSteps is the largest number of the model's answers in one turn.
+// DefaultMaxSteps is the default of the maximum number of answers of the model in one turn.
 const DefaultMaxSteps = 50
 
-// Model is a language model.
+// Model requests answers from a language model.
 type Model interface {
 	// Stream passes the pieces of an answer to each and returns the complete answer. If it returns an error, the answer
 	// holds what came before it.
 	Stream(ctx context.Context, r model.Request, each func(model.Delta)) (model.Answer, error)
 }
 
-// Loop runs turns, one at a time.
+// Loop runs the turns of the built-in agent, one at a time: it requests answers of the model and runs the tool calls in
+// them.
 type Loop struct {
 	Model        Model
 	DefaultModel string
@@ -38,7 +39,7 @@ type Loop struct {
 	Log          *slog.Logger
 }
 
-// turn is the state of one turn.
+// turn is the state of one turn of the built-in agent.
 type turn struct {
 	*Loop
 	query   runner.Query
@@ -50,9 +51,10 @@ type turn struct {
 	model   string
 }
 
-// Run runs one turn: it appends to the transcript, reports to the record, and runs the calls of tools that permits allows.
-// Cancelling ctx interrupts the turn. A model accepts the transcript, unless ctx ended for another reason than
-// errInterrupted: then the process ends, and the transcript is completed when it is opened again.
+// Run runs one turn: it appends messages to the transcript, reports blocks and events to the record, and runs the tool
+// calls that permits allows. The end of ctx interrupts the turn. After Run, every call in the transcript has a result,
+// as model APIs require, unless ctx ended for another reason than errInterrupted: then the process ends, and
+// openTranscript adds the missing results later.
 func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record TurnRecorder, permits *permissionQueue) runner.Ended {
 	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: filterTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
@@ -76,8 +78,8 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 	return ended
 }
 
-// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the limit is reached. An error
-// means that the transcript cannot be written.
+// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the maximum
+// number of answers is reached. An error means that the transcript cannot be written.
 func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	if err := t.said.AppendMessage(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
@@ -118,7 +120,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	}, nil
 }
 
-// userMessage returns the query as a message for the model.
+// userMessage converts a query to a message for the model.
 func userMessage(q runner.Query) model.Message {
 	m := model.Message{Role: model.RoleUser, Text: expandCommand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
@@ -138,13 +140,13 @@ func userMessage(q runner.Query) model.Message {
 // interruptedBeforeRun is the result of a call that was not run because the user interrupted the turn.
 const interruptedBeforeRun = "interrupted by the user before the call was run"
 
-// isInterrupted reports whether the user interrupted the turn. It returns false if the process ends.
+// isInterrupted reports whether the user interrupted the turn. It returns false if ctx ended because the process ends.
 func isInterrupted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errInterrupted) }
 
 // interruptedEnd returns the outcome of a turn that was interrupted.
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
-// modelErrorEnd returns the outcome of a turn whose model gave no answer.
+// modelErrorEnd returns the outcome of a turn that ends because the model did not answer.
 func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
 		return interruptedEnd()
@@ -156,7 +158,7 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
-// requestAnswer requests one answer and shows it as it comes.
+// requestAnswer requests one answer of the model, and shows the pieces of the answer in blocks as they arrive.
 func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*openCallBlock{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
@@ -172,7 +174,7 @@ func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
 	return answer, err
 }
 
-// systemPrompt returns the system prompt: the query's or the default, and the memory file.
+// systemPrompt returns the system prompt for the model: the query's or the default one, followed by the memory file.
 func (t *turn) systemPrompt() string {
 	s := t.query.SystemPrompt
 	if s == "" {
@@ -184,7 +186,7 @@ func (t *turn) systemPrompt() string {
 	return s
 }
 
-// toolOffers returns the tools in the form that the model receives.
+// toolOffers returns the agent's tools in the form in which they are sent to the model.
 func (t *turn) toolOffers() []model.ToolOffer {
 	var out []model.ToolOffer
 	for _, tl := range t.tools {
@@ -193,7 +195,7 @@ func (t *turn) toolOffers() []model.ToolOffer {
 	return out
 }
 
-// answerBlocks shows an answer in blocks as it comes.
+// answerBlocks opens and completes the blocks that show an answer of the model while it arrives.
 type answerBlocks struct {
 	*turn
 	thinking, text string // refs of the open blocks
@@ -201,10 +203,11 @@ type answerBlocks struct {
 	order          []*openCallBlock
 }
 
-// openCallBlock is the open block of a tool call: its reference, and the id of the call.
+// openCallBlock is the open block of a tool call: ref is the reference of the block, and id that of the call.
 type openCallBlock struct{ ref, id string }
 
-// addDelta shows a piece of the answer. It opens a block for the first piece of a kind, and completes the block before it.
+// addDelta appends a piece of the answer to its block. The first piece of a kind completes the block before it and
+// opens another.
 func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
@@ -250,8 +253,8 @@ func (s *answerBlocks) completeText(b events.Block) {
 	}
 }
 
-// completeAnswer completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
-// whole message, so only the last block has an anchor.
+// completeAnswer completes all blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut
+// only after a whole message, so only the last block has an anchor.
 func (s *answerBlocks) completeAnswer(a model.Answer, err error) {
 	status, last := events.StatusComplete, nextAnchor(s.said)
 	if err != nil {

@@ -29,14 +29,16 @@ const (
 )
 
 const (
-	// maxRequestArguments is the size in bytes up to which a request contains the arguments, so that it fits into a line.
+	// maxRequestArguments is the maximum size in bytes of arguments that a permission request contains, so that the
+	// request fits into a line. Larger arguments are left out.
 	maxRequestArguments = 1 << 20
-	// maxRequestText is the maximum size of a text of a request in bytes. It is larger than what the turn records, so that
-	// the turn notices that a text is cut.
+	// maxRequestText is the maximum size in bytes of each text of a permission request. It is larger than what the turn
+	// journals, so that the turn notices that a text is cut.
 	maxRequestText = 64 << 10
 )
 
-// permissionRequest asks whether a call of a tool may run. A request under no policy has no field after Outside.
+// permissionRequest is the question of the agent's process to the runner whether a tool call may run. If the agent has
+// no policy, no field after Outside is set.
 type permissionRequest struct {
 	ID        string `json:"id"` // unique in the process
 	Tool      string `json:"tool"`
@@ -54,8 +56,8 @@ type permissionRequest struct {
 	Schema      json.RawMessage        `json:"schema,omitempty"`
 }
 
-// permissionReply answers a permissionRequest. A reply with Waiting may come first: a person decides, and another reply
-// follows. If the request ends without a decision, the call is not allowed.
+// permissionReply is the runner's answer to a permissionRequest. If a person has to decide, a reply with Waiting comes
+// first and another one follows. If the request ends without a decision, the call is not allowed.
 type permissionReply struct {
 	ID        string          `json:"id"`
 	Waiting   bool            `json:"waiting,omitempty"`
@@ -64,13 +66,14 @@ type permissionReply struct {
 	Arguments json.RawMessage `json:"arguments,omitempty"` // replace those of the call; absent if they are not changed
 }
 
-// isWithoutPolicy reports whether the query is of an agent without permissions, and nothing adapts them to the execution. Then
-// the paths of a call decide alone.
+// isWithoutPolicy reports whether the query is for an agent without permissions, and the execution has no rules either.
+// Then only the paths of a call decide whether it may run.
 func isWithoutPolicy(q runner.Query) bool {
 	return reflect.ValueOf(q.Permissions).IsZero() && len(q.ExecutionPermissions.Rules) == 0
 }
 
-// decidePermission decides a request by the policy of the turn, and replies to it at once or when a person has decided.
+// decidePermission lets the turn decide a permission request of the process, and sends the reply: at once if the policy
+// decides, otherwise when a person has decided.
 func (s *session) decidePermission(r permissionRequest, t *agent.Turn) error {
 	replied := false
 	t.RequestPermission(events.MainConversation, r.turnRequest(s.plain), func(a agent.PermissionAnswer) {
@@ -87,7 +90,7 @@ func (s *session) decidePermission(r permissionRequest, t *agent.Turn) error {
 	return s.in.Send(processOrder{Op: "permission", Permission: &permissionReply{ID: r.ID, Waiting: true}})
 }
 
-// turnRequest returns the request in the form of package agent. plain means that the query has no policy.
+// turnRequest converts the request to the form of package agent. plain means that the query has no policy.
 func (r permissionRequest) turnRequest(plain bool) agent.PermissionRequest {
 	call := permission.Call{Tool: r.Tool, Kind: r.Kind, Command: r.Command, Destructive: r.Destructive}
 	for _, p := range r.Paths {
@@ -99,7 +102,8 @@ func (r permissionRequest) turnRequest(plain bool) agent.PermissionRequest {
 	}
 }
 
-// fixedDecision returns the decision that no policy changes, or nil if the policy decides.
+// fixedDecision returns the decision on the request that no policy can change, or nil if the policy decides. plain
+// means that the query has no policy.
 func (r permissionRequest) fixedDecision(plain bool) *permission.Decision {
 	d := permission.Decision{Action: events.PermissionAllow, Rule: ruleLeftToSandbox}
 	switch {
@@ -115,7 +119,8 @@ func (r permissionRequest) fixedDecision(plain bool) *permission.Decision {
 	return &d
 }
 
-// permissionRequest returns the request for a call with valid arguments, which names paths.
+// permissionRequest returns the permission request for a call of the tool tl. The arguments must be valid, and paths
+// are the paths that they name.
 func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths []string) permissionRequest {
 	r := permissionRequest{Tool: tl.Name(), HasPaths: len(paths) > 0}
 	for _, p := range paths {
@@ -142,8 +147,8 @@ func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths 
 	return r
 }
 
-// policyPaths returns a path of the workspace in the form of permission.Path. A path whose last element is a symbolic link
-// has two: a tool may follow the link or replace it.
+// policyPaths converts a path of the workspace to the form of permission.Path. A path whose last element is a symbolic
+// link yields two paths: a tool may follow the link or replace it.
 func policyPaths(w *workspace.Workspace, path string) []string {
 	rel, err := w.RelativePath(path)
 	if err != nil {
@@ -176,7 +181,7 @@ func resolveLinks(path string) string {
 	return path
 }
 
-// relativeTo returns path relative to root, with slashes.
+// relativeTo returns path relative to root, with slashes as separators.
 func relativeTo(root, path string) string {
 	rel, err := filepath.Rel(root, path)
 	if err != nil {
@@ -185,7 +190,8 @@ func relativeTo(root, path string) string {
 	return filepath.ToSlash(rel)
 }
 
-// permissionQueue sends the permission requests of a turn and holds the replies until the turn takes them.
+// permissionQueue sends the permission requests of a turn to the runner, and holds the replies until the turn takes
+// them.
 type permissionQueue struct {
 	pipe  *reportWriter
 	turn  int
@@ -196,12 +202,13 @@ type permissionQueue struct {
 	added   chan struct{} // signalled after a reply was added
 }
 
-// newPermissionQueue returns the permits of the turn with that number in the process.
+// newPermissionQueue returns the permissionQueue of a turn. turn is the number of the turn in the process and makes the
+// ids of requests unique.
 func newPermissionQueue(p *reportWriter, turn int) *permissionQueue {
 	return &permissionQueue{pipe: p, turn: turn, added: make(chan struct{}, 1)}
 }
 
-// sendRequest sends a request and returns its id. Only the goroutine of the turn may call it.
+// sendRequest sends a permission request and returns its id. Only the goroutine of the turn may call it.
 func (p *permissionQueue) sendRequest(r permissionRequest) string {
 	p.count++
 	r.ID = "p" + strconv.Itoa(p.turn) + "." + strconv.Itoa(p.count)
@@ -209,7 +216,7 @@ func (p *permissionQueue) sendRequest(r permissionRequest) string {
 	return r.ID
 }
 
-// addReply adds a reply. It does not block.
+// addReply adds a reply of the runner to the queue. It does not block.
 func (p *permissionQueue) addReply(r permissionReply) {
 	p.mu.Lock()
 	p.replies = append(p.replies, r)
@@ -220,7 +227,8 @@ func (p *permissionQueue) addReply(r permissionReply) {
 	}
 }
 
-// nextReply returns the next reply, in the order of arrival. It blocks until there is one, or returns false when ctx ends.
+// nextReply returns the next reply of the runner, in the order of arrival. It blocks until there is one, or returns
+// false when ctx ends.
 func (p *permissionQueue) nextReply(ctx context.Context) (permissionReply, bool) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
@@ -239,7 +247,8 @@ func (p *permissionQueue) nextReply(ctx context.Context) (permissionReply, bool)
 	return permissionReply{}, false
 }
 
-// argumentsChangedNote returns the note that precedes the result of a call whose arguments a person changed.
+// argumentsChangedNote returns the note that precedes the result of a call whose arguments a person changed. The note
+// shows the model the arguments that were used.
 func argumentsChangedNote(arguments json.RawMessage) string {
 	const limit = 2 << 10
 	text := string(arguments)

@@ -25,11 +25,11 @@ import (
 // defaultModel is used when neither the query nor OPENAI_MODEL names a model.
 const defaultModel = "gpt-4.1-mini"
 
-// defaultPrompt is the system prompt for a query without one.
+// defaultPrompt is the system prompt for a query without a system prompt.
 const defaultPrompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
-// Process is the process of `runner agent`.
+// Process is the process of `runner agent`, which runs the built-in agent.
 type Process struct {
 	Workspace string
 	State     string
@@ -39,7 +39,7 @@ type Process struct {
 	Log       *slog.Logger
 }
 
-// parseSettings parses the agent's variables.
+// parseSettings parses the environment variables of the agent's process.
 func (p Process) parseSettings() (cfg model.Config, steps int, code time.Duration, err error) {
 	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
 	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
@@ -57,7 +57,7 @@ func (p Process) parseSettings() (cfg model.Config, steps int, code time.Duratio
 	return cfg, steps, code, nil
 }
 
-// Run executes the orders in in until it ends, or ctx does, and writes reports to out.
+// Run reads orders, such as queries, from in and writes reports about the turns to out. It returns when in or ctx ends.
 func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -100,7 +100,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.run(ctx, in)
 }
 
-// orderServer reads orders and runs turns.
+// orderServer executes the orders that the runner sends to the agent's process: it runs the turns of queries.
 type orderServer struct {
 	loop     *Loop
 	said     *Transcript
@@ -118,14 +118,14 @@ type orderServer struct {
 // another reason, such as the end of stdin, belongs to a process that ends.
 var errInterrupted = errors.New("interrupted by the user")
 
-// runningTurn is the current turn.
+// runningTurn is the turn that the process runs now.
 type runningTurn struct {
 	stop    context.CancelCauseFunc
 	done    chan struct{} // closed when the turn has ended
 	permits *permissionQueue
 }
 
-// stopAndWait stops the turn, because the process ends, and waits until it has ended. It does nothing for nil.
+// stopAndWait stops the turn, because the process ends, and waits until the turn has ended. It does nothing for nil.
 func (r *runningTurn) stopAndWait() {
 	if r != nil {
 		r.stop(nil)
@@ -133,7 +133,7 @@ func (r *runningTurn) stopAndWait() {
 	}
 }
 
-// run executes orders until in or ctx ends. A query waits for the end of the turn before it.
+// run reads and executes orders until in or ctx ends. A query waits for the end of the turn before it.
 func (s *orderServer) run(ctx context.Context, in io.Reader) error {
 	orders := make(chan processOrder)
 	readErr := make(chan error, 1)
@@ -173,7 +173,7 @@ func (s *orderServer) run(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// start starts a turn in the background.
+// start starts the turn of a query in its own goroutine.
 func (s *orderServer) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancelCause(ctx)
 	s.turns++
@@ -185,7 +185,7 @@ func (s *orderServer) start(ctx context.Context, q runner.Query) *runningTurn {
 	return r
 }
 
-// readOrders sends each order in in to orders, until in or ctx ends.
+// readOrders decodes the lines of in and sends each order to the channel, until in or ctx ends.
 func readOrders(ctx context.Context, in io.Reader, orders chan<- processOrder) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -208,7 +208,7 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- processOrder) e
 	}
 }
 
-// runTurn runs one query and reports its end.
+// runTurn runs the turn of one query and reports how the turn ended.
 func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *permissionQueue) {
 	s.pipe.write(processReport{Op: "begin"})
 	if s.lost != "" {
@@ -236,16 +236,17 @@ func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *perm
 	s.pipe.write(processReport{Op: "end", Ended: &ended})
 }
 
-// reportTranscript reports the transcript's path and size.
+// reportTranscript reports the path and the size of the transcript to the runner.
 func (s *orderServer) reportTranscript() {
 	s.pipe.RecordEvent(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
-// ownVariablePrefixes are the prefixes of the agent's own variables, among them the model's key.
+// ownVariablePrefixes are the prefixes of the environment variables that only the agent's process may have, among them
+// the model's key.
 var ownVariablePrefixes = []string{"SPOOL_", "OPENAI_"}
 
-// withoutOwnVariables returns the environment for the model's programs. It holds the variables of the agent's environments,
-// secrets included, as it does for other agents.
+// withoutOwnVariables returns the environment for programs that the model runs: environ without the variables of
+// ownVariablePrefixes. It keeps the variables of the agent's environments, secrets included, as other agents do.
 func withoutOwnVariables(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		return slices.ContainsFunc(ownVariablePrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })

@@ -16,14 +16,14 @@ import (
 // called on the turn, one call a line. Before the process runs a tool, it
 // sends a permission request and waits for the reply; see permissionReply.
 
-// processOrder is a line to the agent's process.
+// processOrder is a line from the runner to the agent's process: a query, an interrupt or a permission reply.
 type processOrder struct {
 	Op         string           `json:"op"` // query, interrupt, permission
 	Query      *runner.Query    `json:"query,omitempty"`
 	Permission *permissionReply `json:"permission,omitempty"`
 }
 
-// processReport is a line from the agent's process.
+// processReport is a line from the agent's process to the runner about the running turn.
 type processReport struct {
 	Op         string             `json:"op"` // begin, open, text, complete, event, permission, end
 	Ref        string             `json:"ref,omitempty"`
@@ -35,7 +35,7 @@ type processReport struct {
 	Ended      *runner.Ended      `json:"ended,omitempty"`
 }
 
-// TurnRecorder receives what the loop does.
+// TurnRecorder receives the blocks and events of a turn of the built-in agent.
 type TurnRecorder interface {
 	// OpenBlock opens a block and returns its reference.
 	OpenBlock(events.Block) (ref string)
@@ -47,8 +47,8 @@ type TurnRecorder interface {
 	RecordEvent(events.Payload)
 }
 
-// reportWriter is the TurnRecorder of the agent's process: it writes lines to stdout. It keeps the first error, after which it writes
-// nothing, because the runner is gone.
+// reportWriter is the TurnRecorder of the agent's process: it writes reports to stdout. It keeps the first error and
+// writes nothing after it, because the runner is gone then.
 type reportWriter struct {
 	mu   sync.Mutex
 	enc  *json.Encoder
@@ -56,13 +56,14 @@ type reportWriter struct {
 	err  error
 }
 
+// newReportWriter returns a reportWriter that writes lines to w.
 func newReportWriter(w io.Writer) *reportWriter {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	return &reportWriter{enc: enc}
 }
 
-// write writes a report as a line.
+// write writes a report as one line of JSON.
 func (p *reportWriter) write(r processReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,6 +72,7 @@ func (p *reportWriter) write(r processReport) {
 	}
 }
 
+// OpenBlock implements TurnRecorder.
 func (p *reportWriter) OpenBlock(b events.Block) string {
 	p.mu.Lock()
 	p.refs++
@@ -80,13 +82,17 @@ func (p *reportWriter) OpenBlock(b events.Block) string {
 	return ref
 }
 
+// AppendText implements TurnRecorder.
 func (p *reportWriter) AppendText(ref, piece string) {
 	p.write(processReport{Op: "text", Ref: ref, Text: piece})
 }
+
+// CompleteBlock implements TurnRecorder.
 func (p *reportWriter) CompleteBlock(ref string, b events.Block) {
 	p.write(processReport{Op: "complete", Ref: ref, Block: &b})
 }
 
+// RecordEvent implements TurnRecorder.
 func (p *reportWriter) RecordEvent(e events.Payload) {
 	raw, err := json.Marshal(e)
 	if err != nil {
@@ -95,7 +101,8 @@ func (p *reportWriter) RecordEvent(e events.Payload) {
 	p.write(processReport{Op: "event", Type: e.EventType(), Data: raw})
 }
 
-// applyTo applies a report to the turn. refs maps the process's references of blocks to those of the turn.
+// applyTo applies a report of the agent's process to the turn t. refs maps the process's references of blocks to the
+// ids of the turn's blocks.
 func (r processReport) applyTo(t *agent.Turn, refs map[string]string) error {
 	switch {
 	case r.Op == "begin":
@@ -117,7 +124,7 @@ func (r processReport) applyTo(t *agent.Turn, refs map[string]string) error {
 	return nil
 }
 
-// addFinalFields adds the fields that the process knows at the end.
+// addFinalFields sets the fields of b that the process knows only when the block is complete.
 func (r processReport) addFinalFields(b *events.Block) {
 	if r.Block.Status == events.StatusError {
 		b.Status = events.StatusError
@@ -134,7 +141,7 @@ func (r processReport) addFinalFields(b *events.Block) {
 	}
 }
 
-// emitEvent emits an event of a type that an agent may report.
+// emitEvent journals the event in the report, if it has a type that an agent may report.
 func (r processReport) emitEvent(t *agent.Turn) error {
 	switch p := events.DecodePayload(r.Type, r.Data).(type) {
 	case events.MetadataUpdate, events.TranscriptWritten, events.Error, events.Log:

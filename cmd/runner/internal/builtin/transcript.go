@@ -14,10 +14,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 )
 
-// errTranscriptMissing is returned when a session to resume has no transcript here.
+// errTranscriptMissing is returned when the agent session to resume has no transcript in the state folder.
 var errTranscriptMissing = errors.New("no transcript")
 
-// Transcript is a conversation, in memory and on disk: one message a line in JSON, appended as it comes.
+// Transcript is the conversation of an agent session, in memory and in a file with one message in JSON on each line.
 type Transcript struct {
 	ID       string // the agent's own session id
 	path     string
@@ -26,8 +26,8 @@ type Transcript struct {
 	bytes    int64
 }
 
-// openTranscript resumes a session, or begins a new one with a new id. If the session to resume does not exist, it
-// returns an empty transcript with that id, and errTranscriptMissing.
+// openTranscript opens the transcript of the agent session resume, or begins a new one with a new id if resume is "".
+// If the session to resume does not exist, it returns an empty transcript with that id, and errTranscriptMissing.
 func openTranscript(state, resume string) (*Transcript, error) {
 	t := &Transcript{ID: resume}
 	if resume == "" {
@@ -53,7 +53,8 @@ func openTranscript(state, resume string) (*Transcript, error) {
 	return t, nil
 }
 
-// readMessages reads the messages from disk. It removes a last line that was cut by a crash, so that further messages begin on a new line.
+// readMessages reads the messages from the file. It removes a last line that was cut by a crash, so that further
+// messages begin on a new line.
 func (t *Transcript) readMessages() error {
 	in := bufio.NewReader(t.file)
 	for {
@@ -80,7 +81,7 @@ func (t *Transcript) readMessages() error {
 	return t.answerOpenCalls("the agent's process ended before the call was finished")
 }
 
-// AppendMessage appends a message.
+// AppendMessage appends a message to the conversation and to the file.
 func (t *Transcript) AppendMessage(m model.Message) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -95,7 +96,7 @@ func (t *Transcript) AppendMessage(m model.Message) error {
 	return nil
 }
 
-// Messages returns the messages so far. The caller must not change them.
+// Messages returns the messages of the conversation. The caller must not change them.
 func (t *Transcript) Messages() []model.Message { return t.messages }
 
 // answerOpenCalls appends a result with the text "[reason]" for each tool call that has no result, because every model API requires
@@ -121,5 +122,5 @@ func (t *Transcript) answerOpenCalls(reason string) error {
 	return nil
 }
 
-// Close closes the file.
+// Close closes the file of the transcript.
 func (t *Transcript) Close() error { return t.file.Close() }

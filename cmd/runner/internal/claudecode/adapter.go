@@ -42,39 +42,39 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture that runs Claude Code.
 const Architecture = architecture.ClaudeCode
 
-// TestedVersion is the version of the CLI that the adapter was tested with. With another version the adapter works too, and writes a warning to the
-// session's log.
+// TestedVersion is the version of Claude Code's CLI that the adapter was tested with. Another version works too; the adapter then journals a
+// warning.
 const TestedVersion = "2.1.197"
 
-// programName is the name of the CLI on the PATH.
+// programName is the name of Claude Code's CLI on the PATH.
 const programName = "claude"
 
 // defaultMaxRetries is the maximum number of times that the CLI repeats a request to the model, unless CLAUDE_CODE_MAX_RETRIES is set. Four retries
-// wait 7.5 s in total. With the CLI's default of ten, a turn without a model takes minutes.
+// wait 7.5 s in total. With the CLI's own default of ten, a turn without a model takes minutes.
 const defaultMaxRetries = "4"
 
-// mcpStartTimeout is the time for which the first turn waits for MCP servers, in milliseconds. It is limited because a warm process
-// has to print something before it is considered hung.
+// mcpStartTimeout is the maximum time in milliseconds for which the first turn waits for MCP servers. It is limited because a warm process has to
+// print something before the supervisor considers it hung.
 const mcpStartTimeout = "20000"
 
-// promptDigestVariable is an environment variable that holds a digest of the prompts in the handshake. The CLI does not read it: its value makes the
-// command differ when the prompts have changed, and the supervisor then starts another process.
+// promptDigestVariable is an environment variable that holds a digest of the prompts in the handshake. The CLI does not read the variable: its
+// value makes the command differ when the prompts have changed, so that the supervisor starts another process.
 const promptDigestVariable = "SPOOL_AGENT_PROMPT_SHA256"
 
-// excludedTools are the CLI's tools that an agent never has: they leave the workspace, or begin turns without a query, whose events would not
-// be recorded.
+// excludedTools are the tools of the CLI that an agent never has: they leave the workspace, or begin turns without a query, whose events would not
+// be journaled.
 var excludedTools = []string{
 	"EnterWorktree", "ExitWorktree",
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
 
-// parentVariables are the variables by which a Claude Code recognises another one as its parent.
+// parentVariables are the environment variables by which a process of Claude Code recognises that another one has started it.
 var parentVariables = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
 
-// Adapter runs Claude Code.
+// Adapter implements agent.Adapter for Claude Code.
 type Adapter struct {
 	Now func() time.Time // the clock for tool durations; nil for time.Now
 }
@@ -133,8 +133,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, parentVariables...), Files: files}, nil
 }
 
-// OpenSession returns the session of a process that was started, and sends the handshake. The process answers the handshake before any query, which
-// shows that it has started.
+// OpenSession returns the session of a process that was just started, and sends the handshake. The process answers the handshake before any query,
+// which shows that it has started.
 func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	if a.Now == nil {
 		a.Now = time.Now
@@ -146,7 +146,7 @@ func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// TranscriptPath returns the path of the record that the CLI keeps of a session.
+// TranscriptPath returns the path of the transcript that the CLI writes for a session.
 func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
@@ -159,10 +159,10 @@ func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, err
 	return filepath.Join(configDir(p), "projects", projectFolderName(dir), agentSession+".jsonl"), nil
 }
 
-// configDirName is the name of the CLI's configuration folder below the state folder.
+// configDirName is the name of the CLI's configuration folder in the state folder.
 const configDirName = "claude"
 
-// configDir returns the CLI's configuration folder.
+// configDir returns the path of the CLI's configuration folder.
 func configDir(p agent.Folders) string { return filepath.Join(p.State, configDirName) }
 
 // hasTranscript reports whether the transcript of a session exists. Without it, "claude --resume" exits at once.
@@ -195,7 +195,7 @@ func environmentVariable(l agent.Launch, name string) string {
 	return value
 }
 
-// findCLI returns the path of the CLI on the PATH that the agent will have.
+// findCLI returns the path of Claude Code's CLI on the PATH that the agent will have. The error says how to install the CLI.
 func findCLI(l agent.Launch) (string, error) {
 	path := l.Env["PATH"]
 	for _, kv := range l.Environ {
@@ -218,10 +218,10 @@ func findCLI(l agent.Launch) (string, error) {
 	}
 }
 
-// maxProjectFolderName is the length in UTF-16 units from which the CLI shortens the name of a folder.
+// maxProjectFolderName is the maximum length in UTF-16 units of the name of a project folder; the CLI shortens longer names.
 const maxProjectFolderName = 200
 
-// projectFolderName returns the name of the folder in which the CLI keeps the transcripts of a working directory.
+// projectFolderName returns the name of the folder in which the CLI keeps the transcripts of sessions with the working directory dir.
 func projectFolderName(dir string) string {
 	units := utf16.Encode([]rune(dir))
 	name := make([]byte, len(units))

@@ -18,13 +18,14 @@ import (
 // mcpToolPrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
 const mcpToolPrefix = "mcp__"
 
-// mcpConfigFile is the file with the MCP servers for the CLI. Their variables and headers may be secrets.
+// mcpConfigFile is the path, relative to the state folder, of the file that lists the MCP servers for the CLI. Their variables and headers may be
+// secrets.
 const mcpConfigFile = agent.UnsavedFolder + "/claude-mcp.json"
 
-// toolNamePattern matches the name of a tool, but not a rule such as Bash(git *).
+// toolNamePattern matches the name of a tool, but not a permission rule such as Bash(git *).
 var toolNamePattern = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
 
-// checkToolNames returns an error for names that the CLI's arguments would give another meaning.
+// checkToolNames returns an error if the agent's definition lists a tool by a name to which the CLI's arguments would give another meaning.
 func checkToolNames(l agent.Launch) error {
 	for field, names := range map[string][]string{"allow": l.Tools.Allow, "deny": l.Tools.Deny} {
 		for i, name := range names {
@@ -60,8 +61,8 @@ func definitionArgs(l agent.Launch) []string {
 	return args
 }
 
-// allowedCLITools returns those of the CLI's own tools that are allowed: the named ones, and those that the agent's
-// sub-agents and skills need.
+// allowedCLITools returns the CLI's own tools that the agent may use: those that its definition names, and those that its sub-agents and skills
+// need.
 func allowedCLITools(l agent.Launch) []string {
 	own := slices.DeleteFunc(slices.Clone(l.Tools.Allow), isMCPTool)
 	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isSubagentTool) {
@@ -103,7 +104,7 @@ func definitionFiles(l agent.Launch) ([]agent.LaunchFile, error) {
 	return files, nil
 }
 
-// quoteYAML returns s as a scalar of YAML. A string of JSON is one.
+// quoteYAML returns s as a scalar of YAML. JSON strings are such scalars.
 func quoteYAML(s string) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -123,8 +124,9 @@ type mcpServer struct {
 	Timeout uint32            `json:"timeout,omitempty"` // milliseconds for a call
 }
 
-// mcpServers returns the servers in the format of the CLI. The CLI expands ${VAR}, but all variables have been
-// expanded before: so text that looks like a variable is passed by a variable of its own.
+// mcpServers returns the MCP servers of the agent in the format of the CLI, and environment variables that they need. The CLI expands ${VAR} in the
+// definitions of servers, where Spool has expanded all variables already. Text that still looks like a variable is therefore passed in an
+// environment variable of its own.
 func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[string]string) {
 	servers, variables = map[string]mcpServer{}, map[string]string{}
 	literal := func(s string) string {
@@ -156,7 +158,7 @@ func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[str
 	return servers, variables
 }
 
-// subagent is a sub-agent in the format of the handshake.
+// subagent is the definition of a sub-agent in the format of the CLI's handshake.
 type subagent struct {
 	Description string   `json:"description"`
 	Prompt      string   `json:"prompt"`
@@ -165,7 +167,7 @@ type subagent struct {
 	Model       string   `json:"model,omitempty"`
 }
 
-// subagents returns the sub-agents of the agent by name, nil if it has none.
+// subagents returns the definitions of the agent's sub-agents by name, nil if it has none.
 func subagents(l agent.Launch) map[string]subagent {
 	if len(l.Subagents) == 0 {
 		return nil
@@ -181,8 +183,8 @@ func subagents(l agent.Launch) map[string]subagent {
 	return out
 }
 
-// subagentTools returns the tools that a sub-agent has and those that it has not, so that it can call only the MCP servers that it names. It
-// cannot start sub-agents either, which could call other servers, unless its list of tools has that tool.
+// subagentTools returns the tools that a sub-agent may use and those that it may not use, so that it can call only the MCP servers that its
+// definition names. A sub-agent cannot start other sub-agents, which could call other servers, unless its list of tools has that tool.
 func subagentTools(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
 	tools = slices.Clone(a.Tools)
 	for _, s := range l.MCPServers {
@@ -200,12 +202,14 @@ func subagentTools(l agent.Launch, a events.SubagentSpec) (tools, without []stri
 	return tools, without
 }
 
+// isMCPTool reports whether a tool belongs to an MCP server, by its name.
 func isMCPTool(tool string) bool { return strings.HasPrefix(tool, mcpToolPrefix) }
 
-// replacedNameCharacters matches the characters that the CLI replaces by an underscore in names of tools.
+// replacedNameCharacters matches the characters that the CLI replaces by an underscore in the names of MCP servers and their tools.
 var replacedNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// policyScope holds the properties of the agent that the permission policy needs.
+// policyScope holds the properties of the agent that are needed to describe its tool calls to the permission policy, such as its folders and MCP
+// servers.
 type policyScope struct {
 	root    string           // the workspace
 	skills  []string         // folders that may be read
@@ -219,13 +223,13 @@ type policyScope struct {
 	destructive map[string]bool // tools of MCP servers that destroy data, as their servers say
 }
 
-// mcpServerTools is the prefix of the tools of a server, and which of them the agent has.
+// mcpServerTools is the prefix of the names of an MCP server's tools, and the list of those tools that the agent may use.
 type mcpServerTools struct {
 	prefix string
 	only   []string // full names; nil for all
 }
 
-// newPolicyScope returns the scope of the agent of a launch.
+// newPolicyScope returns the policyScope of the agent of a launch.
 func newPolicyScope(l agent.Launch) policyScope {
 	s := policyScope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny, checked: asksAboutEachCall(l), home: environmentVariable(l, "HOME")}
 	if s.checked && !slices.Contains(deniedQuestionTools(l), exitPlanMode) {
@@ -252,7 +256,7 @@ func newPolicyScope(l agent.Launch) policyScope {
 	return s
 }
 
-// serverToolStatus reports whether a tool belongs to an MCP server of the agent (known), and if so, whether the agent may call it (has).
+// serverToolStatus reports whether a tool belongs to an MCP server of the agent (known), and if so, whether the agent may call the tool (has).
 func (s policyScope) serverToolStatus(tool string) (known, has bool) {
 	var of mcpServerTools // the longest match: a server's name may be a prefix of another's
 	for _, m := range s.servers {
@@ -263,7 +267,8 @@ func (s policyScope) serverToolStatus(tool string) (known, has bool) {
 	return of.prefix != "", of.only == nil || slices.Contains(of.only, tool)
 }
 
-// resolveSkillFile returns an absolute path with its symbolic links resolved, and reports whether it is in the folder of one of the agent's skills.
+// resolveSkillFile returns the absolute path with its symbolic links resolved, and reports whether it is inside the folder of one of the agent's
+// skills.
 func (s policyScope) resolveSkillFile(path string) (string, bool) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {

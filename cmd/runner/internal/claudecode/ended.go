@@ -12,13 +12,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// usageTotal is the usage and the cost in dollars of a CLI process since it was started.
+// usageTotal is the token usage and the cost in dollars of a process of the CLI since its start.
 type usageTotal struct {
 	input, output, cacheRead, cacheWrite uint64
 	cost                                 float64
 }
 
-// usageTotal returns the tally that a result line states, over all models.
+// usageTotal returns the usage of the process that a result line states, over all models.
 func (r resultLine) usageTotal() usageTotal {
 	sum := usageTotal{cost: r.TotalCostUSD}
 	for _, m := range r.ModelUsage {
@@ -30,7 +30,8 @@ func (r resultLine) usageTotal() usageTotal {
 	return sum
 }
 
-// difference returns the usage and cost between two tallies. If a counter went down, the CLI has reset it in between, and its whole value counts.
+// difference returns the usage and the cost in dollars between two totals of a process. If a counter went down, the CLI has reset it in between,
+// and its whole value counts.
 func (now usageTotal) difference(before usageTotal) (events.Usage, float64) {
 	sub := func(a, b uint64) uint32 {
 		if a < b {
@@ -48,8 +49,8 @@ func (now usageTotal) difference(before usageTotal) (events.Usage, float64) {
 	}, cost
 }
 
-// handleResult handles a result line: it completes open blocks, journals usage and cost, and ends the turn. It only logs the result of a turn
-// that the CLI began without a query.
+// handleResult handles a result line, with which the CLI ends a turn: it completes open blocks, journals usage and cost, and ends the turn. It only
+// logs the result of a turn that the CLI began without a query.
 func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	r, err := decode[resultLine](raw, "result")
 	if err != nil {
@@ -95,8 +96,8 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	}
 }
 
-// turnOutcome returns the end of the turn for a result line. A result is a failure by is_error, because its subtype is success for some failures
-// too.
+// turnOutcome returns the outcome of the turn for a result line. The turn has failed if is_error is set, because subtype is success for some
+// failures too.
 func (s *session) turnOutcome(r resultLine) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
@@ -117,8 +118,8 @@ func (s *session) turnOutcome(r resultLine) runner.Ended {
 	}
 }
 
-// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of the
-// failure.
+// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of
+// the failure.
 func modelErrorCode(status int, why string) string {
 	switch {
 	case status == 401, status == 403, status == 0 && why == "authentication_failed":
@@ -146,8 +147,8 @@ func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
 }
 
-// expectLastTranscriptLine makes the next snapshot wait for the last line of the turn's answer, which the CLI writes to the
-// transcript a tenth of a second after it has reported the end of the turn.
+// expectLastTranscriptLine makes the next snapshot wait for the last line of the turn's answer, because the CLI writes that line to the transcript
+// a tenth of a second after it has reported the end of the turn.
 func (s *session) expectLastTranscriptLine(t *agent.Turn) {
 	if s.turn.last == "" || s.agentSession == "" {
 		return
@@ -161,7 +162,7 @@ func (s *session) expectLastTranscriptLine(t *agent.Turn) {
 	}
 }
 
-// systemLine is a line of type system.
+// systemLine is a line of the CLI with type system, such as a status or a notification about a sub-agent.
 type systemLine struct {
 	Status       string  `json:"status"`
 	Attempt      int     `json:"attempt"` // api_retry
@@ -183,7 +184,7 @@ type systemLine struct {
 	} `json:"compact_metadata"`
 }
 
-// handleSystem handles lines of type system.
+// handleSystem handles a line of the CLI with type system.
 func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 	var n systemLine
 	if err := json.Unmarshal(raw, &n); err != nil {

@@ -57,7 +57,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	return nil, removeCopy(to)
 }
 
-// removeCopy removes the copy of a transcript that an earlier attempt has written, if there is one.
+// removeCopy removes the copy of a transcript at the path to, which an earlier attempt may have written.
 func removeCopy(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -65,7 +65,8 @@ func removeCopy(to string) error {
 	return nil
 }
 
-// whyNotResumable returns the reason why the session of a launch cannot be resumed, or "" if it can or there is none.
+// whyNotResumable returns the reason why the session of a launch cannot be resumed, or "" if it can be, or there is
+// none.
 func whyNotResumable(l agent.Launch) string {
 	switch {
 	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Folders, l.Resume) || l.Fork != nil && hasTranscript(l.Folders, transcript.ForkID(l)):
@@ -76,8 +77,9 @@ func whyNotResumable(l agent.Launch) string {
 	return fmt.Sprintf("session %.100s of Claude Code has no transcript here", l.Resume)
 }
 
-// originalTranscripts returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
-// workspace path they are in the folder of the path where they were written.
+// originalTranscripts returns the paths of the transcripts of the session to fork. The one of this workspace comes
+// first: if the session has run in a sandbox with another workspace path, its transcript is in the folder for that
+// path.
 func originalTranscripts(l agent.Launch) ([]string, error) {
 	own, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
@@ -103,7 +105,8 @@ type transcriptCutter struct {
 	kind   string // type of the anchor's line; "" until cutLine has found it
 }
 
-// cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.EditLine.
+// cutLine keeps every line up to the line of the anchor, which is the last one of the copy. It is a
+// transcript.EditLine.
 func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
 		return raw, transcript.KeepLine

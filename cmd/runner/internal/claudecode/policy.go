@@ -32,7 +32,8 @@ const (
 	exitPlanMode    = "ExitPlanMode"
 )
 
-// pathArguments names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
+// pathArguments maps each file tool of the CLI to the argument that holds the path. The argument of a search tool is optional: without it the tool
+// searches the workspace.
 var pathArguments = map[string]struct {
 	argument string
 	optional bool
@@ -42,7 +43,7 @@ var pathArguments = map[string]struct {
 	"Glob": {"path", true}, "Grep": {"path", true}, "LS": {"path", true},
 }
 
-// toolsByKind are the CLI's own tools.
+// toolsByKind lists the CLI's own tools by the permission kind of their calls.
 var toolsByKind = map[permission.Kind][]string{
 	permission.Read:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
 	permission.Edit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
@@ -56,7 +57,7 @@ var toolsByKind = map[permission.Kind][]string{
 	permission.Question: {askUserQuestion, exitPlanMode},
 }
 
-// toolKind returns the kind of a tool of the CLI itself.
+// toolKind returns the permission kind of a tool of the CLI itself.
 func toolKind(tool string) permission.Kind {
 	for kind, tools := range toolsByKind {
 		if slices.Contains(tools, tool) {
@@ -66,15 +67,15 @@ func toolKind(tool string) permission.Kind {
 	return permission.Unknown
 }
 
-// asksAboutEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
-// CLI, which reads files of the workspace and runs harmless commands without asking. It is false for the policy of an agent
-// without permissions.
+// asksAboutEachCall reports whether the CLI has to request a permission for every tool call. It must if the policy may decide differently from the
+// CLI, which reads files of the workspace and runs harmless commands without a request. The result is false for the policy of an agent without
+// permissions.
 func asksAboutEachCall(l agent.Launch) bool {
 	return !reflect.ValueOf(l.Permissions).IsZero() || len(l.ExecutionPermissions.Rules) > 0
 }
 
-// deniedQuestionTools returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
-// every call of them. The rules of an execution do not count, so that they need no other process.
+// deniedQuestionTools returns the tools that ask the user and that are taken away from the CLI, because the agent's policy denies every call of
+// them. The rules of an execution are ignored, so that a change of them needs no other process.
 func deniedQuestionTools(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
@@ -91,11 +92,12 @@ func deniedQuestionTools(l agent.Launch) []string {
 	return out
 }
 
-// toolsWithAskRule are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
+// toolsWithAskRule are the tools for which the CLI's settings get a rule of the kind "ask". The CLI complains about names of tools that it does not
+// know.
 var toolsWithAskRule = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
 
-// cliSettings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
-// its simple mode.
+// cliSettings returns the settings with which the CLI requests permissions where the hook of the handshake does not run, as in the CLI's simple
+// mode.
 func cliSettings(l agent.Launch) string {
 	ask := slices.Clone(toolsWithAskRule)
 	for _, s := range l.MCPServers {
@@ -111,15 +113,15 @@ func cliSettings(l agent.Launch) string {
 	return string(raw)
 }
 
-// callToDecide is a call of a tool with the input that an allowed call is run with. Its paths are those that were checked,
-// because the CLI expands and trims paths by rules of its own.
+// callToDecide is a tool call in the form of the permission policy, with the input that the tool gets if the call is allowed. The paths in that
+// input are those that were checked, because the CLI expands and trims paths by rules of its own.
 type callToDecide struct {
 	permission.Call
 	input  json.RawMessage
 	denied *permission.Decision // the adapter's own decision, for a call that it cannot read
 }
 
-// checkCall describes a call for the permission policy.
+// checkCall describes a tool call for the permission policy.
 func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide {
 	c := callToDecide{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
 	var args map[string]json.RawMessage
@@ -148,13 +150,13 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 	return c
 }
 
-// deny returns the call with a denial of the adapter.
+// deny returns the call with a denial by a rule of the adapter.
 func (c callToDecide) deny(rule, reason string) callToDecide {
 	c.denied = &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 	return c
 }
 
-// withArgument returns the call with another value of an argument.
+// withArgument returns the call with another value of the argument name.
 func (c callToDecide) withArgument(args map[string]json.RawMessage, name, value string) callToDecide {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -168,7 +170,7 @@ func (c callToDecide) withArgument(args map[string]json.RawMessage, name, value 
 	return c
 }
 
-// addPath adds the path of a file tool to the call.
+// addPath adds the path that a call of a file tool names to the description of the call.
 func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) callToDecide {
 	where := pathArguments[c.Tool]
 	var path string
@@ -211,7 +213,7 @@ func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) ca
 	return c.withArgument(args, where.argument, real)
 }
 
-// addInsidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
+// addInsidePath adds the path rel, which is inside the workspace, to the call. A policy with rules checks the path with its symbolic links
 // resolved, and the tool then gets that path.
 func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessage, argument, rel string) callToDecide {
 	given := filepath.Join(s.root, rel)
@@ -233,7 +235,7 @@ func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessa
 	return c.withArgument(args, argument, given)
 }
 
-// textArgument returns an argument that is a text, or "". Names of arguments are case-sensitive, as for the CLI.
+// textArgument returns the argument name of a tool call, or "" if it is not a string. Names of arguments are case-sensitive, as for the CLI.
 func textArgument(args map[string]json.RawMessage, name string) string {
 	var s string
 	if raw, ok := args[name]; !ok || json.Unmarshal(raw, &s) != nil {
@@ -242,7 +244,7 @@ func textArgument(args map[string]json.RawMessage, name string) string {
 	return s
 }
 
-// addHost adds the host that a tool reaches to the call.
+// addHost adds the host that a call of a network tool connects to.
 func (s policyScope) addHost(c callToDecide, args map[string]json.RawMessage) callToDecide {
 	raw, ok := args["url"]
 	if !ok || !s.checked {
@@ -260,8 +262,8 @@ func (s policyScope) addHost(c callToDecide, args map[string]json.RawMessage) ca
 	return c.withArgument(args, "url", u.String()) // the CLI would read some URLs differently
 }
 
-// isPlanPath reports whether a path is a plan of plan mode, which the CLI keeps in its configuration folder and writes without
-// asking.
+// isPlanPath reports whether a path is a plan file of plan mode. The CLI keeps plans in its configuration folder and writes them without a
+// permission request.
 func (s policyScope) isPlanPath(real string) bool {
 	if s.plans == "" {
 		return false
@@ -270,8 +272,7 @@ func (s policyScope) isPlanPath(real string) bool {
 	return err == nil && filepath.Dir(real) == dir && filepath.Ext(real) == ".md"
 }
 
-// resolveOutsidePath returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
-// links resolved.
+// resolveOutsidePath returns the absolute path, with symbolic links resolved, for a path outside of the workspace, as the CLI interprets it.
 func (s policyScope) resolveOutsidePath(path string) (string, error) {
 	switch {
 	case strings.ContainsRune(path, 0):
@@ -289,7 +290,7 @@ func (s policyScope) resolveOutsidePath(path string) (string, error) {
 	return resolveLinks(filepath.Clean(path))
 }
 
-// resolveLinks returns a clean absolute path with its symbolic links resolved. The end of the path need not exist.
+// resolveLinks returns a clean absolute path with its symbolic links resolved. The last elements of the path need not exist.
 func resolveLinks(path string) (string, error) {
 	for range 40 { // as many links as Linux follows
 		real, err := filepath.EvalSymlinks(path)
@@ -313,8 +314,7 @@ func resolveLinks(path string) (string, error) {
 	return "", errors.New("it has too many symbolic links")
 }
 
-// pathInside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
-// workspace.
+// pathInside returns a path relative to root, the workspace. The bool is false if the path, with its symbolic links resolved, is outside of root.
 func pathInside(root, path string) (string, bool) {
 	if strings.HasPrefix(path, "~") {
 		return "", false // the CLI takes it for the home folder
@@ -330,12 +330,13 @@ func pathInside(root, path string) (string, bool) {
 	return rel, err == nil
 }
 
+// isWithin reports whether path is root itself or below it. Both are clean absolute paths.
 func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// isJavaScriptSpace reports whether the trim function of JavaScript removes r.
+// isJavaScriptSpace reports whether the trim function of JavaScript removes the character r.
 func isJavaScriptSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
 }

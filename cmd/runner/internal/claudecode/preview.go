@@ -15,10 +15,11 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// maxPreviewedFile is the size in bytes up to which a file is read for the preview of a change.
+// maxPreviewedFile is the maximum size in bytes of a file that is read for the preview of a change.
 const maxPreviewedFile = 64 << 10
 
-// callPreview returns the fields of a request that a person sees. They are empty if the policy never asks a person.
+// callPreview returns those fields of the permission request for a call that a person sees. They are empty if the
+// policy never asks a person.
 func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 	if !s.scope.checked || c.denied != nil {
 		return agent.PermissionRequest{}
@@ -68,7 +69,7 @@ func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 	return r
 }
 
-// firstNonEmptyLine returns the first line of a text that is not empty.
+// firstNonEmptyLine returns the first line of s that is not empty.
 func firstNonEmptyLine(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line
@@ -83,13 +84,13 @@ func indentJSON(raw json.RawMessage) string {
 	return b.String()
 }
 
-// textReplacement is a change of Edit and MultiEdit.
+// textReplacement is one replacement of a text in a call of the tool Edit or MultiEdit.
 type textReplacement struct {
 	from, to string
 	all      bool
 }
 
-// textReplacements returns the changes of a call of Edit or MultiEdit.
+// textReplacements returns the replacements in the arguments of a call of Edit or MultiEdit.
 func textReplacements(args map[string]json.RawMessage) []textReplacement {
 	list := []map[string]json.RawMessage{args}
 	if raw, ok := args["edits"]; ok && json.Unmarshal(raw, &list) != nil {
@@ -102,8 +103,8 @@ func textReplacements(args map[string]json.RawMessage) []textReplacement {
 	return out
 }
 
-// changePreview returns the change of a file as a unified diff. For a file that is not in the workspace, or is too large, it
-// returns a diff of the replaced texts, or the new content.
+// changePreview returns a preview of the change of a file: a unified diff, or for a file that is not in the workspace
+// or is too large, a diff of the replaced texts or the new content.
 func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage) (diff, content string) {
 	before, known := "", false
 	name := "file"
@@ -144,8 +145,8 @@ func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage)
 	return b.String(), ""
 }
 
-// readSmallFile returns the content of a file in the folder root. The bool is false if there is no such file or it is larger than
-// maxPreviewedFile.
+// readSmallFile returns the content of the file path in the folder root. The bool is false if there is no such file or
+// it is larger than maxPreviewedFile.
 func readSmallFile(root, path string) (string, bool) {
 	w, err := workspace.Open(root)
 	if err != nil {
@@ -161,12 +162,13 @@ func readSmallFile(root, path string) (string, bool) {
 	return string(raw), err == nil && len(raw) <= maxPreviewedFile
 }
 
-// isPlanCall reports whether a call writes or reads a plan of plan mode.
+// isPlanCall reports whether a call writes or reads a plan file of plan mode.
 func (s policyScope) isPlanCall(c callToDecide) bool {
 	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlanPath(c.Paths[0].Path)
 }
 
-// planText returns the plan that the agent wants to carry out: from the call, or else from the plan that it wrote last.
+// planText returns the plan that the agent wants a person to approve: from the arguments of the call, or else from the
+// plan file that the agent wrote last.
 func (s *session) planText(args map[string]json.RawMessage) string {
 	if plan := textArgument(args, "plan"); plan != "" {
 		return plan

@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvidedTranscript copies the conversation of a transcript that a caller provided, and returns the arguments with which the
-// CLI resumes it.
+// copyProvidedTranscript copies the conversation of a transcript that a client uploaded to the path to, as the
+// transcript of the session id. It returns the arguments with which the CLI resumes that session.
 func copyProvidedTranscript(l agent.Launch, id, to string) ([]string, error) {
 	workspace, err := filepath.EvalSymlinks(l.Workspace)
 	if err != nil {
@@ -22,15 +22,16 @@ func copyProvidedTranscript(l agent.Launch, id, to string) ([]string, error) {
 	return []string{"--resume", id}, nil
 }
 
-// keptLineTypes are the types of lines that belong to a conversation. All others are the CLI's own notes, on which it acts
-// when it resumes: queued prompts, modes, histories of files, working trees, names of agents.
+// keptLineTypes are the types of transcript lines that belong to the conversation and are copied. All other lines are
+// notes of the CLI, on which it would act when it resumes: queued prompts, modes, histories of files, working trees,
+// names of agents.
 var keptLineTypes = []string{"user", "assistant", "system", "attachment", "progress"}
 
-// transcriptConverter changes the lines of a foreign transcript to lines of a session in this workspace.
+// transcriptConverter converts lines of an uploaded transcript to lines of a session in this workspace.
 type transcriptConverter struct{ id, workspace string }
 
-// convertLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all others. It is a
-// transcript.EditLine.
+// convertLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all
+// other lines. It is a transcript.EditLine.
 func (a transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	line := transcript.ParseMembers(raw)
 	if transcript.ParseString(line["uuid"]) == "" || !slices.Contains(keptLineTypes, transcript.ParseString(line["type"])) {

@@ -13,14 +13,15 @@ import (
 )
 
 const (
-	// askHookID is the id of the hook that the handshake registers; see the comment of the package.
+	// askHookID is the id of the hook that the handshake registers to be called before each tool call; see the comment
+	// of the package.
 	askHookID = "spool-ask"
-	// askHookTimeout is the time in seconds within which the hook has to answer: the greatest one that does not overflow a timer
-	// of the CLI.
+	// askHookTimeout is the time in seconds within which the hook has to answer: the largest value that does not
+	// overflow a timer of the CLI.
 	askHookTimeout = 2_147_483
 )
 
-// handleControlRequest handles a control request of the CLI.
+// handleControlRequest handles a control_request of the CLI, such as a permission request.
 func (s *session) handleControlRequest(l outputLine, t *agent.Turn) error {
 	q, err := decode[cliRequest](l.Request, "control_request")
 	switch {
@@ -39,12 +40,13 @@ func (s *session) handleControlRequest(l outputLine, t *agent.Turn) error {
 	}})
 }
 
-// sendControlResponse answers a control request of the CLI.
+// sendControlResponse sends the answer to the control_request id of the CLI.
 func (s *session) sendControlResponse(id string, value any) error {
 	return s.in.Send(controlResponse{Type: "control_response", Response: responseBody{Subtype: "success", RequestID: id, Response: value}})
 }
 
-// requestPermission has the turn decide a permission request of the CLI.
+// requestPermission lets the turn decide a permission request of the CLI, and sends the answer. readable is false if
+// the request could not be decoded, which denies the call.
 func (s *session) requestPermission(id string, q cliRequest, readable bool, t *agent.Turn) error {
 	if !s.pending {
 		// The turn that this belongs to has ended, or a turn runs that no query asked for.
@@ -70,10 +72,11 @@ func (s *session) requestPermission(id string, q cliRequest, readable bool, t *a
 	return sent
 }
 
-// outsideTurnMessage is the message of a denial outside of a turn.
+// outsideTurnMessage is the message of a denial when no turn runs.
 const outsideTurnMessage = "No query is being answered."
 
-// conversationOf returns the conversation of a call, by its id, or else by the id of the sub-agent that makes it.
+// conversationOf returns the id of the conversation in which a call was made: that of the call's id, or else that of
+// the sub-agent with the id agentID.
 func (s *session) conversationOf(toolUseID, agentID string) string {
 	if c := s.turn.calls[toolUseID]; c != nil {
 		return c.conv
@@ -84,7 +87,7 @@ func (s *session) conversationOf(toolUseID, agentID string) string {
 	return events.MainConversation
 }
 
-// newPermissionResult returns the CLI's form of the answer to a permission request.
+// newPermissionResult converts the answer to a permission request to the format of the CLI.
 func (s *session) newPermissionResult(c callToDecide, r agent.PermissionRequest, a agent.PermissionAnswer) permissionResult {
 	deny := func(message string) permissionResult { return permissionResult{Behavior: "deny", Message: message} }
 	switch {
@@ -107,7 +110,7 @@ func (s *session) newPermissionResult(c callToDecide, r agent.PermissionRequest,
 	return v
 }
 
-// parseQuestions returns the questions of a call of AskUserQuestion.
+// parseQuestions returns the questions to the user in the input of a call of AskUserQuestion.
 func parseQuestions(input json.RawMessage) []events.Question {
 	var asked struct {
 		Questions []struct {
@@ -129,8 +132,8 @@ func parseQuestions(input json.RawMessage) []events.Question {
 	return out
 }
 
-// addAnswers returns the input of AskUserQuestion with the answers of the user, by the text of the question. Several
-// answers to a question are joined by a comma, as the CLI does it.
+// addAnswers returns the input of AskUserQuestion with the user's answers, by the text of the question. Several answers
+// to a question are joined by a comma, as the CLI does it.
 func addAnswers(input json.RawMessage, questions []events.Question, answers map[string][]string) json.RawMessage {
 	byText := map[string]string{}
 	for _, q := range questions {
@@ -152,8 +155,8 @@ func addAnswers(input json.RawMessage, questions []events.Question, answers map[
 	return input // values that were decoded always marshal
 }
 
-// handleElicitation has the turn decide the request of an MCP server for data of the user. A policy sees it as a question by a tool with
-// the name mcp__SERVER.
+// handleElicitation lets the turn decide the request of an MCP server for data of the user. A policy sees it as a
+// question by a tool with the name mcp__SERVER.
 func (s *session) handleElicitation(id string, q cliRequest, t *agent.Turn) error {
 	if !s.pending {
 		return s.sendControlResponse(id, elicitationResult{Action: "cancel"})
@@ -176,7 +179,7 @@ func (s *session) handleElicitation(id string, q cliRequest, t *agent.Turn) erro
 	return sent
 }
 
-// requestAnnotations asks the CLI for the annotations of the tools of MCP servers, which a policy needs.
+// requestAnnotations sends the control request for the annotations of the tools of MCP servers, which a policy needs.
 func (s *session) requestAnnotations() error {
 	if !s.scope.checked || len(s.scope.servers) == 0 {
 		return nil
@@ -185,7 +188,8 @@ func (s *session) requestAnnotations() error {
 	return err
 }
 
-// storeAnnotations remembers which tools of MCP servers destroy data, if the answer to a control request says so.
+// storeAnnotations stores which tools of MCP servers destroy data, if the answer to a control request lists the
+// servers.
 func (s *session) storeAnnotations(a cliResponse) {
 	var status mcpStatus
 	if !s.scope.checked || len(a.Response) == 0 || json.Unmarshal(a.Response, &status) != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// session is the agent.Session of one process.
+// session implements agent.Session for one process of Claude Code.
 type session struct {
 	place agent.Folders
 	scope policyScope // scope of the policy
@@ -43,7 +43,7 @@ type session struct {
 	turn    turnState
 }
 
-// turnState is the state of one turn.
+// turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
 	conversations map[string]*conversation // by the id of the call that began it, "" for the agent itself
 	agents        map[string]string        // ids of the calls of sub-agents, by the CLI's task id
@@ -55,7 +55,7 @@ type turnState struct {
 	last          string                   // uuid of the last line of an answer in the agent's own conversation
 }
 
-// runningCall is a call of a tool that is running.
+// runningCall is a tool call that has no result yet.
 type runningCall struct {
 	conv    string
 	name    string
@@ -63,27 +63,31 @@ type runningCall struct {
 	started time.Time
 }
 
+// newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *session {
 	return &session{place: place, scope: policyScope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
 }
 
+// newTurnState returns the state for a new turn.
 func newTurnState() turnState {
 	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*runningCall{}}
 }
 
-// handshakeContent is the part of the agent's definition that is sent before any query.
+// handshakeContent is the part of the agent's definition that is sent to the CLI before any query.
 type handshakeContent struct {
 	Prompt    string              `json:"prompt"` // added to the CLI's system prompt
 	Subagents map[string]subagent `json:"subagents"`
 }
 
+// newHandshakeContent returns the handshakeContent for the agent of a launch.
 func newHandshakeContent(l agent.Launch) handshakeContent {
 	return handshakeContent{Prompt: l.SystemPrompt, Subagents: subagents(l)}
 }
 
+// hasContent reports whether the handshake has a prompt or sub-agents.
 func (h handshakeContent) hasContent() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 
-// encode returns the handshake as JSON, for a digest. Equal handshakes have equal bytes.
+// encode returns the content as JSON, for a digest. Equal contents have equal bytes.
 func (h handshakeContent) encode() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
@@ -92,7 +96,8 @@ func (h handshakeContent) encode() []byte {
 	return raw
 }
 
-// sendInitialize sends the request of the handshake. If hook is true, the CLI calls askHookID before every call of a tool.
+// sendInitialize sends the control request initialize with the content h. If hook is true, the request registers the
+// hook askHookID, which the CLI calls before every tool call.
 func (s *session) sendInitialize(h handshakeContent, hook bool) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
 	if hook {
@@ -108,7 +113,8 @@ func (s *session) sendInitialize(h handshakeContent, hook bool) {
 	_, _ = s.sendControlRequest(request) //nolint:errcheck // see above
 }
 
-// sendControlRequest sends a control request to the CLI and returns the request's id. It remembers interrupts until they are answered.
+// sendControlRequest sends a control_request to the CLI and returns the id of the request. It remembers interrupts
+// until they are answered.
 func (s *session) sendControlRequest(request map[string]any) (string, error) {
 	s.mu.Lock()
 	s.requests++
@@ -120,7 +126,7 @@ func (s *session) sendControlRequest(request map[string]any) (string, error) {
 	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
 }
 
-// BeginTurn begins a turn and sends the query. It first journals that the earlier conversation is lost, if so.
+// BeginTurn begins a turn and sends the query. It first journals that the earlier conversation is lost, if it is.
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	content, err := userContent(q)
 	if err != nil {
@@ -142,8 +148,8 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 // imageTypes are the media types that the model's API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
-// userContent returns the content of a query: a string, or for a query with parts a list of content blocks of the Messages API. The error names
-// the part that the API cannot take.
+// userContent converts a query to the content of a user message: a string, or for a query with parts a list of content
+// blocks of the Messages API. The error names the part that the API cannot take.
 func userContent(q runner.Query) (any, error) {
 	if len(q.Parts) == 0 {
 		return q.Content, nil
@@ -182,7 +188,7 @@ func (s *session) Interrupt() error {
 	return err
 }
 
-// HandleLine handles a line that the CLI printed.
+// HandleLine handles a line that the CLI's process printed.
 func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	l, err := decode[outputLine](raw, "line")
 	if err != nil {
@@ -235,8 +241,8 @@ func (s *session) handleControlResponse(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// repeatInterrupt repeats the interrupt if an answer of the model begins after the CLI has accepted one: the CLI had
-// not begun the turn then.
+// repeatInterrupt sends the interrupt again. It is called when an answer of the model begins although the CLI has
+// accepted an interrupt: the CLI had not begun the turn when it accepted it.
 func (s *session) repeatInterrupt() error {
 	s.mu.Lock()
 	again := s.interrupted && s.heard
@@ -248,12 +254,14 @@ func (s *session) repeatInterrupt() error {
 	return s.Interrupt()
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
+// journalLogf journals a formatted log event in the turn t.
 func journalLogf(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

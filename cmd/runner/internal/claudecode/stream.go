@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the state of a conversation: that of the main agent, or of a sub-agent.
+// conversation is the state of the conversation of the main agent or of a sub-agent.
 type conversation struct {
 	id       string
 	block    string // the subagent block, "" for the agent itself
@@ -17,9 +17,8 @@ type conversation struct {
 	answer   streamedAnswer
 }
 
-// streamedAnswer is an answer of the model that is being streamed. If the stream breaks in its first block, the CLI repeats
-// the request without streaming and does not report it. A whole message with another id follows then, which replaces
-// what was streamed.
+// streamedAnswer is an answer of the model that the CLI is streaming. If the stream breaks in its first block, the CLI repeats the request without
+// streaming and does not report that. A whole message with another id follows then, which replaces the streamed text.
 type streamedAnswer struct {
 	id     string
 	model  string
@@ -27,8 +26,8 @@ type streamedAnswer struct {
 	blocks []*streamedBlock
 }
 
-// streamedBlock is a content block that is being streamed. It ends with the CLI's whole block, with the stop event of
-// the stream, or with neither; the order is not fixed.
+// streamedBlock is a content block that the CLI is streaming. It ends with the CLI's whole block, with the stop event of the stream, or with
+// neither; the order is not fixed.
 type streamedBlock struct {
 	index  int
 	part   contentPart // the part as the stream began it
@@ -37,7 +36,8 @@ type streamedBlock struct {
 	stated bool        // the CLI has printed the whole part
 }
 
-// conversationOfLine returns the conversation that a line belongs to. If the conversation is not known, it begins one, for a sub-agent with its block.
+// conversationOfLine returns the conversation that a line of the CLI belongs to. If the conversation is not known, it begins one; for a sub-agent
+// it also opens the block.
 func (s *session) conversationOfLine(l outputLine, t *agent.Turn) *conversation {
 	key := l.parentCall()
 	if c := s.turn.conversations[key]; c != nil {
@@ -52,7 +52,7 @@ func (s *session) conversationOfLine(l outputLine, t *agent.Turn) *conversation 
 	return s.beginSubagent(events.MainConversation, contentPart{ID: key, Name: l.SubagentType}, t)
 }
 
-// handleStreamEvent handles one event of the model's stream: it opens blocks, appends their text and completes them, and counts the usage.
+// handleStreamEvent handles one event of the model's stream: it opens blocks, appends text to blocks, completes them, and counts the token usage.
 func (s *session) handleStreamEvent(l outputLine, t *agent.Turn) error {
 	e, err := decode[streamEvent](l.Event, "stream_event")
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *session) handleStreamEvent(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// beginBlock returns the streamedBlock for a content block that the stream begins, and opens a block in the journal if its kind is known.
+// beginBlock records a content block that the stream begins, and opens a block in the journal if the kind of the content block is known.
 func (s *session) beginBlock(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
 	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
 	switch e.Block.Type {
@@ -122,7 +122,7 @@ func (s *session) abandonAnswer(c *conversation, t *agent.Turn) {
 	}
 }
 
-// blockAt returns the last block with an index of the stream, or nil.
+// blockAt returns the last block with the given index in the stream, or nil if there is none.
 func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	for _, b := range slices.Backward(a.blocks) {
 		if b.index == index {
@@ -132,8 +132,8 @@ func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	return nil
 }
 
-// findBlock returns the streamed block that a whole part belongs to, or nil: the first block of its type without a whole part and with the same id of
-// the call. In an answer that was requested again the ids of calls differ, so any open block of the type counts.
+// findBlock returns the streamed block that the whole part p belongs to, or nil: the first block of its type without a whole part and with the same
+// id of the call. In an answer that was requested again the ids of calls differ, so any open block of the type counts.
 func (a *streamedAnswer) findBlock(p contentPart) *streamedBlock {
 	for _, b := range a.blocks {
 		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
@@ -143,7 +143,8 @@ func (a *streamedAnswer) findBlock(p contentPart) *streamedBlock {
 	return nil
 }
 
-// handleAssistantLine handles a line with whole parts of an answer: it completes the blocks that were streamed, and journals the parts that were not.
+// handleAssistantLine handles a line with whole parts of an answer of the model: it completes the blocks that were streamed, and journals the parts
+// that were not.
 func (s *session) handleAssistantLine(l outputLine, t *agent.Turn) error {
 	m, err := decode[apiMessage](l.Message, "assistant message")
 	if err != nil {
@@ -177,14 +178,15 @@ func (a *streamedAnswer) isUnfinished() bool {
 	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
 }
 
-// wholePart is a whole part of a message, as opposed to the pieces of a stream.
+// wholePart is a complete part of a message, with the anchor of its block, as opposed to the pieces of a stream.
 type wholePart struct {
 	contentPart
 	message apiMessage
 	anchor  string
 }
 
-// journalPart journals a whole part. If b is not nil, it completes the streamed block b with the part; otherwise it journals a block of its own.
+// journalPart journals a complete part of a message. If b is not nil, it completes the streamed block b with the part; otherwise it journals a new
+// block.
 func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
@@ -249,7 +251,7 @@ func (s *session) handleSynthetic(l outputLine, m apiMessage, c *conversation, t
 	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why), Message: text, Anchor: anchor})
 }
 
-// addUsage returns the sum of two counts. A counter that would overflow has its largest value.
+// addUsage returns the sum of two token counts. A counter that would overflow has its largest value.
 func addUsage(sum events.Usage, u apiUsage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// isSubagentTool reports whether a tool runs a sub-agent. The CLI lists it as Task and calls it Agent.
+// isSubagentTool reports whether a tool runs a sub-agent. The CLI lists the tool as Task and calls it Agent.
 func isSubagentTool(tool string) bool { return tool == "Agent" || tool == "Task" }
 
-// displayName returns the name of a tool that clients show: "server: tool" for a tool of an MCP server.
+// displayName returns the name of a tool in the form that clients show: "server: tool" for a tool of an MCP server.
 func displayName(tool string) string {
 	if rest, ok := strings.CutPrefix(tool, "mcp__"); ok {
 		server, name, _ := strings.Cut(rest, "__")
@@ -22,7 +22,7 @@ func displayName(tool string) string {
 	return tool
 }
 
-// toolArguments are the arguments of the CLI's tools that describe a call.
+// toolArguments holds those arguments of the CLI's tools that appear in the description of a call.
 type toolArguments struct {
 	Description  string `json:"description"`
 	FilePath     string `json:"file_path"`
@@ -43,7 +43,7 @@ type toolArguments struct {
 	Todos  []events.TodoItem `json:"todos"` // TodoWrite
 }
 
-// parseToolArguments decodes the input of a call, as far as it is known. Arguments of another type are ignored.
+// parseToolArguments decodes the known arguments in the input of a call. Arguments of another type are ignored.
 func parseToolArguments(input json.RawMessage) toolArguments {
 	var a toolArguments
 	if len(input) > 0 && json.Unmarshal(input, &a) != nil {
@@ -52,7 +52,7 @@ func parseToolArguments(input json.RawMessage) toolArguments {
 	return a
 }
 
-// describeInput returns a one-line description of a call by its most telling argument, or "". A path in the workspace is made relative.
+// describeInput returns a one-line description of a call by its most informative argument, or "". A path in the workspace is made relative.
 func describeInput(input json.RawMessage, workspace string) string {
 	a := parseToolArguments(input)
 	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
@@ -68,8 +68,8 @@ func describeInput(input json.RawMessage, workspace string) string {
 	return ""
 }
 
-// beginSubagent begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the conversation
-// has begun already, spawn only returns it.
+// beginSubagent begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the
+// conversation has begun already, beginSubagent only returns it.
 func (s *session) beginSubagent(parent string, p contentPart, t *agent.Turn) *conversation {
 	if c := s.turn.conversations[p.ID]; c != nil {
 		return c
@@ -91,7 +91,7 @@ func (s *session) beginSubagent(parent string, p contentPart, t *agent.Turn) *co
 }
 
 // handleUserLine handles a line of type user: it journals tool results, the prompt of a sub-agent and the note about an interrupt. A line that
-// repeats the query shows that the CLI has accepted it.
+// repeats the query shows that the CLI has accepted the query.
 func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
@@ -118,15 +118,15 @@ func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// callResult is the result of a call.
+// callResult is the result of a tool call, as a line of the CLI has it.
 type callResult struct {
 	contentPart
 	structured json.RawMessage // in the tool's own format
 	anchor     string
 }
 
-// journalToolResult journals the result of a call, and updates the agent's to-do list by the structured result. The result of a sub-agent ends its
-// conversation.
+// journalToolResult journals the result of a tool call, and updates the agent's to-do list from the structured result. The result of a sub-agent
+// ends the sub-agent's conversation.
 func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn) {
 	var took time.Duration
 	conv := c.id
@@ -168,6 +168,7 @@ func (s *session) finishSubagent(sub *conversation, p callResult, took time.Dura
 	sub.block = ""
 }
 
+// millis returns a duration in milliseconds.
 func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }
@@ -178,11 +179,11 @@ type todoTask struct {
 	item events.TodoItem
 }
 
-// todoTasks is the agent's to-do list.
+// todoTasks is the agent's to-do list, which several tools of the CLI change.
 type todoTasks []todoTask
 
-// applyCall updates the list after a successful call, and reports whether the call was one that changes the list. structured is the call's result in
-// the tool's own format.
+// applyCall updates the list after a successful tool call, and reports whether the call was one that changes the list. structured is the call's
+// result in the tool's own format.
 func (l *todoTasks) applyCall(c runningCall, structured json.RawMessage) bool {
 	a := parseToolArguments(c.input)
 	switch c.name {
@@ -209,8 +210,8 @@ func (l *todoTasks) applyCall(c runningCall, structured json.RawMessage) bool {
 	return true
 }
 
-// updateTask changes or removes one entry as the arguments of TaskUpdate say. If the entry is not known, because an earlier process created it,
-// updateTask adds one.
+// updateTask changes or removes one entry according to the arguments of a call of TaskUpdate. If the entry is not known, because an earlier process
+// created it, updateTask adds one.
 func (l *todoTasks) updateTask(a toolArguments) {
 	for i := range *l {
 		t := &(*l)[i]
@@ -238,7 +239,7 @@ func (l *todoTasks) updateTask(a toolArguments) {
 	}
 }
 
-// journalTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
+// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
 func (s *session) journalTodos(t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(s.tasks))
 	for _, task := range s.tasks {

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// outputLine is a line that the CLI prints. Type says which fields are set.
+// outputLine is a line that the CLI prints. The field Type determines which other fields are set.
 type outputLine struct {
 	Type      string  `json:"type"`
 	Subtype   string  `json:"subtype"`
@@ -32,7 +32,7 @@ type outputLine struct {
 	Version string `json:"claude_code_version"` // system/init
 }
 
-// parentCall returns the id of the call that the line belongs to; "" for the main agent.
+// parentCall returns the id of the call whose sub-agent the line belongs to, "" for a line of the main agent.
 func (l outputLine) parentCall() string {
 	if l.Parent == nil {
 		return ""
@@ -40,8 +40,9 @@ func (l outputLine) parentCall() string {
 	return *l.Parent
 }
 
-// blockAnchor returns the anchor of the block for part i of message m, or "": the id of the line. A fork can cut a transcript only after a
-// whole line, so only the last part of a line has an anchor. Lines of a sub-agent have none, because they are not in the session's transcript.
+// blockAnchor returns the anchor of the block for part i of message m, or "". The anchor is the id of the line. A fork
+// can cut a transcript only after a whole line, so only the last part of a line has an anchor. Lines of a sub-agent
+// have none, because they are not in the session's transcript.
 func (l outputLine) blockAnchor(m apiMessage, i int, conversation string) string {
 	if i < len(m.Content)-1 || conversation != events.MainConversation {
 		return ""
@@ -49,7 +50,7 @@ func (l outputLine) blockAnchor(m apiMessage, i int, conversation string) string
 	return l.UUID
 }
 
-// apiMessage is a message of the model or of the user.
+// apiMessage is a message of the model or of the user, in the format of the Messages API.
 type apiMessage struct {
 	ID      string       `json:"id"`
 	Model   string       `json:"model"`
@@ -57,7 +58,7 @@ type apiMessage struct {
 	Usage   apiUsage     `json:"usage"`
 }
 
-// contentParts is a list of parts. The CLI writes a single text as a string.
+// contentParts is the content of a message: a list of parts. The CLI writes a single text as a string.
 type contentParts []contentPart
 
 func (c *contentParts) UnmarshalJSON(raw []byte) error {
@@ -72,7 +73,7 @@ func (c *contentParts) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, (*[]contentPart)(c))
 }
 
-// text returns the texts of all parts.
+// text returns the texts of all parts, one after the other.
 func (c contentParts) text() string {
 	var out []string
 	for _, p := range c {
@@ -88,7 +89,7 @@ func (c contentParts) text() string {
 	return strings.Join(out, "\n")
 }
 
-// contentPart is a content block of the Messages API.
+// contentPart is a content block of the Messages API, of any type.
 type contentPart struct {
 	Type     string          `json:"type"`
 	Text     string          `json:"text"`
@@ -104,7 +105,7 @@ type contentPart struct {
 	ToolName string `json:"tool_name"` // tool_reference
 }
 
-// streamEvent is an event of the stream of the Messages API.
+// streamEvent is an event of a streamed answer of the Messages API.
 type streamEvent struct {
 	Type    string      `json:"type"`
 	Index   int         `json:"index"`
@@ -119,7 +120,7 @@ type streamEvent struct {
 	Usage apiUsage `json:"usage"` // message_delta
 }
 
-// apiUsage is the count of the API for one message.
+// apiUsage is the number of tokens that the Messages API counted for one message.
 type apiUsage struct {
 	Input      uint32 `json:"input_tokens"`
 	Output     uint32 `json:"output_tokens"`
@@ -127,7 +128,7 @@ type apiUsage struct {
 	CacheWrite uint32 `json:"cache_creation_input_tokens"`
 }
 
-// resultLine is the line that ends a turn.
+// resultLine is the line with which the CLI ends a turn.
 type resultLine struct {
 	Subtype        string                `json:"subtype"`
 	IsError        bool                  `json:"is_error"`
@@ -140,6 +141,7 @@ type resultLine struct {
 	TotalCostUSD   float64               `json:"total_cost_usd"` // since the process began
 }
 
+// modelUsage is the number of tokens that a process of the CLI has used with one model.
 type modelUsage struct {
 	Input      uint64 `json:"inputTokens"`
 	Output     uint64 `json:"outputTokens"`
@@ -147,7 +149,7 @@ type modelUsage struct {
 	CacheWrite uint64 `json:"cacheCreationInputTokens"`
 }
 
-// cliRequest is a control_request of the CLI. Subtype says which fields are set.
+// cliRequest is the content of a control_request of the CLI. The field Subtype determines which other fields are set.
 type cliRequest struct {
 	Subtype string `json:"subtype"`
 
@@ -163,7 +165,7 @@ type cliRequest struct {
 	URL     string          `json:"url"`
 }
 
-// cliResponse is the CLI's control_response.
+// cliResponse is the content of the CLI's control_response to a request of the session.
 type cliResponse struct {
 	Subtype   string          `json:"subtype"`
 	RequestID string          `json:"request_id"`
@@ -171,7 +173,7 @@ type cliResponse struct {
 	Response  json.RawMessage `json:"response"`
 }
 
-// mcpStatus is the answer to the control request mcp_status.
+// mcpStatus is the CLI's answer to the control request mcp_status: the MCP servers with the annotations of their tools.
 type mcpStatus struct {
 	Servers []struct {
 		Name  string `json:"name"`
@@ -184,19 +186,20 @@ type mcpStatus struct {
 	} `json:"mcpServers"`
 }
 
-// controlRequest is a request of the session.
+// controlRequest is a control_request that the session sends to the CLI.
 type controlRequest struct {
 	Type      string         `json:"type"`
 	RequestID string         `json:"request_id"`
 	Request   map[string]any `json:"request"`
 }
 
-// controlResponse is the answer of the session to a question.
+// controlResponse is the line with which the session answers a control_request of the CLI.
 type controlResponse struct {
 	Type     string       `json:"type"`
 	Response responseBody `json:"response"`
 }
 
+// responseBody is the content of a controlResponse.
 type responseBody struct {
 	Subtype   string `json:"subtype"`
 	RequestID string `json:"request_id"`
@@ -204,7 +207,7 @@ type responseBody struct {
 	Error     string `json:"error,omitempty"`
 }
 
-// permissionResult is the answer to a permission request.
+// permissionResult is the session's answer to a permission request of the CLI.
 type permissionResult struct {
 	Behavior     string          `json:"behavior"` // allow, deny
 	UpdatedInput json.RawMessage `json:"updatedInput,omitempty"`
@@ -213,20 +216,20 @@ type permissionResult struct {
 	UpdatedPermissions []permissionModeChange `json:"updatedPermissions,omitempty"`
 }
 
-// permissionModeChange changes the permission mode of the CLI.
+// permissionModeChange is a change of the CLI's permission mode, as a part of a permissionResult.
 type permissionModeChange struct {
 	Type        string `json:"type"` // setMode
 	Mode        string `json:"mode"`
 	Destination string `json:"destination"`
 }
 
-// elicitationResult is the answer to an elicitation.
+// elicitationResult is the session's answer to an elicitation, the request of an MCP server for data of the user.
 type elicitationResult struct {
 	Action  string          `json:"action"` // accept, decline, cancel
 	Content json.RawMessage `json:"content,omitempty"`
 }
 
-// hookOutput is the answer to the hook of the handshake.
+// hookOutput is the session's answer to a call of the hook that the handshake has registered.
 type hookOutput struct {
 	Output struct {
 		Event    string `json:"hookEventName"`
@@ -242,6 +245,7 @@ type userLine struct {
 	Parent    *string     `json:"parent_tool_use_id"`
 }
 
+// userMessage is the message of the user in a userLine.
 type userMessage struct {
 	Role    string `json:"role"`
 	Content any    `json:"content"`

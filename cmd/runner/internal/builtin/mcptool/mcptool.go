@@ -29,32 +29,32 @@ import (
 )
 
 const (
-	// serverConnectTimeout is the maximum time that a server may take until its tools are known.
+	// serverConnectTimeout is the time limit for connecting to an MCP server and listing its tools.
 	serverConnectTimeout = 30 * time.Second
-	// maxResultBytes is the number of bytes of a result that are kept.
+	// maxResultBytes is the number of bytes of a tool's result that are kept.
 	maxResultBytes = 128 << 10
-	// maxToolName is the longest name of a tool that model APIs accept.
+	// maxToolName is the maximum length of a tool's name that model APIs accept.
 	maxToolName = 64
-	// serverEndTimeout is the maximum time that a server may take to end after its stdin is closed.
+	// serverEndTimeout is the time within which the process of an MCP server must end after its stdin was closed.
 	serverEndTimeout = time.Second
 )
 
-// ToolNamePrefix is the prefix of the names of the tools: mcp__server__tool.
+// ToolNamePrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
 const ToolNamePrefix = "mcp__"
 
-// Config configures the servers that run as processes.
+// Config configures the processes that run MCP servers of type stdio.
 type Config struct {
 	Dir     string   // absolute
 	Environ []string // for all servers, KEY=value, without secrets; each server adds its own variables
 }
 
-// Servers holds connections that last from turn to turn. It is not safe for concurrent use.
+// Servers holds the connections to MCP servers, which last from turn to turn. It is not safe for concurrent use.
 type Servers struct {
 	cfg  Config
 	open map[string]*serverConnection // by name
 }
 
-// serverConnection is a connection to one server.
+// serverConnection is a connection to one MCP server, with the server's tools.
 type serverConnection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
@@ -65,8 +65,8 @@ type serverConnection struct {
 // New returns a Servers without connections.
 func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*serverConnection{}} }
 
-// ConnectAndListTools connects to the servers that are not connected, and returns the tools of all. The error names the servers that
-// could not be reached; the next call tries them again.
+// ConnectAndListTools connects to the MCP servers that are not connected yet, and returns the tools of all. The error
+// names the servers that could not be reached; the next call tries them again.
 func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
 	var wg sync.WaitGroup
 	found, failed := make([]*serverConnection, len(servers)), make([]error, len(servers))
@@ -90,7 +90,7 @@ func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPS
 	return all, errors.Join(failed...)
 }
 
-// Close ends the connections, and the servers that were started.
+// Close closes the connections, and ends the MCP servers that were started as processes.
 func (s *Servers) Close() error {
 	var all []error
 	for _, c := range s.open {
@@ -100,7 +100,7 @@ func (s *Servers) Close() error {
 	return errors.Join(all...)
 }
 
-// isAlive reports whether the connection has not ended.
+// isAlive reports whether the connection to the MCP server is still open.
 func (c *serverConnection) isAlive() bool {
 	select {
 	case <-c.gone:
@@ -110,7 +110,8 @@ func (c *serverConnection) isAlive() bool {
 	}
 }
 
-// connect starts or reaches a server, and lists its tools. The connection outlives ctx; only connecting ends with it.
+// connect starts an MCP server or connects to it, and lists its tools. The connection outlives ctx, which only limits
+// connecting.
 func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*serverConnection, error) {
 	transport, err := s.transport(server)
 	if err != nil {
@@ -146,7 +147,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*server
 	return c, nil
 }
 
-// transport returns the transport to a server: HTTP, or the stdio of a new process.
+// transport returns the transport to an MCP server: HTTP, or the stdio of a process that is started.
 func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	if server.Type == "http" {
 		return &mcp.StreamableClientTransport{
@@ -164,7 +165,7 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	return &mcp.CommandTransport{Command: cmd, TerminateDuration: serverEndTimeout}, nil
 }
 
-// headerTransport adds a server's headers to every request.
+// headerTransport is an http.RoundTripper that adds the headers of an MCP server's definition to every request.
 type headerTransport struct{ set map[string]string }
 
 // RoundTrip implements http.RoundTripper.
@@ -176,7 +177,7 @@ func (h headerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// serverTool is a tool of a server.
+// serverTool is a tool of an MCP server. It implements tool.Tool.
 type serverTool struct {
 	c      *serverConnection
 	tool   *mcp.Tool
@@ -184,10 +185,11 @@ type serverTool struct {
 	schema json.RawMessage
 }
 
-// invalidNameCharacters matches the characters that model APIs do not accept in a name.
+// invalidNameCharacters matches the characters that model APIs do not accept in the name of a tool.
 var invalidNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// newServerTool returns a tool of a server. A name that models would not accept is replaced and shortened.
+// newServerTool returns the tool t of the MCP server of c. A name that model APIs would not accept is replaced and
+// shortened.
 func newServerTool(c *serverConnection, t *mcp.Tool) serverTool {
 	r := serverTool{c: c, tool: t, name: ToolNamePrefix + c.server.Name + "__" + invalidNameCharacters.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
 	if len(r.name) > maxToolName {
@@ -200,20 +202,20 @@ func newServerTool(c *serverConnection, t *mcp.Tool) serverTool {
 	return r
 }
 
-// Name returns mcp__server__tool.
+// Name returns the name of the tool for the model, mcp__server__tool.
 func (r serverTool) Name() string { return r.name }
 
-// Description returns the server's description.
+// Description returns the description of the tool that the MCP server gave.
 func (r serverTool) Description() string { return r.tool.Description }
 
-// Schema returns the server's schema.
+// Schema returns the JSON schema of the arguments that the MCP server gave.
 func (r serverTool) Schema() json.RawMessage { return r.schema }
 
-// Paths returns none: the sandbox limits the files that a server can use.
+// Paths returns no path, because the sandbox limits the files that an MCP server can use.
 func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 
-// Effect describes a call by the server's annotations. A tool is destructive if its server says so: the protocol's default
-// for a tool without annotations, which is destructive, would apply to nearly every tool.
+// Effect describes a call by the annotations of the tool. A tool is destructive if its server says so. The protocol's
+// default for a tool without annotations is destructive, but would apply to nearly every tool.
 func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
 	e := tool.Effect{Kind: permission.Server, Preview: events.ApprovalPreview{Text: string(arguments)}}
 	var indented bytes.Buffer
@@ -229,7 +231,7 @@ func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
 	return e
 }
 
-// Run calls the tool, with the server's time limit.
+// Run calls the tool on the MCP server, with the time limit of the server's definition.
 func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
@@ -253,7 +255,7 @@ func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Res
 	return result
 }
 
-// resultText returns the parts of a result that a model can read.
+// resultText returns the parts of a tool's result that a model can read, as text.
 func resultText(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {

@@ -21,10 +21,11 @@ const (
 	DefaultIdleTimeout = 2 * time.Minute
 )
 
-// cutShortNote is appended to an answer in the conversation that was cut short.
+// cutShortNote is appended to the text of an earlier answer that was cut short, when the conversation is sent to the
+// model.
 const cutShortNote = "\n[this answer was cut short before it was finished]"
 
-// Config configures a Client. The zero value is OpenAI's own API.
+// Config configures a Client of a model API. The zero value stands for OpenAI's API.
 type Config struct {
 	BaseURL string // with /v1; "" for OpenAI's
 	APIKey  string
@@ -32,15 +33,16 @@ type Config struct {
 	Idle    time.Duration // maximum time for which the endpoint may be silent; 0 for DefaultIdleTimeout
 }
 
-// Client is a client of streaming Chat Completions. It is safe for concurrent use.
+// Client requests answers from an OpenAI-compatible model API by streaming Chat Completions. It is safe for concurrent
+// use.
 type Client struct {
 	api  openai.Client
 	cfg  Config
 	none *Error // set if the key is missing and the endpoint needs one
 }
 
-// NewClient returns a client. It retries requests with jittered backoff, or after the endpoint's Retry-After. It does
-// not retry a stream that has begun.
+// NewClient returns a client of a model API. The client retries requests with jittered backoff, or after the endpoint's
+// Retry-After. It does not retry a stream that has begun.
 func NewClient(cfg Config) *Client {
 	if cfg.Retries == 0 {
 		cfg.Retries = DefaultRetries
@@ -63,8 +65,8 @@ func NewClient(cfg Config) *Client {
 	return c
 }
 
-// Stream requests an answer and passes its pieces to each as they come. If it returns an error, which is that of ctx or
-// an *Error, the answer holds what came before it.
+// Stream requests an answer of the model, and calls each with every piece as it arrives. If it returns an error, which
+// is that of ctx or an *Error, the answer holds what arrived before.
 func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answer, error) {
 	if c.none != nil {
 		return Answer{}, c.none
@@ -101,7 +103,7 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	return answer, convertError(err, r.Model, a.begun)
 }
 
-// answerAssembly assembles an answer from its chunks.
+// answerAssembly assembles an answer of the model from the chunks of a stream.
 type answerAssembly struct {
 	text     strings.Builder
 	calls    []*Call
@@ -114,7 +116,7 @@ type answerAssembly struct {
 	filtered bool
 }
 
-// addChunk adds a chunk, and passes its pieces of text, thinking and tool calls to each.
+// addChunk adds a chunk of the stream to the answer, and calls each with its pieces of text, thinking and tool calls.
 func (a *answerAssembly) addChunk(c openai.ChatCompletionChunk, each func(Delta)) {
 	a.begun = true
 	a.model = cmp.Or(c.Model, a.model)
@@ -147,8 +149,8 @@ func (a *answerAssembly) addChunk(c openai.ChatCompletionChunk, each func(Delta)
 	}
 }
 
-// addCallPiece adds a piece of a tool call. Some endpoints leave out the index or the id, and some repeat the name with every
-// piece.
+// addCallPiece adds a piece of a tool call to the answer. Some endpoints leave out the index or the id, and some repeat
+// the name with every piece.
 func (a *answerAssembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
 	i := int(tc.Index)
 	if i < 0 || i > len(a.calls) {
@@ -164,8 +166,8 @@ func (a *answerAssembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaTo
 	each(Delta{Call: &d})
 }
 
-// answer returns the answer so far. Arguments of a call that are not JSON are kept as a JSON string, so that the loop
-// can report them to the model.
+// answer returns the answer as received so far. Arguments of a call that are not JSON are kept as a JSON string, so
+// that the loop can report them to the model.
 func (a *answerAssembly) answer() Answer {
 	m := Message{Role: RoleAssistant, Text: a.text.String(), Partial: !a.finished}
 	for i, c := range a.calls {
@@ -182,7 +184,8 @@ func (a *answerAssembly) answer() Answer {
 	return Answer{Message: m, Usage: a.usage, Model: a.model, Cut: a.cut}
 }
 
-// thinkingText returns the model's thinking, which compatible endpoints send in a field that is not in the standard.
+// thinkingText returns the model's thinking in a chunk, which compatible endpoints send in a field that is not in the
+// standard.
 func thinkingText(d openai.ChatCompletionChunkChoiceDelta) string {
 	for _, name := range []string{"reasoning_content", "reasoning"} {
 		var s string
@@ -193,7 +196,7 @@ func thinkingText(d openai.ChatCompletionChunkChoiceDelta) string {
 	return ""
 }
 
-// requestParams converts a request to the API's format.
+// requestParams converts a Request to the format of the OpenAI API.
 func requestParams(r Request) openai.ChatCompletionNewParams {
 	p := openai.ChatCompletionNewParams{
 		Model:         r.Model,
@@ -217,7 +220,7 @@ func requestParams(r Request) openai.ChatCompletionNewParams {
 	return p
 }
 
-// messageParam converts a message to the API's format.
+// messageParam converts a Message to the format of the OpenAI API.
 func messageParam(m Message) openai.ChatCompletionMessageParamUnion {
 	switch m.Role {
 	case RoleTool:
@@ -250,7 +253,7 @@ func messageParam(m Message) openai.ChatCompletionMessageParamUnion {
 	return openai.UserMessage(parts)
 }
 
-// convertError converts an error of the API client to an Error.
+// convertError converts an error of the API client to an Error. begun reports whether a part of the answer has arrived.
 func convertError(err error, model string, begun bool) *Error {
 	var api *openai.Error
 	if !errors.As(err, &api) {

@@ -18,48 +18,51 @@ import (
 )
 
 const (
-	// DefaultCodeLimit is the maximum time that a program may run.
+	// DefaultCodeLimit is the default of the time limit for a program that the model runs.
 	DefaultCodeLimit = 60 * time.Second
-	// maxCodeBytes is the longest program in bytes; the kernel accepts no longer argument.
+	// maxCodeBytes is the maximum size in bytes of a program that the model runs; the kernel accepts no longer
+	// argument.
 	maxCodeBytes = 100 << 10
-	// keptOutputBytes is the number of bytes that are kept of the beginning and of the end of an output.
+	// keptOutputBytes is the number of bytes that are kept of the beginning, and of the end, of a program's output.
 	keptOutputBytes = 32 << 10
 )
 
-// RunCode runs programs in the workspace.
+// RunCode is the tool run_code, which runs programs in the workspace.
 type RunCode struct {
 	Dir     string        // the workspace, absolute
 	Environ []string      // for the programs
 	Limit   time.Duration // 0 for DefaultCodeLimit
 }
 
+// codeArguments are the arguments of run_code.
 type codeArguments struct {
 	Language string `json:"language"`
 	Code     string `json:"code"`
 }
 
-// interpreters has the program and its flag for code, by language.
+// interpreters maps each language of run_code to the program that runs code and its flag for code.
 var interpreters = map[string][]string{"python": {"python3", "-c"}, "bash": {"bash", "-c"}}
 
 // Name returns run_code.
 func (RunCode) Name() string { return "run_code" }
 
-// Description returns the description for the model.
+// Description returns the description of run_code for the model.
 func (c RunCode) Description() string {
 	return fmt.Sprintf("Runs a Python 3 or bash program with the workspace as its current folder and gives what it prints and its exit code. "+
 		"It may run for %s; processes it leaves in the background are ended with it.", c.timeLimit())
 }
 
-// Schema returns the schema of language and code.
+// Schema returns the JSON schema of the arguments of run_code: language and code.
 func (RunCode) Schema() json.RawMessage {
 	return json.RawMessage(`{"type":"object","additionalProperties":false,"required":["language","code"],"properties":{
 		"language":{"type":"string","enum":["python","bash"]},
 		"code":{"type":"string","description":"the whole program"}}}`)
 }
 
+// timeLimit returns the time limit for a program.
 func (c RunCode) timeLimit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
 
-// arguments decodes and checks the arguments of a call.
+// arguments decodes and checks the arguments of a call of run_code.
 func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	var a codeArguments
 	if err := decodeArguments(raw, &a); err != nil {
@@ -78,13 +81,13 @@ func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	return a, nil
 }
 
-// Paths returns none: the sandbox limits the files that a program can use.
+// Paths returns no path, because the sandbox limits the files that a program can use.
 func (c RunCode) Paths(raw json.RawMessage) ([]string, error) {
 	_, err := c.arguments(raw)
 	return nil, err
 }
 
-// Effect describes the program. The command of a Python program is the shell command that runs it.
+// Effect describes the program that a call runs. The command of a Python program is the shell command that runs it.
 func (c RunCode) Effect(raw json.RawMessage) Effect {
 	a, err := c.arguments(raw)
 	if err != nil {
@@ -136,10 +139,10 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	return Result{Output: text + "[exit status 0]"}
 }
 
-// killProcessGroup kills the processes that the program left, if there are any.
+// killProcessGroup kills the processes in the group of pid that the program left behind, if there are any.
 func killProcessGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
-// joinOutput joins both streams.
+// joinOutput joins the standard output and the standard error of a program to one text.
 func joinOutput(out, errs string) string {
 	var b strings.Builder
 	if out != "" {
@@ -151,7 +154,7 @@ func joinOutput(out, errs string) string {
 	return b.String()
 }
 
-// outputHeadAndTail keeps the beginning and the end of the data that is written to it.
+// outputHeadAndTail is an io.Writer that keeps only the beginning and the end of the data.
 type outputHeadAndTail struct {
 	mu         sync.Mutex
 	head, tail []byte
@@ -173,7 +176,7 @@ func (e *outputHeadAndTail) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// String returns valid UTF-8, with a note about the part that was cut.
+// String returns the kept data as valid UTF-8, with a note about the part that was cut.
 func (e *outputHeadAndTail) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

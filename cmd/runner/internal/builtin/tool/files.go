@@ -19,21 +19,23 @@ import (
 )
 
 const (
-	// maxReadBytes is the largest number of bytes of a file that one call returns.
+	// maxReadBytes is the maximum number of bytes of a file that one call of the tool for reading returns.
 	maxReadBytes = 128 << 10
-	// maxFolderEntries is the largest number of entries of a folder that one call returns.
+	// maxFolderEntries is the maximum number of entries that one call of the tool for listing a folder returns.
 	maxFolderEntries = 1000
-	// maxDiffBytes is the size in bytes up to which a file and its new content are compared for a preview.
+	// maxDiffBytes is the maximum size in bytes of a file, and of its new content, that are compared for a preview.
 	maxDiffBytes = 256 << 10
 )
 
-// FileTools returns the tools that work on files.
+// FileTools returns the tools that read and write files and list folders of the workspace.
 func FileTools(w *workspace.Workspace) []Tool {
 	return []Tool{readFile{w}, writeFile{w}, listDirectory{w}}
 }
 
+// readFile is the tool that reads a file of the workspace.
 type readFile struct{ w *workspace.Workspace }
 
+// readArguments are the arguments of the tool readFile.
 type readArguments struct {
 	Path     string `json:"path"`
 	Encoding string `json:"encoding"`
@@ -82,7 +84,7 @@ func (t readFile) Effect(raw json.RawMessage) Effect {
 	return readEffect("Read "+a.Path, a.Path)
 }
 
-// readEffect returns the effect of a call that reads a path.
+// readEffect returns the Effect of a call that reads path.
 func readEffect(title, path string) Effect {
 	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
@@ -126,7 +128,7 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	return Result{Output: string(b) + note}
 }
 
-// wholeRunes removes incomplete runes at the ends that were cut.
+// wholeRunes returns b without the incomplete runes at those of its ends that were cut.
 func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	for n := 0; cutBefore && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
 		b = b[1:]
@@ -142,8 +144,10 @@ func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	return b
 }
 
+// writeFile is the tool that writes a file of the workspace.
 type writeFile struct{ w *workspace.Workspace }
 
+// writeArguments are the arguments of the tool writeFile.
 type writeArguments struct {
 	Path     string `json:"path"`
 	Content  string `json:"content"`
@@ -189,7 +193,7 @@ func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-// Effect describes the change of the file.
+// Effect describes the change that a call would make to the file.
 func (t writeFile) Effect(raw json.RawMessage) Effect {
 	a, content, err := t.arguments(raw)
 	if err != nil {
@@ -208,8 +212,8 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	return e
 }
 
-// replacedContent returns the content of the regular file that a call would replace, and its size. A content of more than maxDiffBytes bytes
-// is not read.
+// replacedContent returns the content of the regular file that a call would replace, and its size. It does not read a
+// file of more than maxDiffBytes.
 func (t writeFile) replacedContent(path string) (content []byte, size int64) {
 	rel, err := t.w.RelativePath(path)
 	if err != nil {
@@ -241,8 +245,10 @@ func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
 	return Result{Output: fmt.Sprintf("wrote %d bytes to %s", n, rel)}
 }
 
+// listDirectory is the tool that lists a folder of the workspace.
 type listDirectory struct{ w *workspace.Workspace }
 
+// listArguments are the arguments of the tool listDirectory.
 type listArguments struct {
 	Path string `json:"path"`
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// listFolder returns the entries of a folder, sorted by name.
+// listFolder returns the entries of a folder, sorted by name, as the result of a call.
 func listFolder(dir *os.File) Result {
 	entries, err := dir.ReadDir(-1)
 	if err != nil {

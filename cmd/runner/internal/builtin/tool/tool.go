@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// FailureCode is the kind of a failure.
+// FailureCode is the error code of a tool call that failed.
 type FailureCode string
 
 // The codes.
@@ -33,7 +33,7 @@ type Result struct {
 	Code   FailureCode // "" for success
 }
 
-// ModelText returns the result in the form that the model reads.
+// ModelText returns the result in the form that the model reads, with the code before the output of a failure.
 func (r Result) ModelText() string {
 	if r.Code == "" {
 		return r.Output
@@ -41,7 +41,7 @@ func (r Result) ModelText() string {
 	return string(r.Code) + ": " + r.Output
 }
 
-// Tool is a tool that a model can call.
+// Tool is a tool that the model can call. The built-in tools and the tools of MCP servers implement it.
 type Tool interface {
 	// Name returns the name that the model uses.
 	Name() string
@@ -58,8 +58,8 @@ type Tool interface {
 	Run(ctx context.Context, arguments json.RawMessage) Result
 }
 
-// Effect describes what a call would do, for the permission policy and for the person who decides. Its texts may have any
-// size.
+// Effect describes what a tool call would do, for the permission policy and for the person who decides. Its texts may
+// have any size.
 type Effect struct {
 	Kind        permission.Kind
 	Command     string // shell command, for kind shell
@@ -68,7 +68,8 @@ type Effect struct {
 	Preview     events.ApprovalPreview
 }
 
-// decodeArguments decodes arguments strictly, so that the model learns about a misspelt field.
+// decodeArguments decodes the arguments of a call, and refuses unknown fields, so that the model learns about a
+// misspelt one.
 func decodeArguments(arguments json.RawMessage, into any) error {
 	dec := json.NewDecoder(strings.NewReader(string(arguments)))
 	dec.DisallowUnknownFields()
@@ -78,7 +79,7 @@ func decodeArguments(arguments json.RawMessage, into any) error {
 	return nil
 }
 
-// fileFailure converts an error of the file system to a result.
+// fileFailure converts an error of the file system about path to the result of a call.
 func fileFailure(path string, err error) Result {
 	switch {
 	case workspace.IsOutside(err):
