@@ -26,8 +26,8 @@ const (
 	exitInterrupted = 130
 )
 
-// System is what the runner's command line uses of its process: standard streams, environment and program path. Tests
-// replace it.
+// System holds what the runner's command line uses of its process: standard streams, environment and program path.
+// Tests replace it.
 type System struct {
 	Stdin         io.Reader
 	Stdout        io.Writer
@@ -39,12 +39,12 @@ type System struct {
 	Architectures map[string]agent.Adapter // nil means Architectures()
 }
 
-// silentExit is an error that carries only an exit code: the message was printed already.
+// silentExit is an error that only determines the exit code: the command has already printed a message.
 type silentExit int
 
 func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// commands is the command line of the runner, which kong parses.
+// commands is the command line of the runner, which the library kong parses.
 type commands struct {
 	settings.Logging
 
@@ -73,7 +73,7 @@ type commands struct {
 	Agent                 builtinAgentCommand      `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 
-// Run runs the command line and returns the exit code. The caller ends ctx on SIGINT and SIGTERM.
+// Run runs the command that args name and returns the exit code. The caller ends ctx on SIGINT and SIGTERM.
 func Run(ctx context.Context, args []string, sys System) int {
 	if sys.Architectures == nil {
 		sys.Architectures = Architectures()
@@ -118,7 +118,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 	return printError(sys, err, exitFailed)
 }
 
-// printError prints err on stderr, and returns the exit code.
+// printError prints err on stderr, and returns code, the exit code.
 func printError(sys System, err error, code int) int {
 	if _, werr := fmt.Fprintf(sys.Stderr, "runner: %v\n", err); werr != nil {
 		return exitFailed

@@ -21,16 +21,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// connectRetryPause is the time between two attempts to reach a runner that does not answer yet.
+// connectRetryPause is the time between two attempts to connect to a runner that does not answer yet.
 const connectRetryPause = 10 * time.Millisecond
 
-// exitSignalBase is added to the number of the signal that ended a program, as shells do.
+// exitSignalBase is the exit code, without the number of the signal, of a program that a signal has ended, as in
+// shells.
 const exitSignalBase = 128
 
-// maxSecretBytes is the longest secret of a sandbox, in bytes.
+// maxSecretBytes is the maximum length in bytes of a sandbox's secret.
 const maxSecretBytes = 1 << 10
 
-// waitReadyCommand waits until a runner serves at the socket. Optionally it sends the runner the sandbox's secret.
+// waitReadyCommand is the command wait-ready, which waits until a runner serves at the socket. Optionally it sends the
+// runner the sandbox's secret.
 type waitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Within time.Duration `help:"How long to wait." default:"30s"`
@@ -68,11 +70,12 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	}
 }
 
-// commandIDPattern matches the id of a running command, which becomes a part of file names.
+// commandIDPattern matches the id of a command of `runner exec`, which becomes a part of file names.
 var commandIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// killableCommands is the folder that records the commands that can be killed: <id>.pid identifies the process of a
-// command. <id>.kill asks for its end, and may exist before the command starts.
+// killableCommands holds the flags that identify a command of `runner exec` by a folder and an id. The file <id>.pid in
+// the folder identifies the command's process. The file <id>.kill requests the end of the command, and may exist before
+// the command starts.
 type killableCommands struct {
 	ID  string `required:"" help:"Names the command for runner kill: 1 to 100 letters, digits, - and _."`
 	Run string `name:"run-dir" help:"Folder where running commands are written down; by default exec beside the socket." env:"SPOOL_RUNNER_RUN_DIR"`
@@ -99,6 +102,7 @@ func (r killableCommands) filePaths() (pid, kill string, err error) {
 	return base + ".pid", base + ".kill", nil
 }
 
+// execProgramCommand is the command exec, which runs a program that killProgramCommand can end.
 type execProgramCommand struct {
 	Running killableCommands `embed:""`
 	Command []string         `arg:"" passthrough:"" help:"The program and its arguments, after --."`
@@ -162,7 +166,7 @@ func (c *execProgramCommand) Run(ctx context.Context, sys *System, log *slog.Log
 	return nil
 }
 
-// startFailureExitCode returns the exit code with which shells report that a program could not be started.
+// startFailureExitCode returns the exit code, as in shells, for the error with which a program could not be started.
 func startFailureExitCode(err error) int {
 	if errors.Is(err, fs.ErrPermission) {
 		return 126
@@ -170,7 +174,7 @@ func startFailureExitCode(err error) int {
 	return 127
 }
 
-// withoutRunnerVariables returns environ without the runner's own variables.
+// withoutRunnerVariables returns environ without the runner's own variables (SPOOL_RUNNER_…).
 func withoutRunnerVariables(environ []string) []string {
 	var out []string
 	for _, kv := range environ {
@@ -181,6 +185,8 @@ func withoutRunnerVariables(environ []string) []string {
 	return out
 }
 
+// killProgramCommand is the command kill, which ends a program of `runner exec` with all processes that the program has
+// started.
 type killProgramCommand struct {
 	Running killableCommands `embed:""`
 }

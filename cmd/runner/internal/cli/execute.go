@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// executeQueryCommand is the command execute-query, which runs one query without a socket and prints the journal.
 type executeQueryCommand struct {
 	Message      string     `arg:"" help:"What the agent is asked."`
 	Architecture string     `required:"" help:"The agent to run, such as spool or claude-code."`
@@ -69,8 +70,8 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	return silentExit(exitFailed)
 }
 
-// runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
-// not ended ten seconds later.
+// runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn
+// has not ended ten seconds later. whole is the context of the supervisor, which outlives ctx.
 func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
@@ -91,7 +92,8 @@ func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner
 	return ended, errors.Join(err, <-finished)
 }
 
-// printRefusal prints the end of a query that never began, so that a reader of the journal learns about it.
+// printRefusal prints a journal line with the end of a query that the supervisor refused, so that a reader of the
+// journal learns about it.
 func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
 	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)
@@ -102,7 +104,7 @@ func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error
 	return w.printJournal(sys)
 }
 
-// printJournal writes the journal's lines until the turn has ended.
+// printJournal prints the journal's lines until the turn has ended, and returns the outcome of the turn.
 func (w *agentRuntime) printJournal(sys *System) (runner.Ended, error) {
 	var after uint64
 	for {

@@ -24,6 +24,7 @@ func (s *System) printJSON(v any) error {
 	return nil
 }
 
+// loadProfileCommand is the command load-agent-profile, which stores a profile for later queries.
 type loadProfileCommand struct {
 	State string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
@@ -63,6 +64,8 @@ func (c transcriptFlags) transcriptPath(sys *System) (string, error) {
 	return a.TranscriptPath(place, c.AgentSession)
 }
 
+// loadTranscriptCommand is the command load-session-transcript, which writes a transcript to the path where the agent
+// reads it.
 type loadTranscriptCommand struct {
 	At transcriptFlags `embed:""`
 }
@@ -79,7 +82,7 @@ func (c *loadTranscriptCommand) Run(sys *System) error {
 	return sys.printJSON(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
 }
 
-// replaceFile writes from to the file at path atomically, and returns the number of bytes.
+// replaceFile replaces the file at path atomically by the content of from, and returns the number of bytes.
 func replaceFile(path string, from io.Reader) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, fmt.Errorf("make transcript folder: %w", err)
@@ -98,6 +101,7 @@ func replaceFile(path string, from io.Reader) (int64, error) {
 	return n, nil
 }
 
+// readTranscriptCommand is the command read-session-transcript, which prints an agent's transcript.
 type readTranscriptCommand struct {
 	At transcriptFlags `embed:""`
 }
@@ -121,13 +125,14 @@ func (c *readTranscriptCommand) Run(sys *System) error {
 	return nil
 }
 
+// builtinAgentCommand is the command agent, the process of the built-in agent.
 type builtinAgentCommand struct {
 	Workspace string `required:"" help:"The workspace, an existing folder."`
 	State     string `required:"" help:"The state folder."`
 	Resume    string `help:"The agent's own session id to go on with."`
 }
 
-// Help documents the agent's variables.
+// Help returns the help text about the agent's environment variables.
 func (*builtinAgentCommand) Help() string {
 	return "Variables: OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, OPENAI_MODEL (when the query names none), " +
 		"SPOOL_AGENT_MAX_STEPS (answers of the model in one turn, 50), SPOOL_AGENT_MODEL_TIMEOUT (silence of the model, 2m), " +

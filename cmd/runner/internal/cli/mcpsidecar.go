@@ -12,13 +12,14 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
-// stringList is a flag with a list of strings in JSON, so that an element can begin with a dash or be empty.
+// stringList is the value of a flag: a list of strings in JSON, so that an element can begin with a dash or be empty.
 type stringList []string
 
 // UnmarshalText parses a JSON list of strings.
 func (w *stringList) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
-// mcpServeCommand is the first process of an MCP server's container: it starts the server for each connection to its socket.
+// mcpServeCommand is the command mcp-serve, the first process in the container of an MCP sidecar: it starts the MCP
+// server for each connection to its socket.
 type mcpServeCommand struct {
 	Socket     string      `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
 	Entrypoint stringList  `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
@@ -67,7 +68,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	})
 }
 
-// mcpWaitReadyCommand waits until mcp-serve accepts connections at its socket.
+// mcpWaitReadyCommand is the command mcp-ready, which waits until mcp-serve accepts connections at its socket.
 type mcpWaitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Within time.Duration `help:"How long to wait." default:"30s"`
@@ -80,8 +81,8 @@ func (c *mcpWaitReadyCommand) Run(ctx context.Context) error {
 	return nil
 }
 
-// mcpJoinCommand takes the place of an MCP server that runs in another container: an agent starts it, and it connects stdin, stdout and
-// stderr to the server.
+// mcpJoinCommand is the command mcp-join, which takes the place of an MCP server that runs in another container: an
+// agent starts it, and it connects stdin, stdout and stderr to the server.
 type mcpJoinCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Env    []string      `help:"Name of a variable that the server gets." sep:"none"`

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// monitors watch the files of the workspace and the disk usage while agents run.
+// monitors holds the watcher of the workspace and the measurement of the disk usage, which run beside the supervisor.
 type monitors struct {
 	files *watch.Watcher
 	// serve answers snapshots what has changed, until ctx ends; nil for a folder of the host, whose snapshots look at all
@@ -24,7 +24,7 @@ type monitors struct {
 	sup   *supervisor.Supervisor // set before run
 }
 
-// newMonitors returns the monitors of an agent's folders. The caller sets sup before it calls run.
+// newMonitors returns the monitors of an agent's folders. The caller sets the field sup before it calls run.
 func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, log *slog.Logger) (*monitors, error) {
 	m := &monitors{}
 	dirs := []string{place.Workspace, place.State}
@@ -58,13 +58,14 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 	return m, nil
 }
 
-// JournalEvents journals the events and returns the id of the execution that runs, if any. See
+// JournalEvents journals the events and returns the id of the running execution, if any. See
 // supervisor.Supervisor.JournalEvents.
 func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload) string {
 	return m.sup.JournalEvents(ctx, payloads...)
 }
 
-// activity returns what the agent does now, which determines how often the disk usage is measured.
+// activity returns whether a turn, only processes, or nothing runs, which determines how often the disk usage is
+// measured.
 func (m *monitors) activity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:

@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
 )
 
+// restoreSnapshotCommand is the command restore, which creates the files of the snapshot that the host sends.
 type restoreSnapshotCommand struct {
 	Trees snapshotFolders `embed:""`
 }

@@ -25,13 +25,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// limitFlags are the flags of the commands serve and execute-query that limit the journal and the times of agents.
+// limitFlags are the flags of the commands serve and execute-query that limit the size of the journal and the times of
+// agents.
 type limitFlags struct {
 	JournalLimit int `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"${journal_limit}" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
 	supervisor.Limits
 }
 
-// agentRuntime is the supervisor of an agent with its dependencies.
+// agentRuntime is a supervisor of agents, with the journal, processes and monitors that it uses.
 type agentRuntime struct {
 	journal      *journal.Journal
 	processGroup *process.Group
@@ -39,14 +40,14 @@ type agentRuntime struct {
 	monitors     *monitors // nil for a single query
 }
 
-// diskConfig configures how the disk usage of an agent's folders is watched.
+// diskConfig configures whether and how the disk usage of an agent's folders is measured.
 type diskConfig struct {
 	limit     int64 // bytes; 0 for none
 	stateOnly bool  // the workspace is not measured
 }
 
-// buildRuntime returns the runtime of an agent that works in the folders of place; no process is started. disk is nil for a single query, whose
-// files and disk usage are not watched.
+// buildRuntime returns the agentRuntime for an agent that works in the folders of place; it starts no process. disk is
+// nil for a single query, whose files and disk usage are not watched.
 func (l limitFlags) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
@@ -78,7 +79,8 @@ func (l limitFlags) buildRuntime(sys *System, log *slog.Logger, place agent.Fold
 	return w, nil
 }
 
-// prepareFolders returns the folders with absolute paths. The workspace has to exist; the state folder is created.
+// prepareFolders returns the workspace and the state folder with absolute paths. The workspace must exist; the state
+// folder is created.
 func prepareFolders(workspace, state string) (agent.Folders, error) {
 	ws, err := filepath.Abs(workspace)
 	if err != nil {
@@ -102,7 +104,7 @@ func prepareFolders(workspace, state string) (agent.Folders, error) {
 	return agent.Folders{Workspace: ws, State: st}, nil
 }
 
-// runWithReaping runs f, and reaps orphans until f has returned.
+// runWithReaping runs f, and collects the exit status of orphaned processes until f has returned.
 func (w *agentRuntime) runWithReaping(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // until f has returned, also after ctx has ended
 	var wg sync.WaitGroup
@@ -114,6 +116,7 @@ func (w *agentRuntime) runWithReaping(ctx context.Context, f func(context.Contex
 	return errors.Join(err, reapErr)
 }
 
+// serveCommand is the command serve, which supervises agents and serves the runner's Unix socket.
 type serveCommand struct {
 	Socket    string      `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
 	Workspace string      `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
@@ -160,8 +163,8 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 }
 
 // ignoreHangups receives and drops SIGHUP, which a terminal sends when it closes, and SIGPIPE, which is sent when the
-// reader of the log is gone: each would end the runner. The signals are not set to be ignored, because agents would
-// inherit that.
+// reader of the log has closed its pipe: each would end the runner. The signals are not set to be ignored, because
+// agents would inherit that. undo restores the default.
 func ignoreHangups() (undo func()) {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
@@ -182,7 +185,8 @@ type egressFlags struct {
 // because every process can read the arguments of others.
 const egressTokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
-// openForwarder listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
+// openForwarder starts to listen on the loopback port and removes the token from the environment. It returns nil if
+// neither a socket nor a server is set.
 func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
 	token := sys.Getenv(egressTokenVariable)
 	if token != "" {
@@ -206,6 +210,7 @@ func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.L
 	return f, err
 }
 
+// attachFollowerCommand is the command attach, which connects stdin and stdout to a serving runner.
 type attachFollowerCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Sealed bool   `help:"Stdin and stdout carry the stream by which an executor proves the sandbox's secret; after and epoch come inside."`
@@ -220,6 +225,7 @@ func (c *attachFollowerCommand) Run(ctx context.Context, sys *System) error {
 	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
 }
 
+// interruptTurnCommand is the command interrupt, which asks the agent of a serving runner to stop its turn.
 type interruptTurnCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }

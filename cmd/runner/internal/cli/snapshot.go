@@ -10,18 +10,20 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// snapshotFolders holds the paths of the two folders of a snapshot.
+// snapshotFolders are the flags with the two folders of a snapshot.
 type snapshotFolders struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// roots returns the folders. It refuses the same folders as serve.
+// roots returns the absolute paths of the two folders of a snapshot. It refuses the same folders as the command serve.
 func (t snapshotFolders) roots() (snapshot.RootPaths, error) {
 	place, err := prepareFolders(t.Workspace, t.State)
 	return snapshot.RootPaths{Workspace: place.Workspace, State: place.State}, err
 }
 
+// takeSnapshotCommand is the command snapshot, which sends the changes of the workspace and the state folder to the
+// host.
 type takeSnapshotCommand struct {
 	Trees   snapshotFolders `embed:""`
 	Shared  bool            `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
@@ -39,7 +41,8 @@ func (c *takeSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	return snapshot.Snapshotter{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
 }
 
-// withExitCode wraps errors that the host distinguishes, each with its own exit code.
+// withExitCode wraps an error that the host distinguishes by its exit code in an exitCodeError, and returns other
+// errors unchanged.
 func withExitCode(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

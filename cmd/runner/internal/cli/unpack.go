@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
 )
 
+// unpackTarCommand is the command unpack, which unpacks a tar from stdin into a folder of the workspace.
 type unpackTarCommand struct {
 	Dir        string `arg:"" help:"Folder in the workspace, created if it does not exist; . for the workspace."`
 	Workspace  string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`

@@ -20,7 +20,8 @@ type volumeLimits struct {
 	Files int64 `required:"" help:"How many files and folders there may be."`
 }
 
-// makeFileSystemsCommand makes, in files of fixed size, the file systems of volumes that do not exist, and attaches them to loop devices.
+// makeFileSystemsCommand creates the file systems of volumes that do not have one, each in a file of fixed size, and
+// attaches the files to loop devices.
 type makeFileSystemsCommand struct {
 	Limits  volumeLimits    `embed:""`
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
@@ -30,7 +31,8 @@ func (c *makeFileSystemsCommand) Run() error {
 	return volume.MakeFileSystems(volume.Limits(c.Limits), c.Volumes)
 }
 
-// attachFileSystemsCommand attaches file systems that were made before to loop devices, after a restart of the machine.
+// attachFileSystemsCommand attaches the existing file systems of volumes to loop devices, after a restart of the
+// machine.
 type attachFileSystemsCommand struct {
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }

@@ -20,7 +20,7 @@ const (
 	exitNotRegularFile   = 6 // not a regular file, or an invalid path
 )
 
-// exitCodeError is an error that determines the exit code of the runner.
+// exitCodeError is an error with the exit code that the runner returns for it.
 type exitCodeError struct {
 	error
 	code int
@@ -28,7 +28,7 @@ type exitCodeError struct {
 
 func (c exitCodeError) Unwrap() error { return c.error }
 
-// workspaceFlag is the flag with the workspace, of commands that read or change files.
+// workspaceFlag is the flag with the path of the workspace, for commands that read or change files.
 type workspaceFlag struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 }
@@ -54,6 +54,7 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	return err
 }
 
+// putFileCommand is the command put, which writes stdin to a file of the workspace.
 type putFileCommand struct {
 	Path    string        `arg:"" help:"Path in the workspace."`
 	At      workspaceFlag `embed:""`
@@ -78,6 +79,7 @@ func (c *putFileCommand) Run(sys *System) error {
 	})
 }
 
+// getFileCommand is the command get, which prints a file of the workspace.
 type getFileCommand struct {
 	Path string        `arg:"" help:"Path in the workspace."`
 	At   workspaceFlag `embed:""`
@@ -97,6 +99,7 @@ func (c *getFileCommand) Run(sys *System) error {
 	})
 }
 
+// listFolderCommand is the command list, which prints what is below a folder of the workspace.
 type listFolderCommand struct {
 	Dir string        `arg:"" optional:"" help:"Folder in the workspace; by default the whole workspace."`
 	At  workspaceFlag `embed:""`
@@ -120,6 +123,7 @@ func (c *listFolderCommand) Run(sys *System) error {
 	})
 }
 
+// removePathCommand is the command remove, which removes a file or a folder of the workspace.
 type removePathCommand struct {
 	Path string        `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
 	At   workspaceFlag `embed:""`

@@ -29,24 +29,23 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture that runs Codex.
 const Architecture = architecture.Codex
 
-// programName is the CLI's name on the PATH.
+// programName is the name of Codex's CLI on the PATH.
 const programName = "codex"
 
-// TestedVersion is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
-// log.
+// TestedVersion is the version of Codex's CLI that the adapter was tested with. Another version works too; the adapter then journals a warning.
 const TestedVersion = "0.169.0"
 
-// openAIBaseURL is the address of the model API when OPENAI_BASE_URL is empty.
+// openAIBaseURL is the address of the model API when the variable OPENAI_BASE_URL is empty.
 const openAIBaseURL = "https://api.openai.com/v1"
 
-// promptDigestVariable is an environment variable with the hash of the prompts and MCP servers, which are sent when the thread begins. The CLI does not
-// read it: its value makes the command differ when they have changed, and the supervisor then starts another process.
+// promptDigestVariable is an environment variable with the hash of the prompts and MCP servers, which are sent when the thread begins. The CLI does
+// not read it: its value makes the command differ when they have changed, so that the supervisor starts another process.
 const promptDigestVariable = "SPOOL_AGENT_PROMPT_SHA256"
 
-// cliSettings are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
+// cliSettings are settings of the CLI that are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
 // earlier start can change them. The values are TOML.
 var cliSettings = []string{
 	`model_provider="spool"`,
@@ -78,7 +77,7 @@ var cliSettings = []string{
 	`history.persistence="none"`,
 }
 
-// Adapter drives the Codex CLI.
+// Adapter implements agent.Adapter for Codex.
 type Adapter struct{}
 
 // Command returns the command that starts `codex` from the agent's PATH with its files in the state folder.
@@ -122,8 +121,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
-// OpenSession returns the session of a process that was started, and sends the handshake and the request for the thread, so that a query then takes a
-// single request.
+// OpenSession returns the session of a process that was just started. It sends the handshake and the request for the thread at once, so that a
+// query later takes a single request.
 func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
@@ -142,7 +141,7 @@ func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
-// TranscriptPath returns the path of the CLI's record of a thread.
+// TranscriptPath returns the path of the file in which the CLI records a thread.
 func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
@@ -158,13 +157,13 @@ func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, err
 	return days[len(days)-1], nil
 }
 
-// homeDirName is the CLI's folder in the state folder.
+// homeDirName is the name of the CLI's own folder, CODEX_HOME, in the state folder.
 const homeDirName = "codex"
 
-// homeDir returns the path of the CLI's folder.
+// homeDir returns the path of the CLI's own folder, CODEX_HOME.
 func homeDir(p agent.Folders) string { return filepath.Join(p.State, homeDirName) }
 
-// readTranscript returns the transcript of a thread.
+// readTranscript returns the content of the transcript of a thread.
 func readTranscript(p agent.Folders, thread string) ([]byte, error) {
 	path, err := Adapter{}.TranscriptPath(p, thread)
 	if err != nil {
@@ -173,17 +172,17 @@ func readTranscript(p agent.Folders, thread string) ([]byte, error) {
 	return os.ReadFile(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-// hasInstructions reports whether prompt is the last instruction in a transcript: a resumed thread keeps the
-// instructions that it began with.
+// hasInstructions reports whether prompt is the last instruction in the transcript said. A resumed thread keeps the instructions that it began
+// with.
 func hasInstructions(said []byte, prompt string) bool {
 	at := bytes.LastIndex(said, []byte(instructionsTag))
 	return prompt == "" || at >= 0 && bytes.HasPrefix(said[at:], []byte(strings.Trim(quoteTOML(prompt), `"`)))
 }
 
-// instructionsTag begins the prompts, so that they are found in a transcript.
+// instructionsTag is the first line of the prompts, by which they are found in a transcript.
 const instructionsTag = "<agent_instructions>"
 
-// addedPrompt returns the text that is added to the CLI's own instructions, "" for none.
+// addedPrompt returns the text that the launch adds to the CLI's own instructions, "" for none.
 func addedPrompt(l agent.Launch) string {
 	parts := []string{l.SystemPrompt}
 	if l.MemoryFile != "" {
@@ -222,7 +221,7 @@ func inheritedVariable(l agent.Launch, name string) string {
 	return ""
 }
 
-// findCLI returns the path of the CLI on the agent's PATH.
+// findCLI returns the path of Codex's CLI on the agent's PATH. The error says how to install the CLI.
 func findCLI(l agent.Launch) (string, error) {
 	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inheritedVariable(l, "PATH"))) {
 		if !filepath.IsAbs(dir) {

@@ -6,10 +6,10 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// anyCommand is a command that the policy cannot know.
+// anyCommand stands for an unknown shell command when the policy is asked whether it allows every command.
 const anyCommand = "$SPOOL_ANY_COMMAND"
 
-// mcpResourceTools are the CLI's tools that read resources of MCP servers.
+// mcpResourceTools are the CLI's tools that read resources of MCP servers, as a regular expression.
 const mcpResourceTools = "list_mcp_resources|list_mcp_resource_templates|read_mcp_resource"
 
 // denyResourcesHook is a hook that denies mcpResourceTools. The CLI runs a hook only if the configuration contains the hook's hash,
@@ -21,8 +21,9 @@ const (
 	denyResourcesHookHash = "sha256:703cf345af3ad7c60c8eaa729acac6303f1404441f88f921e4e88e90a69f2f60"
 )
 
-// policySettings returns the settings by which the CLI does not run a call that the policy would not allow and about which the
-// CLI does not ask: it is not offered the tool. For the policy of an agent without permissions it returns none.
+// policySettings returns settings that take tools away from the CLI: those with calls that the policy might not allow
+// although the CLI does not request a permission for them. It returns none for the policy of an agent without
+// permissions.
 func policySettings(l agent.Launch) []string {
 	if !l.HasPolicy() {
 		return nil

@@ -24,11 +24,11 @@ type mcpServer struct {
 	Asks    string            `json:"default_tools_approval_mode,omitempty"`
 }
 
-// mcpStartupSeconds is the number of seconds that a server may take until its tools are known.
+// mcpStartupSeconds is the time in seconds within which an MCP server must have listed its tools.
 const mcpStartupSeconds = 20
 
-// threadConfig returns the configuration that is sent with the thread, nil for none. So the secrets of servers are
-// neither in arguments nor in files.
+// threadConfig returns the configuration that is sent with the request for the thread, nil for none. The secrets of MCP
+// servers are sent in this way so that they are neither in arguments nor in files.
 func threadConfig(l agent.Launch) map[string]any {
 	if len(l.MCPServers) == 0 {
 		return nil
@@ -47,7 +47,8 @@ func threadConfig(l agent.Launch) map[string]any {
 	return map[string]any{"mcp_servers": servers}
 }
 
-// handshakeDigest returns a hash of what is sent when the thread begins, "" for nothing.
+// handshakeDigest returns a hash of the prompts and the MCP servers, which are sent when the thread begins; "" if there
+// are none.
 func handshakeDigest(l agent.Launch) string {
 	p, config := addedPrompt(l), threadConfig(l)
 	if p == "" && config == nil {
@@ -61,8 +62,8 @@ func handshakeDigest(l agent.Launch) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// definitionFiles returns the files of the agent that the CLI reads from its home: skills, and sub-agents, which the
-// CLI calls agent roles.
+// definitionFiles returns the files of the agent's definition that the CLI reads from its folder: skills, and
+// sub-agents, which the CLI calls agent roles.
 func definitionFiles(l agent.Launch) []agent.LaunchFile {
 	var files []agent.LaunchFile
 	for _, a := range l.Subagents {
@@ -78,7 +79,7 @@ func definitionFiles(l agent.Launch) []agent.LaunchFile {
 	return files
 }
 
-// hasMCPTool reports whether the agent has the tool of the MCP server.
+// hasMCPTool reports whether the agent may use the tool of the MCP server with the given name.
 func hasMCPTool(servers []runner.MCPServer, name, tool string) bool {
 	return slices.ContainsFunc(servers, func(s runner.MCPServer) bool {
 		return s.Name == name && (len(s.Tools) == 0 || slices.Contains(s.Tools, tool))

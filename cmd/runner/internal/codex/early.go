@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// maxEarlyNotifications is the largest number of notifications that are kept for unknown threads.
+// maxEarlyNotifications is the maximum number of notifications that are kept for unknown threads.
 const maxEarlyNotifications = 10_000
 
 // earlyNotification is a notification about a thread that is not known yet.
@@ -17,10 +17,9 @@ type earlyNotification struct {
 	raw  []byte
 }
 
-// keepEarlyNotification keeps a notification about a thread that is not known yet, and reports whether it did. The CLI orders the
-// notifications of one thread, but not those of two: the first notifications of a sub-agent may come before the item that announces
-// the sub-agent, also for one of an earlier turn. The notifications are kept because one has the id of the sub-agent's turn, without which
-// the turn cannot be stopped.
+// keepEarlyNotification keeps a notification about a thread that is not known yet, and reports whether it did. The CLI orders the notifications of
+// one thread, but not those of two: the first notifications of a sub-agent may arrive before the item that announces the sub-agent, also for a
+// sub-agent of an earlier turn. One of these notifications has the id of the sub-agent's turn, without which the turn cannot be stopped.
 func (s *session) keepEarlyNotification(l outputLine, n notification, raw []byte) bool {
 	_, stopping := s.stopping[n.ThreadID]
 	if !s.pending || n.ThreadID == "" || n.ThreadID == s.thread || stopping || s.turn.conversations[n.ThreadID] != nil || s.turn.kept >= maxEarlyNotifications {
@@ -38,7 +37,7 @@ func (s *session) keepEarlyNotification(l outputLine, n notification, raw []byte
 	return true
 }
 
-// handleEarlyNotifications handles the kept notifications of threads that have become known.
+// handleEarlyNotifications handles the kept notifications of threads that have become known since.
 func (s *session) handleEarlyNotifications(t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.early)) {
 		if s.turn.conversations[thread] == nil {
@@ -55,8 +54,8 @@ func (s *session) handleEarlyNotifications(t *agent.Turn) error {
 	return nil
 }
 
-// handleUnclaimedNotifications handles the kept notifications of threads that no item has announced by the end of the turn. Since their threads are unknown, they
-// are logged, and turns that they report are stopped.
+// handleUnclaimedNotifications handles, at the end of the turn, the kept notifications of threads that no item has announced. It logs them, because
+// their threads are unknown, and stops turns that they report.
 func (s *session) handleUnclaimedNotifications(kept map[string][]earlyNotification, t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(kept)) {
 		for _, e := range kept[thread] {

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// since returns the tokens that were used since before. A counter that went down was reset, and its whole value counts.
+// since returns the tokens that were used between the counts before and now. A counter that went down was reset, and its whole value counts.
 func (now tokenCounts) since(before tokenCounts) tokenCounts {
 	sub := func(a, b uint64) uint64 {
 		if a < b {
@@ -43,7 +43,7 @@ func (now tokenCounts) usage() events.Usage {
 	}
 }
 
-// handleTurnCompleted handles the CLI's notification that a turn has ended: of the session's own turn, which it ends, or of a sub-agent's.
+// handleTurnCompleted handles the CLI's notification that a turn has ended. It ends the session's own turn, or completes a sub-agent.
 func (s *session) handleTurnCompleted(n notification, t *agent.Turn) error {
 	switch {
 	case n.ThreadID != s.thread:
@@ -72,9 +72,9 @@ func (s *session) endTurn(e runner.Ended, t *agent.Turn) {
 	s.resetTurn()
 }
 
-// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that
-// still run, and their commands: their events after the turn would not be recorded. By the CLI's design, commands of the main agent
-// continue in the background, except after an interrupted turn, when completeOpenBlocks stops them too.
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that still run, and
+// their commands, because their events after the turn would not be journaled. Commands of the main agent continue in the background by the CLI's
+// design, except after an interrupted turn, when completeOpenBlocks stops them too.
 func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	commands := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
@@ -101,15 +101,15 @@ func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	}
 }
 
-// endCommands requests the list of a thread's running commands; terminate then ends those of items. The CLI lists a command only after the turn
-// of the command has ended.
+// endCommands ends the running commands of a thread that are in items. It requests the list of the thread's commands, and terminateListedCommands
+// handles the answer. The CLI lists a command only after the turn of the command has ended.
 func (s *session) endCommands(thread string, items []string) {
 	if len(items) > 0 {
 		s.sendRequest("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, pendingRequest{thread: thread, items: items})
 	}
 }
 
-// terminateListedCommands handles the answer to the request of endCommands: it ends the commands of was.items that the CLI lists.
+// terminateListedCommands handles the answer to the request of endCommands: it ends those commands of was.items that the CLI lists.
 func (s *session) terminateListedCommands(was pendingRequest, result json.RawMessage) error {
 	r, err := decode[struct {
 		Data []struct {
@@ -128,7 +128,7 @@ func (s *session) terminateListedCommands(was pendingRequest, result json.RawMes
 	return nil
 }
 
-// turnOutcome returns the end of a turn for the status and the error that the CLI reports.
+// turnOutcome returns the outcome of a turn for the status and the error that the CLI reports.
 func (s *session) turnOutcome(u turnInfo) runner.Ended {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
@@ -162,8 +162,7 @@ func modelErrorCode(word string, status int) string {
 	return "MODEL_ERROR"
 }
 
-// innerErrorMessage extracts the message from an error of the model API. The CLI passes the error on unchanged when the status is
-// 400.
+// innerErrorMessage extracts the message from the JSON of an error of the model API, which the CLI passes on unchanged when the status is 400.
 func innerErrorMessage(message string) string {
 	var body struct {
 		Error struct {

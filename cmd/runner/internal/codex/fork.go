@@ -10,13 +10,13 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nestedItemPrefix is the prefix of the ids of items that the tool `exec` made: their results are a part of that tool's result,
-// which comes later.
+// nestedItemPrefix is the prefix of the ids of items that the CLI's tool `exec` creates. Their results are a part of the result of that tool, which
+// comes later.
 const nestedItemPrefix = "exec-"
 
-// itemAnchor returns the anchor of the block for a completed item: its turn and its id. A fork can cut after a message and
-// after the result of a call. It cannot cut after a thought alone: the model's service requires the item that follows
-// it.
+// itemAnchor returns the anchor of the block for a completed item: the id of its turn and the id of the item; "" if a fork cannot cut after the
+// item. A fork can cut after a message and after the result of a call. It cannot cut after a thought alone: the model's service requires the item
+// that follows it.
 func (s *session) itemAnchor(n notification, i threadItem) string {
 	_, call := i.toolCallBlock()
 	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nestedItemPrefix) {
@@ -25,9 +25,9 @@ func (s *session) itemAnchor(n notification, i threadItem) string {
 	return n.TurnID + "/" + i.ID
 }
 
-// copyForkedTranscript copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
-// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyForkedTranscript leaves no copy, and OpenSession
-// reports that the conversation is lost.
+// copyForkedTranscript copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own thread/fork
+// can cut only between turns. If there is no transcript, or no anchor in it, no copy is left, and OpenSession reports that the conversation is
+// lost.
 func copyForkedTranscript(l agent.Launch) error {
 	if l.Fork.Provided {
 		return copyProvidedTranscript(l)
@@ -41,7 +41,7 @@ func copyForkedTranscript(l agent.Launch) error {
 	return copyIfPresent(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.cutLine)
 }
 
-// copyIfPresent is transcript.Copy, except that a missing transcript or anchor is not an error: the copy does not exist then.
+// copyIfPresent is transcript.Copy, except that a missing transcript or anchor is not an error: the copy then does not exist.
 func copyIfPresent(from, to, anchor string, edit transcript.EditLine) error {
 	if err := transcript.Copy(from, to, anchor, edit); err != nil {
 		if _, missing := os.Lstat(to); missing == nil {
@@ -51,7 +51,7 @@ func copyIfPresent(from, to, anchor string, edit transcript.EditLine) error {
 	return nil
 }
 
-// lostThreadReason returns the reason why the thread of a launch cannot be resumed, for the event TRANSCRIPT_LOST.
+// lostThreadReason returns the reason why the thread of a launch cannot be resumed, for the error event TRANSCRIPT_LOST.
 func lostThreadReason(l agent.Launch) string {
 	if l.Fork != nil && l.Fork.Anchor != "" {
 		return fmt.Sprintf("session %.100s of Codex has no transcript here with the item %.100q", l.Resume, l.Fork.Anchor)
@@ -59,7 +59,7 @@ func lostThreadReason(l agent.Launch) string {
 	return fmt.Sprintf("session %.100s of Codex has no transcript here", l.Resume)
 }
 
-// transcriptEntry is a line of a transcript.
+// transcriptEntry is a line of the CLI's transcript.
 type transcriptEntry struct {
 	Type    string `json:"type"`
 	Payload struct {
@@ -73,7 +73,7 @@ type transcriptEntry struct {
 	} `json:"payload"`
 }
 
-// transcriptCutter cuts a transcript after an item and gives the copy an id of its own.
+// transcriptCutter cuts a transcript after an item and gives the copy another thread id.
 type transcriptCutter struct {
 	from, to   string // the ids of the threads
 	turn, item string // of the anchor
@@ -86,9 +86,9 @@ type transcriptCutter struct {
 	written bool            // the model's entry for the anchor's item was written
 }
 
-// cutLine keeps the lines with what the agent knew at the anchor; it is a transcript.EditLine. It cannot cut at the line of the anchor's item alone:
-// that comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their ends.
-// Outputs of calls that ended after the anchor are dropped.
+// cutLine keeps the lines with what the agent knew at the anchor. It is a transcript.EditLine. The line of the anchor's item is not the last line
+// to keep: that line comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their
+// ends. Outputs of calls that ended after the anchor are dropped.
 func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	var e transcriptEntry
 	if json.Unmarshal(raw, &e) != nil {
@@ -112,7 +112,7 @@ func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transc
 	return raw, transcript.KeepLine
 }
 
-// recordItemEnd records that an item has ended.
+// recordItemEnd records that an item has ended, before or after the anchor.
 func (c *transcriptCutter) recordItemEnd(item string) {
 	switch {
 	case c.open[item] && !c.ended:
@@ -123,7 +123,7 @@ func (c *transcriptCutter) recordItemEnd(item string) {
 	c.ended = c.ended || item == c.item
 }
 
-// modelEntryAction returns the verdict for an entry of the model's own conversation.
+// modelEntryAction returns whether to keep a transcript line that is an entry of the model's own conversation.
 func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.LineAction {
 	p := e.Payload
 	switch output := strings.HasSuffix(p.Type, "_output"); {
@@ -144,7 +144,7 @@ func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.LineAc
 	return transcript.KeepLine
 }
 
-// replaceThreadID replaces the id in the first line by the copy's id.
+// replaceThreadID returns the first line of a transcript with the id of the copy's thread.
 func (c *transcriptCutter) replaceThreadID(raw transcript.Line) transcript.Line {
 	var meta, payload map[string]json.RawMessage
 	if json.Unmarshal(raw, &meta) != nil || json.Unmarshal(meta["payload"], &payload) != nil {

@@ -26,7 +26,7 @@ type runningItem struct {
 // itemKey returns the key of an item in turnState.items. The ids of items are unique within a thread only.
 func itemKey(thread, item string) string { return thread + "/" + item }
 
-// isOfRunningTurn reports whether a notification is about the running turn or one of its sub-agents. Others are not journaled.
+// isOfRunningTurn reports whether a notification is about the running turn or one of its sub-agents. Other notifications are not journaled.
 func (s *session) isOfRunningTurn(n notification) bool {
 	if !s.pending {
 		return false
@@ -38,7 +38,7 @@ func (s *session) isOfRunningTurn(n notification) bool {
 	return running == "" || n.TurnID == running
 }
 
-// logLateItem logs the end of an item that an earlier turn left running, such as a server.
+// logLateItem logs the end of an item that an earlier turn left running, such as a command that is a server.
 func (s *session) logLateItem(n notification, i threadItem, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
@@ -91,8 +91,8 @@ func (s *session) openCallBlock(w *runningItem, t *agent.Turn) {
 	t.AddBlock(w.conv, u)
 }
 
-// toolCallBlock returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
-// tool calls.
+// toolCallBlock returns a block, without a kind, with the name, the description and the input of the tool call that the item is. The bool is false
+// for items that are not tool calls.
 func (i threadItem) toolCallBlock() (events.Block, bool) {
 	b := func(tool, display, description string, input any) (events.Block, bool) {
 		raw, err := json.Marshal(input)
@@ -124,7 +124,7 @@ func (i threadItem) toolCallBlock() (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// patchSummary returns a patch in one line: A for added, M for changed, D for deleted, R for moved files.
+// patchSummary returns the files that a patch changes in one line: A for added, M for changed, D for deleted, R for moved files.
 func (i threadItem) patchSummary() string {
 	var out []string
 	for _, c := range i.Changes {
@@ -142,8 +142,8 @@ func (i threadItem) patchSummary() string {
 	return strings.Join(out, ", ")
 }
 
-// handleItemCompleted handles the end of an item: it completes the item's block, or journals one. The text of the completed item replaces the text of
-// the deltas before it.
+// handleItemCompleted handles the end of an item: it completes the block of the item, or journals a block. The text of the completed item replaces
+// the text of its deltas.
 func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
 	i, err := decode[threadItem](n.Item, "item")
 	if err != nil {
@@ -210,7 +210,7 @@ func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 	t.CompleteBlock(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
-// finishThinking completes a thinking block. If no block is open, it journals one only if the item has text, which most have not.
+// finishThinking completes the thinking block of an item. If no block is open, it journals one only if the item has text, which most have not.
 func finishThinking(w *runningItem, t *agent.Turn) {
 	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.contentTexts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
@@ -252,7 +252,7 @@ func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 	})
 }
 
-// callOutput returns the output of a call, and whether the call failed.
+// callOutput returns the output of a tool call, and whether the call failed.
 func (i threadItem) callOutput() (output string, failed bool) {
 	failed = i.Status == "failed" || i.Status == "declined"
 	switch i.Type {
@@ -275,8 +275,8 @@ func (i threadItem) callOutput() (output string, failed bool) {
 	return "", failed
 }
 
-// exitSuffix returns the text about a command's exit code that is appended to its output: "Exit code 1", after a newline if the output does not
-// end in one. It returns "" for exit code 0 and for an unknown one.
+// exitSuffix returns the text "Exit code N" that is appended to the output of a command, after a newline if the output does not end in one. It
+// returns "" for exit code 0 and for an unknown one.
 func exitSuffix(output string, code *int) string {
 	if code == nil || *code == 0 {
 		return ""
@@ -306,8 +306,8 @@ func (r *mcpResult) text() string {
 	return strings.Join(out, "\n")
 }
 
-// callDuration returns the duration of a call in milliseconds: the longer of the item's own duration and the time from its start to its end. The own
-// callDuration leaves out the time before the CLI first looked at the command.
+// callDuration returns the duration of a tool call in milliseconds: the longer of the duration that the CLI states and the time from the start to
+// the end of the item. The stated duration leaves out the time before the CLI first looked at the command.
 func (i threadItem) callDuration() uint32 {
 	ms := i.DurationMs
 	if i.StartedAt > 0 && i.CompletedAt > 0 {
@@ -316,7 +316,8 @@ func (i threadItem) callDuration() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// journalUnfinishedCall journals the result of a call that has not ended by the end of the turn: a note that it was interrupted or still runs.
+// journalUnfinishedCall journals a result for a tool call that has not ended by the end of the turn: a note that the call was interrupted or still
+// runs.
 func journalUnfinishedCall(w *runningItem, interrupted bool, t *agent.Turn) {
 	if _, ok := w.item.toolCallBlock(); !ok {
 		return

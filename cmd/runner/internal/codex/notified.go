@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ignoredMethods are notifications whose content the blocks and the turn's end already show, or that concern accounts,
-// windows and lists, which the runner does not use.
+// ignoredMethods are the methods of notifications that are not journaled: the blocks and the end of the turn show their content, or they concern
+// accounts, windows and lists, which the runner does not use.
 var ignoredMethods = []string{
 	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
 	"turn/diff/updated", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
@@ -17,8 +17,8 @@ var ignoredMethods = []string{
 	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }
 
-// handleNotification decodes a notification and handles it, then those about sub-agents that it has made known. It keeps a notification about
-// a thread that is not known yet.
+// handleNotification decodes and handles a notification of the CLI, and then the kept notifications of sub-agents that have become known by it. It
+// keeps a notification about a thread that is not known yet.
 func (s *session) handleNotification(l outputLine, raw []byte, t *agent.Turn) error {
 	n, err := decode[notification](l.Params, l.Method)
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *session) handleNotification(l outputLine, raw []byte, t *agent.Turn) er
 	return s.handleEarlyNotifications(t)
 }
 
-// dispatchNotification handles a notification by its method. Unknown ones are logged.
+// dispatchNotification handles a notification according to its method. It logs unknown ones.
 func (s *session) dispatchNotification(l outputLine, n notification, raw []byte, t *agent.Turn) error {
 	switch l.Method {
 	case "turn/started":
@@ -75,7 +75,7 @@ func (s *session) dispatchNotification(l outputLine, n notification, raw []byte,
 	return nil
 }
 
-// logWarning journals a warning of the CLI.
+// logWarning journals a warning of the CLI as a log event.
 func (s *session) logWarning(n notification, t *agent.Turn) {
 	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
 	if strings.Contains(message, "bubblewrap") {
@@ -84,7 +84,7 @@ func (s *session) logWarning(n notification, t *agent.Turn) {
 	s.logf(t, level, "%s", message)
 }
 
-// handleTurnStarted stores the id of a turn that has begun, of the session or of a sub-agent. It stops a turn that belongs to no query.
+// handleTurnStarted stores the id of a turn of the session or of a sub-agent that has begun. It stops a turn that belongs to no query.
 func (s *session) handleTurnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
@@ -143,7 +143,7 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 	t.AppendText(w.block, text)
 }
 
-// journalPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
+// journalPlan journals the agent's plan as a to-do list. The first call in a turn opens a block, and later calls update that block.
 func (s *session) journalPlan(n notification, t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(n.Plan))
 	for _, p := range n.Plan {
@@ -160,8 +160,8 @@ func (s *session) journalPlan(n notification, t *agent.Turn) {
 	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
 }
 
-// countUsage adds the tokens that the model has used to the turn's usage, and journals the usage. The tokens are the difference to the
-// thread's total before, or those of the last request if no earlier total is known.
+// countUsage adds the tokens that the model has used to the usage of the turn, and journals the usage. The tokens are the difference between the
+// thread's total and its previous total, or those of the last request if no previous total is known.
 func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
@@ -180,8 +180,8 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 	t.Emit(s.conversationID(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
 }
 
-// handleModelFailure handles a failed request to the model. It completes the blocks that the model was writing with status error, because they
-// will not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
+// handleModelFailure handles a failed request to the model. It completes the blocks that the model was writing with status error, because they will
+// not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
 func (s *session) handleModelFailure(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {

@@ -27,11 +27,13 @@ const (
 	toolQuestion   = "request_user_input"
 )
 
+// newDenial returns a decision that denies a call by a rule of the adapter, for the given reason.
 func newDenial(rule, reason string) *permission.Decision {
 	return &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 }
 
-// answerQuestion answers a question of the CLI: at once if the policy decides, otherwise when a person has decided.
+// answerQuestion answers a request of the CLI for a permission or for an answer of the user: at once if the policy decides, otherwise when a person
+// has decided.
 func (s *session) answerQuestion(l outputLine, t *agent.Turn) error {
 	q, err := decode[questionParams](l.Params, l.Method)
 	if err != nil {
@@ -66,8 +68,8 @@ func (s *session) answerQuestion(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// requestPermission passes a request to the policy, and sends the result of the answer to the CLI when the policy or a person has
-// decided. w is the item of the call, nil if it is not known.
+// requestPermission lets the turn decide the request r. When the policy or a person has decided, it sends result(answer) to the CLI. w is the item
+// of the call, nil if it is not known.
 func (s *session) requestPermission(l outputLine, q questionParams, w *runningItem, r agent.PermissionRequest, t *agent.Turn, result func(agent.PermissionAnswer) any) {
 	r.Key, r.ToolUseID = string(l.ID), q.ItemID
 	if !s.pending {
@@ -83,8 +85,8 @@ func (s *session) requestPermission(l outputLine, q questionParams, w *runningIt
 	byPolicy = false
 }
 
-// handleQuestionResolved handles the notification that the CLI does not wait for an answer any more: because it got one, or because
-// it withdrew the question.
+// handleQuestionResolved handles the notification that the CLI no longer waits for an answer: because it got one, or because it withdrew the
+// question.
 func (s *session) handleQuestionResolved(l outputLine, t *agent.Turn) error {
 	r, err := decode[struct {
 		ID json.RawMessage `json:"requestId"`
@@ -96,8 +98,8 @@ func (s *session) handleQuestionResolved(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// commandRequest describes a request to run a command. The CLI asks for network access only when it uses its own sandbox,
-// which is switched off here: a request for it means that the configuration was not applied.
+// commandRequest returns the permission request for a command. The CLI requests network access only when it uses its own sandbox, which is switched
+// off here: a request for network access means that the configuration was not applied.
 func (s *session) commandRequest(q questionParams, w *runningItem) agent.PermissionRequest {
 	script := unwrapShellScript(q.Command)
 	r := agent.PermissionRequest{
@@ -117,7 +119,7 @@ func (s *session) commandRequest(q questionParams, w *runningItem) agent.Permiss
 	return r
 }
 
-// patchRequest describes a request to change files. The item of the call has the changes.
+// patchRequest returns the permission request for changes of files. The item of the call has the changes.
 func (s *session) patchRequest(q questionParams, w *runningItem) agent.PermissionRequest {
 	r := agent.PermissionRequest{Call: permission.Call{Tool: toolPatch, Kind: permission.Edit}, Reason: q.Reason, Input: callArguments(w)}
 	if w == nil || len(w.item.Changes) == 0 {
@@ -144,7 +146,7 @@ func (s *session) patchRequest(q questionParams, w *runningItem) agent.Permissio
 	return r
 }
 
-// diffText returns the change as a diff. The CLI sends the whole content of added and deleted files in place of one.
+// diffText returns the change of a file as a diff. For added and deleted files the CLI sends the whole content instead of a diff.
 func (c fileChange) diffText() string {
 	before, after, sign := c.Path, cmp.Or(c.Kind.MovePath, c.Path), ""
 	switch c.Kind.Type {
@@ -161,7 +163,7 @@ func (c fileChange) diffText() string {
 	return b.String()
 }
 
-// sandboxPermissionsRequest describes a request for more permissions of the CLI's own sandbox.
+// sandboxPermissionsRequest returns the permission request for more permissions in the CLI's own sandbox.
 func sandboxPermissionsRequest(q questionParams) agent.PermissionRequest {
 	return agent.PermissionRequest{
 		Call:  permission.Call{Tool: toolPermission, Kind: permission.Unknown},
@@ -169,8 +171,8 @@ func sandboxPermissionsRequest(q questionParams) agent.PermissionRequest {
 	}
 }
 
-// mcpServerRequest describes a question about an MCP server: either the CLI asks whether a tool may be called, or the server
-// asks the user for data.
+// mcpServerRequest returns the permission request for a question about an MCP server: either the CLI asks whether a tool may be called, or the
+// server asks the user for data.
 func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 	tool := "mcp__" + q.ServerName
 	if q.Meta.Kind != toolApprovalKind {
@@ -196,7 +198,7 @@ func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 	return r
 }
 
-// mcpServerAnswer returns the answer of the protocol to a question about an MCP server.
+// mcpServerAnswer converts a permission answer to the CLI's format for questions about an MCP server.
 func mcpServerAnswer(a agent.PermissionAnswer) any {
 	content := a.Content
 	switch {
@@ -208,7 +210,7 @@ func mcpServerAnswer(a agent.PermissionAnswer) any {
 	return map[string]any{"action": "accept", "content": content, "_meta": nil}
 }
 
-// userQuestionRequest describes questions of the agent to the user.
+// userQuestionRequest returns the request for the agent's questions to the user.
 func userQuestionRequest(q questionParams) agent.PermissionRequest {
 	r := agent.PermissionRequest{Call: permission.Call{Tool: toolQuestion, Kind: permission.Question}, Kind: events.ApprovalQuestion}
 	for _, ask := range q.Questions {
@@ -225,8 +227,8 @@ func userQuestionRequest(q questionParams) agent.PermissionRequest {
 	return r
 }
 
-// userQuestionAnswer returns the answer of the protocol to questions to the user. If there are no answers, the model reads why in
-// place of each.
+// userQuestionAnswer converts an answer to the CLI's format for questions to the user. If there are no answers, the model reads the reason in place
+// of each.
 func userQuestionAnswer(q questionParams, a agent.PermissionAnswer) any {
 	type texts struct {
 		Answers []string `json:"answers"`
@@ -243,8 +245,8 @@ func userQuestionAnswer(q questionParams, a agent.PermissionAnswer) any {
 	return map[string]any{"answers": all}
 }
 
-// findMCPCall returns the running call that a question about an MCP server is about, or nil. The question does not have the
-// call's id, so findMCPCall takes a call of the same server and tool.
+// findMCPCall returns the running call that a question about an MCP server refers to, or nil. The question does not have the id of the call, so
+// findMCPCall returns a call of the same server and tool.
 func (s *session) findMCPCall(q questionParams) *runningItem {
 	for _, w := range s.turn.items {
 		if w.thread == q.ThreadID && w.item.Type == "mcpToolCall" && w.item.Server == q.ServerName && (q.Meta.Tool == "" || w.item.Tool == q.Meta.Tool) {
@@ -254,8 +256,8 @@ func (s *session) findMCPCall(q questionParams) *runningItem {
 	return nil
 }
 
-// approvalAnswer returns the answer of the protocol to a request for approval. It accepts a call for this time only: with the other
-// answers the CLI would not ask again.
+// approvalAnswer converts a permission answer to the CLI's format for requests for approval. It accepts a call for this time only, because the CLI
+// would not ask again after the other answers.
 func approvalAnswer(a agent.PermissionAnswer) any {
 	if a.IsAllowed() {
 		return map[string]string{"decision": "accept"}
@@ -263,9 +265,9 @@ func approvalAnswer(a agent.PermissionAnswer) any {
 	return map[string]string{"decision": "decline"}
 }
 
-// sendDenialReason sends the agent the reason of a denial as a note to the running turn, because an answer has no field for a
-// reason. It sends the note after the call has ended: the agent would leave a running call to read the note. A note
-// that comes too late for the turn is sent with the next query.
+// sendDenialReason sends the agent the reason of a denial as a note to the running turn, because an answer has no field for a reason. It sends the
+// note after the call has ended, because the agent would leave a running call to read the note. A note that is too late for the turn is sent with
+// the next query.
 func (s *session) sendDenialReason(thread, turn string, w *runningItem) {
 	text := w.denied
 	if w.byPolicy {
@@ -277,7 +279,7 @@ func (s *session) sendDenialReason(thread, turn string, w *runningItem) {
 	}, pendingRequest{thread: thread, note: note})
 }
 
-// callArguments returns the arguments of a call, as its tool_use block has them.
+// callArguments returns the arguments of a tool call, as the call's tool_use block has them.
 func callArguments(w *runningItem) json.RawMessage {
 	if w == nil {
 		return nil
@@ -286,7 +288,7 @@ func callArguments(w *runningItem) json.RawMessage {
 	return call.Input
 }
 
-// indentJSON returns JSON for people.
+// indentJSON returns a JSON value with indentation, for people to read.
 func indentJSON(raw json.RawMessage) string {
 	var out bytes.Buffer
 	if json.Indent(&out, raw, "", "  ") != nil {
@@ -295,16 +297,17 @@ func indentJSON(raw json.RawMessage) string {
 	return out.String()
 }
 
+// firstLineOf returns the first line of a text.
 func firstLineOf(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line
 }
 
-// shellPrograms are the programs that unwrapShellScript takes for a shell. The model may name another one.
+// shellPrograms are the paths of the programs that unwrapShellScript recognises as a shell. The model may use another one.
 var shellPrograms = []string{"/bin/bash", "/bin/sh", "/bin/zsh", "/usr/bin/bash", "/usr/bin/sh", "/usr/bin/zsh"}
 
-// unwrapShellScript returns the script in a command of the form `/bin/bash -lc 'script'`, in which the CLI runs the model's script.
-// It returns another command unchanged.
+// unwrapShellScript returns the script in a command of the form `/bin/bash -lc 'script'`, in which the CLI runs the model's script. It returns
+// another command unchanged.
 func unwrapShellScript(command string) string {
 	words, ok := splitWords(command)
 	if ok && len(words) == 3 && slices.Contains(shellPrograms, words[0]) && (words[1] == "-lc" || words[1] == "-c") {
@@ -313,8 +316,8 @@ func unwrapShellScript(command string) string {
 	return command
 }
 
-// splitWords splits a command into its words as a POSIX shell does. It reports false for a command that is more than words
-// with quotes.
+// splitWords splits a command into its words as a POSIX shell does. It returns false for a command with anything other than words and quotes, such
+// as an expansion.
 func splitWords(command string) (words []string, ok bool) {
 	var word strings.Builder
 	inWord := false
@@ -353,8 +356,8 @@ func splitWords(command string) (words []string, ok bool) {
 	return words, true
 }
 
-// appendDoubleQuoted appends the text in double quotes at the beginning of s to word, and returns the number of bytes up to and including
-// the closing quote. It reports false if the text has expansions or no end.
+// appendDoubleQuoted appends the text in double quotes at the beginning of s to word, and returns the number of bytes of s up to and including the
+// closing quote. It returns false if the text has expansions or no closing quote.
 func appendDoubleQuoted(word *strings.Builder, s string) (n int, closed bool) {
 	for i := 0; i < len(s); i++ {
 		switch s[i] {

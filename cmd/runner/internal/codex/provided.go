@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvidedTranscript copies the conversation of a transcript that a caller provided. The copy has the id of the new thread. The path of the copy
-// among the CLI's files does not depend on the transcript.
+// copyProvidedTranscript copies the conversation of a transcript that a client uploaded. The copy has the id of the new
+// thread. Its path among the CLI's files does not depend on the transcript.
 func copyProvidedTranscript(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(homeDir(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
@@ -28,14 +28,14 @@ var (
 	keptMetaFields = []string{"timestamp", "cli_version"}
 )
 
-// transcriptConverter converts a transcript of another machine to one of a thread here.
+// transcriptConverter converts an uploaded transcript to the transcript of a thread in this workspace.
 type transcriptConverter struct {
 	id, workspace string
 	begun         bool // the first line was kept
 }
 
-// convertLine keeps the lines of the conversation, with the id and the folder of the new thread in the first one, and drops all others. It is a
-// transcript.EditLine.
+// convertLine keeps the lines of the conversation, with the id and the folder of the new thread in the first line, and
+// drops all other lines. It is a transcript.EditLine.
 func (a *transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	line := transcript.ParseMembers(raw)
 	kind, payload := transcript.ParseString(line["type"]), transcript.ParseMembers(line["payload"])
@@ -53,7 +53,8 @@ func (a *transcriptConverter) convertLine(raw transcript.Line) (transcript.Line,
 	return transcript.EncodeJSON(line), transcript.KeepLine
 }
 
-// convertMeta returns the content of the copy's first line.
+// convertMeta returns the content of the copy's first line. before is the content of the uploaded transcript's first
+// line.
 func (a *transcriptConverter) convertMeta(before map[string]json.RawMessage) json.RawMessage {
 	meta := map[string]json.RawMessage{}
 	for _, key := range keptMetaFields {

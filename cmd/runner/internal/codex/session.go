@@ -15,13 +15,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQueuedEvents is the largest number of events between turns that are kept for the next turn.
+// maxQueuedEvents is the maximum number of events between turns that are kept for the next turn.
 const maxQueuedEvents = 64
 
-// maxPendingNotes is the largest number of notes to the agent that are kept for the next query.
+// maxPendingNotes is the maximum number of notes to the agent that are kept for the next query.
 const maxPendingNotes = 16
 
-// session drives one process of the CLI.
+// session implements agent.Session for one process of Codex.
 type session struct {
 	launch     agent.Launch
 	in         agent.Stdin
@@ -63,7 +63,7 @@ type pendingRequest struct {
 	note   string   // turn/steer: the text for the turn
 }
 
-// turnState is the state that is dropped when the turn ends.
+// turnState is the part of a session's state that is dropped when the turn ends.
 type turnState struct {
 	conversations map[string]*conversation // by thread
 	items         map[string]*runningItem  // not complete, by thread and item
@@ -75,13 +75,14 @@ type turnState struct {
 	kept          int                            // number of early notifications in all threads
 }
 
+// newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(l agent.Launch, in agent.Stdin) *session {
 	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokenCounts{}, stopping: map[string][]string{}}
 	s.resetTurn()
 	return s
 }
 
-// resetTurn drops the state of the turn.
+// resetTurn drops the state of the turn that has ended.
 func (s *session) resetTurn() {
 	s.turn = turnState{conversations: map[string]*conversation{}, items: map[string]*runningItem{}}
 	s.pending, s.query = false, nil
@@ -97,7 +98,7 @@ func (s *session) sendHandshake() {
 	s.requestThread()
 }
 
-// requestThread sends the request for the thread: for s.resume, or for a new one if that is "". handleThreadStarted handles the answer.
+// requestThread sends the request for the thread s.resume, or for a new thread if s.resume is "". handleThreadStarted handles the answer.
 func (s *session) requestThread() {
 	params := map[string]any{
 		"cwd": s.launch.Workspace, "approvalPolicy": "untrusted", "approvalsReviewer": "user",
@@ -122,7 +123,7 @@ func (s *session) requestThread() {
 	s.sendRequest("thread/resume", params, pendingRequest{})
 }
 
-// sendRequest sends a request to the CLI and returns at once. It keeps a, which handleAnswer or handleError gets with the answer.
+// sendRequest sends a request to the CLI and returns at once. It keeps a, which handleAnswer or handleError receives with the answer.
 func (s *session) sendRequest(method string, params any, a pendingRequest) {
 	a.method = method
 	s.mu.Lock()
@@ -133,7 +134,7 @@ func (s *session) sendRequest(method string, params any, a pendingRequest) {
 	s.sendJSON(rpcRequest{ID: id, Method: method, Params: params})
 }
 
-// sendJSON writes a value that always marshals.
+// sendJSON sends v, which must be encodable, as a line of JSON to the CLI.
 func (s *session) sendJSON(v any) {
 	_ = s.in.Send(v) //nolint:errcheck // see above
 }
@@ -165,7 +166,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	return s.sendQuery()
 }
 
-// reportLostTranscript journals that the agent does not know the earlier turns, because its thread is lost.
+// reportLostTranscript journals that the agent does not know the earlier turns, if its thread is lost.
 func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
@@ -173,8 +174,8 @@ func (s *session) reportLostTranscript(t *agent.Turn) {
 	s.lost = ""
 }
 
-// externalSandbox tells the CLI that commands are isolated from outside: the CLI's own sandbox needs privileges that
-// the sandbox does not have.
+// externalSandbox is a setting for the CLI: commands are isolated from outside. The CLI's own sandbox needs privileges that the sandbox does not
+// have.
 var externalSandbox = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
 
 // sendQuery sends the query that BeginTurn has kept, after the notes for it, and so starts the CLI's turn.
@@ -195,9 +196,10 @@ func (s *session) sendQuery() error {
 // imageTypes are the media types that the model API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
+// textPart returns a text as a part of a query in the format of the protocol.
 func textPart(s string) map[string]any { return map[string]any{"type": "text", "text": s} }
 
-// queryInput returns the query in the format of the protocol.
+// queryInput converts a query to the format of the protocol.
 func queryInput(q runner.Query) ([]any, error) {
 	var parts []any
 	text := func(s string) { parts = append(parts, textPart(s)) }
@@ -232,7 +234,7 @@ func (s *session) Interrupt() error {
 	return nil
 }
 
-// stopInterruptedTurn asks the CLI to stop the turn if the turn was interrupted, its id is known, and the CLI was not asked yet or has refused.
+// stopInterruptedTurn asks the CLI to stop the turn, if the turn was interrupted, its id is known, and the CLI was not asked yet or has refused.
 func (s *session) stopInterruptedTurn() {
 	s.mu.Lock()
 	thread, turn := s.thread, s.turnID
@@ -246,25 +248,26 @@ func (s *session) stopInterruptedTurn() {
 	}
 }
 
-// sendTurnInterrupt asks the CLI to stop a turn of a thread.
+// sendTurnInterrupt sends the request to stop a turn of a thread.
 func (s *session) sendTurnInterrupt(thread, turn string) {
 	s.sendRequest("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
-// runningTurnID returns the id of the running turn of this session, "" for none.
+// runningTurnID returns the id of the running turn of this session, "" if none runs or its id is not known.
 func (s *session) runningTurnID() (turn string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.turnID
 }
 
-// HandleLine handles a line that the CLI prints.
+// HandleLine handles a line that the CLI's process printed.
 func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	l, err := decode[outputLine](raw, "line")
 	if err != nil {
@@ -284,7 +287,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// handleAnswer handles the answer to a request.
+// handleAnswer handles the CLI's answer to a request of the session.
 func (s *session) handleAnswer(l outputLine, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(l.ID))
 	s.mu.Lock()
@@ -319,7 +322,7 @@ func (s *session) handleAnswer(l outputLine, t *agent.Turn) error {
 	return nil
 }
 
-// checkVersion logs a warning if the CLI's version is not TestedVersion. The format is `spool/0.169.0 (…)`.
+// checkVersion logs a warning if the version in result is not TestedVersion. The format is `spool/0.169.0 (…)`.
 func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		UserAgent string `json:"userAgent"`
@@ -335,7 +338,7 @@ func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	return nil
 }
 
-// handleThreadStarted stores the thread's id, and sends the query that waits for it.
+// handleThreadStarted stores the id of the thread, and sends the query that waits for the thread.
 func (s *session) handleThreadStarted(resumed bool, result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		Thread threadInfo `json:"thread"`
@@ -363,7 +366,7 @@ func (s *session) handleThreadStarted(resumed bool, result json.RawMessage, t *a
 	return nil
 }
 
-// setTurnID stores the turn's id, which comes as an answer and as a notification, in either order.
+// setTurnID stores the id of the running turn, which arrives as an answer and as a notification, in either order.
 func (s *session) setTurnID(turn string) {
 	s.mu.Lock()
 	if s.pending && turn != "" {
@@ -373,8 +376,8 @@ func (s *session) setTurnID(turn string) {
 	s.stopInterruptedTurn()
 }
 
-// handleError handles an error of the CLI in answer to the request was. If a thread cannot be resumed, it requests a new one; if no thread can be
-// had, the process takes no query.
+// handleError handles an error with which the CLI answers the request was. If a thread cannot be resumed, it requests a new one. If no thread can
+// be opened, the session refuses every query.
 func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	err := fmt.Errorf("%s was refused: %s (code %d)", was.method, e.Message, e.Code)
 	switch was.method {
@@ -407,7 +410,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	}
 }
 
-// refuseQueries marks the process as unusable: the next query starts another process.
+// refuseQueries marks the process as unusable because of err: the next query starts another process.
 func (s *session) refuseQueries(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
@@ -425,6 +428,7 @@ func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	}
 }
 
+// logf journals a formatted log event in the running turn, or keeps it for the next turn.
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
 	s.journalOrQueue(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

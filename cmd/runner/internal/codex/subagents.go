@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the conversation of a thread: of the agent itself or of a sub-agent.
+// conversation is the state of the conversation of a thread, which belongs to the main agent or to a sub-agent.
 type conversation struct {
 	id       string
 	parent   string
@@ -17,7 +17,7 @@ type conversation struct {
 	lastText string
 }
 
-// conversationID returns the id of the conversation of a thread.
+// conversationID returns the id of the conversation that belongs to a thread.
 func (s *session) conversationID(thread string) string {
 	if thread == s.thread || thread == "" {
 		return events.MainConversation
@@ -37,8 +37,8 @@ func (s *session) handleSubagentActivity(parent string, i threadItem, t *agent.T
 	// The end of its turn reports the rest.
 }
 
-// addEarlierSubagent makes the thread of a sub-agent of an earlier turn known to this turn, so that its items are journaled. It has no block in
-// this turn.
+// addEarlierSubagent makes the thread of a sub-agent of an earlier turn known to this turn, so that its items are journaled. The sub-agent has no
+// block in this turn.
 func (s *session) addEarlierSubagent(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
 		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationID(parent)}
@@ -72,8 +72,8 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 	})
 }
 
-// openSubagent begins the conversation of a sub-agent and opens its block in the conversation of parent, both threads. It does nothing if
-// the conversation has begun.
+// openSubagent begins the conversation of the sub-agent with the given thread, and opens the sub-agent's block in the conversation of the thread
+// parent. It does nothing if the conversation has begun.
 func (s *session) openSubagent(parent, thread, call, name, prompt string, t *agent.Turn) {
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
@@ -103,7 +103,7 @@ func (s *session) completeSubagent(thread string, ended turnInfo, t *agent.Turn)
 	s.closeSubagent(c, ended.Status != "completed", t)
 }
 
-// closeSubagent completes the block of a sub-agent, if it is open, with its last message.
+// closeSubagent completes the block of the sub-agent of a conversation, if the block is open, with the sub-agent's last message.
 func (s *session) closeSubagent(c *conversation, failed bool, t *agent.Turn) {
 	if c.block == "" {
 		return

@@ -15,4 +15,4 @@ func (*inotifyReader) addWatch(string) (int, error)               { return 0, er
 func (*inotifyReader) removeWatch(int)                            {}
 func (*inotifyReader) addMark() (int, error)                      { return 0, errNoInotify }
 func (*inotifyReader) readChanges([]byte) ([]kernelChange, error) { return nil, errNoInotify }
-func isWatchLimitError(error) bool                                      { return true }
+func isWatchLimitError(error) bool                                { return true }
