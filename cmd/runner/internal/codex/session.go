@@ -166,7 +166,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	return s.sendQuery()
 }
 
-// reportLostTranscript journals that the agent does not know the earlier turns, if its thread is lost.
+// reportLostTranscript journals that the thread is lost, so that the agent does not know the earlier turns.
 func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",

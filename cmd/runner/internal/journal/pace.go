@@ -7,13 +7,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// linePace determines how long a line has to wait so that the journal keeps to a runner.Pace. The zero value has no limit.
+// linePace determines how long a journal line has to wait so that the journal keeps to a runner.Pace. The zero value
+// has no limit.
 type linePace struct {
 	events, bytes    tokenBucket
 	slowed, reported bool
 }
 
-// newLinePace returns a pace that allows a full burst, runner.PaceBurst, at first.
+// newLinePace returns a linePace that allows a full burst, runner.PaceBurst, at first.
 func newLinePace(p runner.Pace, now time.Time) linePace {
 	return linePace{events: newTokenBucket(p.EventsPerSecond, now), bytes: newTokenBucket(p.BytesPerSecond, now)}
 }
@@ -25,7 +26,8 @@ func (p *linePace) waitTime(now time.Time) time.Duration {
 	return wait
 }
 
-// countLine counts a line of type t. A text delta counts only with its bytes, because text in flight is not an event.
+// countLine counts a line of type t against the pace. A text delta counts only with its bytes, because text in flight
+// is not an event.
 func (p *linePace) countLine(t events.Type, bytes int) {
 	p.bytes.left -= float64(bytes)
 	if t != events.TextDelta {
@@ -33,24 +35,24 @@ func (p *linePace) countLine(t events.Type, bytes int) {
 	}
 }
 
-// tokenBucket is a token bucket. left may become negative: the next line then has to wait.
+// tokenBucket limits a rate. The field left may become negative: the next line then has to wait.
 type tokenBucket struct {
 	rate float64 // per second; 0 for no limit
 	left float64
 	at   time.Time // when left was computed
 }
 
-// newTokenBucket returns a token bucket that is full.
+// newTokenBucket returns a full tokenBucket for a rate in tokens per second.
 func newTokenBucket(rate uint32, now time.Time) tokenBucket {
 	b := tokenBucket{rate: float64(rate), at: now}
 	b.left = b.capacity()
 	return b
 }
 
-// capacity returns the number of tokens of a full bucket.
+// capacity returns the number of tokens in a full bucket.
 func (b *tokenBucket) capacity() float64 { return b.rate * runner.PaceBurst.Seconds() }
 
-// refillAndWaitTime refills the bucket for the time that has passed, and returns how long the next line has to wait.
+// refillAndWaitTime adds the tokens for the time that has passed, and returns how long the next line has to wait.
 func (b *tokenBucket) refillAndWaitTime(now time.Time) time.Duration {
 	if b.rate == 0 {
 		return 0

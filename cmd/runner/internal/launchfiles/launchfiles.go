@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// listFileName is the name of the file in the state folder that lists the files that Write has written. Like them, it
-// outlives the runner.
+// listFileName is the name of the file in the state folder that lists the files that Write has written. Like these
+// files, it outlives the runner.
 const listFileName = "outfit.json"
 
 // Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
@@ -59,7 +59,7 @@ func Write(state string, files []agent.LaunchFile) error {
 	return writeFileList(root, wanted)
 }
 
-// writeFile creates one file atomically. It does nothing if the file is present.
+// writeFile creates one file or symbolic link atomically. It does nothing if the file exists with the wanted content.
 func writeFile(root *os.Root, f agent.LaunchFile) error {
 	if hasLaunchFile(root, f) {
 		return nil
@@ -134,6 +134,7 @@ func writeFileList(root *os.Root, paths []string) error {
 	return nil
 }
 
+// sortedUnion returns the elements of both lists, sorted and without duplicates.
 func sortedUnion(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)

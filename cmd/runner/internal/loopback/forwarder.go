@@ -22,18 +22,20 @@ import (
 
 // The defaults.
 const (
-	// DefaultMaxConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
+	// DefaultMaxConnections is the default of the maximum number of connections that are forwarded at a time. Further
+	// connections wait to be accepted.
 	DefaultMaxConnections = 256
-	// DefaultIdleTimeout is the time for which a connection may have no byte in either direction before it is closed.
+	// DefaultIdleTimeout is the default of the time without a byte in either direction after which a connection is
+	// closed.
 	DefaultIdleTimeout = 15 * time.Minute
-	// socketDialTimeout is the maximum time that the egress proxy may take to accept a connection at its Unix socket.
+	// socketDialTimeout is the time limit for connecting to the egress proxy at its Unix socket.
 	socketDialTimeout = 5 * time.Second
-	// serverDialTimeout is the maximum time for a connection to the egress proxy over TLS, which takes several round
-	// trips and may lose packets.
+	// serverDialTimeout is the time limit for connecting to the egress proxy over TLS, which takes several round trips
+	// and may lose packets.
 	serverDialTimeout = 15 * time.Second
 	// acceptRetryPause is the pause after a failure to accept a connection.
 	acceptRetryPause = 100 * time.Millisecond
-	// maxSocketPath is the longest path of a Unix socket, in bytes.
+	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 107
 )
 
@@ -50,6 +52,7 @@ type Config struct {
 	Log         *slog.Logger  // nil for none
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *Config) validate() error {
 	switch {
 	case c.Socket == "" && c.Server == "":
@@ -87,7 +90,7 @@ type Forwarder struct {
 	handlers    sync.WaitGroup
 }
 
-// Listen listens on the loopback port. Run has to follow.
+// Listen starts to listen on the loopback port. The caller must call Run.
 func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -108,10 +111,12 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
 }
 
-// maxCachedTLSSessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
+// maxCachedTLSSessions is the number of TLS sessions that are kept for resumption, so that later connections need no
+// certificates.
 const maxCachedTLSSessions = 8
 
-// tlsConfig returns the TLS configuration for Server, nil for a Unix socket.
+// tlsConfig returns the TLS configuration for connections to Server, or nil if the egress proxy is reached at a Unix
+// socket.
 func (c *Config) tlsConfig() (*tls.Config, error) {
 	if c.Server == "" {
 		return nil, nil //nolint:nilnil // a Unix socket needs none
@@ -127,10 +132,11 @@ func (c *Config) tlsConfig() (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(maxCachedTLSSessions)}, nil
 }
 
-// Addr returns the listening address.
+// Addr returns the address on which the forwarder listens.
 func (f *Forwarder) Addr() net.Addr { return f.listener.Addr() }
 
-// Run forwards connections until ctx ends, then closes all of them and returns nil, or the error of closing the listener.
+// Run forwards connections until ctx ends, then closes all of them and returns nil, or the error of closing the
+// listener.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.handlers.Wait()
 	var closeErr error
@@ -228,8 +234,8 @@ func (f *Forwarder) connect(ctx context.Context) (halfClosableConn, error) {
 	return proxy, nil
 }
 
-// logReachability logs when the egress proxy becomes unreachable and when it is reachable again. err is the result of
-// the last connection attempt.
+// logReachability logs when the egress proxy becomes unreachable and when it becomes reachable again. err is the result
+// of the last attempt to connect.
 func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -245,5 +251,5 @@ func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	f.unreachable = err != nil
 }
 
-// closeQuietly closes c and drops the error: a connection that breaks during its close is closed as well.
+// closeQuietly closes c and ignores the error: a connection that breaks during its close is closed as well.
 func closeQuietly(c io.Closer) { _ = c.Close() }

@@ -15,10 +15,9 @@ import (
 )
 
 const (
-	// refusedRequestTimeout is the maximum time that a client may take to send the header of a request that is then refused.
+	// refusedRequestTimeout is the time limit for a client to send the header of a request that is then refused.
 	refusedRequestTimeout = 10 * time.Second
-	// refusalLingerTime is the maximum time that a connection stays open after a refusal, so that the client can read the
-	// answer.
+	// refusalLingerTime is the maximum time that a connection stays open after a refusal, so that the client can read the answer.
 	refusalLingerTime = 2 * time.Second
 )
 
@@ -28,8 +27,7 @@ type halfClosableConn interface {
 	CloseWrite() error
 }
 
-// proxyPipe copies in both directions between a client and the egress proxy. Each direction ends when its source ends; an
-// error ends both.
+// proxyPipe copies bytes in both directions between a client and the egress proxy. Each direction ends when its source ends; an error ends both.
 type proxyPipe struct {
 	client, proxy  halfClosableConn
 	idle           time.Duration
@@ -82,14 +80,15 @@ func (p *proxyPipe) isUnanswered() bool {
 	return p.received.Load() == 0 && p.sent.Load() > 0 && !p.closed.Load()
 }
 
-// close closes both connections.
+// close closes the connections to the client and to the egress proxy.
 func (p *proxyPipe) close() {
 	p.closed.Store(true)
 	closeQuietly(p.client)
 	closeQuietly(p.proxy)
 }
 
-// copyDirection copies until src ends or an error. It returns the error of the side that failed, and adds the bytes read to n.
+// copyDirection copies from src to dst until src ends or an error occurs. It returns the error of the side that failed, and adds the number of
+// bytes read to n.
 func (p *proxyPipe) copyDirection(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, writeErr error) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -110,8 +109,8 @@ func (p *proxyPipe) copyDirection(dst io.Writer, src io.Reader, n *atomic.Int64)
 	}
 }
 
-// refuseRequest reads a request from a client and answers it with an error. It reads the request first, because clients do not
-// expect an answer before they have sent a request.
+// refuseRequest reads a request from a client and answers it with an error. It reads the request first, because clients do not expect an answer
+// before they have sent a request.
 func refuseRequest(c *net.TCPConn, message string) {
 	if err := c.SetReadDeadline(time.Now().Add(refusedRequestTimeout)); err != nil {
 		return
@@ -122,8 +121,8 @@ func refuseRequest(c *net.TCPConn, message string) {
 	sendHTTPError(c, message)
 }
 
-// sendHTTPError sends an HTTP error with a message, in the form in which clients of model APIs show messages. It blocks until
-// the client closes the connection, for refusalLingerTime at most.
+// sendHTTPError sends an HTTP error to the client, with the message in the form in which clients of model APIs show messages. It blocks until the
+// client closes the connection, for refusalLingerTime at most.
 func sendHTTPError(c *net.TCPConn, message string) {
 	body, err := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "egress_unavailable", "code": "EGRESS_UNAVAILABLE", "message": message}})
 	if err != nil {

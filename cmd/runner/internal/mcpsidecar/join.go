@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// JoinConfig configures Join, which connects an agent to an MCP server in a container.
+// JoinConfig configures Join, which connects an agent to an MCP server in another container.
 type JoinConfig struct {
 	Socket string
 	Args   []string // in place of the image's own
@@ -26,8 +26,8 @@ type JoinConfig struct {
 	Stdout, Stderr io.Writer
 }
 
-// JoinCommand returns the command with which an agent reaches a server that runs in a container. It is for agents that start
-// their MCP servers themselves, with the environment s.Env.
+// JoinCommand returns the command by which an agent connects to an MCP server that runs in another container. The agent
+// starts the command with the environment s.Env, as it starts the program of an MCP server of type stdio.
 func JoinCommand(executable string, s runner.MCPServer) []string {
 	words := []string{executable, "mcp-join", "--socket", s.Socket}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
@@ -36,11 +36,11 @@ func JoinCommand(executable string, s runner.MCPServer) []string {
 	return append(append(words, "--"), s.Command...)
 }
 
-// redialPause is the time between attempts to connect to a container.
+// redialPause is the time between two attempts to connect to the container of an MCP server.
 const redialPause = 50 * time.Millisecond
 
-// Join runs the program in the server's container with the streams of j, and returns its exit code. The program ends when
-// ctx does.
+// Join runs the program of an MCP server in the server's container with the streams of j, and returns the program's
+// exit code. The program ends when ctx ends.
 func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 	c, err := dialServer(ctx, j.Socket, j.Within)
 	if err != nil {
@@ -81,6 +81,8 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 	}
 }
 
+// parseEndFrame decodes the last frame of a connection, and returns the exit code of the program, or the reason why the
+// program was not started as an error.
 func parseEndFrame(data []byte) (int, error) {
 	var e endFrame
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -92,7 +94,7 @@ func parseEndFrame(data []byte) (int, error) {
 	return e.Code, nil
 }
 
-// AwaitReady blocks until a container accepts connections.
+// AwaitReady blocks until the container of an MCP server accepts connections at the socket, for within at most.
 func AwaitReady(ctx context.Context, socket string, within time.Duration) error {
 	c, err := dialServer(ctx, socket, within)
 	if err != nil {
@@ -101,6 +103,7 @@ func AwaitReady(ctx context.Context, socket string, within time.Duration) error 
 	return c.Close()
 }
 
+// dialServer connects to the socket in the container of an MCP server, and repeats failed attempts for within at most.
 func dialServer(ctx context.Context, socket string, within time.Duration) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

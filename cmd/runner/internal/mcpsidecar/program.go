@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// exitSignalBase is added to the number of the signal that ended a program to get its exit code, as in shells.
+// exitSignalBase is the exit code, without the number of the signal, of a program that a signal has ended, as in
+// shells.
 const exitSignalBase = 128
 
 // findProgram returns the path of an executable, as exec.LookPath does.
@@ -26,7 +27,7 @@ func findProgram(name string) (string, error) {
 	return path, nil
 }
 
-// program is a running MCP server with the runner's ends of its stdin, stdout and stderr.
+// program is a running program of an MCP server, with the runner's ends of its stdin, stdout and stderr.
 type program struct {
 	cmd              *exec.Cmd
 	stdin            *os.File
@@ -34,8 +35,8 @@ type program struct {
 	exited, inputEnd chan struct{}
 }
 
-// runProgram runs the program that a connection requests and carries its streams. It returns when the program and all of its
-// descendants have ended.
+// runProgram runs the program that a connection requests, and copies its streams to and from the connection. It returns
+// when the program and all of its descendants have ended.
 func (s *Server) runProgram(ctx context.Context, h helloLine, in *bufio.Reader, out *frameWriter) endFrame {
 	p, err := s.startProgram(h)
 	if err != nil {
@@ -71,10 +72,10 @@ func (s *Server) runProgram(ctx context.Context, h helloLine, in *bufio.Reader, 
 	return endFrame{Code: exitCode(p.cmd.ProcessState)}
 }
 
-// exitNotStarted is the exit code of a program that could not be started, as in shells.
+// exitNotStarted is the exit code that is returned for a program that could not be started, as in shells.
 const exitNotStarted = 127
 
-// startProgram starts the program as leader of a session of its own.
+// startProgram starts the program that a connection requests, as leader of a session of its own.
 func (s *Server) startProgram(h helloLine) (*program, error) {
 	args, err := s.requestedCommand(h)
 	if err != nil {
@@ -139,8 +140,8 @@ func (s *Server) waitForExit(ctx context.Context, p *program) {
 	}
 }
 
-// copyFrames reads a stream of the program to its end and sends it in frames. After an error of out it discards what it
-// reads, so that the program does not block.
+// copyFrames reads a stream of the program to its end and sends the data in frames. After an error of out it discards
+// the data, so that the program does not block.
 func copyFrames(out *frameWriter, to streamID, from io.Reader) {
 	buf := make([]byte, maxFrameData)
 	for gone := false; ; {
@@ -154,6 +155,7 @@ func copyFrames(out *frameWriter, to streamID, from io.Reader) {
 	}
 }
 
+// exitCode returns the exit code of a program that has ended, as in shells.
 func exitCode(s *os.ProcessState) int {
 	if s == nil {
 		return 1

@@ -25,15 +25,16 @@ import (
 const (
 	// DefaultMaxConnections is the default of the maximum number of connections, each of which has its own program.
 	DefaultMaxConnections = 16
-	// DefaultGraceTime is the maximum time that a program may run after its stdin has ended, and again after SIGTERM.
+	// DefaultGraceTime is the default of the time that a program may run after its stdin has ended, and again after
+	// SIGTERM.
 	DefaultGraceTime = 2 * time.Second
-	// helloTimeout is the maximum time that a connection may take to send its first line.
+	// helloTimeout is the time limit for a connection to send its first line.
 	helloTimeout = 10 * time.Second
 	// acceptRetryPause is the pause after a failure to accept a connection.
 	acceptRetryPause = 100 * time.Millisecond
 )
 
-// Config configures a Server. Socket, ProcessGroup and Log are required.
+// Config configures a Server of MCP sidecars. Socket, ProcessGroup and Log are required.
 type Config struct {
 	Socket       string   // path; other sockets in its folder at which no process listens are removed
 	Entrypoint   []string // the image's: program and first arguments
@@ -46,7 +47,7 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Server runs an MCP server of type docker inside its container: it starts the MCP server's program once for each
+// Server runs in the container of an MCP server of type docker: it starts the MCP server's program once for each
 // connection to its Unix socket.
 type Server struct {
 	cfg      Config
@@ -57,7 +58,7 @@ type Server struct {
 	open int
 }
 
-// Listen listens on the Unix socket. It returns an error if the container's image does not have the program.
+// Listen starts to listen on the Unix socket. It returns an error if the container's image does not have the program.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Entrypoint) > 0 {
 		if _, err := findProgram(cfg.Entrypoint[0]); err != nil {
@@ -108,7 +109,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// serveConnection serves one connection: it starts the MCP server and connects its standard streams.
+// serveConnection serves one connection: it starts the MCP server's program and connects the program's standard
+// streams.
 func (s *Server) serveConnection(ctx context.Context, c *net.UnixConn) {
 	defer closeQuietly(c)
 	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
@@ -136,6 +138,7 @@ func (s *Server) serveConnection(ctx context.Context, c *net.UnixConn) {
 	s.sendEndFrame(out, e)
 }
 
+// sendEndFrame sends the last frame of a connection. It logs an error.
 func (s *Server) sendEndFrame(out *frameWriter, e endFrame) {
 	raw, err := json.Marshal(e)
 	if err == nil {
@@ -157,8 +160,8 @@ func (s *Server) addConnection() error {
 	return nil
 }
 
-// removeConnection counts the end of a connection. After the last one, leave kills processes that are left and empties the scratch
-// folders, because the next execution must not see their content.
+// removeConnection counts the end of a connection. After the last one, it kills the processes that are left and empties
+// the scratch folders, because the next execution must not see their content.
 func (s *Server) removeConnection() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +178,8 @@ func (s *Server) removeConnection() {
 	}
 }
 
-// removeStaleSockets removes the sockets of a folder at which no process listens. Every server's socket has another name, so they would
-// fill the folder.
+// removeStaleSockets removes those sockets in the folder dir at which no process listens. Every server's socket has
+// another name, so that they would fill the folder.
 func removeStaleSockets(dir string) error {
 	list, err := os.ReadDir(dir)
 	for _, e := range list {
@@ -195,7 +198,7 @@ func removeStaleSockets(dir string) error {
 	return err
 }
 
-// emptyFolder removes everything in a folder.
+// emptyFolder removes everything in the folder dir.
 func emptyFolder(dir string) error {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -222,4 +225,5 @@ func (s *Server) requestedCommand(h helloLine) ([]string, error) {
 	return all, err
 }
 
+// closeQuietly closes c and ignores the error.
 func closeQuietly(c io.Closer) { _ = c.Close() } // an error means that it is closed

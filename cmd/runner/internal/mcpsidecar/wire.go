@@ -13,16 +13,16 @@ import (
 	"sync"
 )
 
-// helloLine is the first line of a connection, in JSON. The program's stdin follows it.
+// helloLine is the first line of a connection to an MCP sidecar, in JSON. The program's stdin follows it.
 type helloLine struct {
 	Args []string          `json:"args,omitempty"` // in place of the image's own
 	Env  map[string]string `json:"env,omitempty"`
 }
 
-// maxHelloBytes is the largest size in bytes of the first line of a connection, which is a hello.
+// maxHelloBytes is the maximum size in bytes of the first line of a connection.
 const maxHelloBytes = 4 << 20
 
-// streamID is the first byte of a frame: the stream to which the frame's data belongs.
+// streamID is the first byte of a frame: it identifies the stream to which the frame's data belongs.
 type streamID byte
 
 // The frames from the server: a byte for the stream, four for the length, and the data.
@@ -33,24 +33,26 @@ const (
 )
 
 const (
+	// frameHeaderSize is the size in bytes of a frame's header: the stream and the length of the data.
 	frameHeaderSize = 5
-	// maxFrameData is the largest number of bytes of data in one frame.
+	// maxFrameData is the maximum number of bytes of data in one frame.
 	maxFrameData = 64 << 10
 )
 
-// endFrame is the last frame of a connection. It holds the program's exit code, or the reason why the program was not started.
+// endFrame is the content of the last frame of a connection, in JSON: the program's exit code, or the reason why the
+// program was not started.
 type endFrame struct {
 	Code  int    `json:"code"`            // 128 + signal if a signal ended it
 	Error string `json:"error,omitempty"` // why it was not started
 }
 
-// frameWriter writes frames to a connection. It is safe for concurrent use.
+// frameWriter writes the output of a program as frames to a connection. It is safe for concurrent use.
 type frameWriter struct {
 	mu sync.Mutex
 	to io.Writer
 }
 
-// writeFrames writes data as one frame or several.
+// writeFrames writes data of the stream s as one frame or several.
 func (f *frameWriter) writeFrames(s streamID, data []byte) error {
 	for {
 		part := data[:min(len(data), maxFrameData)]
@@ -66,10 +68,10 @@ func (f *frameWriter) writeFrames(s streamID, data []byte) error {
 	}
 }
 
-// errMalformedFrame is returned when the server does not speak the protocol.
+// errMalformedFrame is returned when the other side of a connection sends data that is not a frame.
 var errMalformedFrame = errors.New("the server's container sent a malformed frame")
 
-// readFrame reads a frame into buf, which has room for maxFrameData.
+// readFrame reads a frame into buf, which must have room for maxFrameData bytes. It returns the stream and the data.
 func readFrame(in *bufio.Reader, buf []byte) (streamID, []byte, error) {
 	var head [frameHeaderSize]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
@@ -83,7 +85,7 @@ func readFrame(in *bufio.Reader, buf []byte) (streamID, []byte, error) {
 	return streamID(head[0]), buf[:n], err
 }
 
-// readHello reads the first line of a connection, which is a hello.
+// readHello reads and decodes the first line of a connection.
 func readHello(in *bufio.Reader) (helloLine, error) {
 	var h helloLine
 	var line []byte

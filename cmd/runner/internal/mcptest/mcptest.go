@@ -28,18 +28,17 @@ import (
 // roleVariable is the environment variable that makes a test binary run as the MCP server instead of running its tests.
 const roleVariable = "SPOOL_MCPTEST"
 
-// roleInteractive is the value of roleVariable for a server with the tools of InteractiveStdioServer.
+// roleInteractive is the value of roleVariable for an MCP server with the tools of InteractiveStdioServer.
 const roleInteractive = "people"
 
-// RunTestsOrServer is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started
-// for that.
+// RunTestsOrServer is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started for that.
 func RunTestsOrServer(m *testing.M) {
 	ServeIfRequested()
 	os.Exit(m.Run())
 }
 
-// ServeIfRequested runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name
-// one, and then exits. Otherwise it returns.
+// ServeIfRequested runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name one, and then exits.
+// Otherwise it returns.
 func ServeIfRequested() {
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || strings.HasPrefix(os.Args[1], "mcp-")) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -75,15 +74,15 @@ func StdioServer(t testing.TB, name string, env map[string]string) runner.MCPSer
 	return s
 }
 
-// InteractiveStdioServer is StdioServer for a server that has two more tools: color asks the user for a color by an elicitation, and wipe
-// says that it destroys data.
+// InteractiveStdioServer is StdioServer for a server with two more tools: color asks the user for a color by an elicitation, and wipe has the
+// annotation that it destroys data.
 func InteractiveStdioServer(t testing.TB, name string) runner.MCPServer {
 	t.Helper()
 	return StdioServer(t, name, map[string]string{roleVariable: roleInteractive})
 }
 
-// DockerServer returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it,
-// as a sandbox provider does in a container. The agent must use the test binary as the runner.
+// DockerServer returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it, as a sandbox provider
+// does in a container. The agent must use the test binary as the runner.
 func DockerServer(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -119,7 +118,7 @@ func DockerServer(t testing.TB, name string, env map[string]string) runner.MCPSe
 	return s
 }
 
-// HTTPServer is a test MCP server that is reached over HTTP, and the headers of the requests that it received.
+// HTTPServer is a test MCP server that is reached over HTTP. It records the headers of the requests that it receives.
 type HTTPServer struct {
 	URL string
 
@@ -146,7 +145,7 @@ func StartHTTPServer(t testing.TB) *HTTPServer {
 	return w
 }
 
-// HeaderValues returns the values of a header in all requests so far.
+// HeaderValues returns the values of the header name in all requests so far.
 func (w *HTTPServer) HeaderValues(name string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,19 +156,23 @@ func (w *HTTPServer) HeaderValues(name string) []string {
 	return all
 }
 
+// echoArguments are the arguments of the test tool echo.
 type echoArguments struct {
 	Text string `json:"text" jsonschema:"what is given back"`
 }
 
+// noteArguments are the arguments of the test tool note, which writes a file.
 type noteArguments struct {
 	Path string `json:"path" jsonschema:"absolute"`
 	Text string `json:"text"`
 }
 
+// variableArguments are the arguments of the test tool variable, which returns an environment variable of the server.
 type variableArguments struct {
 	Name string `json:"name"`
 }
 
+// slowArguments are the arguments of the test tool slow.
 type slowArguments struct {
 	Ms int `json:"ms"`
 }
@@ -216,7 +219,7 @@ func newServer() *mcp.Server {
 	return s
 }
 
-// addInteractiveTools adds the tools of InteractiveStdioServer.
+// addInteractiveTools adds the tools color and wipe of InteractiveStdioServer.
 func addInteractiveTools(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "color", Description: "Asks the user for a color."},
 		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
@@ -234,7 +237,7 @@ func addInteractiveTools(s *mcp.Server) {
 		})
 }
 
-// addReadOnlyTool adds a tool that says that it only reads, and a resource.
+// addReadOnlyTool adds the tool look, which has the annotation that it only reads, and the resource test://page.
 func addReadOnlyTool(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "look", Description: "Looks around.", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true}},
 		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
@@ -245,7 +248,7 @@ func addReadOnlyTool(s *mcp.Server) {
 	})
 }
 
-// addFormTool adds a tool that asks the user for data.
+// addFormTool adds the tool form, which asks the user for a name.
 func addFormTool(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "form", Description: "Asks the user."},
 		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
@@ -257,7 +260,7 @@ func addFormTool(s *mcp.Server) {
 		})
 }
 
-// elicitationFor returns a request to the user for one text.
+// elicitationFor returns an elicitation, a request to the user, for one text field.
 func elicitationFor(message, field string) *mcp.ElicitParams {
 	return &mcp.ElicitParams{
 		Message: message,

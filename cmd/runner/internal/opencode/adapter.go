@@ -25,24 +25,24 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture that runs OpenCode.
 const Architecture = architecture.OpenCode
 
-// TestedVersion is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
-// log.
+// TestedVersion is the version of OpenCode's CLI that the adapter was tested with. Another version works too; the
+// adapter then journals a warning.
 const TestedVersion = "1.18.33"
 
-// programName is the CLI's name on the PATH.
+// programName is the name of OpenCode's CLI on the PATH.
 const programName = "opencode"
 
-// Adapter drives the OpenCode CLI.
+// Adapter implements agent.Adapter for OpenCode.
 type Adapter struct {
 	Now func() time.Time // measures tools; nil for time.Now
 }
 
 // Command returns the command that starts `opencode` from the agent's PATH with its files in the state folder. It also
-// creates the few files that the CLI needs there. They are named after their content, so that the command depends on
-// the launch only.
+// creates the few files that the CLI needs there. Their names depend on their content, so that equal launches have
+// equal commands.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := acp.FindProgram(l, programName)
 	if err != nil {
@@ -101,10 +101,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return importCommand(l, command)
 }
 
-// forkSessionVariable is the environment variable that makes plugin.js fork a session when the CLI starts.
+// forkSessionVariable is the environment variable that makes plugin.js, the adapter's plugin in the CLI, fork a session
+// when the CLI starts.
 const forkSessionVariable = "SPOOL_AGENT_FORK"
 
-// missingCLIError returns the error for a missing CLI, with the remedy.
+// missingCLIError returns the error AGENT_NOT_FOUND for a missing CLI, which says how to install the CLI.
 func missingCLIError(err error) error {
 	var refusal *runner.Error
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
@@ -116,15 +117,15 @@ func missingCLIError(err error) error {
 	return err
 }
 
-// OpenSession returns the session of a process that was started, and sends the handshake.
+// OpenSession returns the session of a process that was just started, and sends the handshake.
 func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return acp.OpenSession(newDialect(l, a.Now), l, in)
 }
 
-// sessionIDPattern matches the CLI's session ids.
+// sessionIDPattern matches the ids of the CLI's sessions.
 var sessionIDPattern = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
 
-// TranscriptPath always fails: OpenCode has no file for a single session.
+// TranscriptPath always returns an error, because OpenCode has no file for a single session.
 func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !sessionIDPattern.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want ses_ and letters and digits", agentSession)
@@ -132,13 +133,13 @@ func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, err
 	return "", fmt.Errorf("OpenCode keeps all its sessions in one database, %s: it has no transcript of one", databasePath(p))
 }
 
-// databasePath returns the path of the database with the CLI's sessions.
+// databasePath returns the path of the SQLite database in which the CLI stores its sessions.
 func databasePath(p agent.Folders) string {
 	return filepath.Join(homeDir(p, "data"), "opencode", "opencode.db")
 }
 
-// homeDir returns one of the folders that the CLI uses, by kind.
+// homeDir returns the path of one of the CLI's own folders, such as data or config, by kind.
 func homeDir(p agent.Folders, kind string) string { return filepath.Join(p.State, "opencode", kind) }
 
-// modelName returns the name of the model for the model API.
+// modelName returns the name of the model of a launch in the form that the model API accepts.
 func modelName(l agent.Launch) string { return cmp.Or(l.Model, acp.LaunchVariable(l, "OPENAI_MODEL")) }

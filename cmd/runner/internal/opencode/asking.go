@@ -9,12 +9,12 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// reportAsksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
-// CLI does not pass them on.
+// reportAsksVariable is the environment variable that makes plugin.js, the adapter's plugin in the CLI, report the
+// permission requests of sub-agents, because the CLI does not pass them on.
 const reportAsksVariable = "SPOOL_AGENT_ASKS"
 
-// restrictSubagentRules returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
-// call, or ask a person about one.
+// restrictSubagentRules returns the permission rules rs of a sub-agent, changed so that the CLI requests a permission
+// for each tool of which the policy might forbid a call or ask a person about one.
 func restrictSubagentRules(l agent.Launch, rs permissionRules) permissionRules {
 	if !l.HasPolicy() {
 		return rs
@@ -28,7 +28,7 @@ func restrictSubagentRules(l agent.Launch, rs permissionRules) permissionRules {
 	return rs
 }
 
-// mayRunUnasked reports whether the policy allows every call for which the CLI demands a permission.
+// mayRunUnasked reports whether the policy allows every call for which the CLI checks the permission name.
 func mayRunUnasked(l agent.Launch, name string) bool {
 	tools := []string{name}
 	if name == "edit" {
@@ -53,7 +53,8 @@ func mayRunUnasked(l agent.Launch, name string) bool {
 	return true
 }
 
-// allowsAllServerTools reports whether the policy allows all tools of the MCP server whose tools have the prefix.
+// allowsAllServerTools reports whether the policy allows all tools of the MCP server whose tools' names have the
+// prefix.
 func allowsAllServerTools(l agent.Launch, prefix string) bool {
 	concerns := func(glob, then string) bool {
 		return then != events.PermissionAllow && (strings.HasPrefix(glob, prefix) || strings.ContainsAny(glob, "*?[\\"))

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// providerName is the CLI's name for the model API.
+// providerName is the name of the model API in the CLI's configuration.
 const providerName = "spool"
 
 // contextLimit and outputLimit are in tokens: from contextLimit on the CLI compacts a conversation, and it asks for
@@ -24,12 +24,14 @@ const (
 	outputLimit  = 32_000
 )
 
+// jsonObject is a JSON object.
 type jsonObject = map[string]any
 
-// configSchemaURL is the schema of a configuration.
+// configSchemaURL is the address of the JSON schema of the CLI's configuration.
 const configSchemaURL = "https://opencode.ai/config.json"
 
-// encodeConfig returns the CLI's configuration as JSON. The key is only in its variable.
+// encodeConfig returns the CLI's configuration for a launch as JSON. The configuration names the environment variable
+// with the model's key, not the key itself.
 func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 	url := "https://api.openai.com/v1"
 	if acp.LaunchVariable(l, "OPENAI_BASE_URL") != "" {
@@ -74,8 +76,9 @@ func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 	return string(raw), err
 }
 
-// nativeSkillDirs returns the folders of the skills that the CLI offers with its own tool for skills; none if ripgrep is not installed. The tool
-// needs ripgrep, and the CLI would download it. The agent then learns about its skills from its instructions only.
+// nativeSkillDirs returns the folders of the skills that the CLI offers with its own tool for skills; none if ripgrep
+// is not installed, because the tool needs ripgrep and the CLI would download it. The agent then learns about its
+// skills from its instructions only.
 func nativeSkillDirs(l agent.Launch) []string {
 	dirs := []string{}
 	if _, err := acp.FindProgram(l, "rg"); err != nil {
@@ -87,7 +90,7 @@ func nativeSkillDirs(l agent.Launch) []string {
 	return dirs
 }
 
-// subagentModels returns the models that sub-agents name.
+// subagentModels returns the names of the models that the definitions of sub-agents name.
 func subagentModels(l agent.Launch) []string {
 	var names []string
 	for _, a := range l.Subagents {
@@ -98,14 +101,14 @@ func subagentModels(l agent.Launch) []string {
 	return names
 }
 
-// pluginPackage is the package that the CLI installs from npm into its configuration folder when it starts.
+// pluginPackage is the npm package that the CLI installs into its configuration folder when it starts.
 const pluginPackage = "@opencode-ai/plugin"
 
 //go:embed plugin.js
 var pluginSource []byte
 
-// configFiles holds the paths of the files that the CLI reads when it starts. Their contents are too long for environment
-// variables.
+// configFiles holds the paths of the files that the CLI reads when it starts. Their contents are too long for
+// environment variables.
 type configFiles struct {
 	instructions []string
 	plugin       string
@@ -141,14 +144,14 @@ func writeConfigFiles(l agent.Launch) (f configFiles, err error) {
 	return f, nil
 }
 
-// writeHashNamedFile creates a file whose name contains a hash of its content, and returns its path.
+// writeHashNamedFile creates a file whose name contains a hash of its content, and returns the path of the file.
 func writeHashNamedFile(l agent.Launch, name, ext string, content []byte) (string, error) {
 	sum := sha256.Sum256(content)
 	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)
 	return path, writeFileOnce(path, content)
 }
 
-// writeFileOnce creates a file atomically, unless it exists.
+// writeFileOnce creates a file atomically. It does nothing if the file exists.
 func writeFileOnce(path string, content []byte) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -14,14 +14,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// definitionConfigFile is the part of the CLI's configuration that is secret or too long for a variable: sub-agents, commands
-// and MCP servers.
+// definitionConfigFile is the path, relative to the state folder, of the part of the CLI's configuration that is secret or too long for a variable:
+// sub-agents, commands and MCP servers.
 const definitionConfigFile = agent.UnsavedFolder + "/opencode.json"
 
-// toolNamePattern matches the name of a single tool, not a pattern.
+// toolNamePattern matches the name of a single tool, but not a pattern for several tools.
 var toolNamePattern = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// checkToolNames refuses names that the CLI would read as patterns.
+// checkToolNames returns an error if the agent's definition lists a tool by a name that the CLI would interpret as a pattern.
 func checkToolNames(l agent.Launch) error {
 	check := func(field string, names []string) error {
 		for i, name := range names {
@@ -42,10 +42,10 @@ func checkToolNames(l agent.Launch) error {
 	return check("query.tools.deny", l.Tools.Deny)
 }
 
-// editTools are the tools that share one permission of the CLI.
+// editTools are the tools for which the CLI checks one common permission, edit.
 var editTools = []string{"edit", "write", "multiedit", "patch", "apply_patch"}
 
-// permissionName returns the CLI's name for the permission of a tool.
+// permissionName returns the name of the permission that the CLI checks for a tool.
 func permissionName(tool string) string {
 	if slices.Contains(editTools, tool) {
 		return "edit"
@@ -53,15 +53,16 @@ func permissionName(tool string) string {
 	return tool
 }
 
-// permissionRules are permissions in order: the last rule that matches a tool applies.
+// permissionRules are the permission rules of an agent for the CLI, in order: the last rule that matches a tool applies.
 type permissionRules []permissionRule
 
+// permissionRule is the action, such as allow, ask or deny, for one permission of the CLI.
 type permissionRule struct {
 	permission string
 	action     any // allow, ask, deny, or rules by the tool's argument
 }
 
-// MarshalJSON keeps the order of the rules.
+// MarshalJSON encodes the rules as a JSON object in their order.
 func (rs permissionRules) MarshalJSON() ([]byte, error) {
 	var out strings.Builder
 	for i, r := range rs {
@@ -78,13 +79,13 @@ func (rs permissionRules) MarshalJSON() ([]byte, error) {
 	return []byte("{" + out.String() + "}"), nil
 }
 
-// replaceRule appends a rule and removes an earlier one for the same permission.
+// replaceRule returns the rules with a rule for the permission at the end, in place of an earlier rule for the same permission.
 func (rs permissionRules) replaceRule(permission string, action any) permissionRules {
 	return append(slices.DeleteFunc(slices.Clone(rs), func(r permissionRule) bool { return r.permission == permission }), permissionRule{permission, action})
 }
 
-// agentRules returns the rules of the agent itself. The CLI asks for every tool that the agent has, so that the policy
-// decides and records it. Other tools are not offered.
+// agentRules returns the permission rules of the main agent. The CLI requests a permission for every tool that the agent has, so that the policy
+// decides and records the call. Other tools are not offered to the model.
 func agentRules(l agent.Launch) permissionRules {
 	rs := permissionRules{{"*", "ask"}}
 	if len(l.Tools.Allow) > 0 {
@@ -117,12 +118,12 @@ func agentRules(l agent.Launch) permissionRules {
 	return rs.replaceRule("task", task)
 }
 
-// allowsTool reports whether the definition allows one of the CLI's own tools.
+// allowsTool reports whether the agent's definition allows one of the CLI's own tools.
 func allowsTool(l agent.Launch, tool string) bool {
 	return (len(l.Tools.Allow) == 0 || slices.Contains(l.Tools.Allow, tool)) && !slices.Contains(l.Tools.Deny, tool)
 }
 
-// addServerRules returns rs with rules for the tools of the agent's MCP servers: action for those that the agent has, deny for all others.
+// addServerRules returns rs with rules for the tools of the agent's MCP servers: action for the tools that the agent may use, deny for all others.
 func addServerRules(rs permissionRules, l agent.Launch, action string) permissionRules {
 	for _, s := range l.MCPServers {
 		only := allowedTools(s, l.Tools.Allow)
@@ -138,16 +139,16 @@ func addServerRules(rs permissionRules, l agent.Launch, action string) permissio
 	return rs
 }
 
-// replacedNameCharacters matches the characters that the CLI replaces by an underscore in the names of servers and their tools.
+// replacedNameCharacters matches the characters that the CLI replaces by an underscore in the names of MCP servers and their tools.
 var replacedNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// serverPrefix returns the prefix of the names that the CLI gives to the tools of an MCP server.
+// serverPrefix returns the prefix that the CLI gives to the names of an MCP server's tools.
 func serverPrefix(s runner.MCPServer) string {
 	return replacedNameCharacters.ReplaceAllString(s.Name, "_") + "_"
 }
 
-// allowedTools returns the full names of a server's tools that the agent has, nil for all: the tools to which the
-// server is limited, or those that the definition allows by name, if it names any tool of the server.
+// allowedTools returns the full names of those tools of an MCP server that the agent may use, nil for all: the tools to which the server is
+// limited, or those that the definition allows by name, if it names any tool of the server.
 func allowedTools(s runner.MCPServer, allow []string) []string {
 	var only []string
 	for _, t := range s.Tools {
@@ -163,8 +164,8 @@ func allowedTools(s runner.MCPServer, allow []string) []string {
 	return append([]string{}, slices.DeleteFunc(only, func(t string) bool { return !slices.Contains(named, t) })...)
 }
 
-// subagentRules returns the rules of a sub-agent: the policy `workspace`, as far as the CLI can apply it itself, and
-// only the listed tools and servers if the sub-agent has such lists.
+// subagentRules returns the permission rules of a sub-agent: the policy `workspace`, as far as the CLI can apply it itself, and only the listed
+// tools and MCP servers if the definition of the sub-agent has such lists.
 func subagentRules(l agent.Launch, tools, servers []string) permissionRules {
 	rs := permissionRules{{"*", "deny"}}
 	if len(tools) == 0 {
@@ -194,7 +195,8 @@ func subagentRules(l agent.Launch, tools, servers []string) permissionRules {
 	return restrictSubagentRules(l, rs).replaceRule("external_directory", outside)
 }
 
-// addSubagentServerRules returns rs with rules for a sub-agent that lists its MCP servers, and possibly some of their tools: it may use these only.
+// addSubagentServerRules returns rs with rules for a sub-agent whose definition lists its MCP servers, and possibly some of their tools: the
+// sub-agent may use only these.
 func addSubagentServerRules(rs permissionRules, l agent.Launch, tools, servers []string) permissionRules {
 	all := slices.Clone(l.MCPServers)
 	// The name of a server may be a prefix of another's: the rule for the longer name comes last and applies.
@@ -227,7 +229,7 @@ func addSubagentServerRules(rs permissionRules, l agent.Launch, tools, servers [
 	return rs
 }
 
-// encodeDefinition returns the content of definitionConfigFile, or "" if the agent needs none.
+// encodeDefinition returns the content of the file definitionConfigFile, or "" if the agent needs none.
 func encodeDefinition(l agent.Launch) (string, error) {
 	if len(l.Subagents)+len(l.Commands)+len(l.MCPServers) == 0 {
 		return "", nil
@@ -266,8 +268,8 @@ func encodeDefinition(l agent.Launch) (string, error) {
 	return strings.NewReplacer("{env:", `\u007benv:`, "{file:", `\u007bfile:`).Replace(string(raw)), err
 }
 
-// definitionFiles returns the files of the agent's definition. If there is a definitionConfigFile, it sets the environment variable in set that names
-// the file.
+// definitionFiles returns the files of the agent's definition. If there is a definitionConfigFile, definitionFiles adds the environment variable
+// that names the file to set.
 func definitionFiles(l agent.Launch, set map[string]string) ([]agent.LaunchFile, error) {
 	content, err := encodeDefinition(l)
 	if content == "" || err != nil {
@@ -277,8 +279,8 @@ func definitionFiles(l agent.Launch, set map[string]string) ([]agent.LaunchFile,
 	return []agent.LaunchFile{{Path: definitionConfigFile, Content: content}}, nil
 }
 
-// newToolClassifier returns the function Dialect.Tool for an agent: it classifies the CLI's tools as tool does, and also knows the agent's MCP servers
-// and the tools that the definition names or excludes.
+// newToolClassifier returns the function Dialect.Tool for the agent of a launch. The function classifies the CLI's tools as classifyTool does, and
+// also knows the agent's MCP servers and the tools that the definition names or excludes.
 func newToolClassifier(l agent.Launch) func(acp.ToolCall) *acp.ToolInfo {
 	return func(c acp.ToolCall) *acp.ToolInfo {
 		known := classifyTool(c)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// newDialect returns the differences of OpenCode from the protocol.
+// newDialect returns the dialect of the Agent Client Protocol that OpenCode speaks.
 func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	name := modelName(l)
 	return acp.Dialect{
@@ -33,7 +33,7 @@ func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	}
 }
 
-// toolKinds are the CLI's tools. Other tools are not allowed.
+// toolKinds maps the CLI's own tools to the permission kinds of their calls. Other tools are not allowed.
 var toolKinds = map[string]acp.ToolInfo{
 	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
 	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
@@ -43,19 +43,20 @@ var toolKinds = map[string]acp.ToolInfo{
 	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
 }
 
-// callArguments has the arguments of a call that are used.
+// callArguments holds the arguments of a tool call that the adapter reads.
 type callArguments struct {
 	Prompt string      `json:"prompt"` // task
 	Agent  string      `json:"subagent_type"`
 	Todos  []todoEntry `json:"todos"` // todowrite
 }
 
+// todoEntry is an entry of the agent's to-do list.
 type todoEntry struct {
 	Content string `json:"content"`
 	Status  string `json:"status"`
 }
 
-// callOutput has the fields of a call's output that are used.
+// callOutput holds the fields of a tool call's output that the adapter reads.
 type callOutput struct {
 	Metadata struct {
 		Exit    *int   `json:"exit"`      // bash
@@ -64,8 +65,8 @@ type callOutput struct {
 	Output string `json:"output"`
 }
 
-// classifyTool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
-// ignored.
+// classifyTool returns the permission kind of a tool call, and more for some of the CLI's own tools. The kind of an
+// unknown tool is permission.Unknown. Arguments of an unexpected type are ignored.
 func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
@@ -96,7 +97,8 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	return &known
 }
 
-// subagentAnswer returns the answer of a sub-agent from the output of its call, without the CLI's text for the model around it.
+// subagentAnswer returns the answer of a sub-agent from the output of the call that ran it, without the text for the
+// model that the CLI adds.
 func subagentAnswer(output string) string {
 	_, rest, ok := strings.Cut(output, "<task_result>")
 	if !ok {
@@ -106,7 +108,7 @@ func subagentAnswer(output string) string {
 	return strings.TrimSpace(text)
 }
 
-// pluginReport is a notification that plugin.js sends from within the CLI.
+// pluginReport is a notification that plugin.js, the adapter's plugin in the CLI, sends.
 type pluginReport struct {
 	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
 	Session string `json:"session"`
@@ -138,7 +140,8 @@ type pluginReport struct {
 	} `json:"tokens"`
 }
 
-// decodeNotice returns the Notice for a notification of plugin.js, or nil for another notification.
+// decodeNotice returns the Notice for a notification of plugin.js, the adapter's plugin in the CLI, or nil for another
+// notification.
 func decodeNotice(method string, params json.RawMessage) *acp.Notice {
 	var e pluginReport
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {

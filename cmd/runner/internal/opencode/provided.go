@@ -14,12 +14,12 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// importFile is the file that `opencode import` reads, below the state folder.
+// importFile is the path, relative to the state folder, of the file that `opencode import` reads.
 const importFile = agent.UnsavedFolder + "/opencode-import.json"
 
-// importCommand returns a command that first makes the CLI import the conversation of a provided transcript, and then runs c. plugin.js then
-// forks the imported session, as it forks the CLI's own. If the import fails, the session does not exist, and the fork fails. A
-// second import of the same file changes nothing.
+// importCommand returns a command that first makes the CLI import the conversation of an uploaded transcript, and then
+// runs c. plugin.js then forks the imported session, as it forks the CLI's own. If the import fails, the session does
+// not exist, and the fork fails. A second import of the same file changes nothing.
 func importCommand(l agent.Launch, c agent.Command) (agent.Command, error) {
 	shell, err := acp.FindProgram(l, "sh")
 	if err != nil {
@@ -45,7 +45,7 @@ func importCommand(l agent.Launch, c agent.Command) (agent.Command, error) {
 	return c, nil
 }
 
-// jsonMembers are the members of a JSON object. Values that are not used stay unchanged.
+// jsonMembers are the members of a JSON object, not decoded, so that values that are not used stay unchanged.
 type jsonMembers = map[string]json.RawMessage
 
 // exportedSession is the output of `opencode export`.
@@ -54,6 +54,7 @@ type exportedSession struct {
 	Messages []exportedMessage `json:"messages"`
 }
 
+// exportedMessage is a message in the output of `opencode export`.
 type exportedMessage struct {
 	Info  jsonMembers   `json:"info"`
 	Parts []jsonMembers `json:"parts"`
@@ -67,7 +68,8 @@ var (
 	keptPartTypes     = []string{"text", "reasoning", "tool", "step-start", "step-finish", "compaction"}
 )
 
-// convertTranscript returns the conversation of the provided transcript for `opencode import`.
+// convertTranscript returns the conversation of the uploaded transcript in the state folder root, as input for
+// `opencode import`. session is the id of the imported session.
 func convertTranscript(root *os.Root, session string) ([]byte, error) {
 	f, err := root.Open(agent.ProvidedTranscript)
 	if err != nil {
@@ -99,7 +101,7 @@ func convertTranscript(root *os.Root, session string) ([]byte, error) {
 	return json.Marshal(t)
 }
 
-// pickMembers returns the members of m that names lists.
+// pickMembers returns those members of m whose names are in names.
 func pickMembers(m jsonMembers, names []string) jsonMembers {
 	out := jsonMembers{}
 	for _, name := range names {
@@ -110,8 +112,8 @@ func pickMembers(m jsonMembers, names []string) jsonMembers {
 	return out
 }
 
-// isKeptPart reports whether a part belongs to the conversation and is self-contained: a file is kept if the part holds
-// its content.
+// isKeptPart reports whether a part of a message belongs to the conversation and is self-contained: a file is kept if
+// the part holds its content.
 func isKeptPart(p jsonMembers) bool {
 	kind := transcript.ParseString(p["type"])
 	if state := transcript.ParseMembers(p["state"]); state["attachments"] != nil {
