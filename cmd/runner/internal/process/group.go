@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// killTimeout is the maximum time that processes may take to end after SIGKILL.
+// killTimeout is the time within which processes must end after SIGKILL.
 const killTimeout = 5 * time.Second
 
-// Group holds the processes that were started with it, and reaps the orphans that they leave behind.
+// Group holds the processes that were started with it, and collects the exit status of the orphans that they leave
+// behind.
 type Group struct {
 	log *slog.Logger
 
@@ -27,7 +28,7 @@ type Group struct {
 // NewGroup returns a group without processes.
 func NewGroup(log *slog.Logger) *Group { return &Group{log: log, own: map[int]bool{}} }
 
-// AdoptOrphans makes this process the parent of the orphans among its descendants, which PID 1 is anyway. It may be called
+// AdoptOrphans makes this process the parent of the orphans among its descendants, as PID 1 is anyway. It may be called
 // once per process, and only if all children of the process belong to the group.
 func (g *Group) AdoptOrphans() error {
 	if err := becomeSubreaper(); err != nil {
@@ -39,7 +40,7 @@ func (g *Group) AdoptOrphans() error {
 	return nil
 }
 
-// Run reaps adopted orphans until ctx ends.
+// Run collects the exit status of adopted orphans until ctx ends.
 func (g *Group) Run(ctx context.Context) error {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
@@ -54,7 +55,8 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// startProcess starts a process. It holds the group's lock meanwhile, so that Run does not reap the new process as an orphan.
+// startProcess starts a process while it holds the group's lock, so that Run does not take the new process for an
+// orphan.
 func (g *Group) startProcess(cmd *exec.Cmd) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -68,7 +70,7 @@ func (g *Group) startProcess(cmd *exec.Cmd) error {
 	return nil
 }
 
-// waitForProcess waits for a started process. How it ended is in its state.
+// waitForProcess blocks until a started process has ended. cmd.ProcessState then describes how the process ended.
 func (g *Group) waitForProcess(cmd *exec.Cmd) {
 	if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
 		g.log.Error("wait for an agent's process", "err", err)
@@ -96,7 +98,7 @@ func (g *Group) reapOrphans() {
 }
 
 // killTree kills a process, its process group, its descendants and the orphans that were adopted from it. It returns
-// when none is left, or an error that lists those that remain.
+// when none of them runs, or an error that lists those that remain.
 func (g *Group) killTree(pid int) error {
 	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
@@ -140,7 +142,7 @@ func (g *Group) Descendants() []int {
 // HasProcesses reports whether a process runs that this process has started or adopted.
 func (g *Group) HasProcesses() bool { return len(g.Descendants()) > 0 }
 
-// KillAll kills every process that this process has started or adopted. It returns when none is left.
+// KillAll kills every process that this process has started or adopted. It returns when none of them runs.
 func (g *Group) KillAll() error {
 	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
@@ -160,7 +162,8 @@ func (g *Group) KillAll() error {
 	}
 }
 
-// runningTreeOf returns the processes of the tree of pid that still run, and adds the tree to doomed.
+// runningTreeOf returns the processes of the tree of pid that still run. It adds the processes of the tree, with their
+// start times, to doomed, so that they are found again when their parents have ended.
 func (g *Group) runningTreeOf(pid int, doomed map[int]uint64) []int {
 	g.mu.Lock()
 	adopted := g.adopted
@@ -211,7 +214,7 @@ func (g *Group) MemoryUsage() uint64 {
 	return sum
 }
 
-// processInfo is a process of this machine, as /proc describes it.
+// processInfo describes a process of this machine, as /proc shows it.
 type processInfo struct {
 	pid, parent, group, session int
 	start                       uint64 // ticks since boot; distinguishes processes with the same pid

@@ -17,7 +17,8 @@ type MemoryGroup struct {
 	own  bool
 }
 
-// FindMemoryGroup returns the memory group by cgroup version 1 or 2, as mounted below root ("" for /).
+// FindMemoryGroup finds the cgroup that limits the memory of this process, in the hierarchies of cgroup version 1 or 2
+// that are mounted below root ("" for /).
 func FindMemoryGroup(root string) MemoryGroup {
 	g := MemoryGroup{own: os.Getpid() == 1}
 	raw, err := os.ReadFile(filepath.Join(root, "/proc/self/cgroup"))
@@ -52,8 +53,8 @@ func FindMemoryGroup(root string) MemoryGroup {
 	return g
 }
 
-// OOMKills returns the number of processes that the kernel has ended in the group for lack of memory, and false if the
-// kernel does not count them.
+// OOMKills returns the number of processes that the kernel has killed in the cgroup for lack of memory, and false if
+// the kernel does not count them.
 func (g MemoryGroup) OOMKills() (uint64, bool) {
 	if g.file == "" {
 		return 0, false
@@ -61,11 +62,11 @@ func (g MemoryGroup) OOMKills() (uint64, bool) {
 	return readOOMKills(g.file)
 }
 
-// IsExclusive reports whether the cgroup contains only processes of the sandbox. In a container it does: the container has
-// a cgroup of its own.
+// IsExclusive reports whether the cgroup contains only processes of the sandbox. In a container it does, because the
+// container has a cgroup of its own.
 func (g MemoryGroup) IsExclusive() bool { return g.own }
 
-// readOOMKills returns the counter oom_kill in a file of a control group, and false if the file does not have it.
+// readOOMKills returns the counter oom_kill in a file of a cgroup, and false if the file does not have it.
 func readOOMKills(file string) (uint64, bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

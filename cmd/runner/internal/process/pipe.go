@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// stderrTailSize is the number of bytes of standard error that are kept to explain an exit.
+// stderrTailSize is the number of bytes of standard error that are kept to explain why a process exited.
 const stderrTailSize = 4 << 10
 
-// pipeReader reads the output of a process from a pipe.
+// pipeReader reads the lines that a process prints to a pipe.
 type pipeReader struct {
 	file   *os.File
 	stream Stream
@@ -41,7 +41,8 @@ func (r *pipeReader) Read(b []byte) (int, error) {
 	}
 }
 
-// sendLines sends lines until the end of the pipe. A line longer than limit is cut; text without a newline at the end is a line.
+// sendLines sends the lines of the pipe to the channel of Process.Lines until the pipe ends. A line longer than limit
+// is cut; text without a newline at the end is a line.
 func (r *pipeReader) sendLines(limit int) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	var data []byte
@@ -66,7 +67,7 @@ func (r *pipeReader) sendLines(limit int) {
 	}
 }
 
-// sendLine sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
+// sendLine sends a line to the channel of Process.Lines. It returns false if the process is being ended.
 func (r *pipeReader) sendLine(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
@@ -84,13 +85,13 @@ func (r *pipeReader) sendLine(data []byte, size int64) bool {
 	}
 }
 
-// outputTail holds the last stderrTailSize bytes of a process's output.
+// outputTail holds the last stderrTailSize bytes of a process's standard error.
 type outputTail struct {
 	mu  sync.Mutex
 	end []byte
 }
 
-// addLine appends a line and drops what no longer fits.
+// addLine appends a line and drops the oldest bytes beyond stderrTailSize.
 func (t *outputTail) addLine(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,14 +108,14 @@ func (t *outputTail) addLine(line []byte) {
 	t.end = bytes.Clone(rest)
 }
 
-// String returns the text as valid UTF-8.
+// String returns the kept text as valid UTF-8.
 func (t *outputTail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(bytes.ToValidUTF8(t.end, []byte("\uFFFD"))))
 }
 
-// lineQueue writes lines to a pipe. Senders never wait for the process.
+// lineQueue writes lines to the stdin of a process in a goroutine, so that senders never wait for the process.
 type lineQueue struct {
 	file   *os.File
 	mu     sync.Mutex
@@ -123,6 +124,7 @@ type lineQueue struct {
 	closed bool
 }
 
+// newLineQueue returns an empty lineQueue for the pipe f.
 func newLineQueue(f *os.File) *lineQueue { return &lineQueue{file: f, wake: make(chan struct{}, 1)} }
 
 // addLine queues a line. It drops the line if the queue is closed.
@@ -135,7 +137,7 @@ func (q *lineQueue) addLine(line []byte) {
 	}
 }
 
-// close closes the pipe after the queued lines are written. It does not wait for that.
+// close makes writeLines close the pipe after the queued lines. It does not wait for that.
 func (q *lineQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -145,7 +147,7 @@ func (q *lineQueue) close() {
 	}
 }
 
-// wakeWriter wakes the goroutine that runs q.run, if it waits for lines.
+// wakeWriter wakes the goroutine that runs writeLines, if the goroutine waits for lines.
 func (q *lineQueue) wakeWriter() {
 	select {
 	case q.wake <- struct{}{}:
@@ -153,7 +155,7 @@ func (q *lineQueue) wakeWriter() {
 	}
 }
 
-// writeLines writes lines until the queue is closed or the process closes its stdin.
+// writeLines writes queued lines until the queue is closed or the process closes its stdin.
 func (q *lineQueue) writeLines() {
 	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
 	for range q.wake {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// becomeSubreaper makes the kernel give this process the orphans of its descendants.
+// becomeSubreaper makes the kernel give this process the orphans of its descendants as children.
 func becomeSubreaper() error {
 	if os.Getpid() == 1 {
 		return nil
@@ -16,8 +16,8 @@ func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// agentOOMScore is the oom_score_adj of agents, out of 1000: if memory runs out, the kernel ends a process of an agent
-// before it ends the runner, and with it the sandbox.
+// agentOOMScore is the oom_score_adj of agents, out of 1000: if memory runs out, the kernel kills a process of an agent
+// before the runner, whose end would end the sandbox.
 const agentOOMScore = "500"
 
 // raiseOOMScore sets a process's oom_score_adj to agentOOMScore, so that the kernel ends it before the runner.
@@ -25,7 +25,7 @@ func raiseOOMScore(pid int) error {
 	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(agentOOMScore), 0)
 }
 
-// listProcesses returns the processes; those that end meanwhile are left out.
+// listProcesses returns all processes in /proc, without those that end meanwhile.
 func listProcesses() []processInfo {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -53,8 +53,8 @@ func listProcesses() []processInfo {
 	return out
 }
 
-// parseStat parses proc_pid_stat(5). The name in parentheses may contain any character, so the fields are counted from
-// its end; state is the first.
+// parseStat parses the content of /proc/PID/stat, see proc_pid_stat(5). The name in parentheses may contain any
+// character, so the fields are counted from its end; state is the first.
 func parseStat(pid int, stat []byte) (processInfo, bool) {
 	end := bytes.LastIndexByte(stat, ')')
 	if end < 0 {

@@ -10,7 +10,7 @@ var errNoSubreaper = errors.New("not possible on this system: what leaves an age
 // becomeSubreaper returns errNoSubreaper.
 func becomeSubreaper() error { return errNoSubreaper }
 
-// listProcesses returns nil: processes are ended only by their group.
+// listProcesses returns nil on this system: processes are ended only by their process group.
 func listProcesses() []processInfo { return nil }
 
 // raiseOOMScore does nothing on this system.

@@ -16,7 +16,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// drainAfterExit is the time for which output is read after the process has ended, if a descendant keeps its pipes open.
+// drainAfterExit is the time for which output is still read after the process has ended, if a descendant keeps its
+// pipes open.
 const drainAfterExit = 300 * time.Millisecond
 
 // Stream names the stream on which a line was printed.
@@ -28,8 +29,8 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Line is a line that a process printed, without its newline. Data is at most as long as the limit; Size is the real
-// length in bytes.
+// Line is a line that a process printed, without its newline. Data is at most as long as the limit for lines; Size is
+// the real length in bytes.
 type Line struct {
 	Stream Stream
 	Data   []byte
@@ -39,7 +40,7 @@ type Line struct {
 // IsCut reports whether the line was longer than Data.
 func (l Line) IsCut() bool { return l.Size > int64(len(l.Data)) }
 
-// Process is a running agent. It leads a session and process group of its own.
+// Process is a running process of an agent. It leads a session and a process group of its own.
 type Process struct {
 	group  *Group
 	cmd    *exec.Cmd
@@ -54,8 +55,8 @@ type Process struct {
 	endErr error
 }
 
-// Start starts the command in dir. The caller has to receive from Lines: while it does not, the process's output is not
-// read and the process blocks.
+// Start starts the command in the folder dir. The caller must receive from Lines: while it does not, the process's
+// output is not read and the process blocks.
 func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error) {
 	cmd := exec.Command(c.Path, c.Args...) //nolint:gosec // running the agent is the purpose
 	cmd.Dir, cmd.Env = dir, c.Env
@@ -86,7 +87,8 @@ func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error
 	return p, nil
 }
 
-// runUntilEnd runs the goroutines of the process and returns when the last of them has ended.
+// runUntilEnd runs the goroutines that read and write the pipes of the process, and returns when the last of them has
+// ended.
 func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	var readers sync.WaitGroup
 	for _, r := range []*pipeReader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
@@ -124,13 +126,14 @@ func (p *Process) Send(v any) error {
 	return nil
 }
 
-// Lines returns the channel of the lines that the process prints. It is closed after the last line.
+// Lines returns the channel of the lines that the process prints. The channel is closed after the last line.
 func (p *Process) Lines() <-chan Line { return p.lines }
 
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Exited returns a channel that is closed when the process has ended. Its last lines may still be unread.
+// Exited returns a channel that is closed when the process has ended. The last lines of the process may still be
+// unread.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // ExitState returns how the process ended, such as "exit status 3", or "" while it runs.
@@ -158,9 +161,9 @@ func (p *Process) KilledBySystem() bool {
 // StderrTail returns the last bytes that the process wrote to standard error.
 func (p *Process) StderrTail() string { return p.tail.String() }
 
-// End ends the process with all of its descendants. It closes stdin, sends SIGTERM to the process group, and kills what
-// still runs after grace; with no grace it kills at once. It returns when no process is left, or an error that lists
-// those that remain. Unread lines are dropped.
+// End ends the process with all of its descendants. It closes stdin, sends SIGTERM to the process group, and kills the
+// processes that still run after grace; with a grace of 0 it kills at once. It returns when no process is left, or an
+// error that lists those that remain. Unread lines are dropped.
 func (p *Process) End(grace time.Duration) error {
 	p.ending.Do(func() {
 		close(p.halt)
@@ -181,7 +184,7 @@ func (p *Process) End(grace time.Duration) error {
 	return p.endErr
 }
 
-// CloseStdin closes stdin, at which an agent ends by itself, and reports whether it ended within the time.
+// CloseStdin closes stdin, at which an agent ends by itself, and reports whether the process ended within the time.
 func (p *Process) CloseStdin(within time.Duration) bool {
 	p.stdin.close()
 	timer := time.NewTimer(within)
@@ -194,7 +197,7 @@ func (p *Process) CloseStdin(within time.Duration) bool {
 	}
 }
 
-// signalGroup sends s to the process group. It is not an error if the group has ended.
+// signalGroup sends the signal s to the process group. It is not an error if the group has ended.
 func (p *Process) signalGroup(s syscall.Signal) {
 	if err := syscall.Kill(-p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		p.group.log.Warn("signal an agent's process group", "pid", p.PID(), "signal", s, "err", err)

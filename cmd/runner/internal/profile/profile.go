@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxProfileSize is the largest size of a profile in bytes.
+// maxProfileSize is the maximum size of a profile in bytes.
 const maxProfileSize = 4 << 20
 
 // profileFileName is the name of the file in the state folder that stores the profile.
@@ -37,7 +37,7 @@ type Profile struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"`
 }
 
-// FillEmptyFields sets those fields of a query that are empty to the profile's values.
+// FillEmptyFields sets those fields of the query q that are empty to the profile's values.
 func (p Profile) FillEmptyFields(q *runner.Query) {
 	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
 	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {
@@ -58,7 +58,7 @@ func (p Profile) FillEmptyFields(q *runner.Query) {
 	q.MaxTurns = cmp.Or(q.MaxTurns, p.MaxTurns)
 }
 
-// Read decodes a profile. An unknown field is an error that names it.
+// Read decodes a profile in JSON from r. The error for an unknown field names the field.
 func Read(r io.Reader) (Profile, error) {
 	var p Profile
 	raw, err := io.ReadAll(io.LimitReader(r, maxProfileSize+1))
@@ -79,7 +79,7 @@ func Read(r io.Reader) (Profile, error) {
 	return p, nil
 }
 
-// Save replaces the profile that is stored in the state folder.
+// Save stores p in the state folder, in place of an earlier profile.
 func Save(state string, p Profile) error {
 	raw, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -98,7 +98,7 @@ func Save(state string, p Profile) error {
 	return nil
 }
 
-// Load returns the profile, an empty one if there is none.
+// Load returns the profile that is stored in the state folder, or an empty one if there is none.
 func Load(state string) (Profile, error) {
 	f, err := os.Open(filepath.Join(state, profileFileName))
 	if errors.Is(err, fs.ErrNotExist) {

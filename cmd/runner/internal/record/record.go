@@ -17,27 +17,27 @@ import (
 	"time"
 )
 
-// NoteFileName is the name of the note: a file in the state folder that states which transcript is not complete yet, and
-// how to recognize that it is. Snapshots do not contain it.
+// NoteFileName is the name of a file in the state folder, the note. The note names the transcript that is not complete
+// yet, and a text by which a complete transcript is recognised. Snapshots do not contain the note.
 const NoteFileName = ".spool-record"
 
 const (
 	// completionTimeout is the maximum time that AwaitComplete waits for a transcript to become complete.
 	completionTimeout = 2 * time.Second
 	pollPause         = 20 * time.Millisecond
-	// searchedTailBytes is the size of the end of a transcript that AwaitComplete searches.
+	// searchedTailBytes is the size of the end of a transcript that AwaitComplete searches for the text of the note.
 	searchedTailBytes = 1 << 20
-	// maxNoteSize is the maximum size of the note. It is bounded, because the agent can write to the file.
+	// maxNoteSize is the maximum size of the note in bytes. It is limited because the agent can write to the file.
 	maxNoteSize = 4 << 10
 )
 
-// completionNote is the JSON content of the file NoteFileName in the state folder.
+// completionNote is the content of the file NoteFileName, in JSON.
 type completionNote struct {
 	Path string `json:"path"` // path of the record, relative to the state folder
 	Text string `json:"text"` // text that stands near the end of the complete record
 }
 
-// ExpectText writes the note that the transcript at path is complete once text occurs near its end. path is absolute and
+// ExpectText writes a note: the transcript at path is complete once text occurs near its end. path is absolute and
 // below the state folder.
 func ExpectText(state, path, text string) error {
 	rel, err := filepath.Rel(state, path)
@@ -66,9 +66,9 @@ func ExpectText(state, path, text string) error {
 	return nil
 }
 
-// AwaitComplete blocks until the transcript that the note names is complete, for two seconds at most, and removes the note.
-// whole is false if the transcript did not become complete. The agent can write both files, so AwaitComplete reads only regular
-// files below the state folder.
+// AwaitComplete blocks until the transcript that the note names is complete, for two seconds at most, and removes the
+// note. whole is false if the transcript did not become complete. The agent can write both files, so AwaitComplete
+// reads only regular files below the state folder.
 func AwaitComplete(ctx context.Context, state *os.Root) (whole bool, err error) {
 	noted, err := readTail(state, NoteFileName, maxNoteSize)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -101,8 +101,8 @@ func AwaitComplete(ctx context.Context, state *os.Root) (whole bool, err error) 
 	}
 }
 
-// removeNote removes the note if it still has the content noted. Otherwise a later turn has written another note, for which
-// the next snapshot waits.
+// removeNote removes the note if it still has the content noted. Otherwise a later turn has written another note, for
+// which the next snapshot waits.
 func removeNote(state *os.Root, noted []byte) error {
 	now, err := readTail(state, NoteFileName, maxNoteSize)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
@@ -111,7 +111,7 @@ func removeNote(state *os.Root, noted []byte) error {
 	return state.Remove(NoteFileName)
 }
 
-// readTail returns the last bytes of a regular file, most at most. It does not block on a pipe.
+// readTail returns the last bytes of the regular file path, at most the number most. It does not block on a pipe.
 func readTail(state *os.Root, path string, most int64) ([]byte, error) {
 	f, err := state.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

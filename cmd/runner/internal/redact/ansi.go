@@ -1,7 +1,7 @@
 package redact
 
-// escapeState is the state of a parser of terminal escape codes (ECMA-48), such as a change of colour. The zero value is
-// the state outside of a code.
+// escapeState is the state of a parser of terminal escape codes (ECMA-48), such as a change of colour. The zero value
+// is the state outside of a code.
 type escapeState int
 
 const (
@@ -17,8 +17,8 @@ const (
 	byteEscape = 0x1b
 )
 
-// readByte reads the next byte and reports whether it belongs to an escape code. A byte that cannot continue the code ends
-// it.
+// readByte advances the parser by the byte b, and reports whether b belongs to an escape code. A byte that cannot
+// continue the code ends it.
 func (e *escapeState) readByte(b byte) bool {
 	if b == byteEscape {
 		if *e == escapeString {
@@ -52,7 +52,7 @@ func (e *escapeState) readByte(b byte) bool {
 	return false
 }
 
-// afterEscape reads the byte after ESC.
+// afterEscape advances the parser by the byte after ESC, and reports whether b belongs to the escape code.
 func (e *escapeState) afterEscape(b byte) bool {
 	switch {
 	case b == '[':

@@ -12,12 +12,12 @@ import (
 	"unicode/utf16"
 )
 
-// minSearchedLine is the minimum length in bytes of a line of a multi-line value that is searched as a value of its own. Output
-// is often redacted line by line, and a line never holds the whole value.
+// minSearchedLine is the minimum length in bytes of a line of a secret of several lines that is searched as a value of its own. Output is often
+// redacted line by line, and a line never holds the whole secret.
 const minSearchedLine = 8
 
-// searchedForms returns the texts by which a value is searched: as it is, entirely in upper and in lower case, and as encoders
-// write it.
+// searchedForms returns the texts by which the secret value is searched: the value as it is, entirely in upper and in lower case, and in the forms
+// in which encoders write it.
 func searchedForms(value string) []string {
 	all := []string{value}
 	for line := range strings.Lines(value) {
@@ -49,8 +49,8 @@ func searchedForms(value string) []string {
 	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValueLength || strings.Contains(Marker, f) })
 }
 
-// jsonEscapedForms returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as
-// possible, safe for HTML, in ASCII only, and with escaped slashes.
+// jsonEscapedForms returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as possible, safe for HTML, in
+// ASCII only, and with escaped slashes.
 func jsonEscapedForms(text string) []string {
 	out := []string{innerJSON(text, false), innerJSON(text, true), escapeNonASCII(innerJSON(text, false))}
 	for _, o := range slices.Clone(out) {
@@ -60,6 +60,7 @@ func jsonEscapedForms(text string) []string {
 	return slices.Compact(out)
 }
 
+// innerJSON returns the JSON string of a text without its quotes. html escapes the characters <, > and &.
 func innerJSON(text string, html bool) string {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
@@ -70,7 +71,7 @@ func innerJSON(text string, html bool) string {
 	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSuffix(out.String(), "\n"), `"`), `"`)
 }
 
-// escapeNonASCII escapes the characters that are not ASCII.
+// escapeNonASCII returns a JSON text with the characters that are not ASCII as \u escapes.
 func escapeNonASCII(text string) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -85,8 +86,8 @@ func escapeNonASCII(text string) string {
 	return out.String()
 }
 
-// percentEncodedForms returns the text as encoded in a URL: in a query, in a path, and by JavaScript's encodeURIComponent, with
-// hexadecimal digits in either case.
+// percentEncodedForms returns the text as encoded in a URL: in a query, in a path, and by JavaScript's encodeURIComponent, with hexadecimal digits
+// in either case.
 func percentEncodedForms(text string) []string {
 	query := url.QueryEscape(text)
 	component := strings.NewReplacer("+", "%20", "%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*").Replace(query)
@@ -97,7 +98,7 @@ func percentEncodedForms(text string) []string {
 	return out
 }
 
-// lowerHexDigits converts the digits after each percent sign to lower case.
+// lowerHexDigits converts the two digits after each percent sign to lower case.
 func lowerHexDigits(escaped string) string {
 	b := []byte(escaped)
 	for i := 0; i+2 < len(b); i++ {
@@ -108,9 +109,9 @@ func lowerHexDigits(escaped string) string {
 	return string(b)
 }
 
-// base64Fragments returns the characters that a value leaves in the base64 encoding of a text that contains it, for each of the
-// three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also
-// returns them with the last character, for a text that ends with the value.
+// base64Fragments returns the characters that the secret value contributes to the base64 encoding of a text that contains the value, for each of
+// the three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also returns them with the
+// last character, for a text that ends with the value.
 func base64Fragments(e *base64.Encoding, value string) []string {
 	var out []string
 	for before := range 3 {

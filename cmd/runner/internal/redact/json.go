@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 )
 
-// RedactJSON redacts the strings in a RedactJSON value, field names included, and the numbers. The result is valid RedactJSON if raw is.
-// If a value is found across several strings, the whole RedactJSON value is replaced.
+// RedactJSON redacts the strings in a JSON value, field names included, and the numbers. The result is valid JSON if
+// raw is. If a secret is found across several strings, the whole JSON value is replaced.
 func (s *Set) RedactJSON(raw json.RawMessage) json.RawMessage {
 	if s == nil {
 		return raw
@@ -26,7 +26,8 @@ func (s *Set) RedactJSON(raw json.RawMessage) json.RawMessage {
 	return out
 }
 
-// tokenEnd returns the end of the token that begins at i: a string, a number, or a single byte of anything else.
+// tokenEnd returns the end of the JSON token that begins at raw[i]: a string, a number, or a single byte of anything
+// else.
 func tokenEnd(raw []byte, i int) int {
 	switch c := raw[i]; {
 	case c == '"':
@@ -45,6 +46,7 @@ func tokenEnd(raw []byte, i int) int {
 	return i + 1
 }
 
+// redactToken returns a JSON string or number with its secrets redacted.
 func (s *Set) redactToken(raw []byte) []byte {
 	switch {
 	case raw[0] == '"':

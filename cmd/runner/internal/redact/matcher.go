@@ -2,13 +2,14 @@ package redact
 
 import "slices"
 
-// patternMatcher is an Aho-Corasick automaton. Its state after each byte is the longest suffix of the text that is a prefix of
-// a pattern.
+// patternMatcher is an Aho-Corasick automaton that finds patterns in a text. Its state after each byte is the longest
+// suffix of the text that is a prefix of a pattern.
 type patternMatcher struct {
 	nodes []matcherState
 	first [256]int32 // the root's edges; 0 for none
 }
 
+// matcherState is a state of a patternMatcher.
 type matcherState struct {
 	edges   []matcherEdge // none in the root, see matcher.first
 	fail    int32         // the longest proper suffix of this state that is a state
@@ -16,11 +17,13 @@ type matcherState struct {
 	open    int32         // length in bytes of the longest suffix of this state that more bytes can make a pattern
 }
 
+// matcherEdge is a transition of a patternMatcher by one byte.
 type matcherEdge struct {
 	to int32
 	b  byte
 }
 
+// newPatternMatcher returns a patternMatcher for the patterns.
 func newPatternMatcher(patterns []string) *patternMatcher {
 	m := &patternMatcher{nodes: make([]matcherState, 1)}
 	for _, p := range patterns {
@@ -45,7 +48,7 @@ func newPatternMatcher(patterns []string) *patternMatcher {
 	return m
 }
 
-// setFailEdges sets the fail edge of each state, shorter states first.
+// setFailEdges sets the fail edge of each state, the transition if no other one matches, for shorter states first.
 func (m *patternMatcher) setFailEdges() {
 	var queue []int32
 	for _, to := range m.first {
@@ -66,6 +69,8 @@ func (m *patternMatcher) setFailEdges() {
 	}
 }
 
+// childState returns the state for the text of the state at with one more byte b, and false if no pattern begins with
+// that text.
 func (m *patternMatcher) childState(at int32, b byte) (int32, bool) {
 	if at == 0 {
 		return m.first[b], m.first[b] != 0
@@ -78,7 +83,7 @@ func (m *patternMatcher) childState(at int32, b byte) (int32, bool) {
 	return edges[i].to, true
 }
 
-// nextState returns the state after one more byte.
+// nextState returns the state that follows the state at after the byte b of the text.
 func (m *patternMatcher) nextState(at int32, b byte) int32 {
 	for {
 		to, ok := m.childState(at, b)

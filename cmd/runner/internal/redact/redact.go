@@ -11,20 +11,20 @@ import (
 // Marker is the text that replaces each value of a secret in redacted text.
 const Marker = "[redacted]"
 
-// MinValueLength is the length in bytes below which a value, or a form of one, is not searched.
+// MinValueLength is the length in bytes below which a secret value, or an encoded form of one, is not searched.
 const MinValueLength = 4
 
-// maxInterruptedValue is the length in bytes above which a value that is interrupted by escape codes is not found.
+// maxInterruptedValue is the length in bytes above which a secret value is not found if escape codes interrupt it.
 const maxInterruptedValue = 64 << 10
 
-// Set is a set of values. A nil Set finds nothing. A Set is safe for concurrent use.
+// Set is a set of secret values to redact. A nil Set finds nothing. A Set is safe for concurrent use.
 type Set struct {
 	values  []string
 	matcher *patternMatcher
 }
 
-// New returns a set, nil if there is nothing to search. Values that are a part of the Marker are left out: they would
-// be found in every Marker.
+// New returns a set of the secret values, nil if there is nothing to search. Values that are a part of the Marker are
+// left out: they would be found in every Marker.
 func New(values ...string) *Set {
 	var kept []string
 	for _, v := range values {
@@ -44,7 +44,7 @@ func New(values ...string) *Set {
 	return &Set{values: kept, matcher: newPatternMatcher(all)}
 }
 
-// WithValues returns the set with additional values, which is s itself if s has them all.
+// WithValues returns the set with additional values. It returns s itself if s has them all.
 func (s *Set) WithValues(values []string) *Set {
 	if s == nil {
 		return New(values...)
@@ -55,7 +55,7 @@ func (s *Set) WithValues(values []string) *Set {
 	return New(slices.Concat(s.values, values)...)
 }
 
-// RedactString returns the text with one Marker in place of every run of bytes that belong to values that were found.
+// RedactString returns the text with one Marker in place of every run of bytes that belong to values of the set.
 func (s *Set) RedactString(text string) string {
 	if s == nil || !s.containsValue(text) {
 		return text
@@ -65,7 +65,7 @@ func (s *Set) RedactString(text string) string {
 	return string(append(out, x.Close()...))
 }
 
-// containsValue reports whether the text contains any value of the set.
+// containsValue reports whether the text contains a value of the set.
 func (s *Set) containsValue(text string) bool {
 	at, seen, code := int32(0), int32(0), escapeOutside
 	for i := range len(text) {
@@ -82,8 +82,8 @@ func (s *Set) containsValue(text string) bool {
 	return false
 }
 
-// Stream redacts a text that comes in pieces. Its output is the same as that of Set.RedactString for the whole text, however the
-// text is split.
+// Stream redacts a text that arrives in pieces. Its output is the same as that of Set.RedactString for the whole text,
+// however the text is split.
 type Stream struct {
 	m     *patternMatcher // nil finds nothing
 	at    int32           // the matcher's state after all bytes so far
@@ -96,10 +96,10 @@ type Stream struct {
 	open  bool       // the byte before base was redacted: its Marker also covers a part that touches it
 }
 
-// textSpan is a part of the text, by byte positions.
+// textSpan is a part of the text of a Stream, by byte positions.
 type textSpan struct{ from, to int }
 
-// NewStream returns a NewStream for a new text.
+// NewStream returns a Stream that redacts a new text by the values of the set.
 func (s *Set) NewStream() *Stream {
 	if s == nil {
 		return &Stream{}
@@ -125,8 +125,8 @@ func (x *Stream) Write(piece []byte) []byte {
 	return x.releaseUpTo(min(end-int(x.m.nodes[x.at].open), x.possibleValueStart(end)))
 }
 
-// searchAcrossEscapes searches, after the byte b, for values that terminal escape codes interrupt: it ignores the bytes of
-// escape codes.
+// searchAcrossEscapes advances the search for values that terminal escape codes interrupt by the byte b. It ignores the
+// bytes of escape codes.
 func (x *Stream) searchAcrossEscapes(b byte) {
 	if x.code.readByte(b) {
 		return
@@ -142,7 +142,8 @@ func (x *Stream) searchAcrossEscapes(b byte) {
 	}
 }
 
-// possibleValueStart returns the position from which the text up to end, without escape codes, may be the beginning of a value.
+// possibleValueStart returns the first position from which the text up to end, without escape codes, may be the
+// beginning of a value.
 func (x *Stream) possibleValueStart(end int) int {
 	open := int(x.m.nodes[x.seen].open)
 	if open == 0 {
@@ -158,7 +159,8 @@ func (x *Stream) Close() []byte {
 	return rest
 }
 
-// addSpan merges a span with the spans that it touches. Spans come in the order of their ends.
+// addSpan records a span of the text to redact, and merges it with the spans that it touches. Spans come in the order
+// of their ends.
 func (x *Stream) addSpan(s textSpan) {
 	for len(x.spans) > 0 && x.spans[len(x.spans)-1].to >= s.from {
 		s.from = min(s.from, x.spans[len(x.spans)-1].from)
@@ -167,7 +169,7 @@ func (x *Stream) addSpan(s textSpan) {
 	x.spans = append(x.spans, s)
 }
 
-// releaseUpTo returns the redacted form of the kept text before the position to, and no longer keeps that text.
+// releaseUpTo returns the redacted form of the kept text before the position to, and drops that text.
 func (x *Stream) releaseUpTo(to int) []byte {
 	var out []byte
 	start := x.base

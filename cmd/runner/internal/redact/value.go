@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// RedactFields returns a copy of a struct whose strings are redacted, at any depth. Strings of a named type are enumerations
-// and stay; so do the fields with the given names.
+// RedactFields returns a copy of the struct v whose strings are redacted by s, at any depth. Strings of a named type
+// are enumerations and stay unchanged; so do the fields with the names in keep.
 func RedactFields[T any](s *Set, v T, keep ...string) T {
 	if s == nil {
 		return v
@@ -21,11 +21,13 @@ func RedactFields[T any](s *Set, v T, keep ...string) T {
 }
 
 var (
+	// rawMessageType and stringType are the types of the fields that RedactFields changes.
 	rawMessageType = reflect.TypeFor[json.RawMessage]()
 	stringType     = reflect.TypeFor[string]()
 )
 
-// redactedCopy returns a redacted copy. Values without strings are shared.
+// redactedCopy returns a copy of v with redacted strings, without the fields whose names are in keep. Values without
+// strings are shared.
 func (s *Set) redactedCopy(v reflect.Value, keep []string) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	out.Set(v)

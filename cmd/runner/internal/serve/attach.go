@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Attach connects a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
-// copies as CopyBothWays does.
+// Attach connects in and out to the socket of a runner that was not claimed, as a follower: it sends the Attach line,
+// then copies as CopyBothWays does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
 	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
 	return CopyBothWays(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
 }
 
-// CopyBothWays connects a caller's streams to the socket and copies in both directions until either end closes. It leaves no
-// goroutine behind when the caller is gone, except the one that reads in.
+// CopyBothWays connects in and out to the runner's socket and copies in both directions until either end closes. It
+// leaves no goroutine behind when the caller is gone, except the one that reads in.
 func CopyBothWays(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
@@ -56,7 +56,7 @@ func CopyBothWays(ctx context.Context, socket string, in io.Reader, out io.Write
 	return nil
 }
 
-// SendCommand sends a single command that needs no epoch, and returns the reply's line.
+// SendCommand sends a single command that needs no epoch to the runner's socket, and returns the line of the reply.
 func SendCommand(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	c, err := dial(ctx, socket)
 	if err != nil {
@@ -77,7 +77,8 @@ func SendCommand(ctx context.Context, socket string, op runner.Op) ([]byte, erro
 	return line, nil
 }
 
-// SendSecret sends the sandbox's secret to the runner.
+// SendSecret sends the sandbox's secret to the runner, which claims the runner: from then on it obeys only callers that
+// know the secret.
 func SendSecret(ctx context.Context, socket, secret string) error {
 	c, err := dial(ctx, socket)
 	if err != nil {

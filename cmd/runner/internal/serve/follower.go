@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// writeBatchBytes is the number of bytes of lines that are written at once.
+	// writeBatchBytes is the number of bytes of journal lines that are written to the follower at once.
 	writeBatchBytes = 256 << 10
-	// maxQueuedReplies is the number of replies that may wait for a follower that does not read. While as many wait, no
-	// further command of the follower is read.
+	// maxQueuedReplies is the maximum number of replies that wait for a follower that does not read. While as many
+	// wait, no further command of the follower is read.
 	maxQueuedReplies = 64
 )
 
@@ -43,7 +43,7 @@ func newFollower(s *Server, c net.Conn, a runner.Attach) *follower {
 	return f
 }
 
-// serveCommands serves the connection until it closes.
+// serveCommands sends the journal to the follower and executes the follower's commands until the connection closes.
 func (f *follower) serveCommands(in *bufio.Reader) {
 	go func() {
 		defer close(f.sent)
@@ -64,13 +64,13 @@ func (f *follower) serveCommands(in *bufio.Reader) {
 	f.work.Wait()
 }
 
-// closeReplaced ends a follower because a newer one attached.
+// closeReplaced closes the connection of a follower because a newer one has attached.
 func (f *follower) closeReplaced() {
 	f.cancel()
 	_ = f.conn.Close()
 }
 
-// sendLastLines sends the last lines, within a time limit.
+// sendLastLines sends the last lines of the journal and closes the connection, for within at most.
 func (f *follower) sendLastLines(within time.Duration) {
 	f.once.Do(func() { close(f.last) })
 	timer := time.NewTimer(within)
@@ -82,7 +82,7 @@ func (f *follower) sendLastLines(within time.Duration) {
 	f.cancel()
 }
 
-// writeLines sends Hello, then lines and replies as they come.
+// writeLines sends Hello, then journal lines and replies as they come.
 func (f *follower) writeLines() error {
 	j := f.s.cfg.Journal
 	h := runner.Hello{Protocol: runner.ProtocolVersion, Journal: j.Name(), Status: f.s.cfg.Supervisor.Status()}
@@ -128,8 +128,8 @@ func (f *follower) writeLines() error {
 	}
 }
 
-// lastSentNumber returns the number of the last of the lines that were just sent; after is the number of the last line before
-// them. Lines that were acknowledged before the follower attached may be missing in between.
+// lastSentNumber returns the number of the last line of lines, which were just sent; after is the number of the last
+// line before them. Lines that were acknowledged before the follower attached may be missing in between.
 func (f *follower) lastSentNumber(after uint64, lines [][]byte) uint64 {
 	if len(lines) == 0 {
 		return after
@@ -158,7 +158,7 @@ func (f *follower) writeReplies(out io.Writer) error {
 	}
 }
 
-// readCommands executes commands until the connection ends.
+// readCommands reads and executes commands of the follower until the connection ends.
 func (f *follower) readCommands(in *bufio.Reader) {
 	for {
 		raw, err := readLine(in)
@@ -184,7 +184,8 @@ func (f *follower) readCommands(in *bufio.Reader) {
 	}
 }
 
-// executeCommand executes a command of the follower, unless it is fenced, and queues the reply.
+// executeCommand executes a command of the follower, unless a follower with a higher epoch has attached, and queues the
+// reply.
 func (f *follower) executeCommand(c runner.Command) {
 	sup := f.s.cfg.Supervisor
 	r := runner.Reply{ID: c.ID}
@@ -240,7 +241,7 @@ func (f *follower) executeCommand(c runner.Command) {
 	f.queueReply(r)
 }
 
-// queueReply queues a reply. A command with id 0 gets a reply only if it failed.
+// queueReply queues a reply to a command. A command with id 0 gets a reply only if it failed.
 func (f *follower) queueReply(r runner.Reply) {
 	if r.ID == 0 && r.Error == nil {
 		return

@@ -25,19 +25,19 @@ import (
 
 // Limits of the server.
 const (
-	// firstLineTimeout is the maximum time that a connection may take to send its first line.
+	// firstLineTimeout is the time limit for a connection to send its first line.
 	firstLineTimeout = 10 * time.Second
-	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
+	// lastLinesTimeout is the time limit for a follower to read the last lines when the runner shuts down.
 	lastLinesTimeout = 2 * time.Second
 	// acceptRetryPause is the pause after a failure to accept a connection.
 	acceptRetryPause = 100 * time.Millisecond
 	// readBufferSize is the size of a connection's read buffer in bytes.
 	readBufferSize = 64 << 10
-	// maxSocketPath is the longest path of a Unix socket, in bytes.
+	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 107
 )
 
-// Config configures the Server of the runner's socket.
+// Config configures a Server, which serves the runner's Unix socket.
 type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor
@@ -65,7 +65,7 @@ type Server struct {
 	wg        sync.WaitGroup // the goroutines of conns; added to under mu and before dismissed only
 }
 
-// Listen listens on the socket. It replaces a stale socket, and fails if another runner answers at it.
+// Listen starts to listen on the Unix socket. It replaces a stale socket, and returns an error if another runner serves it.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Socket) > maxSocketPath {
 		return nil, fmt.Errorf("socket path has %d bytes, a Unix socket allows %d: choose a shorter one", len(cfg.Socket), maxSocketPath)
@@ -89,8 +89,8 @@ func Listen(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, listener: l, conns: map[net.Conn]bool{}}, nil
 }
 
-// Run serves until ctx ends or a follower asks for shutdown. It then ends the agent, and gives the follower a short
-// time to read the last lines.
+// Run serves connections and runs the supervisor until ctx ends or a follower requests a shutdown. It then ends the agent, and gives the follower a
+// short time to read the last lines.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, s.shutdown = context.WithCancel(ctx)
 	defer s.shutdown()
@@ -120,8 +120,8 @@ func (s *Server) acceptConnections() error {
 	}
 }
 
-// serveConnection handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
-// closeConnections, is closed: nothing else would ever end its goroutine, and Run waits for it.
+// serveConnection handles a connection in its own goroutine. It closes a connection that was accepted before the listener closed but arrives after
+// closeConnections: nothing else would ever end the goroutine of that connection, for which Run waits.
 func (s *Server) serveConnection(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +136,7 @@ func (s *Server) serveConnection(c *net.UnixConn) {
 	})
 }
 
-// removeConnection removes a connection that has ended.
+// removeConnection removes a connection that has ended from the list of connections.
 func (s *Server) removeConnection(c net.Conn) {
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("close connection", "err", err)
@@ -146,7 +146,7 @@ func (s *Server) removeConnection(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// closeConnections closes every connection, the follower's after the last lines were sent.
+// closeConnections closes every connection, and that of the follower after the last lines were sent.
 func (s *Server) closeConnections() {
 	s.mu.Lock()
 	f := s.follower
@@ -169,9 +169,9 @@ type firstLine struct {
 	runner.Claim
 }
 
-// handleConnection serves a connection. The agent's processes can connect too, also through processes that have ended or that the
-// runner did not start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream
-// whose other end has proved that it knows the secret; the status is open to everyone.
+// handleConnection serves a connection. The agent's processes can connect too, also through processes that have ended or that the runner did not
+// start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream whose other end has proved that it knows the
+// secret; the status is open to everyone.
 func (s *Server) handleConnection(c *net.UnixConn) {
 	if err := c.SetDeadline(time.Now().Add(firstLineTimeout)); err != nil {
 		return
@@ -211,8 +211,8 @@ func (s *Server) handleConnection(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
-// acceptProof returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
-// over the connection, and proved is true; otherwise it is the connection itself.
+// acceptProof returns the stream to use for a connection. If the other end is an executor that proves that it knows the sandbox's secret, the
+// result is an encrypted stream over the connection, and proved is true; otherwise it is the connection itself.
 func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
 	in = bufio.NewReaderSize(c, readBufferSize)
 	head, err := in.Peek(1)
@@ -232,8 +232,8 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 	return conn, bufio.NewReaderSize(conn, readBufferSize), true, nil
 }
 
-// executeSingleCommand executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
-// sandbox's secret.
+// executeSingleCommand executes the only command of a connection that is not a follower, and answers it. proved is true if the peer has proved that
+// it knows the sandbox's secret.
 func (s *Server) executeSingleCommand(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
@@ -257,8 +257,8 @@ func (s *Server) executeSingleCommand(c net.Conn, cmd runner.Claim, proved bool)
 	}
 }
 
-// storeSecret stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
-// followed already: until then no agent runs in its sandbox.
+// storeSecret stores the secret that callers must prove to know from then on. It refuses with FORBIDDEN if the runner has another secret already,
+// or if a follower has attached before: the secret must arrive before an agent runs in the sandbox.
 func (s *Server) storeSecret(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +275,7 @@ func (s *Server) storeSecret(secret string) *runner.Error {
 	return nil
 }
 
-// checkProof refuses with FORBIDDEN if the runner was claimed and the peer has not proved its secret.
+// checkProof returns FORBIDDEN if the runner was claimed and the peer has not proved that it knows the secret.
 func (s *Server) checkProof(proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,8 +290,8 @@ func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admitFollower makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
-// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved the sandbox's secret.
+// admitFollower makes f the follower in place of the current one, whose connection it closes. It returns FENCED if a higher epoch was seen, and
+// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved that it knows the sandbox's secret.
 func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,7 +309,7 @@ func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
 	return nil
 }
 
-// checkEpoch refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
+// checkEpoch returns FENCED if a higher epoch than the given one was seen. Otherwise it stores the epoch.
 func (s *Server) checkEpoch(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -320,6 +320,7 @@ func (s *Server) checkEpoch(epoch uint64) *runner.Error {
 	return nil
 }
 
+// fencedError returns the error FENCED for the epoch got, which is lower than highest.
 func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
@@ -329,7 +330,7 @@ func (s *Server) sendRefusal(c net.Conn, code, message string) {
 	s.sendMessage(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
 }
 
-// sendMessage writes to a connection that is about to be closed.
+// sendMessage writes a message to a connection that is about to be closed.
 func (s *Server) sendMessage(c net.Conn, m runner.Message) {
 	if err := c.SetWriteDeadline(time.Now().Add(lastLinesTimeout)); err != nil {
 		return
@@ -339,7 +340,7 @@ func (s *Server) sendMessage(c net.Conn, m runner.Message) {
 	}
 }
 
-// encodeMessage returns a message as a line.
+// encodeMessage returns a message as a line of JSON.
 func encodeMessage(m runner.Message) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
