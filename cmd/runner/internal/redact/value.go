@@ -26,8 +26,8 @@ var (
 	stringType     = reflect.TypeFor[string]()
 )
 
-// redactedCopy returns a copy of v with redacted strings, without the fields whose names are in keep. Values without
-// strings are shared.
+// redactedCopy returns a copy of v with redacted strings. The fields with the names in keep stay unchanged. Values
+// without strings are shared.
 func (s *Set) redactedCopy(v reflect.Value, keep []string) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	out.Set(v)

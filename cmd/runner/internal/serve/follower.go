@@ -70,7 +70,7 @@ func (f *follower) closeReplaced() {
 	_ = f.conn.Close()
 }
 
-// sendLastLines sends the last lines of the journal and closes the connection, for within at most.
+// sendLastLines waits until the last lines of the journal are sent, for within at most, and then ends the follower.
 func (f *follower) sendLastLines(within time.Duration) {
 	f.once.Do(func() { close(f.last) })
 	timer := time.NewTimer(within)

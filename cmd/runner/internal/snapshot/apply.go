@@ -13,13 +13,13 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Restorer is the runner's side of a restore over the protocol of package wire.
+// Restorer runs the runner's side of a restore over the protocol of package wire.
 type Restorer struct {
 	Roots RootPaths
 	Log   *slog.Logger
 }
 
-// Run creates the files that the host sends. The folders of a path must be real: a link or file in the place of a
+// Run creates the files of a snapshot that the host sends. The parent folders of a path must be real folders: a link or file in the place of a
 // folder is replaced, and nothing is written through it.
 func (a Restorer) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := a.Roots.open()
@@ -51,7 +51,7 @@ func (a Restorer) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
 }
 
-// blockPosition is the position of a block in the restored files: a file, and the number of the block in it.
+// blockPosition is the position of a block in the restored files: the index of the file, and the number of the block in the file.
 type blockPosition struct {
 	entry int // index of the file in applying.list
 	block int // index of the block in the file
@@ -75,6 +75,7 @@ type runningRestore struct {
 	at      int
 }
 
+// close closes the open file and folders of the restore.
 func (p *runningRestore) close() {
 	p.index.close()
 	if p.f != nil {
@@ -114,8 +115,7 @@ func (p *runningRestore) readTree() error {
 	}
 }
 
-// rootOf returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path
-// relative to it.
+// rootOf returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path relative to that folder.
 func (p *runningRestore) rootOf(path string) (*os.Root, string) {
 	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
 		return p.roots.state, rest
@@ -123,7 +123,7 @@ func (p *runningRestore) rootOf(path string) (*os.Root, string) {
 	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
 }
 
-// prepareTree creates the folders, the links and the empty files, and removes what is in the place of other files.
+// prepareTree creates the folders, the links and the empty files of the snapshot, and removes what is in the place of its other files.
 func (p *runningRestore) prepareTree() error {
 	for i := range p.list {
 		if err := p.ctx.Err(); err != nil {
@@ -156,8 +156,8 @@ func (p *runningRestore) prepareTree() error {
 	return nil
 }
 
-// openParent opens the parent folder of a path of the snapshot, and returns it with the last element of the path. The
-// openParent is valid until the next call.
+// openParent opens the parent folder of a path of the snapshot, and returns it with the last element of the path. The folder is valid until the
+// next call.
 func (p *runningRestore) openParent(path string) (*os.Root, string, error) {
 	cut := strings.LastIndexByte(path, '/')
 	if p.dir != nil && p.dirPath == path[:cut] {
@@ -179,7 +179,8 @@ func (p *runningRestore) openParent(path string) (*os.Root, string, error) {
 	return dir, path[cut+1:], nil
 }
 
-// makeWritableFolder creates a folder, or makes an existing one writable until finishFolders sets its mode. A file or link of that name is replaced.
+// makeWritableFolder creates the folder name in dir, or makes an existing one writable until finishFolders sets its mode. It replaces a file or
+// link of that name.
 func makeWritableFolder(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	if err == nil && info.IsDir() {
@@ -194,7 +195,7 @@ func makeWritableFolder(dir *os.Root, name string) error {
 	return dir.Mkdir(name, 0o700)
 }
 
-// clearPath removes whatever has the name in dir: a file, a link, or a folder with everything below it.
+// clearPath removes what has the name in dir: a file, a link, or a folder with everything below it.
 func clearPath(dir *os.Root, name string) error {
 	err := dir.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +204,8 @@ func clearPath(dir *os.Root, name string) error {
 	return dir.RemoveAll(name)
 }
 
-// readBlocks writes the host's blocks into their files, up to the frame End. It returns an error if a file is not complete then.
+// readBlocks reads blocks of files from the host and writes them into the files, up to the frame End. It returns an error if a file is not complete
+// then.
 func (p *runningRestore) readBlocks() error {
 	for {
 		if err := p.ctx.Err(); err != nil {
@@ -237,7 +239,8 @@ func (p *runningRestore) readBlocks() error {
 	}
 }
 
-// writeBlock writes a block into the file with index i. It creates the file with the first block that arrives, and finishes it with the last.
+// writeBlock writes the content of a block into the file with index i. It creates the file with the first block that arrives, and finishes the file
+// with the last.
 func (p *runningRestore) writeBlock(i, block int, content []byte) (err error) {
 	e := &p.list[i]
 	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
@@ -290,7 +293,7 @@ func (p *runningRestore) openFile(i int, dir *os.Root, name string) (err error) 
 	return p.f.Truncate(e.Size)
 }
 
-// finishFile closes a file, sets its mode and modification time, and records it in the index, so that the next snapshot need not read it.
+// finishFile closes a file, sets its mode and modification time, and records the file in the index, so that the next snapshot need not read it.
 func (p *runningRestore) finishFile(e *wire.Entry, dir *os.Root, name string) error {
 	err := p.f.Chmod(fs.FileMode(e.Mode))
 	err = errors.Join(err, p.f.Close())
@@ -313,7 +316,7 @@ func (p *runningRestore) finishFile(e *wire.Entry, dir *os.Root, name string) er
 	return nil
 }
 
-// finishFolders sets the modes and times of folders, the deepest first: writing into a folder changes its time, and may need a wider mode.
+// finishFolders sets the modes and times of folders, the deepest first, because writing into a folder changes its time and may need a wider mode.
 func (p *runningRestore) finishFolders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]

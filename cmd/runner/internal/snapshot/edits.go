@@ -14,17 +14,16 @@ import (
 )
 
 const (
-	// hashQueryThreshold is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
-	// host has, so that the content of moved and copied files is not sent again. For fewer bytes that is too expensive,
-	// because the host has to read the whole snapshot to answer.
+	// hashQueryThreshold is the number of new bytes above which the runner requests from the host the hashes of the blocks that the host has, so
+	// that the content of moved and copied files is not sent again. For fewer bytes that costs more than it saves, because the host has to read the
+	// whole snapshot to answer.
 	hashQueryThreshold = 1 << 20
-	// assumedRewrite is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
-	// file.
+	// assumedRewrite is the number of bytes that estimateChanges counts as new in a changed file, in addition to the growth of the file.
 	assumedRewrite = 64 << 10
 )
 
-// sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
-// After the host has stored the snapshot, sendEdits confirms it in the index and to the watcher.
+// sendEdits runs the runner's side of a snapshot with edits: it sends the changes since the base, or the whole tree, and saves the index. After the
+// host has stored the snapshot, it confirms the snapshot in the index and to the watcher.
 func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	if err := s.makePlan(hello); err != nil {
 		return err
@@ -68,8 +67,8 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	return nil
 }
 
-// estimateChanges walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
-// file has got a second name.
+// estimateChanges walks the folders of the plan without reading content. size is an estimate of the number of new bytes. linked reports whether a
+// file has got a second name (hard link).
 func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error) {
 	visited := map[string]bool{}
 	w := &treeWalk{
@@ -104,8 +103,8 @@ func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error)
 	return size, linked, nil
 }
 
-// mustEnterFolder reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
-// it with everything below; a folder that the plan names is walked on its own.
+// mustEnterFolder reports whether a walk that finds a folder must enter it. The walk need not if the index has the same folder, unless the plan
+// covers the folder with everything below it. A folder that the plan names is walked on its own.
 func (s *runningSnapshot) mustEnterFolder(path string, info fs.FileInfo) bool {
 	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
 		return true
@@ -122,7 +121,7 @@ func (s *runningSnapshot) mustEnterFolder(path string, info fs.FileInfo) bool {
 	return false
 }
 
-// walkFolder walks one folder of the workspace. exists is false if there is no such folder.
+// walkFolder walks the folder path of the workspace with w. exists is false if there is no such folder.
 func (s *runningSnapshot) walkFolder(w *treeWalk, path string) (exists bool, err error) {
 	dir, info, depth, err := s.openFolder(path)
 	if err != nil || dir == nil {
@@ -139,7 +138,8 @@ func (s *runningSnapshot) walkFolder(w *treeWalk, path string) (exists bool, err
 	return true, w.walkTree(dir, path, depth)
 }
 
-// openFolder opens a folder of the workspace step by step, without following links. It returns nil if there is none.
+// openFolder opens the folder path of the workspace element by element, without following links. It returns nil if there is no such folder. depth
+// is the number of folders above it.
 func (s *runningSnapshot) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth int, err error) {
 	dir = s.roots.workspace
 	_, rest, below := strings.Cut(path, "/")
@@ -176,7 +176,7 @@ func openSubfolder(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 	return sub, info, nil
 }
 
-// walkPlannedFolders walks everything that the plan names, sends what has changed, and sets s.after to the new index.
+// walkPlannedFolders walks the folders of the plan, sends what has changed, and sets s.after to the new index.
 func (s *runningSnapshot) walkPlannedFolders() error {
 	s.after, s.walked = newIndex(), map[string]int{}
 	w := s.newRecordingWalk()
@@ -204,7 +204,7 @@ func (s *runningSnapshot) walkPlannedFolders() error {
 	return nil
 }
 
-// newRecordingWalk returns a walk that records what it finds in the new index, and sends it to the host.
+// newRecordingWalk returns a treeWalk that records the entries that it visits in the new index, and sends the changed ones to the host.
 func (s *runningSnapshot) newRecordingWalk() *treeWalk {
 	return &treeWalk{
 		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
@@ -217,8 +217,7 @@ func (s *runningSnapshot) newRecordingWalk() *treeWalk {
 	}
 }
 
-// sectionOf returns the section of a folder in the new index. It creates the section when the walk visits the folder for
-// the first time.
+// sectionOf returns the section of a folder in the new index. It creates the section when the walk visits the folder for the first time.
 func (s *runningSnapshot) sectionOf(folder string) *indexSection {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
@@ -227,7 +226,8 @@ func (s *runningSnapshot) sectionOf(folder string) *indexSection {
 	return s.after.folders[folder]
 }
 
-// recordEntry records an entry in the new index, and sends it if the host may not have it. info is the entry's own, with which a file was opened.
+// recordEntry records an entry in the new index, and sends the entry if the host may not have it. info is the metadata of the entry, taken when the
+// file was opened.
 func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	k := indexEntry{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
@@ -253,7 +253,7 @@ func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	return s.sendEdit(e, k, folder)
 }
 
-// sendEdit sends an entry of a folder if it differs from the index, which has the base. k is the entry's form in the index.
+// sendEdit sends an entry of a folder if it differs from the entry in the index of the base. k is the entry in the form of the index.
 func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) error {
 	old, had := s.before.entryAt(e.Path)
 	same := s.plan.base != "" && had && old.hasEqualEntry(k)
@@ -282,7 +282,7 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) e
 	return s.out.Frame(wire.FrameEntry, line)
 }
 
-// recordFolder records the properties of a folder that is walked although its parent is not, and sends them if they have changed.
+// recordFolder records the properties of a folder that is walked although its parent is not, and sends the properties if they have changed.
 func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	parent, name := wire.Split(path)
 	if _, done := s.walked[parent]; done {
@@ -304,8 +304,8 @@ func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	return s.out.Entry(e)
 }
 
-// finishFolder is called after the entries of a folder were recorded: it sends which entries of the base are gone. If listed is false, the
-// folder cannot be read, and all of its entries are gone.
+// finishFolder sends which entries of a folder in the base no longer exist. It is called after the entries of the folder were recorded. If listed
+// is false, the folder cannot be read, and all of its entries count as gone.
 func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 	sec := s.sectionOf(folder)
 	old := s.before.folders[folder]
@@ -337,7 +337,7 @@ type lineHash struct {
 	size int
 }
 
-// treeID returns the id of the tree that a full walk found, by which the host checks the result of the edits.
+// treeID returns the id of the tree that a full walk found. The host compares it with the id of the tree that the edits yield.
 func (s *runningSnapshot) treeID() string {
 	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
 	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
@@ -392,7 +392,8 @@ func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	return uint32(len(missed)) //nolint:gosec // bounded by wire.MaxEntries
 }
 
-// saveUnconfirmedIndex saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
+// saveUnconfirmedIndex saves the new index without the id of the snapshot, which the host has not stored yet. It reports whether the index on disk
+// is the new one.
 func (s *runningSnapshot) saveUnconfirmedIndex() bool {
 	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
@@ -422,8 +423,8 @@ func (s *runningSnapshot) isIndexUnchanged() bool {
 	return true
 }
 
-// confirmStored records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
-// snapshot. Errors are only logged: the next snapshot then walks more.
+// confirmStored records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that the snapshot contains the
+// changes of its answer. Errors are only logged: the next snapshot then walks more folders.
 func (s *runningSnapshot) confirmStored(id string) {
 	s.after.ID = id
 	if s.query != nil && !s.plan.doubt {

@@ -30,23 +30,25 @@ const (
 	indexHeadLength = 512
 )
 
+// castagnoliTable is the table of the checksums in the index file, CRC-32C.
 var castagnoliTable = crc32.MakeTable(crc32.Castagnoli)
 
+// errIndexDamaged is returned for an index file that cannot be decoded.
 var errIndexDamaged = errors.New("it is damaged")
 
-// fileStat has the metadata of a file that changes when the content changes.
+// fileStat holds the metadata of a file of which a part changes whenever the content changes.
 type fileStat struct {
 	size, mtime, ctime int64 // bytes, nanoseconds
 	inode              uint64
 }
 
-// fileStatOf returns the stat of a file.
+// fileStatOf returns the fileStat of a file.
 func fileStatOf(info fs.FileInfo) fileStat {
 	ctime, inode, _ := fileIdentity(info)
 	return fileStat{info.Size(), info.ModTime().UnixNano(), ctime, inode}
 }
 
-// hasHardLinks reports whether a file has several names.
+// hasHardLinks reports whether a file has more than one name.
 func hasHardLinks(info fs.FileInfo) bool {
 	_, _, links := fileIdentity(info)
 	return links > 1
@@ -59,8 +61,8 @@ const (
 	wholeSecondTick = 2 * time.Second
 )
 
-// isSettled reports whether any change of a file after read, the time at which it was read, will change its stat.
-// Otherwise the next snapshot has to read the file again.
+// isSettled reports whether every change of the file after read, the time at which it was read, will change its fileStat. Otherwise the next
+// snapshot has to read the file again.
 func (s fileStat) isSettled(read time.Time) bool {
 	window := clockTick
 	if s.mtime%int64(time.Second) == 0 {
@@ -69,7 +71,7 @@ func (s fileStat) isSettled(read time.Time) bool {
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
 
-// indexEntry is the state of a file, folder or link when the last snapshot looked at it.
+// indexEntry is the state of a file, folder or link at the last snapshot.
 type indexEntry struct {
 	kind      wire.Kind
 	mode      uint32
@@ -82,7 +84,7 @@ type indexEntry struct {
 	blocks    []wire.Hash
 }
 
-// hasEqualEntry reports whether k and l are the same entry in a snapshot.
+// hasEqualEntry reports whether k and l have the same entry in a snapshot.
 func (k indexEntry) hasEqualEntry(l indexEntry) bool {
 	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
 		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
@@ -100,7 +102,7 @@ type indexSection struct {
 	entries map[string]indexEntry
 }
 
-// indexHead holds the fields of the index that concern all of it.
+// indexHead holds the fields of the index that concern the whole index.
 type indexHead struct {
 	ID     string    `json:"id,omitempty"`    // the snapshot whose entries these are, "" if it was not stored
 	Token  string    `json:"token,omitempty"` // of the watcher's answer that this index includes
@@ -108,17 +110,18 @@ type indexHead struct {
 	FullAt time.Time `json:"fullAt"`          // time of the last full walk
 }
 
-// index records the files, folders and links that the last snapshot found, by folder, so that the next one reads only
-// what has changed. The agent can write to its file; a forged index damages only the agent's own snapshots.
+// index records the files, folders and links that the last snapshot found, by folder, so that the next snapshot reads only what has changed. The
+// agent can write to the index file; a forged index damages only the agent's own snapshots.
 type index struct {
 	indexHead
 	folders map[string]*indexSection
 	file    *os.File // from which it was read, or to which it was saved; nil if there is none
 }
 
+// newIndex returns an empty index.
 func newIndex() *index { return &index{folders: map[string]*indexSection{}} }
 
-// entryAt returns an entry by its path. A section that cannot be parsed counts as absent.
+// entryAt returns the entry at a path. A section that cannot be parsed counts as absent.
 func (x *index) entryAt(path string) (indexEntry, bool) {
 	folder, name := wire.Split(path)
 	s := x.folders[folder]
@@ -129,7 +132,7 @@ func (x *index) entryAt(path string) (indexEntry, bool) {
 	return k, ok
 }
 
-// addEntry adds an entry to the section of its folder, which must be a section that this process created.
+// addEntry adds an entry to the section of its folder, which must be a section that this process has created.
 func (x *index) addEntry(path string, k indexEntry) {
 	folder, name := wire.Split(path)
 	s := x.folders[folder]
@@ -140,7 +143,7 @@ func (x *index) addEntry(path string, k indexEntry) {
 	s.entries[name] = k
 }
 
-// parsedEntries returns the entries of a section, which the caller must not change.
+// parsedEntries returns the entries of a section, by name. The caller must not change them.
 func (s *indexSection) parsedEntries() map[string]indexEntry {
 	if s.entries == nil {
 		s.entries = map[string]indexEntry{}
@@ -165,8 +168,8 @@ func (x *index) removeBelow(folder string) {
 	}
 }
 
-// loadIndex reads the index from the state folder. If the index does not exist, it returns an empty one; after an error it returns an empty one
-// too, which can be used: all files are read then.
+// loadIndex reads the index from the state folder. If there is no index file, it returns an empty index. After an error it returns an empty index
+// too, which can be used: the snapshot then reads all files.
 func loadIndex(state *os.Root) (*index, error) {
 	f, err := state.OpenFile(indexName, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -217,12 +220,14 @@ func (x *index) decode(raw []byte) error {
 	return nil
 }
 
+// close closes the index file.
 func (x *index) close() {
 	if x != nil && x.file != nil {
-		_ = x.file.Close() // setHead reports the errors of writing
+		_ = x.file.Close() // writeHead reports the errors of writing
 	}
 }
 
+// readHead decodes the head of an index file, after indexMagic.
 func (x *index) readHead(raw []byte) error {
 	text := raw[:indexHeadLength-crc32.Size]
 	if crc32.Checksum(text, castagnoliTable) != binary.BigEndian.Uint32(raw[len(text):]) {
@@ -231,7 +236,7 @@ func (x *index) readHead(raw []byte) error {
 	return json.Unmarshal(text, &x.indexHead)
 }
 
-// readSection reads the first section of body into x and returns the rest of body.
+// readSection decodes the first section of body into x and returns the rest of body.
 func (x *index) readSection(body []byte) ([]byte, error) {
 	path, body, ok := readBytes(body)
 	if !ok || len(body) == 0 {
@@ -246,8 +251,7 @@ func (x *index) readSection(body []byte) ([]byte, error) {
 	return rest, nil
 }
 
-// readBytes reads bytes that appendBytes has written to b. It returns them, and the rest of b after them. ok is false
-// if b is too short.
+// readBytes returns the bytes that appendBytes has written to the beginning of b, and the rest of b after them. ok is false if b is too short.
 func readBytes(b []byte) (content, rest []byte, ok bool) {
 	n, k := binary.Uvarint(b)
 	if k <= 0 || n > uint64(len(b)-k) {
@@ -256,7 +260,7 @@ func readBytes(b []byte) (content, rest []byte, ok bool) {
 	return b[k : k+int(n)], b[k+int(n):], true //nolint:gosec // not more than len(b)
 }
 
-// appendBytes appends the length of b, and b, to to.
+// appendBytes appends the length of b, and then b, to the slice to.
 func appendBytes[T ~string | ~[]byte](to []byte, b T) []byte {
 	return append(binary.AppendUvarint(to, uint64(len(b))), b...)
 }
@@ -268,9 +272,10 @@ const (
 	entryFlagUnsettled
 )
 
+// indexKinds are the kinds of entries, by their number in the index file.
 var indexKinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
 
-// appendTo appends the binary form of an entry and its name to to.
+// appendTo appends the binary form of an entry and its name to the slice to.
 func (k indexEntry) appendTo(to []byte, name string) []byte {
 	to = appendBytes(to, name)
 	flags := byte(slices.Index(indexKinds[:], k.kind)) //nolint:gosec // 0 to 2
@@ -295,7 +300,7 @@ func (k indexEntry) appendTo(to []byte, name string) []byte {
 	return to
 }
 
-// readIndexEntry reads an entry of the index in the form in which known.append writes it.
+// readIndexEntry decodes an entry of the index in the form in which indexEntry.appendTo writes it.
 func readIndexEntry(r *bytes.Reader) (name string, k indexEntry, err error) {
 	if name, err = readString(r); err != nil {
 		return "", k, err
@@ -335,6 +340,7 @@ func readIndexEntry(r *bytes.Reader) (name string, k indexEntry, err error) {
 	return name, k, nil
 }
 
+// readString decodes a string of an index entry.
 func readString(r *bytes.Reader) (string, error) {
 	n, err := binary.ReadUvarint(r)
 	if err != nil || n > uint64(r.Len()) { //nolint:gosec // a length
@@ -345,7 +351,7 @@ func readString(r *bytes.Reader) (string, error) {
 	return string(b), err
 }
 
-// save replaces the index atomically. The caller may change the head later with setHead, and calls close.
+// save replaces the index file atomically. The caller may change the head later with writeHead, and must call close.
 func (x *index) save(state *os.Root) (err error) {
 	const tmp = indexName + ".new"
 	if err := state.RemoveAll(tmp); err != nil {

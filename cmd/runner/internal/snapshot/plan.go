@@ -15,7 +15,7 @@ const (
 	fullWalkAfter = 10 * time.Minute
 )
 
-// walkPlan is the set of folders that a snapshot with edits has to look into.
+// walkPlan is the set of folders that a snapshot with edits walks.
 type walkPlan struct {
 	base    string          // the snapshot that the edits change; "" for the whole tree
 	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders
@@ -32,7 +32,7 @@ func (p *walkPlan) addFolder(folder string) {
 	}
 }
 
-// covers reports whether the plan contains a folder, by itself or because it contains a folder above with everything
+// covers reports whether the plan contains a folder, by itself or because it contains a folder above it with everything
 // below.
 func (p *walkPlan) covers(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
@@ -46,8 +46,8 @@ func (p *walkPlan) covers(folder string) bool {
 	return false
 }
 
-// makePlan sets s.plan to what the snapshot walks: everything, or the folders in which something may have changed according to the watcher.
-// Without an answer of the watcher everything is walked.
+// makePlan sets s.plan to the folders that the snapshot walks: all folders, or those in which something may have
+// changed according to the watcher. Without an answer of the watcher all folders are walked.
 func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	p := &s.plan
 	if hello.Base != "" && hello.Base == s.before.ID {
@@ -92,7 +92,7 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	return nil
 }
 
-// workspacePath returns the path in a snapshot of a path relative to the workspace.
+// workspacePath converts rel, a path relative to the workspace, to a path in a snapshot.
 func workspacePath(rel string) string {
 	if rel == "" {
 		return wire.Workspace
@@ -100,8 +100,8 @@ func workspacePath(rel string) string {
 	return wire.Workspace + "/" + rel
 }
 
-// plannedFolders returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
-// index has: walking that finds the new folder.
+// plannedFolders returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns
+// the nearest parent that the index has: a walk of that parent finds the new folder.
 func (s *runningSnapshot) plannedFolders() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {

@@ -9,15 +9,15 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// sharedFolderLimits limits the size of a snapshot of a workspace that is a folder of the host. Files that exceed the limits
-// are left out; they are still in the folder.
+// sharedFolderLimits limits the size of a snapshot of a workspace that is a folder of a person. Files beyond the limits are not in the snapshot;
+// they are still in the folder.
 var sharedFolderLimits = struct {
 	files       int
 	bytes, file int64
 }{files: 20_000, bytes: 1 << 30, file: 64 << 20}
 
-// sharedFolderFilter applies ignore rules and sharedFolderLimits to the walk of a workspace that is a folder of the host. A nil sharing
-// includes everything.
+// sharedFolderFilter applies ignore rules and sharedFolderLimits to the walk of a workspace that is a folder of a person. A nil filter includes
+// everything.
 type sharedFolderFilter struct {
 	rules ignore.Tree
 	files int
@@ -44,7 +44,7 @@ func (s *sharedFolderFilter) isIgnored(path string, info fs.FileInfo) bool {
 	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
 }
 
-// admitFile counts a file, and reports whether it is within sharedFolderLimits together with all files that were admitted before.
+// admitFile counts a file, and reports whether the file is within sharedFolderLimits together with all files that were admitted before.
 func (s *sharedFolderFilter) admitFile(info fs.FileInfo) bool {
 	if s == nil {
 		return true
@@ -60,5 +60,5 @@ func (s *sharedFolderFilter) admitFile(info fs.FileInfo) bool {
 	return true
 }
 
-// isFull reports whether admit has refused a file because of the limits of all files together.
+// isFull reports whether admitFile has refused a file because of the limits of all files together.
 func (s *sharedFolderFilter) isFull() bool { return s != nil && s.over }

@@ -24,16 +24,16 @@ var (
 	errFileTooLarge   = errors.New("the file is larger than the limit of a snapshot")
 )
 
-// maxReadAttempts is the maximum number of times that a file is read if it changes while it is read.
+// maxReadAttempts is the maximum number of times that a snapshot reads a file that changes while it is read.
 const maxReadAttempts = 3
 
-// RootPaths are the paths of the two folders that a snapshot contains.
+// RootPaths holds the paths of the two folders that a snapshot contains.
 type RootPaths struct {
 	Workspace string
 	State     string // also the folder of the index
 }
 
-// Snapshotter is the runner's side of a snapshot over the protocol of package wire.
+// Snapshotter runs the runner's side of a snapshot over the protocol of package wire.
 type Snapshotter struct {
 	Roots   RootPaths
 	MaxFile int64 // bytes; 0 for wire.MaxFileSize
@@ -81,7 +81,7 @@ func (t Snapshotter) Run(ctx context.Context, in io.Reader, out io.Writer) error
 // openRoots holds the two folders of RootPaths, opened so that no path outside of them can be reached.
 type openRoots struct{ workspace, state *os.Root }
 
-// open opens both roots. It creates the state folder if that does not exist.
+// open opens both folders. It creates the state folder if that does not exist.
 func (r RootPaths) open() (openRoots, error) {
 	ws, err := os.OpenRoot(r.Workspace)
 	if err != nil {
@@ -97,6 +97,7 @@ func (r RootPaths) open() (openRoots, error) {
 	return openRoots{ws, st}, nil
 }
 
+// close closes both folders.
 func (o openRoots) close() {
 	_ = o.workspace.Close() // nothing is buffered
 	_ = o.state.Close()
@@ -124,7 +125,7 @@ type runningSnapshot struct {
 	walked   map[string]int     // folders that were walked, with the number of changes in each
 }
 
-// walkRoots walks both trees with w, the state folder first.
+// walkRoots walks both folders of the snapshot with w, the state folder first.
 func (s *runningSnapshot) walkRoots(w *treeWalk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
 	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
@@ -136,11 +137,11 @@ func (s *runningSnapshot) walkRoots(w *treeWalk) error {
 	return w.walkTree(s.roots.workspace, wire.Workspace, 0)
 }
 
-// newSkip returns the report that a file is not in the snapshot.
+// newSkip returns the frame that reports that a file is not in the snapshot.
 func newSkip(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until Go or Stop. more is
-// false after Stop: the host has the snapshot already.
+// readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until the frame Go or Stop. more is false after Stop:
+// the host has the snapshot already.
 func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	for {
 		t, content, err := s.in.Next()
@@ -165,8 +166,8 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	}
 }
 
-// sendTree runs the runner's side of a snapshot without edits, for a host of an earlier build: it sends every entry, and the content that the host
-// does not have.
+// sendTree runs the runner's side of a snapshot without edits, for an older host: it sends every entry, and the content that the host does not
+// have.
 func (s *runningSnapshot) sendTree() error {
 	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
 		return err
@@ -195,7 +196,7 @@ func (s *runningSnapshot) saveIndex() bool {
 }
 
 // readFile sets the size and the blocks of a file's entry, and sends the content that the host does not have. It does not read a file that is
-// unchanged since the index. A file that changes during every attempt is marked as unsettled.
+// unchanged since the index was written. A file that changes during every attempt is marked as unsettled.
 func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if k, ok := s.trustedEntry(e.Path); ok && k.stat == fileStatOf(info) && s.hostHasBlocks(k.blocks) {
 		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
@@ -217,14 +218,14 @@ func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, inf
 	}
 }
 
-// trustedEntry returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not
-// changed, for example because a process has mapped the file.
+// trustedEntry returns the entry of a file in the index. The bool is false if the file must be read even if its fileStat has not changed, for
+// example because a process has mapped the file.
 func (s *runningSnapshot) trustedEntry(path string) (indexEntry, bool) {
 	k, ok := s.before.entryAt(path)
 	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
 }
 
-// useIndexEntry sets a file's entry from the index if the file has become unreadable and its size and modification time are unchanged. It
+// useIndexEntry sets the entry of a file that has become unreadable to the entry in the index, if size and modification time are unchanged. It
 // reports whether it did.
 func (s *runningSnapshot) useIndexEntry(e *wire.Entry, info fs.FileInfo) bool {
 	k, ok := s.trustedEntry(e.Path)
@@ -238,7 +239,8 @@ func (s *runningSnapshot) useIndexEntry(e *wire.Entry, info fs.FileInfo) bool {
 	return true
 }
 
-// hostHasBlocks reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
+// hostHasBlocks reports whether the host has the blocks of a file in the index. If there is a base, the host has the blocks of all files in the
+// index.
 func (s *runningSnapshot) hostHasBlocks(blocks []wire.Hash) bool {
 	if s.plan.base != "" {
 		return true
@@ -251,8 +253,8 @@ func (s *runningSnapshot) hostHasBlocks(blocks []wire.Hash) bool {
 	return true
 }
 
-// readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file
-// changed meanwhile. The block of a small file is not sent then, unless last is set, which means the last attempt. The error is errFileGone,
+// readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file changed
+// meanwhile; the block of a small file is not sent then, unless last is set, which means the last attempt. The error is errFileGone,
 // errFileUnreadable, errFileTooLarge, or a failure of the stream.
 func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
@@ -321,7 +323,7 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 	return settled, nil
 }
 
-// indexedBlocks returns the blocks that a file has in the index.
+// indexedBlocks returns the hashes of the blocks that a file has in the index.
 func (s *runningSnapshot) indexedBlocks(path string) map[wire.Hash]bool {
 	k, _ := s.before.entryAt(path)
 	own := make(map[wire.Hash]bool, len(k.blocks))

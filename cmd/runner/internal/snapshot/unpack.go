@@ -29,12 +29,12 @@ type UnpackedTotal struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// ErrRefused is returned for an archive with an entry that must not go into a workspace. The error names the entry.
-// Entries before it stay.
+// ErrRefused is returned for an archive with an entry that must not be written into a workspace. The error names the entry. The entries before it
+// stay in the workspace.
 var ErrRefused = errors.New("refused")
 
-// Run unpacks a tar. Its files, folders and links replace existing ones of the same name, except folders, which stay
-// with their content.
+// Run unpacks the tar archive in. Its files, folders and links replace existing ones of the same name, except folders, whose existing content
+// stays.
 func (u Unpacker) Run(ctx context.Context, in io.Reader) (UnpackedTotal, error) {
 	root, err := os.OpenRoot(u.Workspace)
 	if err != nil {
@@ -70,6 +70,7 @@ func (u Unpacker) Run(ctx context.Context, in io.Reader) (UnpackedTotal, error) 
 	}
 }
 
+// runningUnpack is the state of an archive that is being unpacked.
 type runningUnpack struct {
 	Unpacker
 	root    *os.Root
@@ -80,13 +81,13 @@ type runningUnpack struct {
 	done    UnpackedTotal
 }
 
-// refusalError returns an error that wraps ErrRefused.
+// refusalError returns a formatted error that wraps ErrRefused.
 func refusalError(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, ErrRefused)...)
 }
 
-// cleanPath returns a relative path in its shortest form, "." for "". The error for a path that leads out of the workspace, or may, wraps
-// ErrRefused.
+// cleanPath returns the relative path of an archive's entry in its shortest form, "." for "". The error for a path that leads out of the workspace,
+// or may do so, wraps ErrRefused.
 func cleanPath(name string) (string, error) {
 	if name == "" {
 		return ".", nil
@@ -106,7 +107,7 @@ func cleanPath(name string) (string, error) {
 	return clean, nil
 }
 
-// unpackEntry unpacks one entry of the archive, and creates the folders that it is in.
+// unpackEntry creates the file, folder or link of one entry of the archive, and the folders that it is in.
 func (p *runningUnpack) unpackEntry(h *tar.Header, content io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -140,7 +141,8 @@ func (p *runningUnpack) unpackEntry(h *tar.Header, content io.Reader) error {
 	return refusalError("it is neither a file, a folder nor a link (tar type %q)", h.Typeflag)
 }
 
-// createFolders creates a folder and its parents. A link in their place is refused: files would be written to another place than their name.
+// createFolders creates the folder dir and its parents. It refuses a link in the place of a folder, because files would be written to another
+// folder than their name says.
 func (p *runningUnpack) createFolders(dir string) error {
 	for i := 0; i <= len(dir); i++ {
 		if i < len(dir) && dir[i] != '/' {
@@ -160,7 +162,7 @@ func (p *runningUnpack) createFolders(dir string) error {
 	return nil
 }
 
-// createFolder creates a folder, which stays writable until finish sets its mode.
+// createFolder creates the folder name, which stays writable until setFolderModes sets its mode.
 func (p *runningUnpack) createFolder(name string, h *tar.Header) error {
 	if name != "." {
 		if err := p.createFolders(name); err != nil {
@@ -176,7 +178,7 @@ func (p *runningUnpack) createFolder(name string, h *tar.Header) error {
 	return nil
 }
 
-// removeFile removes the file or link in whose place an entry is created. A folder in its place is refused.
+// removeFile removes the file or link in whose place an entry is created. It refuses a folder in that place.
 func (p *runningUnpack) removeFile(name string) error {
 	info, err := p.root.Lstat(name)
 	switch {
@@ -222,8 +224,8 @@ func (p *runningUnpack) createFile(name string, h *tar.Header, content io.Reader
 	return nil
 }
 
-// createSymlink creates a symbolic link whose target is inside the workspace. A ".." after a name in the target is refused, because the name may be a
-// createSymlink to another folder.
+// createSymlink creates a symbolic link whose target is inside the workspace. It refuses a target with ".." after a name, because the name may be a
+// link to another folder.
 func (p *runningUnpack) createSymlink(name string, h *tar.Header) error {
 	target := h.Linkname
 	if target == "" || len(target) > wire.MaxPath || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
@@ -248,7 +250,7 @@ func (p *runningUnpack) createSymlink(name string, h *tar.Header) error {
 	return p.root.Symlink(target, name)
 }
 
-// createHardLink creates a second name for an earlier file of this archive. A link to another file is refused.
+// createHardLink creates a second name for an earlier file of the same archive. It refuses a link to any other file.
 func (p *runningUnpack) createHardLink(name string, h *tar.Header) error {
 	target, err := cleanPath(h.Linkname)
 	if err != nil {

@@ -15,13 +15,14 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// maxFolderDepth is the largest number of nested folders. Each is an open file descriptor.
+// maxFolderDepth is the maximum depth of nested folders. Each folder on the path is an open file descriptor.
 const maxFolderDepth = 256
 
 // errFileGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
 var errFileGone = errors.New("the file is gone")
 
-// treeWalk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare.
+// treeWalk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare, and calls
+// its functions for each.
 type treeWalk struct {
 	ctx     context.Context
 	maxFile int64
@@ -42,8 +43,8 @@ type treeWalk struct {
 	sharing *sharedFolderFilter // for a workspace that is a person's folder; nil otherwise
 }
 
-// walkTree walks the folder root and everything below it. prefix is the path of root in the snapshot, depth the number of folders above it in its tree.
-// An unreadable folder is skipped, unless it is the root of a tree, which is an error.
+// walkTree walks the folder root and everything below it. prefix is the path of root in the snapshot, depth the number
+// of folders above it in its tree. An unreadable folder is skipped; it is an error if root itself is the top of a tree.
 func (w *treeWalk) walkTree(root *os.Root, prefix string, depth int) error {
 	names, err := listNames(root)
 	if err != nil && depth == 0 { // an empty snapshot would be wrong
@@ -71,10 +72,10 @@ func (w *treeWalk) finishFolder(folder string, listed bool) error {
 	return w.done(folder, listed)
 }
 
-// excludedNames lists the files and folders in the state folder that snapshots do not contain.
+// excludedNames lists the names of files and folders in the state folder that snapshots do not contain.
 var excludedNames = []string{indexName, indexName + ".new", record.NoteFileName, record.NoteFileName + ".new", watch.SocketName, agent.UnsavedFolder}
 
-// visitEntries visits the entries of a folder.
+// visitEntries visits the entries with the given names in a folder.
 func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
 		if prefix == wire.State && slices.Contains(excludedNames, name) {
@@ -109,7 +110,7 @@ func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, de
 	return nil
 }
 
-// listNames returns the names in a folder, sorted by bytes.
+// listNames returns the names of the entries of a folder, sorted by bytes.
 func listNames(root *os.Root) ([]string, error) {
 	f, err := root.Open(".")
 	if err != nil {
@@ -146,7 +147,7 @@ func (w *treeWalk) visitEntry(dir *os.Root, name, path string, info fs.FileInfo,
 	return w.skip(path, wire.Special)
 }
 
-// visitRegularFile reads a regular file and adds its entry, or skips it.
+// visitRegularFile reads a regular file and adds its entry to the snapshot, or skips the file.
 func (w *treeWalk) visitRegularFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
 		return w.skip(e.Path, wire.TooLarge)
@@ -169,7 +170,7 @@ func (w *treeWalk) visitRegularFile(dir *os.Root, name string, e *wire.Entry, in
 	return w.add(e, info)
 }
 
-// visitFolder adds the entry of a folder, and walks the folder if descend allows it.
+// visitFolder adds the entry of a folder to the snapshot, and walks the folder if w.descend allows it.
 func (w *treeWalk) visitFolder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
 	e.Kind = wire.Dir
 	if depth == maxFolderDepth {

@@ -22,13 +22,13 @@ const (
 // was reached.
 const memoryCheckInterval = time.Second
 
-// WorkspaceWatcher is a watcher of the workspace that journals changes of files by Supervisor.JournalEvents.
+// WorkspaceWatcher watches the files of the workspace and journals their changes by Supervisor.JournalEvents.
 type WorkspaceWatcher interface {
 	// Flush returns when all earlier changes were reported, or after a limit of its own.
 	Flush(ctx context.Context)
 }
 
-// DiskMeter measures the disk usage of the workspace and the agent's records.
+// DiskMeter measures the disk usage of the workspace and the state folder.
 type DiskMeter interface {
 	// Wake is called when a process was started that may write.
 	CheckNow()
@@ -37,9 +37,9 @@ type DiskMeter interface {
 	UsedBytes() int64 // bytes, as last measured or estimated
 }
 
-// JournalEvents journals events of the runner itself, such as changes of files, as part of the running execution. It
-// returns the id of that execution, or "" if none runs. It blocks while the journal is full, until ctx ends. Without
-// payloads it only returns the id and does not block.
+// JournalEvents journals events that the runner itself has observed, such as changes of files, as part of the running execution. It returns the id
+// of that execution, or "" if none runs. It blocks while the journal is full, until ctx ends. Without payloads it only returns the id and does not
+// block.
 func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string) {
 	if len(payloads) > 0 {
 		s.cfg.Journal.AwaitRoom(ctx)
@@ -64,6 +64,7 @@ func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Paylo
 	return s.recording
 }
 
+// encodeJSON returns v as JSON without HTML escapes.
 func encodeJSON(v any) (json.RawMessage, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -74,16 +75,15 @@ func encodeJSON(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// attachEvents makes JournalEvents add its events to the execution of r. It is called once the first line of r is in the
-// journal.
+// attachEvents makes JournalEvents add its events to the execution of r. It is called once the first line of the execution is in the journal.
 func (s *Supervisor) attachEvents(r *acceptedQuery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = r.query.ExecutionID
 }
 
-// journalLastEvents is called before the line that ends the run is journaled. It journals the last events of the runner about
-// the run and allows the next query, because a reader of the end may start one at once.
+// journalLastEvents is called before the line that ends the execution of r is journaled. It journals the runner's last events about the execution
+// and allows the next query, because a reader of the end may start one at once.
 func (s *Supervisor) journalLastEvents(r *acceptedQuery) {
 	s.flushWatcher()
 	now, cancel := context.WithCancel(context.Background())
@@ -104,7 +104,7 @@ func (s *Supervisor) flushWatcher() {
 	}
 }
 
-// KillForResource kills all processes of the agent at once, because they use too much of a resource. A running turn fails with
+// KillForResource kills all processes of the agent at once, because they use too much of a resource, such as disk space. A running turn fails with
 // the code and the message. If no turn runs, KillForResource journals them as an event of type error.
 func (s *Supervisor) KillForResource(code, message string) {
 	s.mu.Lock()
@@ -151,7 +151,7 @@ type OOMCounter interface {
 	IsExclusive() bool
 }
 
-// storeOOMKills stores how many processes the kernel had killed for lack of memory before the run began.
+// storeOOMKills stores in r how many processes the kernel had killed for lack of memory before the turn began.
 func (s *Supervisor) storeOOMKills(r *acceptedQuery) {
 	if s.cfg.OOM != nil {
 		r.oomBefore, _ = s.cfg.OOM.OOMKills()
@@ -159,8 +159,8 @@ func (s *Supervisor) storeOOMKills(r *acceptedQuery) {
 	}
 }
 
-// wasKilledForMemory reports whether the kernel has killed processes for lack of memory since the run began. If so, the
-// caller ends the turn for that reason, and reportOOMKills no longer reports these processes.
+// wasKilledForMemory reports whether the kernel has killed processes for lack of memory since the turn of r began. If so, the caller ends the turn
+// for that reason, and reportOOMKills no longer reports these processes.
 func (s *Supervisor) wasKilledForMemory(r *acceptedQuery) bool {
 	if s.cfg.OOM == nil {
 		return false
@@ -175,8 +175,8 @@ func (s *Supervisor) wasKilledForMemory(r *acceptedQuery) bool {
 	return true
 }
 
-// reportOOMKills journals how many processes the kernel has killed for lack of memory since the last report, while the
-// agent itself is alive.
+// reportOOMKills journals how many processes the kernel has killed for lack of memory since the last report, while the agent's own process is
+// alive.
 func (s *Supervisor) reportOOMKills(ctx context.Context, r *acceptedQuery) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.IsExclusive() {
 		return

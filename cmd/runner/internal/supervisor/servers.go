@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// replaceDockerServers replaces the MCP servers of type docker in a query by commands that connect to them, which the agent starts like
-// MCP servers of type stdio. So adapters need not support containers.
+// replaceDockerServers replaces the MCP servers of type docker in a query by commands that connect to their containers.
+// The agent starts these commands like MCP servers of type stdio, so that adapters need not support containers.
 func replaceDockerServers(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {

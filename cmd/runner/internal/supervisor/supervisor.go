@@ -51,6 +51,7 @@ type Limits struct {
 	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *Config) validate() error {
 	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
 		return errors.New("supervisor: journal, process group, log and adapters are required")
@@ -74,7 +75,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Supervisor runs queries one after the other on the process of an agent, which stays warm between them.
+// Supervisor runs queries one after the other in the process of an agent, which stays alive between them.
 type Supervisor struct {
 	cfg    Config
 	starts chan *acceptedQuery
@@ -90,13 +91,14 @@ type Supervisor struct {
 	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
-// setRedaction sets the secret values that the supervisor redacts from all further journal lines.
+// setRedaction sets the secret values that the supervisor removes from all later journal lines.
 func (s *Supervisor) setRedaction(set *redact.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hides = set
 }
 
+// redactedValues returns the secret values that the supervisor removes from journal lines.
 func (s *Supervisor) redactedValues() *redact.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +111,7 @@ type startedExecution struct {
 	attempt   uint32
 }
 
-// acceptedQuery is the state of a query that was accepted, until its turn has ended.
+// acceptedQuery is a query that the supervisor has accepted, with the state of its turn until the turn has ended.
 type acceptedQuery struct {
 	query   runner.Query
 	adapter agent.Adapter
@@ -139,8 +141,8 @@ func New(cfg Config) (*Supervisor, error) {
 	return &Supervisor{cfg: cfg, starts: make(chan *acceptedQuery, 1), warms: make(chan warmUpRequest, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
 }
 
-// Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
-// ended.
+// Start accepts a query, whose turn Run then runs. If the same execution and attempt was started before, Start does
+// nothing, also after its end.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	r, refusal := s.prepareStart(q)
 	if refusal != nil {
@@ -165,7 +167,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepareStart validates a query with which an execution begins, and prepares its run.
+// prepareStart validates a query with which an execution begins, and prepares its turn.
 func (s *Supervisor) prepareStart(q runner.Query) (*acceptedQuery, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
@@ -183,7 +185,8 @@ func (s *Supervisor) prepareStart(q runner.Query) (*acceptedQuery, *runner.Error
 	return s.prepareQuery(q)
 }
 
-// prepareQuery fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
+// prepareQuery fills a query from the profile, asks the adapter for the command of the agent's process, and returns the
+// acceptedQuery.
 func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error) {
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalidQueryError("query.fork: query.resume is empty")
@@ -243,7 +246,7 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error
 	return r, nil
 }
 
-// Interrupt asks the agent to stop the turn. It does nothing if no turn is running.
+// Interrupt asks the agent to stop the running turn. It does nothing if no turn runs.
 func (s *Supervisor) Interrupt() {
 	s.mu.Lock()
 	r := s.active
@@ -260,8 +263,8 @@ func (s *Supervisor) Interrupt() {
 	}
 }
 
-// ApplyVerdict passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
-// decision may arrive several times.
+// ApplyVerdict passes a person's decision on an approval request to the running turn. It does nothing if no turn runs.
+// The same decision may arrive several times.
 func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
 	s.mu.Lock()
 	r := s.active
@@ -278,7 +281,7 @@ func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
 	}
 }
 
-// takeVerdicts returns the decisions that have arrived.
+// takeVerdicts returns the decisions that have arrived since the last call.
 func (r *acceptedQuery) takeVerdicts() []runner.Verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,13 +290,15 @@ func (r *acceptedQuery) takeVerdicts() []runner.Verdict {
 	return list
 }
 
+// interruptSession asks the session of the agent's process to stop the turn, and logs an error.
 func (s *Supervisor) interruptSession(session agent.Session) {
 	if err := session.Interrupt(); err != nil {
 		s.cfg.Log.Error("ask the agent to stop", "err", err)
 	}
 }
 
-// Kill ends the agent's processes and the turn, if one is running. It returns when they have ended or when ctx ends.
+// Kill ends the agent's processes and the running turn, if there is one. It returns when they have ended or when ctx
+// ends.
 func (s *Supervisor) Kill(ctx context.Context) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
@@ -318,14 +323,14 @@ func (s *Supervisor) Kill(ctx context.Context) {
 	}
 }
 
-// Busy reports whether a query is running, and whether an agent's process is alive.
+// Busy reports whether a turn is running, and whether a process of the agent is alive (warm).
 func (s *Supervisor) Busy() (running, warm bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.active != nil, s.warm != nil
 }
 
-// Status returns the running execution, the agent's process, and their use of memory and disk.
+// Status returns the running execution, the agent's process, and the memory and disk usage.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
 	var st runner.Status
@@ -345,6 +350,7 @@ func (s *Supervisor) Status() runner.Status {
 	return st
 }
 
+// invalidQueryError returns the error for a query with an invalid field.
 func invalidQueryError(message string) *runner.Error {
 	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQuotedLine is the maximum number of bytes of an agent's line that an error quotes.
+// maxQuotedLine is the maximum number of bytes of an agent's line that an error message quotes.
 const maxQuotedLine = 256
 
-// warmProcess is the process of an agent, during a turn and between turns.
+// warmProcess is the process of an agent, which stays alive between turns.
 type warmProcess struct {
 	architecture string
 	sessionID    string
@@ -39,8 +39,8 @@ type warmProcess struct {
 	urgent       atomic.Bool  // it must be ended without grace
 }
 
-// canTake reports whether the process can do the turn of r: it has the same command, and it has the same session or has
-// not run a query yet.
+// canTake reports whether the process can run the turn of r: it has the same command, and it has the same session or
+// has not run a query yet.
 func (w *warmProcess) canTake(r *acceptedQuery) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
@@ -51,8 +51,8 @@ func (w *warmProcess) canTake(r *acceptedQuery) bool {
 	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
 }
 
-// Run runs queries until ctx ends, and then ends the agent with all of its processes. A turn that is still running
-// ends as killed.
+// Run runs the turns of accepted queries until ctx ends, and then ends the agent with all of its processes. A turn that
+// is still running ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
 	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
 	resume := loadAgentSessions(s.cfg.Folders.State, s.cfg.Log)
@@ -102,6 +102,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
+// currentProcess returns the agent's process, or nil if there is none.
 func (s *Supervisor) currentProcess() *warmProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,6 +112,7 @@ func (s *Supervisor) currentProcess() *warmProcess {
 // endWarmProcess ends the agent's process, if there is one, with the usual grace time.
 func (s *Supervisor) endWarmProcess() error { return s.endWarmProcessWithin(s.cfg.TermGrace) }
 
+// endWarmProcessWithin ends the agent's process, if there is one. The process may run for grace after SIGTERM.
 func (s *Supervisor) endWarmProcessWithin(grace time.Duration) error {
 	w := s.currentProcess()
 	if w == nil {
@@ -124,7 +126,7 @@ func (s *Supervisor) endWarmProcessWithin(grace time.Duration) error {
 	return err
 }
 
-// runTurn does the turn of one execution, from its first journal line to its last.
+// runTurn runs the turn of one execution, from its first journal line to its last.
 func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
@@ -144,7 +146,7 @@ func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agen
 	close(r.done)
 }
 
-// newTurn returns the agent.Turn of a run, which holds all lines until its Start is called.
+// newTurn returns the agent.Turn that journals the turn of r. It holds all lines until its Start is called.
 func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
@@ -153,7 +155,7 @@ func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	})
 }
 
-// journalStart journals the first line of the run.
+// journalStart journals the first line of the execution, and the lines that the turn has held.
 func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.Started) {
 	t.Start(begun)
 	s.attachEvents(r)
@@ -200,7 +202,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 	return t
 }
 
-// launchProcess starts a process for the run, which resumes the agent's own session.
+// launchProcess starts a process of the agent for the query, which resumes the agent's own session if there is one.
 func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	command := r.command
 	if r.launch.Resume != "" {
@@ -231,7 +233,7 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	return w, nil
 }
 
-// startFailureEnd returns the end of a turn whose process could not be started.
+// startFailureEnd returns the outcome of a turn whose process could not be started.
 func startFailureEnd(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
@@ -243,7 +245,7 @@ func startFailureEnd(err error) runner.Ended {
 	return failedEnd("INTERNAL", err.Error())
 }
 
-// warmResult is what a warm process did with a query.
+// warmResult is the outcome of an attempt to run a query in a warm process.
 type warmResult int
 
 const (
@@ -254,7 +256,7 @@ const (
 )
 
 // tryWarmProcess sends the query to a warm process and waits for the first line that the process prints. If the process
-// hangs or has ended instead, it has not used the query, and the caller sends the query to another process.
+// hangs or has ended instead, it has not used the query, and the caller sends the query to a new process.
 func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.BeginTurn(r.query, t); err != nil {
@@ -278,7 +280,7 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 	return first, warmResultTaken
 }
 
-// sendFirstQuery sends the query to a new process. It returns false if that ended the turn.
+// sendFirstQuery sends the query to a new process. It returns false if that failed and has ended the turn.
 func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.BeginTurn(r.query, t); err != nil {
@@ -288,8 +290,8 @@ func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.T
 	return true
 }
 
-// passLinesUntilEnd passes the lines of the process to the session until the turn has ended. It ends the process if it cannot
-// take another turn.
+// passLinesUntilEnd passes the lines that the process prints to the agent's session until the turn has ended. It ends
+// the process if the process cannot run another turn. first is a line that was read already, nil for none.
 func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agent.Turn, first *process.Line) {
 	r.mu.Lock()
 	r.session = w.session
@@ -354,11 +356,12 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 // codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
+// slowedMessage returns the message of the error event OUTPUT_SLOWED for the given pace.
 func slowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
-// endKilledTurn ends the agent's processes and then the turn of a run that was killed, by a request or because of KillForResource.
+// endKilledTurn ends the agent's processes and then the turn, which was killed by a request or by KillForResource.
 func (s *Supervisor) endKilledTurn(r *acceptedQuery, t *agent.Turn, message string) {
 	r.mu.Lock()
 	exhausted := r.exhausted
@@ -377,6 +380,7 @@ func (s *Supervisor) abandonTurn(t *agent.Turn, e runner.Ended) {
 	s.abandonTurnWithin(s.cfg.TermGrace, t, e)
 }
 
+// abandonTurnWithin is abandonTurn with a grace time for the agent's process.
 func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
 	if t.HasOpenRequest() {
 		grace = 0 // the end of its stdin would be a denial for the agent
@@ -388,7 +392,7 @@ func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e run
 	t.End(e)
 }
 
-// endTurnOfExitedProcess ends the turn of a process that has ended before it completed the turn.
+// endTurnOfExitedProcess ends the turn of a process that has exited before it completed the turn.
 func (s *Supervisor) endTurnOfExitedProcess(r *acceptedQuery, w *warmProcess, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.ExitState())
 	if tail := w.proc.StderrTail(); tail != "" {
@@ -409,8 +413,8 @@ func (s *Supervisor) endTurnOfExitedProcess(r *acceptedQuery, w *warmProcess, t 
 	}
 }
 
-// passLine passes a line that the process has printed to the agent's session. A line that is not a message of the agent's
-// protocol is journaled as an event.
+// passLine passes a line that the process has printed to the agent's session. If the line is not a message of the
+// agent's protocol, passLine journals it as an event.
 func (s *Supervisor) passLine(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -438,10 +442,13 @@ func (s *Supervisor) passLine(w *warmProcess, t *agent.Turn, line process.Line) 
 	}
 }
 
+// failedEnd returns the outcome of a turn that has failed with an error code and a message.
 func failedEnd(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 
+// milliseconds returns a duration in milliseconds.
 func milliseconds(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
 
+// adapterNames returns the names of the architectures that have an adapter, sorted.
 func adapterNames(m map[string]agent.Adapter) []string { return slices.Sorted(maps.Keys(m)) }

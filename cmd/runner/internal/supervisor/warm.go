@@ -14,9 +14,9 @@ type warmUpRequest struct {
 	answer chan *runner.Error
 }
 
-// WarmUp starts the agent's process for queries like q, so that the next query finds it running. q needs no execution and
-// no content and, in a sandbox of the warm pool, no session. WarmUp returns when the process was started and the agent's
-// session was opened. It does nothing if the agent's process is alive.
+// WarmUp starts the agent's process for queries like q, so that the next query finds it running. q needs no execution
+// and no content and, in a sandbox of the warm pool, no session. WarmUp returns when the process was started and the
+// agent's session was opened. It does nothing if a process of the agent is alive.
 func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
 	r, refusal := s.prepareQuery(q)
 	if refusal != nil {
@@ -36,7 +36,8 @@ func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
 	}
 }
 
-// requestWarmUp passes a request to Run. It returns false if a process of the agent runs, or another request waits.
+// requestWarmUp passes a request of WarmUp to Run. It returns false if a process of the agent runs, or another request
+// waits.
 func (s *Supervisor) requestWarmUp(m warmUpRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +52,7 @@ func (s *Supervisor) requestWarmUp(m warmUpRequest) bool {
 	}
 }
 
-// answerWarmUp answers a waiting request of WarmUp without starting a process, because a turn starts one.
+// answerWarmUp answers a waiting request of WarmUp without starting a process, because the turn that begins starts one.
 func (s *Supervisor) answerWarmUp() {
 	select {
 	case m := <-s.warms:
@@ -61,6 +62,8 @@ func (s *Supervisor) answerWarmUp() {
 	}
 }
 
+// startWarmProcess starts the agent's process without a query, unless one is alive. resume holds the agent's own
+// session ids.
 func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *runner.Error {
 	defer r.kill() // releases its context
 	if s.currentProcess() != nil {

@@ -17,16 +17,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// ErrNoAnchor is returned when a record does not have the position at which it is to be cut.
+// ErrNoAnchor is returned by Copy when the transcript does not have the anchor at which the copy ends.
 var ErrNoAnchor = errors.New("the record does not have the anchor")
 
-// maxLine is the longest line in bytes of a record that is copied.
+// maxLine is the maximum length in bytes of a line of a transcript that is copied.
 const maxLine = 64 << 20
 
-// Line is a whole line of a record: valid JSON, without the newline.
+// Line is a whole line of a transcript: valid JSON, without the newline.
 type Line = []byte
 
-// LineAction is what Copy does with a line of a transcript.
+// LineAction tells Copy whether to keep or drop a line of a transcript.
 type LineAction int
 
 // The verdicts.
@@ -36,12 +36,14 @@ const (
 	KeepLineAndStop // keep it, and end the copy: the line is the anchor's
 )
 
-// EditLine is called by Copy for each line of a transcript. It returns the line to write in its place, and the verdict.
+// EditLine is a function that Copy calls for each line of a transcript. It returns the line to write in place of the
+// given one, and the action.
 type EditLine func(Line) (Line, LineAction)
 
-// Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
-// action KeepLineAndStop, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
-// line that is incomplete after a crash. The file to is replaced when the copy is complete, and removed when it fails.
+// Copy copies the transcript from to the file to, line by line, as changed by edit. With an anchor the copy ends at the
+// first action KeepLineAndStop, and Copy returns ErrNoAnchor if there is none. Without an anchor it copies the whole
+// transcript, except for a last line that is incomplete after a crash. The file to is replaced when the copy is
+// complete, and removed when it fails.
 func Copy(from, to, anchor string, edit EditLine) error {
 	if err := writeCopy(from, to, anchor, edit); err != nil {
 		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
@@ -52,6 +54,7 @@ func Copy(from, to, anchor string, edit EditLine) error {
 	return nil
 }
 
+// writeCopy is Copy without the removal of the file to after a failure.
 func writeCopy(from, to, anchor string, edit EditLine) error {
 	in, err := openRegular(from)
 	if err != nil {
@@ -77,7 +80,7 @@ func writeCopy(from, to, anchor string, edit EditLine) error {
 	return nil
 }
 
-// openRegular opens a regular file: an agent could have left a pipe or a link in its place.
+// openRegular opens a regular file. It refuses a pipe or a link, which an agent could have left in its place.
 func openRegular(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -89,6 +92,7 @@ func openRegular(path string) (*os.File, error) {
 	return os.Open(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
+// copyLines writes the lines of in to w, as changed by edit, up to the anchor.
 func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit EditLine) error {
 	copied := 0
 	for n := 1; ; n++ {
@@ -124,7 +128,7 @@ func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit EditLine) 
 	}
 }
 
-// readLine returns the next line without its newline; with io.EOF, what follows the last newline.
+// readLine returns the next line without its newline. With io.EOF it returns the text after the last newline.
 func readLine(in *bufio.Reader) (Line, error) {
 	var line Line
 	for {
@@ -142,8 +146,8 @@ func readLine(in *bufio.Reader) (Line, error) {
 	}
 }
 
-// ForkID returns the id, a UUID, of the agent session that a launch with a Fork goes on with. It is the same for the
-// same session, Resume and Fork.
+// ForkID returns the id, a UUID, of the new agent session of a launch with a Fork. The id is the same for the same
+// session, Resume and Fork.
 func ForkID(l agent.Launch) string {
 	sum := sha256.Sum256([]byte("spool fork\x00" + l.SessionID + "\x00" + l.Resume + "\x00" + l.Fork.Anchor))
 	id := sum[:16]

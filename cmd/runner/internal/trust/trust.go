@@ -42,9 +42,9 @@ var systemBundles = []string{
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// AddAuthority returns l with variables that make the agent's process trust authority, and the certificate bundle that they
-// name. authority is one or more certificates in PEM; any other text in it is an error. The bundle also has the
-// system's certificates, and those of bundles that l.Env names.
+// AddAuthority returns l with environment variables that make the agent's process trust authority, and the certificate
+// bundle that the variables name. authority is one or more certificates in PEM; any other text in it is an error. The
+// bundle also has the system's certificates, and those of bundles that l.Env names.
 func AddAuthority(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, error) {
 	if err := checkCertificates(authority); err != nil {
 		return l, agent.LaunchFile{}, err
@@ -103,8 +103,8 @@ func checkCertificates(text string) error {
 	return nil
 }
 
-// bundleEnvironment returns the environment of the agent's process before the bundle is set: the runner's variables, and
-// bundleVariables with their values in l.Env.
+// bundleEnvironment returns the environment of the agent's process before the bundle is added: the runner's variables,
+// and bundleVariables with their values in l.Env.
 func bundleEnvironment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
@@ -117,7 +117,7 @@ func bundleEnvironment(l agent.Launch) map[string]string {
 	return out
 }
 
-// readBundle returns the text of a file, "" if a variable names a file that does not exist.
+// readBundle returns the text of a certificate bundle, or "" if the file does not exist.
 func readBundle(path string) (string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {

@@ -17,28 +17,29 @@ import (
 )
 
 const (
-	// NodesFolder is the folder of the device nodes, one for each volume. It is in /dev, which is empty after a reboot: no
-	// node then names a device of another volume.
+	// NodesFolder is the folder with the device nodes of volumes, one for each volume. It is in /dev, which is empty
+	// after a reboot, so that no node names a device of another volume then.
 	NodesFolder = "/dev/spool"
-	// imageFileName is the file with the file system, in the volume's folder.
+	// imageFileName is the name of the file in a volume's folder that holds the volume's file system.
 	imageFileName = "disk.img"
-	// loopNamePrefix is the prefix of the names of Spool's loop devices.
+	// loopNamePrefix is the prefix of the names of the loop devices that Spool attaches.
 	loopNamePrefix = "spool:"
 
 	blockSize = 4096
 	inodeSize = 256
-	// journalBytes is the size of the journal of a file system that is not small.
+	// journalBytes is the size in bytes of the journal of a file system that is not small.
 	journalBytes = 16 << 20
-	// spareBytes is the constant part of the space beyond the limit, and 1/spareShare of the limit is the other part. It
-	// holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that the limit is reached.
+	// spareBytes and spareShare determine the space of a file system beyond its limit: spareBytes and 1/spareShare of
+	// the limit. The space holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that
+	// the limit is reached.
 	spareBytes = 8 << 20
 	spareShare = 32
 )
 
-// Volume is a volume of the Docker engine, and its folder on the engine's machine.
+// Volume names a volume of the Docker engine, and its folder on the engine's machine.
 type Volume struct{ Name, Dir string }
 
-// UnmarshalText parses name=folder.
+// UnmarshalText parses a volume in the form name=folder.
 func (v *Volume) UnmarshalText(raw []byte) error {
 	name, dir, ok := strings.Cut(string(raw), "=")
 	if !ok || name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || !filepath.IsAbs(dir) {
@@ -48,12 +49,13 @@ func (v *Volume) UnmarshalText(raw []byte) error {
 	return nil
 }
 
-// Limits are the limits of a workspace's file system.
+// Limits are the limits of a volume's file system.
 type Limits struct {
 	Bytes int64 // size of all files; the file system is a little larger
 	Files int64 // files and folders
 }
 
+// validate returns an error if a limit is out of range.
 func (l Limits) validate() error {
 	if l.Bytes < 1<<20 || l.Files < 1 {
 		return fmt.Errorf("limits: %d bytes and %d files, want 1 MiB and 1 file at least", l.Bytes, l.Files)
@@ -61,7 +63,7 @@ func (l Limits) validate() error {
 	return nil
 }
 
-// totalSize returns the size of the whole file system, in bytes.
+// totalSize returns the size in bytes of a file system with these limits.
 func (l Limits) totalSize() int64 {
 	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spareBytes
 	if l.hasJournal() {
@@ -70,10 +72,10 @@ func (l Limits) totalSize() int64 {
 	return (size + blockSize - 1) / blockSize * blockSize
 }
 
-// hasJournal reports whether the file system has a journal: a small one has no space for it.
+// hasJournal reports whether a file system with these limits has a journal: a small one has no space for it.
 func (l Limits) hasJournal() bool { return l.Bytes >= 8*journalBytes }
 
-// mkfsOptions returns options of mkfs.ext4. Nothing is reserved for root, and unused blocks take no space.
+// mkfsOptions returns options of mkfs.ext4. With them nothing is reserved for root, and unused blocks take no space.
 func (l Limits) mkfsOptions() []string {
 	journal := []string{"-O", "^has_journal"}
 	if l.hasJournal() {
@@ -85,8 +87,8 @@ func (l Limits) mkfsOptions() []string {
 	}, journal...)
 }
 
-// CheckLimits tries to write three times the limits into a folder. It returns an error if that succeeds, because then
-// nothing enforces the limits. Files may be 0 for no limit.
+// CheckLimits tries to write three times the limits into the folder dir. It returns an error if that succeeds, because
+// then nothing enforces the limits. l.Files may be 0 for no limit.
 func CheckLimits(dir string, l Limits) error {
 	path := filepath.Join(dir, "exceed")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
@@ -121,8 +123,10 @@ func CheckLimits(dir string, l Limits) error {
 	return nil
 }
 
+// errLimitNotEnforced is returned when writing beyond a limit succeeded.
 var errLimitNotEnforced = errors.New("no error came")
 
+// errorOrNotEnforced returns err, or errLimitNotEnforced if err is nil.
 func errorOrNotEnforced(err error) error {
 	if err == nil {
 		return errLimitNotEnforced
@@ -130,7 +134,7 @@ func errorOrNotEnforced(err error) error {
 	return err
 }
 
-// zeroReader is a reader that returns zero bytes and never ends.
+// zeroReader is an io.Reader that returns zero bytes and never ends.
 type zeroReader struct{}
 
 func (zeroReader) Read(b []byte) (int, error) {

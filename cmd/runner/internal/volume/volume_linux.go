@@ -15,6 +15,7 @@ import (
 )
 
 const (
+	// sysBlockFolder is the folder in sysfs that lists the block devices.
 	sysBlockFolder = "/sys/block"
 	// loopMajorNumber is the major device number of Linux's loop driver.
 	loopMajorNumber = 7
@@ -23,9 +24,10 @@ const (
 	maxAttachAttempts = 100
 )
 
+// isNoSpace reports whether err means that a file system has no space or no inodes left.
 func isNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// MakeFileSystems makes the file systems of volumes that have none, and attaches all of them.
+// MakeFileSystems creates the file systems of those volumes that have none, and attaches the file systems of all volumes to loop devices.
 func MakeFileSystems(l Limits, volumes []Volume) error {
 	if err := l.validate(); err != nil {
 		return err
@@ -43,7 +45,7 @@ func MakeFileSystems(l Limits, volumes []Volume) error {
 	})
 }
 
-// AttachFileSystems attaches the file systems of volumes that have one. That is necessary after a reboot.
+// AttachFileSystems attaches the existing file systems of volumes to loop devices, which is necessary after a reboot.
 func AttachFileSystems(volumes []Volume) error {
 	return withVolumeLock(func() error {
 		for _, v := range volumes {
@@ -55,8 +57,8 @@ func AttachFileSystems(volumes []Volume) error {
 	})
 }
 
-// DetachUnusedDevices detaches Spool's loop devices whose file was removed, and removes device nodes that name no device of Spool's.
-// It returns the number of detached devices.
+// DetachUnusedDevices detaches those of Spool's loop devices whose file was removed, and removes device nodes that name no device of Spool. It
+// returns the number of detached devices.
 func DetachUnusedDevices() (detached int, err error) {
 	err = withVolumeLock(func() error {
 		devices, err := attachedDevices()
@@ -82,7 +84,7 @@ func DetachUnusedDevices() (detached int, err error) {
 	return detached, err
 }
 
-// withVolumeLock calls f while no other container does.
+// withVolumeLock calls f under a lock that all containers on the machine share.
 func withVolumeLock(f func() error) error {
 	if err := os.MkdirAll(NodesFolder, 0o700); err != nil {
 		return err
@@ -101,9 +103,10 @@ func withVolumeLock(f func() error) error {
 	return f()
 }
 
+// imagePath returns the path of the file with the volume's file system.
 func (v Volume) imagePath() string { return filepath.Join(v.Dir, imageFileName) }
 
-// makeFileSystem makes the file system under another name first: a file with the final name is complete.
+// makeFileSystem creates the file system under another name first, so that a file with the final name is complete.
 func (v Volume) makeFileSystem(l Limits) error {
 	if _, err := os.Stat(v.imagePath()); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -140,8 +143,8 @@ func (v Volume) repairFileSystem() error {
 	return nil
 }
 
-// runProgram runs a program of the image. debugfs reports an error only by its output after the line with its version; e2fsck
-// exits with 1 after a successful repair.
+// runProgram runs a program of the container's image. debugfs reports an error only by its output after the line with its version; e2fsck exits
+// with 1 after a successful repair.
 func runProgram(name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/sbin", "/sbin"} {
@@ -168,7 +171,7 @@ func runProgram(name string, args ...string) error {
 	return nil
 }
 
-// loopDevice is a loop device of the kernel, and the file that is attached to it.
+// loopDevice is a loop device of the kernel, with the file that is attached to it.
 type loopDevice struct {
 	number  int
 	name    string // set by the program that attached the file
@@ -177,9 +180,10 @@ type loopDevice struct {
 	deleted bool // the file has no name any more
 }
 
+// devicePath returns the path of the device in /dev.
 func (d loopDevice) devicePath() string { return "/dev/loop" + strconv.Itoa(d.number) }
 
-// attachedDevices returns the loop devices that have a file.
+// attachedDevices returns the loop devices that have a file attached.
 func attachedDevices() ([]loopDevice, error) {
 	list, err := filepath.Glob(sysBlockFolder + "/loop*/loop/backing_file")
 	if err != nil {
@@ -206,8 +210,7 @@ func attachedDevices() ([]loopDevice, error) {
 	return out, nil
 }
 
-// open opens the device. If the engine runs in a container, the device node may be missing in its /dev; open then
-// creates it.
+// open opens the loop device. If the engine runs in a container, the device node may be missing in its /dev; open then creates the node.
 func (d loopDevice) open(flags int) (*os.File, error) {
 	err := unix.Mknod(d.devicePath(), unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajorNumber, uint32(d.number)))) //nolint:gosec // a minor number
 	if err != nil && !errors.Is(err, fs.ErrExist) {
@@ -216,6 +219,7 @@ func (d loopDevice) open(flags int) (*os.File, error) {
 	return os.OpenFile(d.devicePath(), flags, 0)
 }
 
+// readStatus reads the name and the attached file of the device from the kernel.
 func (d *loopDevice) readStatus() error {
 	f, err := d.open(os.O_RDONLY)
 	if err != nil {
@@ -230,7 +234,7 @@ func (d *loopDevice) readStatus() error {
 	return nil
 }
 
-// detachFile detaches the file from the device, or at the last close if it is mounted.
+// detachFile detaches the file from the device: at once, or if the device is mounted, at its last close.
 func (d loopDevice) detachFile() error {
 	f, err := d.open(os.O_RDWR)
 	if err != nil {
@@ -243,7 +247,7 @@ func (d loopDevice) detachFile() error {
 	return nil
 }
 
-// attachDevice makes sure that the volume's file has a loop device, and that the volume's node names that device.
+// attachDevice makes sure that the volume's file is attached to a loop device, and that the volume's node names that device.
 func (v Volume) attachDevice() error {
 	f, err := os.OpenFile(v.imagePath(), os.O_RDWR, 0)
 	if err != nil {
@@ -273,7 +277,7 @@ func (v Volume) attachDevice() error {
 	return v.makeNode(number)
 }
 
-// attachFreeDevice attaches a file to a free device under the given name, and returns the device's number.
+// attachFreeDevice attaches a file to a free loop device under the given name, and returns the number of the device.
 func attachFreeDevice(name string, f *os.File) (int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -293,6 +297,7 @@ func attachFreeDevice(name string, f *os.File) (int, error) {
 	return 0, errors.New("find a free loop device: other programs took each one first")
 }
 
+// attachFile attaches the file to the device under the given name.
 func (d loopDevice) attachFile(name string, file *os.File) error {
 	f, err := d.open(os.O_RDWR)
 	if err != nil {
@@ -307,7 +312,8 @@ func (d loopDevice) attachFile(name string, file *os.File) error {
 	return nil
 }
 
-// makeNode makes the volume's device node. Other nodes of that device belong to volumes whose device was detached.
+// makeNode creates the volume's device node for the loop device with the given number. It removes other nodes of that device, which belong to
+// volumes whose device was detached.
 func (v Volume) makeNode(number int) error {
 	if err := removeNodes(func(n int) bool { return n == number }); err != nil {
 		return err
@@ -319,7 +325,7 @@ func (v Volume) makeNode(number int) error {
 	return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajorNumber, uint32(number)))) //nolint:gosec // a minor number
 }
 
-// removeNodes removes the nodes for which doomed returns true.
+// removeNodes removes the device nodes for whose number doomed returns true.
 func removeNodes(doomed func(number int) bool) error {
 	list, err := os.ReadDir(NodesFolder)
 	if err != nil {
