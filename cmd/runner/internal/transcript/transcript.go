@@ -26,7 +26,7 @@ const maxLine = 64 << 20
 // Line is a whole line of a transcript: valid JSON, without the newline.
 type Line = []byte
 
-// LineAction tells Copy whether to keep or drop a line of a transcript.
+// LineAction determines whether Copy keeps or drops a line of a transcript.
 type LineAction int
 
 // The verdicts.

@@ -24,7 +24,7 @@ const (
 	maxAttachAttempts = 100
 )
 
-// isNoSpace reports whether err means that a file system has no space or no inodes left.
+// isNoSpace reports whether err means that a file system is full or a quota is reached.
 func isNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // MakeFileSystems creates the file systems of those volumes that have none, and attaches the file systems of all volumes to loop devices.

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// maxTrackedFolders is the largest number of folders that a tracker remembers. With more, all folders count as changed.
+// maxTrackedFolders is the maximum number of folders that a changeTracker remembers. With more, all folders count as changed.
 const maxTrackedFolders = 4096
 
 // ChangedFolder is a folder of the workspace in which something may have changed since the last snapshot.
@@ -18,14 +18,12 @@ type ChangedFolder struct {
 	Deep bool   // also in all folders below it
 }
 
-// errAnswerOutdated is returned when a snapshot confirms an answer of the tracker, but another snapshot has asked the
-// tracker since.
+// errAnswerOutdated is returned when a snapshot confirms an answer of the changeTracker, but another snapshot has asked for an answer since.
 var errAnswerOutdated = errors.New("another snapshot has asked meanwhile")
 
-// changeTracker records in which folders of the workspace something has changed, so that a snapshot needs to look into these
-// only. A snapshot asks for an answer and confirms it once the snapshot is stored; until then, later answers repeat the
-// changes. Folders that are not watched are in every answer. Ignored files are covered too. A tracker is safe for
-// concurrent use.
+// changeTracker records in which folders of the workspace something has changed, so that a snapshot walks only these. A snapshot asks for an answer
+// and confirms the answer once the snapshot is stored; until then, later answers repeat the changes. Folders that are not watched are in every
+// answer. Changes of ignored files are recorded too. A changeTracker is safe for concurrent use.
 type changeTracker struct {
 	mu        sync.Mutex
 	name      string // of this tracker, which is in its tokens
@@ -43,24 +41,25 @@ type changeSet struct {
 	folders map[string]bool
 }
 
-// unconfirmedAnswer is an answer of the watcher about what has changed, which no stored snapshot has confirmed yet.
+// unconfirmedAnswer is an answer of the changeTracker that no stored snapshot has confirmed yet.
 type unconfirmedAnswer struct {
 	token string
 	changeSet
 }
 
-// newChangeTracker returns a tracker whose first answer is that everything may have changed.
+// newChangeTracker returns a changeTracker whose first answer is that everything may have changed.
 func newChangeTracker() *changeTracker {
 	return &changeTracker{name: rand.Text(), changes: changeSet{reason: "the watcher has just started", folders: map[string]bool{}}, unwatched: map[string]bool{}}
 }
 
-// markFolder records that something has changed in a folder, and if deep is set, in any folder below it.
+// markFolder records that something has changed in the folder path, and if deep is set, in any folder below it.
 func (t *changeTracker) markFolder(path string, deep bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.changes.addFolder(path, deep)
 }
 
+// addFolder adds the folder path to the set, and if deep is set, all folders below it.
 func (c *changeSet) addFolder(path string, deep bool) {
 	if c.reason != "" {
 		return
@@ -70,27 +69,28 @@ func (c *changeSet) addFolder(path string, deep bool) {
 	}
 }
 
-// markAll records that something may have changed anywhere.
+// markAll records that something may have changed in any folder, for the given reason.
 func (t *changeTracker) markAll(reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.changes.addAll(reason)
 }
 
+// addAll makes the set contain all folders, for the given reason.
 func (c *changeSet) addAll(reason string) {
 	if c.reason == "" {
 		c.reason, c.folders = reason, map[string]bool{}
 	}
 }
 
-// stopTracking records that no changes are known from now on.
+// stopTracking records that changes are no longer known, for the given reason, so that every later answer contains all folders.
 func (t *changeTracker) stopTracking(reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.blind = reason
 }
 
-// setWatched records whether a folder is watched. Changes of a folder that is not watched, and below it, are not known.
+// setWatched records whether the folder path is watched. Changes in a folder that is not watched, and below it, are not known.
 func (t *changeTracker) setWatched(path string, watched bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,23 +102,24 @@ func (t *changeTracker) setWatched(path string, watched bool) {
 	t.changes.addFolder(path, true)
 }
 
-// markRemoved records that a folder no longer exists at a path: neither it nor what was below it counts as unwatched.
+// markRemoved records that the folder path no longer exists: neither it nor a folder that was below it counts as unwatched.
 func (t *changeTracker) markRemoved(path string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.DeleteFunc(t.unwatched, func(p string, _ bool) bool { return p == path || strings.HasPrefix(p, path+"/") })
 }
 
-// markAllUnwatched records that everything may have changed, and that all watches are added again.
-func (t *changeTracker) markAllUnwatched(reason string) {
+// restartTracking records that everything may have changed, and that no folder counts as unwatched, because all watches are about to be added
+// again.
+func (t *changeTracker) restartTracking(reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.unwatched)
 	t.changes.addAll(reason)
 }
 
-// takeAnswer returns what may have changed since the answer with the token since. If that is not the last confirmed answer, everything may have
-// changed. The caller must call confirm or returnAnswer with the token of the result.
+// takeAnswer returns the folders in which something may have changed since the answer with the token since. If that is not the last confirmed
+// answer, all folders may have changed. The caller must call confirmAnswer or returnAnswer with the token of the result.
 func (t *changeTracker) takeAnswer(since string) Answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -135,14 +136,14 @@ func (t *changeTracker) takeAnswer(since string) Answer {
 	return t.newAnswer(t.open.token, t.open.changeSet)
 }
 
-// peekAnswer returns what has changed since the last answer. The next answer has it again.
+// peekAnswer returns the folders in which something has changed since the last answer. The next answer contains them again.
 func (t *changeTracker) peekAnswer() Answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.newAnswer("", t.changes)
 }
 
-// newAnswer returns a set of changes as an Answer, with the folders that are not watched.
+// newAnswer returns an Answer with the folders of a set of changes and with the folders that are not watched.
 func (t *changeTracker) newAnswer(token string, c changeSet) Answer {
 	a := Answer{Token: token, Reason: c.reason}
 	if t.blind != "" {
@@ -162,7 +163,8 @@ func (t *changeTracker) newAnswer(token string, c changeSet) Answer {
 	return a
 }
 
-// confirmAnswer records that a snapshot contains everything of the answer with a token. It returns errAnswerOutdated if there was another answer since.
+// confirmAnswer records that a stored snapshot contains all changes of the answer with a token. It returns errAnswerOutdated if there was another
+// answer since.
 func (t *changeTracker) confirmAnswer(token string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +175,7 @@ func (t *changeTracker) confirmAnswer(token string) error {
 	return nil
 }
 
-// returnAnswer makes the next answer contain what the answer with a token contained, unless that was confirmed.
+// returnAnswer makes the next answer contain the changes of the answer with a token, unless that answer was confirmed.
 func (t *changeTracker) returnAnswer(token string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,7 +184,7 @@ func (t *changeTracker) returnAnswer(token string) {
 	}
 }
 
-// mergeUnconfirmedAnswer adds the changes of the open answer, if there is one, to those since.
+// mergeUnconfirmedAnswer adds the changes of the unconfirmed answer, if there is one, to the changes since then.
 func (t *changeTracker) mergeUnconfirmedAnswer() {
 	if t.open == nil {
 		return

@@ -15,22 +15,23 @@ import (
 
 // The intervals and thresholds of the disk watch.
 const (
-	// DefaultEstimateInterval is the time between two estimates of the usage while something may write.
+	// DefaultEstimateInterval is the default of the time between two estimates of the disk usage while something may write.
 	DefaultEstimateInterval = 250 * time.Millisecond
-	// DefaultMeasureInterval is the shortest time between two measurements, unless an estimate makes one necessary earlier.
+	// DefaultMeasureInterval is the default of the minimum time between two measurements of the disk usage, unless an estimate makes one necessary
+	// earlier.
 	DefaultMeasureInterval = 30 * time.Second
 	// maxMeasureShare limits the time that is spent on measuring the disk usage to 1/maxMeasureShare of all time.
 	maxMeasureShare = 5
-	// restingIntervalFactor is the factor by which the interval between measurements grows while no turn runs.
+	// restingIntervalFactor is the factor by which the interval between measurements is longer while no turn runs.
 	restingIntervalFactor = 4
-	// negligibleChange is the change of a file system's free space in bytes up to which no measurement is made because of it.
+	// negligibleChange is the change of a file system's free space in bytes up to which no measurement is made because of the change.
 	negligibleChange = 64 << 10
 	// maxTouchedFiles is the maximum number of files whose growth is estimated one by one.
 	maxTouchedFiles = 4096
 )
 
-// Activity is what runs in the sandbox: nothing, processes only, or a turn. The disk usage is measured more often the
-// more is likely to be written.
+// Activity is what runs in the sandbox: nothing, only processes, or a turn. The disk usage is measured more often while more is likely to be
+// written.
 type Activity int
 
 // The activities.
@@ -40,7 +41,7 @@ const (
 	ActivityWorking                 // a turn runs
 )
 
-// DiskConfig configures a disk watch. Zero values mean the defaults.
+// DiskConfig configures a DiskWatch. Zero values mean the defaults.
 type DiskConfig struct {
 	Dirs     []string // absolute; everything below them counts, once
 	Limit    int64    // bytes; 0 for none
@@ -54,6 +55,7 @@ type DiskConfig struct {
 	Processes func() []int
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *DiskConfig) validate() error {
 	if len(c.Dirs) == 0 {
 		return errors.New("disk watch: no folder is given")
@@ -86,9 +88,9 @@ func (c *DiskConfig) validate() error {
 	return nil
 }
 
-// DiskWatch measures how much disk space the workspace and the agent's records take. A measurement is exact. Between two
-// measurements DiskWatch estimates the usage by the growth of files that the watcher has seen change, and by the free space
-// of the file system, which also covers what the watcher does not see: ignored files, and files without a name.
+// DiskWatch measures how much disk space the workspace and the state folder take. A measurement is exact. Between two measurements DiskWatch
+// estimates the usage by the growth of files that the watcher has seen change, and by the free space of the file system, which also covers changes
+// that the watcher does not see: those of ignored files, and of files without a name.
 type DiskWatch struct {
 	cfg  DiskConfig
 	wake chan struct{}
@@ -105,7 +107,7 @@ type DiskWatch struct {
 	dirty    bool             // something may have changed since the last measurement
 }
 
-// NewDiskWatch returns a disk watch. The caller calls Run.
+// NewDiskWatch returns a DiskWatch. The caller must call Run.
 func NewDiskWatch(cfg DiskConfig) (*DiskWatch, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -113,7 +115,7 @@ func NewDiskWatch(cfg DiskConfig) (*DiskWatch, error) {
 	return &DiskWatch{cfg: cfg, wake: make(chan struct{}, 1), touched: map[string]int64{}}, nil
 }
 
-// CheckNow makes Run check the usage now. It must be called when the Activity rises, because Run sleeps while nothing runs.
+// CheckNow makes Run check the disk usage now. It must be called when the Activity rises, because Run sleeps while nothing runs.
 func (d *DiskWatch) CheckNow() {
 	select {
 	case d.wake <- struct{}{}:
@@ -121,7 +123,8 @@ func (d *DiskWatch) CheckNow() {
 	}
 }
 
-// RecordTouched records that a file changes; DiskWatch adds the growth of the file to its estimates. before is the number of bytes that the file had on disk.
+// RecordTouched records that the file path changes; DiskWatch adds the growth of the file to its estimates. before is the number of bytes that the
+// file had on disk.
 func (d *DiskWatch) RecordTouched(path string, before int64) {
 	d.mu.Lock()
 	first := !d.dirty
@@ -135,15 +138,15 @@ func (d *DiskWatch) RecordTouched(path string, before int64) {
 	}
 }
 
-// UsedBytes returns the number of bytes in use by the last estimate or measurement.
+// UsedBytes returns the disk usage in bytes according to the last estimate or measurement.
 func (d *DiskWatch) UsedBytes() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.used
 }
 
-// CheckLimit reports whether the limit is reached, with a message for the user. If the last estimate reached it, CheckLimit measures again, which takes
-// time: files may have been removed.
+// CheckLimit reports whether the disk limit is reached, with a message for the user. If the last estimate has reached the limit, CheckLimit
+// measures again, which takes time, because files may have been removed.
 func (d *DiskWatch) CheckLimit() (message string, over bool) {
 	if d.cfg.Limit == 0 || d.UsedBytes() < d.cfg.Limit {
 		return "", false
@@ -152,7 +155,7 @@ func (d *DiskWatch) CheckLimit() (message string, over bool) {
 	return d.isLimitReached()
 }
 
-// isLimitReached reports whether the last measurement or estimate reached the limit, with a message for the user.
+// isLimitReached reports whether the last measurement or estimate has reached the limit, with a message for the user.
 func (d *DiskWatch) isLimitReached() (string, bool) {
 	used := d.UsedBytes()
 	if d.cfg.Limit == 0 || used < d.cfg.Limit {
@@ -161,7 +164,7 @@ func (d *DiskWatch) isLimitReached() (string, bool) {
 	return fmt.Sprintf("the workspace and the agent's records take %d bytes on disk, the limit is %d", used, d.cfg.Limit), true
 }
 
-// Run measures once and then watches until ctx ends. It sleeps while nothing runs and nothing changes.
+// Run measures the disk usage once and then checks it until ctx ends. It sleeps while nothing runs and nothing changes.
 func (d *DiskWatch) Run(ctx context.Context) error {
 	d.measureUsage()
 	timer := time.NewTimer(0)
@@ -182,7 +185,7 @@ func (d *DiskWatch) Run(ctx context.Context) error {
 	}
 }
 
-// untilNextCheck returns the time until the next check; 0 means that Run sleeps until CheckNow is called.
+// untilNextCheck returns the time until the next check of the disk usage; 0 means that Run sleeps until CheckNow is called.
 func (d *DiskWatch) untilNextCheck() time.Duration {
 	activity := d.cfg.Activity()
 	d.mu.Lock()
@@ -198,7 +201,7 @@ func (d *DiskWatch) untilNextCheck() time.Duration {
 	return d.cfg.Estimate
 }
 
-// checkUsage estimates the usage, and measures it if the limit may be reached or the last measurement is old. It calls Exceeded if the
+// checkUsage estimates the disk usage, and measures it if the limit may be reached or the last measurement is old. It calls Exceeded if a
 // measurement reaches the limit.
 func (d *DiskWatch) checkUsage(now time.Time) {
 	atMost := d.estimateUsage()
@@ -215,8 +218,8 @@ func (d *DiskWatch) checkUsage(now time.Time) {
 	}
 }
 
-// estimateUsage updates d.used and returns an upper bound of the present usage in bytes: the greater of the growth of touched files and the decrease of
-// free space, added to the last measurement.
+// estimateUsage updates d.used and returns an upper bound of the present disk usage in bytes: the last measurement, plus the growth of touched
+// files or the decrease of free space, whichever is greater.
 func (d *DiskWatch) estimateUsage() int64 {
 	free, idle := freeSpace(d.cfg.Dirs), d.cfg.Activity() == ActivityIdle
 	d.mu.Lock()
@@ -271,7 +274,7 @@ func (d *DiskWatch) measureUsage() {
 	d.measured, d.used, d.free, d.at, d.took = m.bytes, m.bytes, free, time.Now(), time.Since(began)
 }
 
-// isBelowAny reports whether a path lies in one of the folders.
+// isBelowAny reports whether a path lies below one of the folders dirs.
 func isBelowAny(dirs []string, path string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(path, dir+"/") })
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statFile returns the metadata of a file without following symbolic links, and false if there is none.
+// statFile returns the metadata of a file without following symbolic links, and false if there is no such file.
 func statFile(path string) (fileStat, bool) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -18,7 +18,7 @@ func statFile(path string) (fileStat, bool) {
 	return newFileStat(st), true
 }
 
-// newFileStat returns the stat for the result of a system call.
+// newFileStat converts the result of the system call stat to a fileStat.
 func newFileStat(st unix.Stat_t) fileStat {
 	kind := st.Mode & unix.S_IFMT
 	return fileStat{
@@ -27,7 +27,7 @@ func newFileStat(st unix.Stat_t) fileStat {
 	}
 }
 
-// freeSpace returns the free bytes of the folders' file systems, by device.
+// freeSpace returns the number of free bytes in the file systems of the folders dirs, by device number.
 func freeSpace(dirs []string) map[uint64]int64 {
 	out := map[uint64]int64{}
 	for _, dir := range dirs {
@@ -43,7 +43,8 @@ func freeSpace(dirs []string) map[uint64]int64 {
 	return out
 }
 
-// addUnnamed adds the files of the folders dirs that the processes pids have open and that have no name any more: they still take space.
+// addUnnamed adds the files below the folders dirs that the processes pids have open and that have no name any more:
+// they still take space.
 func (m *usageMeter) addUnnamed(dirs []string, pids []int) {
 	for _, pid := range pids {
 		fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// maxIgnoredFolders is the largest number of ignored folders that are watched. Further ones are in every answer of the tracker.
+// maxIgnoredFolders is the maximum number of ignored folders that are watched. Further ones are in every answer of the changeTracker.
 const maxIgnoredFolders = 4096
 
-// watchIgnoredFolder watches an ignored folder, and everything below it. Changes in these folders are not reported as events; only the tracker
-// records in which folders they were, for the next snapshot. A folder that cannot be watched, or that exceeds maxIgnoredFolders, is in every
-// answer of the tracker, so that snapshots always look into it.
+// watchIgnoredFolder watches the ignored folder rel and everything below it. Changes in these folders are not reported as events; only the
+// changeTracker records in which folders they were, for the next snapshot. A folder that cannot be watched, or that exceeds maxIgnoredFolders, is
+// in every answer of the changeTracker, so that every snapshot walks it.
 func (w *Watcher) watchIgnoredFolder(rel string) {
 	if w.notifier == nil {
 		return // the tracker is blind
@@ -45,7 +45,7 @@ func (w *Watcher) watchIgnoredFolder(rel string) {
 	}
 }
 
-// handleIgnoredChange records a change in the ignored folder rel in the tracker, and watches ignored folders that have appeared in it.
+// handleIgnoredChange records a change in the ignored folder rel in the changeTracker, and watches folders that have appeared in it.
 func (w *Watcher) handleIgnoredChange(rel string, c kernelChange) {
 	w.tracker.markFolder(rel, false)
 	child := joinRelative(rel, c.name)
@@ -66,7 +66,7 @@ func (w *Watcher) handleIgnoredChange(rel string, c kernelChange) {
 	}
 }
 
-// unwatchIgnoredBelow ends the watches of ignored folders at a path and below it.
+// unwatchIgnoredBelow ends the watches of ignored folders at the path rel and below it.
 func (w *Watcher) unwatchIgnoredBelow(rel string) {
 	for wd, path := range w.ignored {
 		if rel == "" || path == rel || strings.HasPrefix(path, rel+"/") {
@@ -76,7 +76,7 @@ func (w *Watcher) unwatchIgnoredBelow(rel string) {
 	}
 }
 
-// unwatchAllIgnored ends the watches of all ignored folders, so that others can be watched. It reports whether there were any.
+// unwatchAllIgnored ends the watches of all ignored folders, so that other folders can be watched. It reports whether there were any.
 func (w *Watcher) unwatchAllIgnored() bool {
 	if len(w.ignored) == 0 {
 		return false

@@ -11,7 +11,7 @@ import (
 // inode identifies a file by its device and inode number, which all names (hard links) of the file share.
 type inode struct{ device, number uint64 }
 
-// fileStat is the metadata of a file from which the meter computes the disk usage.
+// fileStat is the metadata of a file from which the disk usage is computed.
 type fileStat struct {
 	inode
 	bytes   int64 // on disk
@@ -29,7 +29,8 @@ type usageMeter struct {
 	bytes int64            // sum of the sizes on disk
 }
 
-// addTree adds a file, or a folder with everything below it. It logs folders that it cannot read, and leaves them out.
+// addTree adds the file path, or the folder path with everything below it. It logs folders that it cannot read, and
+// leaves them out.
 func (m *usageMeter) addTree(path string) {
 	st, ok := statFile(path)
 	if !ok {

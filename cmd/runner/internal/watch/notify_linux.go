@@ -11,16 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mask has the events of a folder that are watched. Changes of permissions and times are only tracked for snapshots.
+// inotifyMask is the set of inotify events that are reported for a watched folder. Changes of permissions and times
+// only matter to snapshots.
 const inotifyMask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// inotifyReader reads changes of the workspace from the kernel's inotify.
+// inotifyReader reads changes of watched folders from the kernel's inotify. It implements changeSource.
 type inotifyReader struct {
 	fd   int
 	file *os.File // the same, for reads that Close interrupts
 }
 
+// newInotifyReader returns an inotifyReader that watches no folder yet.
 func newInotifyReader() (*inotifyReader, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -31,6 +33,7 @@ func newInotifyReader() (*inotifyReader, error) {
 
 func (n *inotifyReader) close() error { return n.file.Close() }
 
+// addWatch implements changeSource.
 func (n *inotifyReader) addWatch(dir string) (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, dir, inotifyMask)
 	if err != nil {
@@ -39,11 +42,13 @@ func (n *inotifyReader) addWatch(dir string) (int, error) {
 	return wd, nil
 }
 
+// removeWatch implements changeSource.
 func (n *inotifyReader) removeWatch(wd int) {
 	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // from the kernel
 }
 
-// addMark adds a watch and removes it at once. The kernel reports the end of that watch after all earlier changes; mark returns its number.
+// addMark adds a watch and removes it at once. The kernel reports the end of that watch after all earlier changes;
+// addMark returns the number of the watch.
 func (n *inotifyReader) addMark() (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, "/", unix.IN_DELETE_SELF)
 	if err != nil {
@@ -53,11 +58,12 @@ func (n *inotifyReader) addMark() (int, error) {
 	return wd, nil
 }
 
-// isWatchLimitError reports whether an error means that the kernel has no more watches.
+// isWatchLimitError reports whether an error means that the kernel allows no further watches.
 func isWatchLimitError(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
 }
 
+// readChanges implements changeSource.
 func (n *inotifyReader) readChanges(buf []byte) ([]kernelChange, error) {
 	k, err := n.file.Read(buf)
 	if err != nil {

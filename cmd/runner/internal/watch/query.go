@@ -16,22 +16,22 @@ import (
 	"time"
 )
 
-// SocketName is the name of the socket in the state folder at which a watcher answers what has changed. It is not part
-// of snapshots.
+// SocketName is the name of the socket in the state folder at which a watcher answers which folders have changed. Snapshots do not contain it.
 const SocketName = ".spool-changes"
 
 const (
-	// queryTimeout is the maximum time that a query to the watcher and its answer may take.
+	// queryTimeout is the time limit for a query to the watcher and its answer.
 	queryTimeout = 5 * time.Second
-	// maxRequestBytes is the largest size of a query in bytes.
+	// maxRequestBytes is the maximum size of a request to the watcher in bytes.
 	maxRequestBytes = 4 << 10
-	// maxQueries is the largest number of queries (connections to the socket) at a time.
+	// maxQueries is the maximum number of queries to the watcher (connections to the socket) at a time.
 	maxQueries = 16
-	// maxAnswersBytes is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
+	// maxAnswersBytes is the maximum size in bytes of all answers on a connection to the watcher. It is limited because the agent can listen in the
+	// watcher's place.
 	maxAnswersBytes = 64 << 20
 )
 
-// Answer has the folders in which something may have changed.
+// Answer lists the folders in which something may have changed.
 type Answer struct {
 	Token   string          `json:"token,omitempty"`
 	All     bool            `json:"all,omitempty"`    // something may have changed in any folder
@@ -42,7 +42,7 @@ type Answer struct {
 	Mapped []string `json:"-"`
 }
 
-// answerJSON is an Answer on the socket. Paths are bytes, because they need not be UTF-8.
+// answerJSON is an Answer as it is sent over the socket. Paths are bytes, because they need not be UTF-8.
 type answerJSON struct {
 	Answer
 	Shallow [][]byte `json:"shallow,omitempty"`
@@ -51,15 +51,15 @@ type answerJSON struct {
 	Error   string   `json:"error,omitempty"`
 }
 
-// queryRequest is one request of a connection. A connection sends one with Since, then others.
+// queryRequest is one request of a snapshot to the watcher. A connection sends one with Since, then others.
 type queryRequest struct {
 	Since   *string `json:"since,omitempty"`   // asks for changes after the answer with this token
 	Again   bool    `json:"again,omitempty"`   // asks for changes after the answer of this connection
 	Confirm bool    `json:"confirm,omitempty"` // the answer of this connection is in a snapshot
 }
 
-// ServeQueries answers queries of snapshots at the socket in the state folder until ctx ends. Run must be running. processes
-// returns the processes whose mapped files are in answers; nil means none.
+// ServeQueries answers queries of snapshots at the socket in the state folder until ctx ends. Run must be running. processes returns the processes
+// whose mapped files are in answers; nil means none.
 func (w *Watcher) ServeQueries(ctx context.Context, state string, processes func() []int) error {
 	dir, err := os.Open(state)
 	if err != nil {
@@ -123,7 +123,7 @@ func (w *Watcher) ServeQueries(ctx context.Context, state string, processes func
 	}
 }
 
-// socketPath returns a path of the socket that is short enough for the system, whatever the path of the folder.
+// socketPath returns a path of the socket in the folder dir that is short enough for the system, however long the path of the folder is.
 func socketPath(dir *os.File) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + SocketName //nolint:gosec // a descriptor
 }
@@ -186,8 +186,8 @@ func pathBytes(list []string) [][]byte {
 	return out
 }
 
-// awaitTracked blocks until the tracker has recorded all changes that happened before the call. If that takes longer than flushTimeout, sync records that
-// everything may have changed.
+// awaitTracked blocks until the changeTracker has recorded all changes that happened before the call. If that takes longer than flushTimeout,
+// awaitTracked records that everything may have changed.
 func (w *Watcher) awaitTracked(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
@@ -204,16 +204,16 @@ func (w *Watcher) awaitTracked(ctx context.Context) {
 	w.tracker.markAll("the watcher did not answer in time")
 }
 
-// ChangeQuery is a snapshot's question to the watcher, with the answer. It is not safe for concurrent use.
+// ChangeQuery is the query of a snapshot to the watcher, with the answer and the open connection. It is not safe for concurrent use.
 type ChangeQuery struct {
 	Answer
 	c     net.Conn
 	lines *bufio.Reader
 }
 
-// QueryChanges asks the watcher that serves in the state folder what may have changed since the answer with the token since. The caller calls Confirm
-// once the snapshot with these changes is stored, and Close in any case. An error means that no watcher answers, so that anything may have
-// changed.
+// QueryChanges asks the watcher that serves in the state folder which folders may have changed since the answer with the token since. The caller
+// calls Confirm once the snapshot with these changes is stored, and Close in any case. An error means that no watcher answers, so that anything may
+// have changed.
 func QueryChanges(ctx context.Context, state, since string) (*ChangeQuery, error) {
 	dir, err := os.Open(state)
 	if err != nil {
@@ -233,7 +233,7 @@ func QueryChanges(ctx context.Context, state, since string) (*ChangeQuery, error
 	return q, nil
 }
 
-// sendRequest sends a request and returns the answer.
+// sendRequest sends a request to the watcher and returns the answer.
 func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 	raw, err := json.Marshal(r)
 	if err == nil {
@@ -268,11 +268,10 @@ func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 	return in.Answer, nil
 }
 
-// QueryAgain returns what has changed since the answer of QueryChanges. The next snapshot gets these changes too.
+// QueryAgain returns the folders that have changed since the answer of QueryChanges. The next snapshot gets these changes too.
 func (q *ChangeQuery) QueryAgain() (Answer, error) { return q.sendRequest(queryRequest{Again: true}) }
 
-// Confirm informs the watcher that a stored snapshot contains everything of the answer, so that later answers leave it
-// out.
+// Confirm informs the watcher that a stored snapshot contains all changes of the answer, so that later answers leave them out.
 func (q *ChangeQuery) Confirm() error {
 	_, err := q.sendRequest(queryRequest{Confirm: true})
 	return err

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// binarySearchBytes is the number of bytes at the beginning of a file that are searched for a NUL.
+// binarySearchBytes is the number of bytes at the beginning of a file that are searched for a NUL, which marks the file as binary.
 const binarySearchBytes = 8000
 
 // reportDueChanges reports the changes of files that have not changed for Config.Quiet, or have changed for Config.Latest. If all is set, it reports
@@ -56,11 +56,10 @@ func (w *Watcher) reportDueChanges(ctx context.Context, now time.Time, all bool)
 	}
 }
 
-// hasPendingReports reports whether reportDueChanges has to be called soon, because files have changed or the rate limiter has something
-// to report.
+// hasPendingReports reports whether reportDueChanges must be called soon, because files have changed or the rate limiter has something to report.
 func (w *Watcher) hasPendingReports() bool { return len(w.dirty) > 0 || w.flood.hasPendingCounts() }
 
-// changeEvent returns the event for the difference between a file and what was last reported about it: created, modified or deleted. It returns nil if
+// changeEvent returns the event for the difference between a file and the last report about it: created, modified or deleted. It returns nil if
 // nothing has changed.
 func (w *Watcher) changeEvent(s *suspectFile, rel string) events.Payload {
 	info, err := os.Lstat(w.absolutePath(rel))
@@ -88,13 +87,13 @@ func (w *Watcher) changeEvent(s *suspectFile, rel string) events.Payload {
 	return nil
 }
 
-// equalsExceptBlocks reports whether the files are equal except for their blocks on disk, which the file system often allocates
+// equalsExceptBlocks reports whether two states of a file are equal, except for the number of blocks on disk, which the file system often allocates
 // later.
 func (f fileState) equalsExceptBlocks(g fileState) bool {
 	return f.size == g.size && f.modTime == g.modTime && f.inode == g.inode
 }
 
-// completeEvent returns an event with the fields for which the file has to be read.
+// completeEvent returns the event p with those fields for which the file has to be read.
 func (w *Watcher) completeEvent(p events.Payload) events.Payload {
 	switch e := p.(type) {
 	case events.FileCreated:
@@ -107,7 +106,8 @@ func (w *Watcher) completeEvent(p events.Payload) events.Payload {
 	return p
 }
 
-// isBinary reports whether a file has a NUL in its first binarySearchBytes bytes. It reports false for a file that does not exist or cannot be read.
+// isBinary reports whether the file rel has a NUL in its first binarySearchBytes bytes. It returns false for a file that does not exist or cannot
+// be read.
 func (w *Watcher) isBinary(rel string) bool {
 	f, err := os.OpenFile(w.absolutePath(rel), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -122,7 +122,7 @@ func (w *Watcher) isBinary(rel string) bool {
 	return bytes.IndexByte(head[:n], 0) >= 0
 }
 
-// applyNewRules reads the ignore file and adds all watches again. It reports no event for files that are ignored from now on, or no longer.
+// applyNewRules reads the ignore file and adds all watches again. It reports no event for files that have become ignored, or no longer are.
 func (w *Watcher) applyNewRules() {
 	for wd := range w.watched {
 		w.notifier.removeWatch(wd)
@@ -130,7 +130,7 @@ func (w *Watcher) applyNewRules() {
 	clear(w.watched)
 	w.unwatchIgnoredBelow("")
 	w.root = &watchedFolder{wd: -1}
-	w.tracker.markAllUnwatched("other rules for ignored files apply")
+	w.tracker.restartTracking("other rules for ignored files apply")
 	w.readRules()
 	w.recordExistingFiles()
 }
@@ -159,7 +159,7 @@ func warningEvent(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
 
-// rateLimiter limits how many changes of files are reported as events, and counts the others.
+// rateLimiter limits how many changes of files are reported as events, and counts the changes that are not reported.
 type rateLimiter struct {
 	second    time.Time // start of the current second
 	inSecond  int       // reported in the current second
@@ -171,7 +171,7 @@ type rateLimiter struct {
 	notes     []events.Payload
 }
 
-// admitEvent reports whether an event is to be reported; otherwise it counts the event.
+// admitEvent reports whether an event is to be reported. Otherwise it counts the event.
 func (f *rateLimiter) admitEvent(now time.Time, p events.Payload, perSecond, perTurn int) bool {
 	if now.Sub(f.second) >= time.Second {
 		f.second, f.inSecond = now, 0
@@ -196,21 +196,21 @@ func (f *rateLimiter) admitEvent(now time.Time, p events.Payload, perSecond, per
 	return false
 }
 
-// queueNote queues a payload that the next call of report returns.
+// queueNote queues an event that the next call of takeReports returns.
 func (f *rateLimiter) queueNote(p events.Payload) { f.notes = append(f.notes, p) }
 
-// countUnreported returns the number of events that were not reported.
+// countUnreported returns the number of events that were not admitted since the last report.
 func (f *rateLimiter) countUnreported() int {
 	return f.counts.created + f.counts.modified + f.counts.deleted
 }
 
-// hasPendingCounts reports whether report has something to return later, even if no file changes any more.
+// hasPendingCounts reports whether takeReports will return something later, even if no file changes any more.
 func (f *rateLimiter) hasPendingCounts() bool {
 	return len(f.notes) > 0 || f.countUnreported() > 0 && !f.full
 }
 
-// takeReports returns the queued notes, and the counts once the flood is over: after a second in which all events were
-// admitted, or at the end of a turn.
+// takeReports returns the queued notes, and the counts of unreported events after a second in which all events were admitted, or at the end of a
+// turn (all).
 func (f *rateLimiter) takeReports(now time.Time, all bool) []events.Payload {
 	if f.countUnreported() > 0 && (all || !f.full && now.Sub(f.second) >= time.Second) {
 		f.queueNote(warningEvent(fmt.Sprintf("not listed: %d files created, %d modified, %d deleted", f.counts.created, f.counts.modified, f.counts.deleted)))
@@ -221,7 +221,7 @@ func (f *rateLimiter) takeReports(now time.Time, all bool) []events.Payload {
 	return out
 }
 
-// setExecution sets the running execution. For another one than before, the counts of the execution begin at 0.
+// setExecution sets the id of the running execution. If it is another execution than before, the counts of the execution begin at 0.
 func (f *rateLimiter) setExecution(execution string) {
 	if execution != f.execution {
 		f.execution, f.inTurn, f.warned, f.full = execution, 0, false, false

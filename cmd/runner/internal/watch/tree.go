@@ -27,7 +27,7 @@ type fileState struct {
 	blocks  int64 // bytes on disk
 }
 
-// suspectFile is a file that may have changed since it was last reported.
+// suspectFile is a file that may have changed since the last report about it.
 type suspectFile struct {
 	in          *watchedFolder
 	name        string
@@ -38,7 +38,7 @@ type suspectFile struct {
 	order       uint64
 }
 
-// joinRelative returns the path of an entry of a folder, both relative to the workspace. dir is "" for the workspace itself.
+// joinRelative returns the path of the entry name of the folder dir, both relative to the workspace. dir is "" for the workspace itself.
 func joinRelative(dir, name string) string {
 	if dir == "" {
 		return name
@@ -46,12 +46,13 @@ func joinRelative(dir, name string) string {
 	return dir + "/" + name
 }
 
-// absolutePath returns the absolute path for a path relative to the workspace.
+// absolutePath returns the absolute path for rel, a path relative to the workspace.
 func (w *Watcher) absolutePath(rel string) string {
 	return filepath.Join(w.cfg.Dir, filepath.FromSlash(rel))
 }
 
-// addSuspect records that a file may have changed; reportDueChanges compares it later. written is set if the kernel reported a change of the content.
+// addSuspect records that a file may have changed; reportDueChanges compares the file later. written is set if the kernel reported a change of the
+// content.
 func (w *Watcher) addSuspect(f *watchedFolder, name string, written bool) {
 	now := time.Now()
 	rel := joinRelative(f.path, name)
@@ -67,7 +68,7 @@ func (w *Watcher) addSuspect(f *watchedFolder, name string, written bool) {
 	s.written = s.written || written
 }
 
-// dropFolder stops watching a folder and everything below it. The files become suspects, so that their removal is reported.
+// dropFolder stops watching a folder and everything below it. It makes the files suspects, so that their removal is reported.
 func (w *Watcher) dropFolder(f *watchedFolder) {
 	if f.wd >= 0 {
 		delete(w.watched, f.wd)
@@ -83,7 +84,7 @@ func (w *Watcher) dropFolder(f *watchedFolder) {
 	}
 }
 
-// addFolder begins to watch a folder that has appeared in parent, and makes all files in it suspects.
+// addFolder begins to watch the folder name that has appeared in parent, and makes all files in it suspects.
 func (w *Watcher) addFolder(parent *watchedFolder, name string) {
 	f := &watchedFolder{path: joinRelative(parent.path, name), wd: -1}
 	if parent.folders == nil {
@@ -93,8 +94,8 @@ func (w *Watcher) addFolder(parent *watchedFolder, name string) {
 	w.compareFolder(f)
 }
 
-// compareFolder compares a folder, and everything below it, with its last known state, and makes what differs suspects. It adds the watches first,
-// so that the kernel reports files that are created during the comparison.
+// compareFolder compares a folder, and everything below it, with its last known state, and makes the files that differ suspects. It adds the
+// watches first, so that the kernel reports files that are created during the comparison.
 func (w *Watcher) compareFolder(f *watchedFolder) {
 	w.addWatch(f)
 	entries, err := os.ReadDir(w.absolutePath(f.path))
@@ -139,7 +140,7 @@ func (w *Watcher) compareFolder(f *watchedFolder) {
 	}
 }
 
-// compareFile makes a file that has changed a suspect. During recordExistingFiles it records the file as known instead.
+// compareFile makes the file name of a folder a suspect if it has changed. During recordExistingFiles it records the file as known instead.
 func (w *Watcher) compareFile(f *watchedFolder, name string, e fs.DirEntry) {
 	info, err := e.Info()
 	if err != nil {
@@ -156,7 +157,7 @@ func (w *Watcher) compareFile(f *watchedFolder, name string, e fs.DirEntry) {
 	w.addSuspect(f, name, false)
 }
 
-// addWatch makes the kernel report the changes of a folder. If the kernel has no more watches, it ends those of ignored folders, and if that
+// addWatch makes the kernel report the changes of a folder. If the kernel allows no further watches, it ends those of ignored folders, and if that
 // does not suffice, it falls back to polling.
 func (w *Watcher) addWatch(f *watchedFolder) {
 	if w.notifier == nil {
@@ -197,13 +198,13 @@ func (f *watchedFolder) putFile(name string, now fileState) {
 	f.files[name] = now
 }
 
-// fileStateOf returns the properties of a file by which two passes over the workspace compare it.
+// fileStateOf returns those properties of a file by which the watcher recognises a change.
 func fileStateOf(info fs.FileInfo) fileState {
 	inode, blocks := inodeAndBlocks(info)
 	return fileState{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}
 }
 
-// readRules reads the ignore file again.
+// readRules reads the ignore file again and replaces the ignore rules.
 func (w *Watcher) readRules() {
 	text := []byte(defaultIgnoreRules)
 	f, err := os.Open(filepath.Join(w.cfg.Dir, IgnoreFile))

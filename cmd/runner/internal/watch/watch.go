@@ -16,19 +16,19 @@ import (
 
 // The defaults.
 const (
-	// DefaultQuietTime is the time that a file must not change before it is reported.
+	// DefaultQuietTime is the default of the time that a file must not change before its change is reported.
 	DefaultQuietTime = 100 * time.Millisecond
-	// DefaultMaxDelay is the time after which a file is reported even though it keeps changing.
+	// DefaultMaxDelay is the default of the time after which a change of a file is reported even though the file keeps changing.
 	DefaultMaxDelay = time.Second
-	// DefaultPollInterval is the shortest time between two passes over a polled workspace.
+	// DefaultPollInterval is the default of the minimum time between two passes over a polled workspace.
 	DefaultPollInterval = 2 * time.Second
-	// DefaultEventsPerSecond is the largest number of events that are reported within a second.
+	// DefaultEventsPerSecond is the default of the maximum number of file events that are reported within a second.
 	DefaultEventsPerSecond = 500
-	// DefaultEventsPerTurn is the largest number of events that are reported for one execution, and between two executions.
+	// DefaultEventsPerTurn is the default of the maximum number of file events that are reported for one execution, and between two executions.
 	DefaultEventsPerTurn = 5000
 	// pollPauseFactor limits polling to 1/pollPauseFactor of the time: the pause after a pass is that many times as long as the pass.
 	pollPauseFactor = 20
-	// queueReadPause is the pause between two reads of the kernel's queue.
+	// queueReadPause is the pause between two reads of the kernel's queue of changes.
 	queueReadPause = 5 * time.Millisecond
 	// flushTimeout is the maximum time that Flush waits for changes to be reported.
 	flushTimeout = 2 * time.Second
@@ -41,7 +41,7 @@ type Sink interface {
 	JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string)
 }
 
-// Config configures a watcher. Zero values mean the defaults.
+// Config configures a Watcher. Zero values mean the defaults.
 type Config struct {
 	Dir       string // the workspace, absolute
 	Sink      Sink
@@ -59,7 +59,7 @@ type Config struct {
 	open func() (changeSource, error) // nil for inotify
 }
 
-// changeSource reports changes of watched folders; notifier implements it by inotify.
+// changeSource reports changes of watched folders; inotifyReader implements it.
 type changeSource interface {
 	addWatch(dir string) (int, error)               // returns the same number for the same folder
 	removeWatch(wd int)                             // ends the watch of a folder, if it has not ended by itself
@@ -68,6 +68,7 @@ type changeSource interface {
 	close() error
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *Config) validate() error {
 	if !filepath.IsAbs(c.Dir) {
 		return fmt.Errorf("watch: %q is not an absolute path", c.Dir)
@@ -92,7 +93,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Watcher reports changes of files in one workspace as events.
+// Watcher watches the files of one workspace: it reports their changes as events and tracks changed folders for snapshots.
 type Watcher struct {
 	cfg     Config
 	tracker *changeTracker
@@ -115,7 +116,7 @@ type Watcher struct {
 	flood    rateLimiter
 }
 
-// New returns a Watcher, which watches once Run is called.
+// New returns a Watcher, which watches the workspace once Run is called.
 func New(cfg Config) (*Watcher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -123,8 +124,7 @@ func New(cfg Config) (*Watcher, error) {
 	return &Watcher{tracker: newChangeTracker(), syncs: make(chan chan struct{}), barriers: map[int]chan struct{}{}, ignored: map[int]string{}, cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspectFile{}, watched: map[int]*watchedFolder{}, marks: map[int]chan struct{}{}}, nil
 }
 
-// Flush blocks until everything that happened before the call was reported, or ctx ends, or two seconds have passed.
-// Run must be running.
+// Flush blocks until all changes that happened before the call were reported, or ctx ends, or two seconds have passed. Run must be running.
 func (w *Watcher) Flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
@@ -162,7 +162,7 @@ const (
 	changeOverflow                     // the queue overflowed: changes were lost
 )
 
-// Run watches until ctx ends. Files that exist at the beginning are not reported.
+// Run watches the workspace until ctx ends. It does not report files that exist at the beginning.
 func (w *Watcher) Run(ctx context.Context) error {
 	changes, stop := w.beginWatching(ctx)
 	defer func() { stop() }()
@@ -206,8 +206,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// beginWatching records the present files and starts to read the kernel's changes, or falls back to polling. changes receives them in batches; it is nil
-// when the workspace is polled. The caller must call stop.
+// beginWatching records the present files and starts to read the kernel's changes, or falls back to polling. The channel changes receives the
+// changes in batches; it is nil when the workspace is polled. The caller must call stop.
 func (w *Watcher) beginWatching(ctx context.Context) (changes chan []kernelChange, stop func()) {
 	w.root = &watchedFolder{wd: -1}
 	if !w.cfg.Polling {
@@ -264,7 +264,7 @@ func (w *Watcher) beginWatching(ctx context.Context) (changes chan []kernelChang
 	}
 }
 
-// fallBackToPolling switches from the kernel's watches to polling, and queues a warning with the reason.
+// fallBackToPolling replaces the kernel's watches by polling, and queues a warning with the reason why.
 func (w *Watcher) fallBackToPolling(why error) {
 	w.notifier = nil
 	w.tracker.stopTracking("the kernel does not watch the workspace")
@@ -278,7 +278,7 @@ func (w *Watcher) fallBackToPolling(why error) {
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
 }
 
-// handleBatch handles a batch of changes from the kernel: it updates the tracker and makes changed files suspects.
+// handleBatch handles a batch of changes from the kernel: it updates the changeTracker and makes changed files suspects.
 func (w *Watcher) handleBatch(batch []kernelChange) {
 	for _, c := range batch {
 		f := w.watched[c.wd]
@@ -369,8 +369,8 @@ func (w *Watcher) handleFileChange(f *watchedFolder, c kernelChange) {
 	w.addSuspect(f, c.name, c.kind == changeWritten)
 }
 
-// startFlush puts a mark into the kernel's queue for a flush. All earlier changes arrive before the mark, and then answerFlushes closes done. If
-// there is no kernel to take a mark, startFlush reports all changes and closes done itself.
+// startFlush queues a mark behind all earlier changes of the kernel for a call of Flush. When the mark arrives, answerFlushes reports these changes
+// and closes done. If there is no kernel to take a mark, startFlush reports all changes and closes done itself.
 func (w *Watcher) startFlush(ctx context.Context, done chan struct{}) {
 	if w.notifier != nil {
 		wd, err := w.notifier.addMark()
@@ -390,7 +390,8 @@ func (w *Watcher) startFlush(ctx context.Context, done chan struct{}) {
 	close(done)
 }
 
-// startSync puts a mark into the kernel's queue for a sync. When the mark arrives, the tracker has all earlier changes, and done is closed.
+// startSync queues a mark behind all earlier changes of the kernel for a call of awaitTracked. When the mark arrives, the changeTracker has all
+// earlier changes, and done is closed.
 func (w *Watcher) startSync(done chan struct{}) {
 	if w.notifier == nil {
 		close(done) // the tracker is blind
@@ -410,13 +411,13 @@ func (w *Watcher) startSync(done chan struct{}) {
 	}
 }
 
-// queueFlushAnswer makes answerFlushes answer a flush whose mark has arrived, after the batch that is being handled.
+// queueFlushAnswer makes answerFlushes answer a flush whose mark has arrived, after the batch that is being handled. wd is the number of the mark.
 func (w *Watcher) queueFlushAnswer(wd int, done chan struct{}) {
 	delete(w.marks, wd)
 	w.answers = append(w.answers, done)
 }
 
-// answerFlushes reports all changes, if marks of flushes have arrived, and ends these flushes.
+// answerFlushes reports all changes if marks of flushes have arrived, and ends these flushes.
 func (w *Watcher) answerFlushes(ctx context.Context) {
 	if len(w.answers) == 0 {
 		return

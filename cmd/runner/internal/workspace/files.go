@@ -15,10 +15,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// UnfinishedPrefix is the prefix of the names of files that are being written. They are left out of listings.
+// UnfinishedPrefix is the prefix of the names of temporary files whose content is still being written. Listings leave
+// these files out.
 const UnfinishedPrefix = ".spool-put-"
 
-// Entry is a line in the listing of a workspace folder: a file or a folder.
+// Entry is a file or folder in the listing of a workspace folder.
 type Entry struct {
 	Path    string `json:"path"`    // slash-separated, relative to the workspace
 	Size    int64  `json:"size"`    // bytes
@@ -26,7 +27,8 @@ type Entry struct {
 	Dir     bool   `json:"dir"`
 }
 
-// pathError is an error about a path: a message, and the sentinel error that callers distinguish.
+// pathError is an error about a path: a message, and a sentinel error such as sandbox.ErrNotFound that callers
+// distinguish.
 type pathError struct {
 	says string
 	kind error
@@ -35,7 +37,8 @@ type pathError struct {
 func (f *pathError) Error() string { return f.says }
 func (f *pathError) Unwrap() error { return f.kind }
 
-// cleanLocal cleans a path from a caller that sees the workspace as its root: any absolute path is outside.
+// cleanLocal returns the clean form of a path from a caller that sees the workspace as its root. It refuses an absolute
+// path, which is outside.
 func cleanLocal(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -47,7 +50,8 @@ func cleanLocal(name string) (string, error) {
 	return clean, nil
 }
 
-// wrapError wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
+// wrapError wraps an error of os.Root about the path name in sandbox.ErrNotFound, sandbox.ErrOutside or another error
+// that callers distinguish.
 func wrapError(name string, err error) error {
 	switch {
 	case err == nil:
@@ -60,7 +64,7 @@ func wrapError(name string, err error) error {
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// OpenFile opens a regular file. A symlink inside the workspace is followed.
+// OpenFile opens a regular file of the workspace for reading. It follows a symbolic link inside the workspace.
 func (w *Workspace) OpenFile(name string) (*os.File, error) {
 	rel, err := cleanLocal(name)
 	if err != nil {
@@ -81,7 +85,8 @@ func (w *Workspace) OpenFile(name string) (*os.File, error) {
 	return f, nil
 }
 
-// List returns everything below a folder ("" for all), sorted by path. It does not follow symbolic links.
+// List returns everything below the folder dir ("" for the whole workspace), sorted by path. It does not follow
+// symbolic links.
 func (w *Workspace) List(dir string) ([]Entry, error) {
 	rel, err := cleanLocal(cmp.Or(dir, "."))
 	if err != nil {
@@ -112,7 +117,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 	return out, nil
 }
 
-// Remove removes a file or a symbolic link, or a folder with everything below it.
+// Remove removes a file, a symbolic link, or a folder with everything below it.
 func (w *Workspace) Remove(name string) error {
 	rel, err := cleanLocal(name)
 	if err != nil {
@@ -127,8 +132,8 @@ func (w *Workspace) Remove(name string) error {
 	return wrapError(name, w.root.RemoveAll(rel))
 }
 
-// PutRelative is PutFile for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
-// wherever it leads.
+// PutRelative is PutFile for a path that is relative to the workspace. A symbolic link with the file's name is itself
+// replaced, wherever it leads.
 func (w *Workspace) PutRelative(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
 	if rel, err = cleanLocal(name); err != nil {
 		return "", 0, err

@@ -15,18 +15,18 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// workspaceAliases are paths that agents may use for the workspace in addition to its real path.
+// workspaceAliases are the paths that agents may use for the workspace in addition to its real path.
 var workspaceAliases = []string{"/mnt/workspace", "/workspace"}
 
-// Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
-// /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error that wraps
-// sandbox.ErrOutside.
+// Workspace is an open workspace folder. Paths that its methods get are relative to it, or absolute and begin with the
+// folder's own path, /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error
+// that wraps sandbox.ErrOutside.
 type Workspace struct {
 	root     *os.Root
 	prefixes []string
 }
 
-// Open opens the folder, which has to exist.
+// Open opens the workspace folder dir, which must exist.
 func Open(dir string) (*Workspace, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -46,11 +46,11 @@ func Open(dir string) (*Workspace, error) {
 // Close closes the workspace's folder.
 func (w *Workspace) Close() error { return w.root.Close() }
 
-// Root returns the os.Root. It refuses at every call what the checks of paths could not see, such as a link that was
-// made between check and use.
+// Root returns the os.Root of the workspace. At every call it refuses a path that leaves the workspace, also through a
+// link that was created after a check of the path.
 func (w *Workspace) Root() *os.Root { return w.root }
 
-// RelativePath returns the path relative to the workspace, "." for the workspace itself.
+// RelativePath converts a path to a path relative to the workspace, "." for the workspace itself.
 func (w *Workspace) RelativePath(path string) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("path %q: has a NUL: %w", path, fs.ErrInvalid)
@@ -83,8 +83,8 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 	}
 }
 
-// cutWorkspacePrefix removes the folder's path. The real path comes first: a workspace whose real path is below /workspace keeps
-// its own paths.
+// cutWorkspacePrefix removes the path of the workspace from the absolute path abs. The real path comes first: a
+// workspace whose real path is below /workspace keeps its own paths.
 func (w *Workspace) cutWorkspacePrefix(abs string) (string, bool) {
 	for _, p := range w.prefixes {
 		if abs == p {
@@ -97,7 +97,8 @@ func (w *Workspace) cutWorkspacePrefix(abs string) (string, bool) {
 	return "", false
 }
 
-// isEscapeError reports whether err is the error of os.Root for a path that escapes. Package os does not export it.
+// isEscapeError reports whether err is the error of os.Root for a path that leaves the root. Package os does not export
+// it.
 func isEscapeError(err error) bool {
 	var pe *fs.PathError
 	for errors.As(err, &pe) { // MkdirAll wraps one in another
@@ -111,7 +112,7 @@ func isEscapeError(err error) bool {
 // IsOutside reports whether an operation on Root failed because the path leaves the workspace.
 func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscapeError(err) }
 
-// RelativePath returns the path relative to the workspace dir, as Workspace.RelativePath does.
+// RelativePath converts path to a path relative to the workspace dir, as Workspace.RelativePath does.
 func RelativePath(dir, path string) (string, error) {
 	w, err := Open(dir)
 	if err != nil {
@@ -121,8 +122,8 @@ func RelativePath(dir, path string) (string, error) {
 	return w.RelativePath(path)
 }
 
-// PutFile writes a file, creates its folders as needed, and replaces it atomically: a reader sees the old or the new
-// content. It returns the relative path and the number of bytes written.
+// PutFile writes a file, creates its folders as needed, and replaces an existing file atomically: a reader sees the old
+// or the new content. It returns the relative path and the number of bytes written.
 func (w *Workspace) PutFile(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
 	if rel, err = w.RelativePath(path); err != nil {
 		return "", 0, err
@@ -133,7 +134,7 @@ func (w *Workspace) PutFile(path string, content io.Reader, mode fs.FileMode) (r
 	return rel, n, nil
 }
 
-// putCleaned writes to a cleaned path. path is the caller's spelling, for errors.
+// putCleaned writes a file to the cleaned path rel. path is the caller's spelling, for errors.
 func (w *Workspace) putCleaned(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
 	if rel == "." {
 		return 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
@@ -157,6 +158,7 @@ func (w *Workspace) putCleaned(path, rel string, content io.Reader, mode fs.File
 	return n, nil
 }
 
+// writeTemporary creates the temporary file tmp with the content, and returns the number of bytes.
 func (w *Workspace) writeTemporary(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
 	f, err := w.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
@@ -166,6 +168,7 @@ func (w *Workspace) writeTemporary(tmp string, content io.Reader, mode fs.FileMo
 	return n, errors.Join(err, f.Close())
 }
 
+// removeTemporary removes the temporary file tmp.
 func (w *Workspace) removeTemporary(tmp string) error {
 	if err := w.root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
