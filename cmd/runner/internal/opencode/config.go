@@ -17,11 +17,11 @@ import (
 // providerName is the name of the model API in the CLI's configuration.
 const providerName = "spool"
 
-// contextLimit and outputLimit are in tokens: from contextLimit on the CLI compacts a conversation, and it asks for
-// answers of at most outputLimit. The CLI knows neither for a model that is not in its own list.
+// contextTokenLimit and outputTokenLimit are in tokens: from contextTokenLimit on the CLI compacts a conversation, and it asks for
+// answers of at most outputTokenLimit. The CLI knows neither for a model that is not in its own list.
 const (
-	contextLimit = 128_000
-	outputLimit  = 32_000
+	contextTokenLimit = 128_000
+	outputTokenLimit  = 32_000
 )
 
 // jsonObject is a JSON object.
@@ -42,7 +42,7 @@ func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 		models[name] = jsonObject{
 			"name": name, "tool_call": true, "attachment": true,
 			"modalities": jsonObject{"input": []string{"text", "image"}, "output": []string{"text"}},
-			"limit":      jsonObject{"context": contextLimit, "output": outputLimit},
+			"limit":      jsonObject{"context": contextTokenLimit, "output": outputTokenLimit},
 		}
 	}
 	raw, err := json.Marshal(jsonObject{

@@ -23,8 +23,8 @@ const NoteFileName = ".spool-record"
 
 const (
 	// completionTimeout is the maximum time that AwaitComplete waits for a transcript to become complete.
-	completionTimeout = 2 * time.Second
-	pollPause         = 20 * time.Millisecond
+	completionTimeout   = 2 * time.Second
+	transcriptPollPause = 20 * time.Millisecond
 	// searchedTailBytes is the size of the end of a transcript that AwaitComplete searches for the text of the note.
 	searchedTailBytes = 1 << 20
 	// maxNoteSize is the maximum size of the note in bytes. It is limited because the agent can write to the file.
@@ -96,7 +96,7 @@ func AwaitComplete(ctx context.Context, state *os.Root) (whole bool, err error) 
 			return false, ctx.Err()
 		case <-late.C:
 			return false, removeNote(state, noted)
-		case <-time.After(pollPause):
+		case <-time.After(transcriptPollPause):
 		}
 	}
 }

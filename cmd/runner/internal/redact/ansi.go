@@ -6,7 +6,7 @@ type escapeState int
 
 const (
 	escapeOutside   escapeState = iota
-	escapeBegun                 // after ESC, or after an intermediate byte that follows it
+	escapeStarted               // after ESC, or after an intermediate byte that follows it
 	escapeParameter             // in a control sequence: ESC [
 	escapeString                // in a control string, such as a link or a title: ESC ] and similar
 	escapeStringEnd             // in a control string, after the ESC of its end ESC \
@@ -24,12 +24,12 @@ func (e *escapeState) readByte(b byte) bool {
 		if *e == escapeString {
 			*e = escapeStringEnd
 		} else {
-			*e = escapeBegun
+			*e = escapeStarted
 		}
 		return true
 	}
 	switch *e {
-	case escapeBegun, escapeStringEnd:
+	case escapeStarted, escapeStringEnd:
 		return e.afterEscape(b)
 	case escapeParameter:
 		switch {
@@ -60,7 +60,7 @@ func (e *escapeState) afterEscape(b byte) bool {
 	case b == ']' || b == 'P' || b == 'X' || b == '^' || b == '_':
 		*e = escapeString
 	case b >= 0x20 && b < 0x30:
-		*e = escapeBegun
+		*e = escapeStarted
 	default:
 		*e = escapeOutside
 		return b >= 0x30 && b < 0x7f
