@@ -65,7 +65,7 @@ func (g *Group) startProcess(cmd *exec.Cmd) error {
 	}
 	g.own[cmd.Process.Pid] = true
 	if err := raiseOOMScore(cmd.Process.Pid); err != nil {
-		g.log.Debug("tell the kernel to end the agent before the runner", "err", err)
+		g.log.Debug("raise the OOM score of the agent", "err", err)
 	}
 	return nil
 }

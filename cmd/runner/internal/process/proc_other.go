@@ -5,7 +5,7 @@ package process
 import "errors"
 
 // errNoSubreaper is returned because only Linux lets a process adopt the orphans of its descendants.
-var errNoSubreaper = errors.New("not possible on this system: what leaves an agent's process group is not ended with it")
+var errNoSubreaper = errors.New("this system has no subreaper: processes that leave the process group of an agent are not ended with the agent")
 
 // becomeSubreaper returns errNoSubreaper.
 func becomeSubreaper() error { return errNoSubreaper }

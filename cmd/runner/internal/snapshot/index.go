@@ -34,7 +34,7 @@ const (
 var castagnoliTable = crc32.MakeTable(crc32.Castagnoli)
 
 // errIndexDamaged is returned for an index file that cannot be decoded.
-var errIndexDamaged = errors.New("it is damaged")
+var errIndexDamaged = errors.New("the index is damaged")
 
 // fileStat holds the metadata of a file of which a part changes whenever the content changes.
 type fileStat struct {

@@ -146,7 +146,7 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	for {
 		t, content, err := s.in.Next()
 		if err != nil {
-			return false, fmt.Errorf("read what the host has: %w", err)
+			return false, fmt.Errorf("read the hashes of the blocks that the host has: %w", err)
 		}
 		switch t {
 		case wire.FrameStop:

@@ -130,7 +130,7 @@ func (s *Supervisor) KillForResource(code, message string) {
 		return
 	}
 	if err := s.cfg.ProcessGroup.KillAll(); err != nil {
-		s.cfg.Log.Error("end what an agent left", "err", err)
+		s.cfg.Log.Error("end the processes that an agent left", "err", err)
 	}
 }
 

@@ -93,7 +93,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			if !ok {
 				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.ExitState(), "stderr", w.redact.RedactString(w.proc.StderrTail()))
 				if err := s.endWarmProcess(); err != nil {
-					s.cfg.Log.Error("end what the agent left", "err", err)
+					s.cfg.Log.Error("end the processes that the agent left", "err", err)
 				}
 				continue
 			}
@@ -175,7 +175,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 		}
 	}
 	if err := s.endWarmProcess(); err != nil {
-		s.cfg.Log.Error("end the agent before", "err", err)
+		s.cfg.Log.Error("end the previous process of the agent", "err", err)
 	}
 	s.setRedaction(redact.New(r.query.Redact...))
 	t := s.newTurn(r)
@@ -260,7 +260,7 @@ const (
 func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.BeginTurn(r.query, t); err != nil {
-		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
+		s.cfg.Log.Warn("send a query to the warm agent", "err", err)
 		return first, warmResultExited
 	}
 	timer := time.NewTimer(s.cfg.MuteKill)
@@ -284,7 +284,7 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.BeginTurn(r.query, t); err != nil {
-		s.abandonTurn(t, failedEnd("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+		s.abandonTurn(t, failedEnd("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
 		return false
 	}
 	return true

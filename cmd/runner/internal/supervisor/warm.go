@@ -32,7 +32,7 @@ func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
 	case refusal := <-m.answer:
 		return refusal
 	case <-ctx.Done():
-		return &runner.Error{Code: "INTERNAL", Message: "the runner did not finish it: " + ctx.Err().Error()}
+		return &runner.Error{Code: "INTERNAL", Message: "the process of the agent was not started: " + ctx.Err().Error()}
 	}
 }
 

@@ -103,7 +103,7 @@ func CheckLimits(dir string, l Limits) error {
 		return cerr
 	}
 	if !isNoSpace(err) {
-		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, errorOrNotEnforced(err))
+		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, errorOrUnexpectedSuccess(err))
 	}
 	for n := range 3 * l.Files {
 		f, err := os.OpenFile(path+strconv.FormatInt(n, 10), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
@@ -123,13 +123,13 @@ func CheckLimits(dir string, l Limits) error {
 	return nil
 }
 
-// errLimitNotEnforced is returned when writing beyond a limit succeeded.
-var errLimitNotEnforced = errors.New("no error came")
+// errUnexpectedSuccess is reported where an operation had to fail, or a program reported a failure only by its output.
+var errUnexpectedSuccess = errors.New("no error was returned")
 
-// errorOrNotEnforced returns err, or errLimitNotEnforced if err is nil.
-func errorOrNotEnforced(err error) error {
+// errorOrUnexpectedSuccess returns err, or errUnexpectedSuccess if err is nil.
+func errorOrUnexpectedSuccess(err error) error {
 	if err == nil {
-		return errLimitNotEnforced
+		return errUnexpectedSuccess
 	}
 	return err
 }

@@ -166,7 +166,7 @@ func runProgram(name string, args ...string) error {
 		failed = failed && cmd.ProcessState.ExitCode() != 1
 	}
 	if failed {
-		return fmt.Errorf("%s: %w: %.500s", name, errorOrNotEnforced(err), bytes.TrimSpace(out))
+		return fmt.Errorf("%s: %w: %.500s", name, errorOrUnexpectedSuccess(err), bytes.TrimSpace(out))
 	}
 	return nil
 }

@@ -63,24 +63,24 @@ type queryRequest struct {
 func (w *Watcher) ServeQueries(ctx context.Context, state string, processes func() []int) error {
 	dir, err := os.Open(state)
 	if err != nil {
-		return fmt.Errorf("answer what has changed: %w", err)
+		return fmt.Errorf("answer queries for changed folders: %w", err)
 	}
 	defer dir.Close()                                  //nolint:errcheck // only a handle
 	workspace, err := filepath.EvalSymlinks(w.cfg.Dir) // as the kernel names mapped files
 	if err != nil {
-		return fmt.Errorf("answer what has changed: %w", err)
+		return fmt.Errorf("answer queries for changed folders: %w", err)
 	}
 	own := filepath.Join(state, SocketName)
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("answer what has changed: %w", err)
+		return fmt.Errorf("answer queries for changed folders: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(dir), Net: "unix"})
 	if err != nil {
-		return fmt.Errorf("answer what has changed: %w", err)
+		return fmt.Errorf("answer queries for changed folders: %w", err)
 	}
 	l.SetUnlinkOnClose(false)
 	if err := os.Chmod(own, 0o600); err != nil {
-		return errors.Join(fmt.Errorf("answer what has changed: %w", err), l.Close())
+		return errors.Join(fmt.Errorf("answer queries for changed folders: %w", err), l.Close())
 	}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept returns the error
 	defer stop()
@@ -100,7 +100,7 @@ func (w *Watcher) ServeQueries(ctx context.Context, state string, processes func
 		}
 		if err != nil {
 			all.Wait()
-			return errors.Join(fmt.Errorf("answer what has changed: %w", err), l.Close())
+			return errors.Join(fmt.Errorf("answer queries for changed folders: %w", err), l.Close())
 		}
 		select {
 		case slots <- struct{}{}:
@@ -217,18 +217,18 @@ type ChangeQuery struct {
 func QueryChanges(ctx context.Context, state, since string) (*ChangeQuery, error) {
 	dir, err := os.Open(state)
 	if err != nil {
-		return nil, fmt.Errorf("ask what has changed: %w", err)
+		return nil, fmt.Errorf("query the watcher for changed folders: %w", err)
 	}
 	defer dir.Close() //nolint:errcheck // only a handle
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socketPath(dir))
 	if err != nil {
-		return nil, fmt.Errorf("ask what has changed: %w", err)
+		return nil, fmt.Errorf("query the watcher for changed folders: %w", err)
 	}
 	q := &ChangeQuery{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswersBytes))}
 	if q.Answer, err = q.sendRequest(queryRequest{Since: &since}); err != nil {
-		return nil, errors.Join(fmt.Errorf("ask what has changed: %w", err), c.Close())
+		return nil, errors.Join(fmt.Errorf("query the watcher for changed folders: %w", err), c.Close())
 	}
 	return q, nil
 }
