@@ -43,12 +43,12 @@ type Agent struct {
 	// such calls, and the conversation of Warm is a PermissionConversation.
 	Command func(command string) (tool string, input map[string]any)
 	// OneShot is the form that starts a process for every turn; nil if there is none.
-	OneShot *OneShot
+	OneShot *OneShotCLI
 }
 
-// OneShot describes how to run a CLI that takes one text as an argument, prints the answer and ends. A conversation
+// OneShotCLI describes how to run a CLI that takes one text as an argument, prints the answer and ends. A conversation
 // starts a new process for every turn.
-type OneShot struct {
+type OneShotCLI struct {
 	Command string // the command as users type it, without the text
 	// Whole means that the CLI prints the text of a turn when it is complete.
 	Whole bool

@@ -17,7 +17,7 @@ func ClaudeCode() Agent {
 		Command: func(command string) (string, map[string]any) {
 			return "Bash", jsonObject{"command": command, "description": "Run a command"}
 		},
-		OneShot: &OneShot{Command: "claude -p", Start: newOneShotClaude},
+		OneShot: &OneShotCLI{Command: "claude -p", Start: newOneShotClaude},
 	}
 }
 
@@ -93,7 +93,7 @@ func parseClaudeLine(line []byte, session *string) lineResult {
 // newOneShotClaude returns a conversation that runs `claude -p TEXT` for each turn, from the second turn on with
 // --resume.
 func newOneShotClaude(path, dir, url string) (Conversation, error) {
-	return &oneShot{
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}

@@ -19,7 +19,7 @@ const codexModel = "gpt-5.5"
 func Codex() Agent {
 	return Agent{
 		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: startWarmCodex,
-		OneShot: &OneShot{Command: "codex exec", Whole: true, Start: newOneShotCodex},
+		OneShot: &OneShotCLI{Command: "codex exec", Whole: true, Start: newOneShotCodex},
 	}
 }
 
@@ -106,7 +106,7 @@ func parseAppServerLine(line []byte) lineResult {
 // `resume`.
 func newOneShotCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexVariables(dir)
-	return &oneShot{
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"exec"}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// oneShot is a Conversation that starts a new process of the agent's CLI for every turn.
-type oneShot struct {
+// oneShotConversation is a Conversation that starts a new process of the agent's CLI for every turn.
+type oneShotConversation struct {
 	dir     string
 	command func(text, session string) *exec.Cmd          // session is "" in the first turn
 	read    func(line []byte, session *string) lineResult // sets the id of the session when a line has it
@@ -16,10 +16,10 @@ type oneShot struct {
 }
 
 // Close implements Conversation. It does nothing, because no process runs between turns.
-func (o *oneShot) Close() error { return nil }
+func (o *oneShotConversation) Close() error { return nil }
 
 // Turn implements Conversation.
-func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) {
+func (o *oneShotConversation) Turn(ctx context.Context, text string) (time.Duration, error) {
 	p := &agentProcess{read: func(line []byte) lineResult { return o.read(line, &o.session) }}
 	start := time.Now()
 	if err := p.start(o.dir, o.command(text, o.session)); err != nil {

@@ -17,7 +17,7 @@ const openCodeModel = "known-model"
 func OpenCode() Agent {
 	return Agent{
 		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: startWarmOpenCode,
-		OneShot: &OneShot{Command: "opencode run", Whole: true, Start: newOneShotOpenCode},
+		OneShot: &OneShotCLI{Command: "opencode run", Whole: true, Start: newOneShotOpenCode},
 	}
 }
 
@@ -119,7 +119,7 @@ func parseACPLine(line []byte, prompt int) lineResult {
 // --session.
 func newOneShotOpenCode(path, dir, url string) (Conversation, error) {
 	env, err := OpenCodeVariables(dir, url)
-	return &oneShot{
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"run", "--format", "json", "--model", "spool/" + openCodeModel}

@@ -24,7 +24,7 @@ type lineResult struct {
 }
 
 // agentProcess is a running process of an agent's CLI with its stdin and stdout. The process of a warm agent is itself
-// a Conversation; a oneShot starts one for every turn.
+// a Conversation; a oneShotConversation starts one for every turn.
 type agentProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
@@ -123,8 +123,8 @@ func ignoreExitError(err error) error {
 	return err
 }
 
-// send writes a value as one line of JSON.
-func (p *agentProcess) send(v any) error {
+// sendJSONLine writes a value as one line of JSON.
+func (p *agentProcess) sendJSONLine(v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (p *agentProcess) send(v any) error {
 func (p *agentProcess) performStep(s handshakeStep) error {
 	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer stop.Stop()
-	if err := p.send(s.request); err != nil || s.answered == nil {
+	if err := p.sendJSONLine(s.request); err != nil || s.answered == nil {
 		return err
 	}
 	for {
@@ -154,7 +154,7 @@ func (p *agentProcess) performStep(s handshakeStep) error {
 // Turn implements Conversation.
 func (p *agentProcess) Turn(ctx context.Context, text string) (time.Duration, error) {
 	start := time.Now()
-	if err := p.send(p.query(text)); err != nil {
+	if err := p.sendJSONLine(p.query(text)); err != nil {
 		return 0, err
 	}
 	t, err := p.readTurn(ctx)
@@ -163,7 +163,7 @@ func (p *agentProcess) Turn(ctx context.Context, text string) (time.Duration, er
 
 // Ask implements PermissionConversation.
 func (p *agentProcess) Ask(ctx context.Context, text string) (time.Duration, error) {
-	if err := p.send(p.query(text)); err != nil {
+	if err := p.sendJSONLine(p.query(text)); err != nil {
 		return 0, err
 	}
 	t, err := p.readTurn(ctx)
@@ -195,7 +195,7 @@ func (p *agentProcess) readTurn(ctx context.Context) (t turnTimes, err error) {
 		}
 		if o.answer != nil {
 			t.answers, t.answered, t.result = t.answers+1, time.Now(), time.Time{}
-			err = errors.Join(err, p.send(o.answer))
+			err = errors.Join(err, p.sendJSONLine(o.answer))
 		}
 		if o.ended && t.text.IsZero() {
 			o.err = errors.New("turn ended without text")

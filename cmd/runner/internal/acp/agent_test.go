@@ -187,7 +187,7 @@ func TestPermissions_FollowThePolicy(t *testing.T) {
 		if c.answer == "opt-allow_once" {
 			want = "allow"
 		}
-		d := x.Decisions()
+		d := x.PermissionDecisions()
 		if len(d) != 1 || d[0].Decision != want || d[0].Rule != c.rule || d[0].ToolName != "a tool" || d[0].ToolUseID != "c1" {
 			t.Errorf("%s: decisions %+v", c.ask, d)
 		} else if want == "deny" && d[0].Reason == "" {
@@ -330,7 +330,7 @@ func TestNoise_IsLoggedAndIgnored(t *testing.T) {
 	if u := x.FinishedBlocks(events.KindToolUse); len(u) != 1 || string(u[0].Input) != `{"n":9007199254740993}` {
 		t.Errorf("calls %+v", u)
 	}
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
 		t.Errorf("decisions %+v", d)
 	}
 	b.RunTurnOK("hello", "You said: hello", nil)

@@ -31,14 +31,14 @@ func TestApproval_Answers(t *testing.T) {
 		{events.DecisionApproveAll, all, "opt-allow_once", events.OutcomeApproved},
 	} {
 		x := b.RunTurnDeciding("permission: edit a.txt"+c.options, nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: c.decision}))
-		r, done := x.ApprovalRequests(), x.Resolutions()
+		r, done := x.ApprovalRequests(), x.ApprovalResolutions()
 		if e := x.Ended(); len(r) != 1 || r[0].ToolName != "a tool" || r[0].ToolUseID != "c1" || len(done) != 1 || done[0].Outcome != c.outcome || e.Result != "answered "+c.answer {
 			t.Errorf("%s: ended %+v%s", c.decision, e, x)
 		}
 	}
 	// An approval that the agent does not offer is refused before a person is asked.
 	x := b.RunTurnOK("permission: edit a.txt allow_always reject_once", "answered cancelled", nil)
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "no-option" || len(x.ApprovalRequests()) != 0 {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "no-option" || len(x.ApprovalRequests()) != 0 {
 		t.Errorf("%s", x)
 	}
 }
@@ -73,7 +73,7 @@ func TestApproval_InterruptCancelsTheRequest(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("permission: edit a.txt"+all, nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if r := x.Retractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
+	if r := x.ApprovalRetractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
 		t.Errorf("%s", x)
 	}
 	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm {
@@ -89,7 +89,7 @@ func TestApproval_KillWhileItWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Code != "AGENT_EXITED" || len(x.Retractions()) != 1 {
+	if e := x.Ended(); e.Code != "AGENT_EXITED" || len(x.ApprovalRetractions()) != 1 {
 		t.Errorf("%s", x)
 	}
 	y := b.RunTurnDeciding("permission: edit a.txt"+all, func(q *runner.Query) { q.Attempt = 2 }, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))

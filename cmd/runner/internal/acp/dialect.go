@@ -74,7 +74,7 @@ type Notice struct {
 	Cut     bool             // the model's last answer reached its limit of tokens
 	Over    bool             // the turn has been over for some time
 	Forked  *ForkResult      // the copy of the session to fork; nil in other notices
-	Text    *NoticeText      // text of the turn; nil in other notices
+	Text    *EarlyTextPiece  // text of the turn; nil in other notices
 	Request *SubagentRequest // permission request of a sub-agent; nil in other notices
 }
 
@@ -88,9 +88,9 @@ type SubagentRequest struct {
 	Over         bool            // the agent does not wait for the answer any more; only ID is set
 }
 
-// NoticeText is a piece of the turn's text that the agent reports in a Notice before it sends the update with the same
+// EarlyTextPiece is a piece of the turn's text that the agent reports in a Notice before it sends the update with the same
 // text. Joined, the pieces of a turn are a prefix of the text of its updates; a call of a tool ends them.
-type NoticeText struct {
+type EarlyTextPiece struct {
 	Message string // the messageId of the update
 	Thought bool   // the update is an agent_thought_chunk
 	Piece   string

@@ -41,10 +41,10 @@ func completed(t *testing.T, j *agenttest.Journal) []string {
 func TestEarlyText_IsJournaledOnce(t *testing.T) {
 	t.Parallel()
 	early := func(message, piece string) string {
-		return tells(t, Notice{Session: "s1", Text: &NoticeText{Message: message, Piece: piece}})
+		return tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: message, Piece: piece}})
 	}
 	thought := func(message, piece string) string {
-		return tells(t, Notice{Session: "s1", Text: &NoticeText{Message: message, Thought: true, Piece: piece}})
+		return tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: message, Thought: true, Piece: piece}})
 	}
 	said := func(message, piece string) string { return textUpdate("agent_message_chunk", message, piece) }
 	thinks := func(message, piece string) string { return textUpdate("agent_thought_chunk", message, piece) }
@@ -62,7 +62,7 @@ func TestEarlyText_IsJournaledOnce(t *testing.T) {
 		},
 		"of two messages": {[]string{early("m", "a"), early("n", "a"), said("m", "a"), said("n", "a")}, []string{"assistant_text a", "assistant_text a"}},
 		"after a call":    {[]string{call, early("m", "a"), said("m", "a")}, []string{"tool_use", "assistant_text a"}},
-		"of a sub-agent":  {[]string{tells(t, Notice{Session: "s2", Text: &NoticeText{Message: "m", Piece: "x"}}), said("m", "a")}, []string{"assistant_text a"}},
+		"of a sub-agent":  {[]string{tells(t, Notice{Session: "s2", Text: &EarlyTextPiece{Message: "m", Piece: "x"}}), said("m", "a")}, []string{"assistant_text a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -82,12 +82,12 @@ func TestEarlyText_BetweenTurnsIsIgnored(t *testing.T) {
 	j := &agenttest.Journal{}
 	s, turn := noticedIn(t, j)
 	feed(t, s, turn, promptDone)
-	feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), tells(t, Notice{Session: "s1", Text: &NoticeText{Message: "m", Piece: "late"}}))
+	feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: "m", Piece: "late"}}))
 	next := agenttest.NewJournalTurn(t, j, "exe_2")
 	if err := s.BeginTurn(runner.Query{Content: "hello"}, next); err != nil {
 		t.Fatal(err)
 	}
-	feed(t, s, next, tells(t, Notice{Session: "s1", Text: &NoticeText{Message: "n", Piece: "a"}}), textUpdate("agent_message_chunk", "n", "a"), `{"id":5,"result":{"stopReason":"end_turn"}}`)
+	feed(t, s, next, tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: "n", Piece: "a"}}), textUpdate("agent_message_chunk", "n", "a"), `{"id":5,"result":{"stopReason":"end_turn"}}`)
 	if got := completed(t, j); !slices.Equal(got, []string{"assistant_text a"}) {
 		t.Errorf("journaled %q", got)
 	}

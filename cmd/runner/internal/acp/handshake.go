@@ -199,10 +199,10 @@ func (s *session) chooseModel(o openSessionResult, t *agent.Turn) error {
 		if json.Unmarshal(c.Current, &current) == nil && current == s.d.Model {
 			return s.finishHandshake(t)
 		}
-		if s.d.ModelSet && !slices.Contains(c.choices(), s.d.Model) {
+		if s.d.ModelSet && !slices.Contains(c.selectableValues(), s.d.Model) {
 			return s.finishHandshake(t)
 		}
-		return s.requestModel(c.choices(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
+		return s.requestModel(c.selectableValues(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
 			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
 		}, t)
 	}
@@ -227,8 +227,8 @@ func (s *session) chooseModel(o openSessionResult, t *agent.Turn) error {
 	return s.finishHandshake(t)
 }
 
-// choices returns the values of the option that can be chosen, including those in groups.
-func (c sessionOption) choices() []string {
+// selectableValues returns the values of the option that can be chosen, including those in groups.
+func (c sessionOption) selectableValues() []string {
 	var all []string
 	for _, o := range c.Options {
 		if o.Value != "" {

@@ -125,7 +125,7 @@ func (s *session) turnCost() float64 { return max(0, s.cost-s.began) }
 // appendUnreportedText journals the text of an update, without the part that a notice has reported before.
 func (s *session) appendUnreportedText(f *conversation, kind events.BlockKind, c messageChunk, t *agent.Turn) error {
 	if piece := c.Content.String(); f == s.main && piece != "" {
-		rest := s.early.unreportedPart(textKey{kind, c.MessageID}, piece)
+		rest := s.early.unreportedPart(textBlockKey{kind, c.MessageID}, piece)
 		if rest == "" {
 			return nil
 		}

@@ -110,19 +110,19 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 	case t.cfg.Journal == nil || t.end != nil:
 		return PermissionAnswer{Outcome: events.OutcomeRejected, Message: endedMessage}, true
 	case d.Action == events.PermissionAllow:
-		return t.recordPolicy(conversation, r, d, events.OutcomeApproved), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
 	case d.Action == events.PermissionDeny:
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	case t.approvals.approved[class] && class != "":
 		d.Action, d.Rule = events.PermissionAllow, permission.RuleApproved
-		return t.recordPolicy(conversation, r, d, events.OutcomeApproved), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
 	case t.cfg.Policy.Unattended():
 		d = permission.Decision{Action: events.PermissionDeny, Rule: permission.RuleUnattended, Reason: unattendedMessage}
 		if t.cfg.Policy.SkipsUnattended() {
 			d.Reason = skippedMessage
-			return t.recordPolicy(conversation, r, d, events.OutcomeSkipped), true
+			return t.journalPolicyDecision(conversation, r, d, events.OutcomeSkipped), true
 		}
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	}
 	p := &pendingRequest{conversation: conversation, request: r, decision: d, class: class, reply: reply}
 	switch {
@@ -132,7 +132,7 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 		t.approvals.queued = append(t.approvals.queued, p)
 	default:
 		d = permission.Decision{Action: events.PermissionDeny, Rule: "too-many-requests", Reason: tooManyMessage}
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	}
 	return PermissionAnswer{}, false
 }
@@ -149,14 +149,14 @@ func (t *Turn) decideByPolicy(r PermissionRequest) permission.Decision {
 	return d
 }
 
-// recordPolicy journals that the policy decided a request, and returns the answer for the agent.
-func (t *Turn) recordPolicy(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
+// journalPolicyDecision journals that the policy decided a request, and returns the answer for the agent.
+func (t *Turn) journalPolicyDecision(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
 	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Decision: d.Action, Rule: d.Rule}
 	a := PermissionAnswer{Outcome: outcome}
 	if d.Action == events.PermissionDeny {
 		e.Reason, a.Message = d.Reason, d.Reason
 	}
-	t.writeLine(e.EventType(), conversation, e)
+	t.flushAndJournalLine(e.EventType(), conversation, e)
 	return a
 }
 
@@ -193,7 +193,7 @@ func (t *Turn) recordOpenRequest(p *pendingRequest) {
 	if !json.Valid(e.Schema) {
 		e.Schema = nil
 	}
-	t.writeLine(e.EventType(), p.conversation, e)
+	t.flushAndJournalLine(e.EventType(), p.conversation, e)
 }
 
 // displayText returns a text in a form that is safe to show on a terminal: without secrets, with control characters escaped, and cut at maxPreview
@@ -292,7 +292,7 @@ func verdictAnswer(v runner.Verdict) PermissionAnswer {
 // resolveRequest journals the decision on an open request, and returns a function that calls the reply of the request.
 func (t *Turn) resolveRequest(p *pendingRequest, a PermissionAnswer, cause string, all bool) func() {
 	t.removeOpenRequest(p)
-	t.writeLine(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
+	t.flushAndJournalLine(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
 		ApprovalID: p.local, Outcome: a.Outcome, Cause: cause, Class: t.displayText(p.class, nil), All: all,
 	})
 	return func() { p.reply(a) }
@@ -357,5 +357,5 @@ func (t *Turn) retractRequests(reason string) (replies []func()) {
 // retractRequest journals that an open request ended without a decision.
 func (t *Turn) retractRequest(p *pendingRequest, reason string) {
 	t.removeOpenRequest(p)
-	t.writeLine(events.ApprovalRetracted{}.EventType(), p.conversation, events.ApprovalRetracted{ApprovalID: p.local, Reason: reason})
+	t.flushAndJournalLine(events.ApprovalRetracted{}.EventType(), p.conversation, events.ApprovalRetracted{ApprovalID: p.local, Reason: reason})
 }

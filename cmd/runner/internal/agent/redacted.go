@@ -20,9 +20,9 @@ const (
 	maxAnchor = 256
 )
 
-// runnerFields are the names of the fields of events that are not redacted, because the runner and not the agent
+// unredactedFields are the names of the fields of events that are not redacted, because the runner and not the agent
 // determines their values.
-var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
+var unredactedFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
 // RedactPayload returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
 // unchanged, because their text was redacted before. So are the agent's own session id and the path of its transcript,
@@ -32,7 +32,7 @@ func RedactPayload(s *redact.Set, data any) any {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
 	}
-	data = redact.RedactFields(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
+	data = redact.RedactFields(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, unredactedFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
 		d.Block.ConversationID = redactConversation(s, d.Block.ConversationID)

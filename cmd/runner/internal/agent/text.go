@@ -39,31 +39,31 @@ func (x *blockText) appendPiece(piece string) {
 	b := append(x.half, piece...)
 	whole := len(b) - incompleteRune(b)
 	x.half = bytes.Clone(b[whole:])
-	x.addUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
+	x.appendUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
 // finish replaces an incomplete rune at the end by U+FFFD, and appends the text that the redaction still held back.
 func (x *blockText) finish() {
 	if len(x.half) > 0 && !x.cut {
-		x.addUnredacted([]byte("\uFFFD"))
+		x.appendUnredacted([]byte("\uFFFD"))
 	}
 	x.half = nil
 	if rest := x.redact.Close(); !x.cut {
-		x.addRedacted(rest)
+		x.appendRedacted(rest)
 	}
 }
 
-// addUnredacted passes b to the redaction, and appends the text that the redaction releases.
-func (x *blockText) addUnredacted(b []byte) {
+// appendUnredacted passes b to the redaction, and appends the text that the redaction releases.
+func (x *blockText) appendUnredacted(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxTextField {
 		*x.typed = append(*x.typed, b...)
 	}
-	x.addRedacted(x.redact.Write(b))
+	x.appendRedacted(x.redact.Write(b))
 }
 
-// addRedacted appends redacted text. If the text gets longer than maxTextField, addRedacted cuts it and appends
+// appendRedacted appends redacted text. If the text gets longer than maxTextField, appendRedacted cuts it and appends
 // truncationNote.
-func (x *blockText) addRedacted(b []byte) {
+func (x *blockText) appendRedacted(b []byte) {
 	if len(x.known)+len(b) > maxTextField {
 		b = truncate.Prefix(b, maxTextField-len(x.known))
 		b = append(bytes.Clone(b), truncationNote...)

@@ -22,8 +22,8 @@ const (
 	// maxTextField is the maximum size in bytes of a text field of a journal line. A text of this size fits into a line
 	// even if every byte is escaped.
 	maxTextField = 1 << 20
-	// maxDelta is the maximum size in bytes of the text of a text_delta, so that the event fits into a NATS message.
-	maxDelta = 64 << 10
+	// maxDeltaText is the maximum size in bytes of the text of a text_delta, so that the event fits into a NATS message.
+	maxDeltaText = 64 << 10
 )
 
 // Journal stores the lines of a turn in order and numbers them.
@@ -118,7 +118,7 @@ func (t *Turn) Start(s runner.Started) {
 	defer t.mu.Unlock()
 	held := t.held
 	t.cfg.Hold, t.held = false, nil
-	t.putLine(runner.AgentStarted, "", s)
+	t.journalLine(runner.AgentStarted, "", s)
 	for _, line := range held {
 		t.appendOrHold(line)
 	}
@@ -146,7 +146,7 @@ func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 		}
 		t.open = append(t.open, o)
 	}
-	t.writeLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	t.flushAndJournalLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
 }
 
@@ -160,7 +160,7 @@ func (t *Turn) AddBlock(conversation string, b events.Block) string {
 		status = events.StatusError
 	}
 	b = t.withTurnFields(conversation, b, status)
-	t.writeLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	t.flushAndJournalLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
 }
 
@@ -196,7 +196,7 @@ func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 		return
 	}
 	applyBlockUpdates(&b.block, u)
-	t.writeLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
+	t.flushAndJournalLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
 }
 
 // CompleteBlock finishes an open block. If change is not nil, it is called with the finished block and may correct
@@ -219,7 +219,7 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 	if w, ok := p.(events.TranscriptWritten); ok && w.AgentSessionID != "" {
 		t.agent = w.AgentSessionID
 	}
-	t.writeLine(p.EventType(), conversation, p)
+	t.flushAndJournalLine(p.EventType(), conversation, p)
 }
 
 // End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
@@ -255,7 +255,7 @@ func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	cancel()
 	t.ctx = ctx
-	t.writeLine(runner.TurnEnded, "", e)
+	t.flushAndJournalLine(runner.TurnEnded, "", e)
 	t.end = &e
 	if t.timer != nil {
 		t.timer.Stop()
@@ -288,7 +288,7 @@ func (t *Turn) journalUnknownBlock(what, id string) {
 	if t.cfg.Journal == nil || t.end != nil {
 		return
 	}
-	t.writeLine(events.Error{}.EventType(), events.MainConversation, events.Error{
+	t.flushAndJournalLine(events.Error{}.EventType(), events.MainConversation, events.Error{
 		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + truncate.Prefix(id, 64),
 	})
 }
@@ -309,7 +309,7 @@ func (t *Turn) finishBlock(b *openBlock, s events.BlockStatus, change func(*even
 	if whole.Status != events.StatusError {
 		whole.Status = events.StatusComplete
 	}
-	t.writeLine(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
+	t.flushAndJournalLine(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
 // flushCoalesced journals the text that waits to be joined to one delta. A timer calls it, so that text does not wait
@@ -331,25 +331,25 @@ func (t *Turn) flushText() {
 	}
 	for _, b := range t.open {
 		for {
-			offset, piece := b.text.takePiece(maxDelta)
+			offset, piece := b.text.takePiece(maxDeltaText)
 			if piece == "" {
 				break
 			}
 			t.sent = t.cfg.Now()
-			t.putLine(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
+			t.journalLine(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
 		}
 	}
 }
 
-// writeLine journals the unsent text of all open blocks, and then a line with data.
-func (t *Turn) writeLine(typ events.Type, conversation string, data any) {
+// flushAndJournalLine journals the unsent text of all open blocks, and then a line with data.
+func (t *Turn) flushAndJournalLine(typ events.Type, conversation string, data any) {
 	t.flushText()
-	t.putLine(typ, conversation, data)
+	t.journalLine(typ, conversation, data)
 }
 
-// putLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it drops
+// journalLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it drops
 // the line.
-func (t *Turn) putLine(typ events.Type, conversation string, data any) {
+func (t *Turn) journalLine(typ events.Type, conversation string, data any) {
 	if t.end != nil || t.cfg.Journal == nil {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
 		return

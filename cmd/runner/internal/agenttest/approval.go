@@ -12,14 +12,14 @@ func (x Turn) ApprovalRequests() []events.ApprovalRequested {
 	return DataOfType[events.ApprovalRequested](x, events.ApprovalRequested{}.EventType())
 }
 
-// Resolutions returns the events with which approval requests of the turn ended by a decision.
-func (x Turn) Resolutions() []events.ApprovalResolved {
+// ApprovalResolutions returns the events with which approval requests of the turn ended by a decision.
+func (x Turn) ApprovalResolutions() []events.ApprovalResolved {
 	x.t.Helper()
 	return DataOfType[events.ApprovalResolved](x, events.ApprovalResolved{}.EventType())
 }
 
-// Retractions returns the events with which approval requests of the turn ended without a decision.
-func (x Turn) Retractions() []events.ApprovalRetracted {
+// ApprovalRetractions returns the events with which approval requests of the turn ended without a decision.
+func (x Turn) ApprovalRetractions() []events.ApprovalRetracted {
 	x.t.Helper()
 	return DataOfType[events.ApprovalRetracted](x, events.ApprovalRetracted{}.EventType())
 }

@@ -65,7 +65,7 @@ func checkCommandRequests(t *testing.T, path string, a bareagent.Agent) {
 	})
 	asker, ok := c.(bareagent.PermissionConversation)
 	if !ok {
-		t.Fatalf("%T is no Asker", c)
+		t.Fatalf("%T is no PermissionConversation", c)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), agentWaitTimeout)
 	defer cancel()

@@ -284,8 +284,8 @@ func (x Turn) Started() runner.Started {
 	return all[0]
 }
 
-// Decisions returns the decisions about permission requests in the turn.
-func (x Turn) Decisions() []events.PermissionDecided {
+// PermissionDecisions returns the decisions about permission requests in the turn.
+func (x Turn) PermissionDecisions() []events.PermissionDecided {
 	x.t.Helper()
 	return DataOfType[events.PermissionDecided](x, "permission_decided")
 }

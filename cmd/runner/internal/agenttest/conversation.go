@@ -118,7 +118,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 			t.Errorf("hello.txt: %q", got)
 		}
 		var got []ExpectedDecision
-		for _, d := range edit.Decisions() {
+		for _, d := range edit.PermissionDecisions() {
 			got = append(got, ExpectedDecision{d.ToolName, d.Decision, d.Rule})
 		}
 		if !slices.Equal(got, c.Edit) {
@@ -157,15 +157,15 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 			t.Errorf("%s: ended %+v, want %s with %q%s", f.Query, e, f.Code, f.Message, x)
 		}
 	}
-	checkExtras(t, b, c.Extra, same)
+	checkExtraQueries(t, b, c.Extra, same)
 	same(b.RunTurnOK(whichNumberQuery, "4711", nil))
 	checkTranscript(t, s, b, c, second)
 	checkNoSecrets(t, b, c.Secrets)
 }
 
-// checkExtras sends additional queries and checks their answers. same is called with each turn and checks which process
+// checkExtraQueries sends additional queries and checks their answers. same is called with each turn and checks which process
 // has run it.
-func checkExtras(t testing.TB, b *Harness, all []ExtraQuery, same func(Turn) Turn) {
+func checkExtraQueries(t testing.TB, b *Harness, all []ExtraQuery, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
 		x := same(b.RunTurnOK(e.Query, e.Answer, nil))
@@ -206,19 +206,19 @@ func checkConfinement(t testing.TB, b *Harness, c ConfinementCheck, same func(Tu
 	}
 	for _, content := range c.Refused {
 		x := same(b.RunTurnOK(content, c.Answer, nil))
-		d := x.Decisions()
+		d := x.PermissionDecisions()
 		if len(d) == 0 || !c.Several && len(d) != 1 || d[len(d)-1].Decision != "deny" || d[len(d)-1].Rule != cmp.Or(c.Rule, "outside-workspace") {
 			t.Errorf("%s: decisions %+v", content, d)
 		}
 	}
-	checkExtras(t, b, c.Extra, same)
+	checkExtraQueries(t, b, c.Extra, same)
 	for _, path := range []string{"/etc/spool-test", filepath.Join(outside, "file.txt")} {
 		if fileExists(path) {
 			t.Errorf("%s was written", path)
 		}
 	}
 	if c.Network != "" {
-		if d := same(b.RunTurnOK("fetch a page please", c.Network, nil)).Decisions(); len(d) != 1 || d[0].Decision != "deny" || d[0].Rule != "network" {
+		if d := same(b.RunTurnOK("fetch a page please", c.Network, nil)).PermissionDecisions(); len(d) != 1 || d[0].Decision != "deny" || d[0].Rule != "network" {
 			t.Errorf("fetch a page: decisions %+v", d)
 		}
 	}

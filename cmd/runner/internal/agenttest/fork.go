@@ -221,8 +221,8 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 	})
 }
 
-// LastText returns the last block with text of the agent's answer in the turn.
-func (x Turn) LastText() events.Block {
+// LastTextBlock returns the last block with text of the agent's answer in the turn.
+func (x Turn) LastTextBlock() events.Block {
 	x.t.Helper()
 	texts := x.FinishedBlocks(events.KindAssistantText)
 	if len(texts) == 0 {

@@ -34,7 +34,7 @@ type Goldens struct {
 	// Placeholders returns texts that stand for a path in golden files and recordings, in addition to {{workspace}} and
 	// {{state}}: placeholder, text, placeholder, text. May be nil.
 	Placeholders func(agent.Folders) []string
-	Recording    Recording
+	Recording    RecordingFormat
 }
 
 // RecordingStep is a line of a recording: an input of the CLI, or a line that the CLI printed.

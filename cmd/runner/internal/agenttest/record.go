@@ -78,8 +78,8 @@ const (
 	OnRequest InterruptMoment = "request"
 )
 
-// Recording describes the output of an agent's CLI, so that the output can be recorded and compared.
-type Recording struct {
+// RecordingFormat describes the output of an agent's CLI, so that the output can be recorded and compared.
+type RecordingFormat struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
 	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
@@ -92,7 +92,7 @@ type Recording struct {
 // prints.
 type recorder struct {
 	t         *testing.T
-	recording Recording
+	recording RecordingFormat
 	place     agent.Folders
 	session   agent.Session
 	stdout    *bufio.Reader

@@ -64,8 +64,8 @@ func TestApproval_ApprovedCallRuns(t *testing.T) {
 	if err := json.Unmarshal(r.Input, &input); err != nil || input["path"] != "a.txt" || input["content"] != "new\n" {
 		t.Errorf("input %s, %v", r.Input, err)
 	}
-	if got := x.Resolutions(); len(got) != 1 || got[0].Outcome != events.OutcomeApproved || len(x.Decisions()) != 0 {
-		t.Errorf("resolutions %+v, decisions of the policy %+v", got, x.Decisions())
+	if got := x.ApprovalResolutions(); len(got) != 1 || got[0].Outcome != events.OutcomeApproved || len(x.PermissionDecisions()) != 0 {
+		t.Errorf("resolutions %+v, decisions of the policy %+v", got, x.PermissionDecisions())
 	}
 	x.CheckErrorCodes()
 }
@@ -91,7 +91,7 @@ func TestApproval_DeniedCallDoesNotRun(t *testing.T) {
 			if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !r[0].IsError || !strings.HasPrefix(r[0].Output, tc.says) {
 				t.Errorf("results %+v", r)
 			}
-			if got := x.Resolutions(); len(got) != 1 || got[0].Outcome != tc.outcome {
+			if got := x.ApprovalResolutions(); len(got) != 1 || got[0].Outcome != tc.outcome {
 				t.Errorf("resolutions %+v", got)
 			}
 		})
@@ -105,7 +105,7 @@ func TestApproval_ApproveAllCoversTheClass(t *testing.T) {
 	if b.ReadFile("a.txt") != "1" || b.ReadFile("b.txt") != "2" {
 		t.Errorf("files %q, %q", b.ReadFile("a.txt"), b.ReadFile("b.txt"))
 	}
-	if n, d := len(x.ApprovalRequests()), x.Decisions(); n != 1 || len(d) != 1 || d[0].Decision != events.PermissionAllow {
+	if n, d := len(x.ApprovalRequests()), x.PermissionDecisions(); n != 1 || len(d) != 1 || d[0].Decision != events.PermissionAllow {
 		t.Errorf("%d requests, decisions of the policy %+v", n, d)
 	}
 }
@@ -159,7 +159,7 @@ func TestApproval_UnattendedExecutionAsksNobody(t *testing.T) {
 				q.Permissions.Unattended, q.ExecutionPermissions.Unattended = unattended, true
 			})
 			isMissing(t, b, "a.txt")
-			if d := x.Decisions(); len(x.ApprovalRequests()) != 0 || len(d) != 1 || d[0].Decision != events.PermissionDeny || d[0].Rule != "unattended" {
+			if d := x.PermissionDecisions(); len(x.ApprovalRequests()) != 0 || len(d) != 1 || d[0].Decision != events.PermissionDeny || d[0].Rule != "unattended" {
 				t.Errorf("requests %+v, decisions %+v", x.ApprovalRequests(), d)
 			}
 		})
@@ -228,8 +228,8 @@ func TestApproval_InterruptWhileWaiting(t *testing.T) {
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Errorf("ended %+v", e)
 	}
-	if got := x.Retractions(); len(got) != 1 || got[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.Resolutions()) != 0 {
-		t.Errorf("retractions %+v, resolutions %+v", got, x.Resolutions())
+	if got := x.ApprovalRetractions(); len(got) != 1 || got[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.ApprovalResolutions()) != 0 {
+		t.Errorf("retractions %+v, resolutions %+v", got, x.ApprovalResolutions())
 	}
 	if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "interrupted by the user before the call was run") {
 		t.Errorf("results %+v", r)
@@ -249,8 +249,8 @@ func TestApproval_NextAttemptAsksAgain(t *testing.T) {
 	session := x.TranscriptWritten().AgentSessionID
 	b.Supervisor.Kill(t.Context())
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Killed || len(x.Retractions()) != 1 || len(x.Resolutions()) != 0 {
-		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, x.Retractions(), x.Resolutions())
+	if e := x.Ended(); e.Outcome != runner.Killed || len(x.ApprovalRetractions()) != 1 || len(x.ApprovalResolutions()) != 0 {
+		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, x.ApprovalRetractions(), x.ApprovalResolutions())
 	}
 	checkNoResult(t, x.TranscriptWritten().Path)
 	x = b.RunTurnDeciding("go", func(q *runner.Query) {
@@ -342,7 +342,7 @@ func TestApproval_OutsideIsDeniedUnderEveryPolicy(t *testing.T) {
 			t.Parallel()
 			b := newApprovalBench(t, agenttest.ScriptToolCall{Name: "read_file", Input: map[string]string{"path": "/etc/hostname"}})
 			x := b.RunTurnOK("go", "PERMISSION_DENIED: /etc/hostname is outside the workspace", func(q *runner.Query) { q.Permissions = p })
-			if d := x.Decisions(); len(d) != 1 || d[0].Rule != "workspace.outside" || d[0].Decision != events.PermissionDeny {
+			if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "workspace.outside" || d[0].Decision != events.PermissionDeny {
 				t.Errorf("decisions %+v", d)
 			}
 		})
@@ -356,7 +356,7 @@ func TestApproval_PolicyDecidesByRule(t *testing.T) {
 		q.Permissions = events.Permissions{Rules: []events.PermissionRule{{Tool: "run_*", Then: events.PermissionDeny}, {Tool: "write_file", Then: events.PermissionAllow}}}
 	})
 	isMissing(t, b, "ran")
-	d := x.Decisions()
+	d := x.PermissionDecisions()
 	if len(d) != 2 || d[0].Decision != events.PermissionAllow || d[0].Rule != "rules[1]" || d[1].Decision != events.PermissionDeny || d[1].Rule != "rules[0]" || b.ReadFile("a.txt") != "x" {
 		t.Errorf("decisions %+v", d)
 	}

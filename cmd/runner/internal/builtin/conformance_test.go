@@ -62,7 +62,7 @@ func TestConformance(t *testing.T) {
 						Anchor: p.Pair.FinishedBlocks(events.KindToolResult)[1].Anchor, Answer: "remember 11.",
 						Present: []string{"The file is written", "two at once", "one", "two"}, Absent: []string{"Results:", "number 22"},
 					},
-					"at the end":                {Anchor: p.Last.LastText().Anchor, Answer: "remember 22.", Present: whole},
+					"at the end":                {Anchor: p.Last.LastTextBlock().Anchor, Answer: "remember 22.", Present: whole},
 					"of the whole conversation": {Answer: "remember 22.", Present: whole},
 				}
 			},

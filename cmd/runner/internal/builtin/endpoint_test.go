@@ -196,7 +196,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 	in, orders := io.Pipe()
 	reports, out := io.Pipe()
 	done := make(chan error, 1)
-	p := builtin.Process{
+	p := builtin.AgentProcess{
 		Workspace: place.Workspace, State: place.State, Resume: resume,
 		Getenv: func(k string) string { return all[k] }, Environ: append(os.Environ(), "OPENAI_API_KEY=sk-secret", "MY_TOKEN=t0p"),
 		Log: slog.New(slog.DiscardHandler),

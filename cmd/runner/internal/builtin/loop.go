@@ -163,7 +163,7 @@ func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*openCallBlock{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.systemPrompt(), Messages: t.said.Messages(), Tools: t.toolOffers(),
-	}, s.addDelta)
+	}, s.showDelta)
 	s.completeAnswer(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
@@ -206,9 +206,9 @@ type answerBlocks struct {
 // openCallBlock is the open block of a tool call: ref is the reference of the block, and id that of the call.
 type openCallBlock struct{ ref, id string }
 
-// addDelta appends a piece of the answer to its block. The first piece of a kind completes the block before it and
+// showDelta appends a piece of the answer to its block. The first piece of a kind completes the block before it and
 // opens another.
-func (s *answerBlocks) addDelta(d model.Delta) {
+func (s *answerBlocks) showDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {

@@ -29,8 +29,8 @@ const defaultModel = "gpt-4.1-mini"
 const defaultPrompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
-// Process is the process of `runner agent`, which runs the built-in agent.
-type Process struct {
+// AgentProcess is the process of `runner agent`, which runs the built-in agent.
+type AgentProcess struct {
 	Workspace string
 	State     string
 	Resume    string              // the agent's own session id, "" for a new one
@@ -40,7 +40,7 @@ type Process struct {
 }
 
 // parseSettings parses the environment variables of the agent's process.
-func (p Process) parseSettings() (cfg model.Config, steps int, code time.Duration, err error) {
+func (p AgentProcess) parseSettings() (cfg model.Config, steps int, code time.Duration, err error) {
 	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
 	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
 		if steps, err = strconv.Atoi(s); err != nil || steps < 1 {
@@ -58,7 +58,7 @@ func (p Process) parseSettings() (cfg model.Config, steps int, code time.Duratio
 }
 
 // Run reads orders, such as queries, from in and writes reports about the turns to out. It returns when in or ctx ends.
-func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+func (p AgentProcess) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	cfg, steps, codeLimit, err := p.parseSettings()

@@ -96,7 +96,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose",
 		"--include-partial-messages", "--replay-user-messages",
 		"--permission-prompt-tool", "stdio", "--permission-mode", "default",
-	}, definitionArgs(l)...)
+	}, definitionArguments(l)...)
 	if l.Model != "" {
 		args = append(args, "--model", l.Model)
 	}

@@ -97,8 +97,8 @@ func realEveryCall(t *testing.T) {
 	if !slices.Equal(read.Preview.Paths, []string{"a.txt"}) || read.Title != "Read: a.txt" {
 		t.Errorf("request %+v", read)
 	}
-	if r := x.Resolutions(); len(r) != 4 || r[0].Outcome != events.OutcomeApproved || r[0].Cause != events.ResolvedByPerson || len(x.Decisions()) != 0 {
-		t.Errorf("resolutions %+v, decisions %+v", r, x.Decisions())
+	if r := x.ApprovalResolutions(); len(r) != 4 || r[0].Outcome != events.OutcomeApproved || r[0].Cause != events.ResolvedByPerson || len(x.PermissionDecisions()) != 0 {
+		t.Errorf("resolutions %+v, decisions %+v", r, x.PermissionDecisions())
 	}
 	if out := results(x); !strings.Contains(out, "a.txt") || !strings.Contains(out, "CONTENT-OF-A") {
 		t.Errorf("results %s", out)
@@ -109,14 +109,14 @@ func realEveryCall(t *testing.T) {
 		t.Errorf("requests for %q%s", got, x)
 	}
 	var allowed []agenttest.ExpectedDecision
-	for _, d := range x.Decisions() {
+	for _, d := range x.PermissionDecisions() {
 		allowed = append(allowed, agenttest.ExpectedDecision{Tool: d.ToolName, Decision: d.Decision, Rule: d.Rule})
 	}
 	if want := []agenttest.ExpectedDecision{{Tool: "Read", Decision: "allow", Rule: "workspace-path"}, {Tool: "TaskCreate", Decision: "allow", Rule: "bookkeeping"}}; !slices.Equal(allowed, want) {
 		t.Errorf("decisions %+v", allowed)
 	}
 	x = b.RunTurn("look around", func(q *runner.Query) { q.Permissions.Preset = events.PresetReadOnly })
-	if got := x.Decisions(); len(x.ApprovalRequests()) != 0 || len(got) != 4 || got[0].Decision != "deny" || got[1].Decision != "allow" {
+	if got := x.PermissionDecisions(); len(x.ApprovalRequests()) != 0 || len(got) != 4 || got[0].Decision != "deny" || got[1].Decision != "allow" {
 		t.Errorf("decisions %+v", got)
 	}
 }
@@ -137,23 +137,23 @@ func realApprovalDecisions(t *testing.T) {
 	}
 
 	x := b.RunTurnDeciding("reject it", asked, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "USE-ANOTHER-NAME"}))
-	if r := x.Resolutions(); len(r) != 1 || r[0].Outcome != events.OutcomeRejected || exists("rejected") {
+	if r := x.ApprovalResolutions(); len(r) != 1 || r[0].Outcome != events.OutcomeRejected || exists("rejected") {
 		t.Errorf("resolutions %+v", r)
 	}
 	b.ModelRequests("USE-ANOTHER-NAME")
 	same := x.Started().PID
 
 	x = b.RunTurnDeciding("skip it", asked, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionSkip}))
-	if r := x.Resolutions(); len(r) != 1 || r[0].Outcome != events.OutcomeSkipped || exists("skipped") {
+	if r := x.ApprovalResolutions(); len(r) != 1 || r[0].Outcome != events.OutcomeSkipped || exists("skipped") {
 		t.Errorf("resolutions %+v", r)
 	}
 	b.ModelRequests("The user skipped this call")
 
 	x = b.RunTurnDeciding("all of them", asked, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApproveAll}))
-	if r := x.Resolutions(); len(r) != 1 || !r[0].All || !exists("one") || !exists("two") {
+	if r := x.ApprovalResolutions(); len(r) != 1 || !r[0].All || !exists("one") || !exists("two") {
 		t.Errorf("resolutions %+v", r)
 	}
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "approved-class" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "approved-class" {
 		t.Errorf("decisions %+v", d)
 	}
 	// Nothing of it was stored where the CLI would find it.
@@ -287,7 +287,7 @@ func realTwoAtOnce(t *testing.T) {
 	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, "ONE") || strings.Contains(e.Result, "TWO") || !strings.Contains(e.Result, "NOT-THIS-ONE") {
 		t.Errorf("ended %+v%s", e, x)
 	}
-	if got := x.Resolutions(); len(got) != 2 || got[0].ApprovalID != r[1].ApprovalID || got[0].Outcome != events.OutcomeRejected || got[1].Outcome != events.OutcomeApproved {
+	if got := x.ApprovalResolutions(); len(got) != 2 || got[0].ApprovalID != r[1].ApprovalID || got[0].Outcome != events.OutcomeRejected || got[1].Outcome != events.OutcomeApproved {
 		t.Errorf("resolutions %+v of %+v", got, r)
 	}
 }
@@ -300,8 +300,8 @@ func realInterruptWaiting(t *testing.T) {
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Errorf("ended %+v%s", e, x)
 	}
-	if r := x.Retractions(); len(r) != 1 || r[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.Resolutions()) != 0 {
-		t.Errorf("retractions %+v, resolutions %+v", r, x.Resolutions())
+	if r := x.ApprovalRetractions(); len(r) != 1 || r[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.ApprovalResolutions()) != 0 {
+		t.Errorf("retractions %+v, resolutions %+v", r, x.ApprovalResolutions())
 	}
 	b.DecideRequest(x.ApprovalRequests()[0], approval) // too late
 	next := b.RunTurnOK("hello", "You said: hello", asked)
@@ -318,8 +318,8 @@ func realKilledWaiting(t *testing.T) {
 	first := b.ReadUntilRequests(1, b.MustStartTurn("wait for me", asked))
 	b.Supervisor.Kill(t.Context())
 	first = b.ReadToEnd(first)
-	if e := first.Ended(); e.Outcome != runner.Killed || len(first.Retractions()) != 1 || len(first.Resolutions()) != 0 {
-		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, first.Retractions(), first.Resolutions())
+	if e := first.Ended(); e.Outcome != runner.Killed || len(first.ApprovalRetractions()) != 1 || len(first.ApprovalResolutions()) != 0 {
+		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, first.ApprovalRetractions(), first.ApprovalResolutions())
 	}
 	again := func(attempt uint32) func(*runner.Query) {
 		return func(q *runner.Query) { asked(q); q.ExecutionID, q.Attempt = "exe_1", attempt }
@@ -329,8 +329,8 @@ func realKilledWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	second = b.ReadToEnd(second)
-	if e := second.Ended(); e.Code != "AGENT_EXITED" || len(second.Retractions()) != 1 {
-		t.Errorf("ended %+v, retractions %+v", e, second.Retractions())
+	if e := second.Ended(); e.Code != "AGENT_EXITED" || len(second.ApprovalRetractions()) != 1 {
+		t.Errorf("ended %+v, retractions %+v", e, second.ApprovalRetractions())
 	}
 	if _, err := os.Stat(filepath.Join(b.Folders.Workspace, "ran")); err == nil {
 		t.Fatal("a call that nobody approved was run")
@@ -438,20 +438,20 @@ func realServerApprovals(t *testing.T) {
 func realOtherPolicy(t *testing.T) {
 	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, agenttest.ScriptRule("look around", bash("ls"))))
 	none := b.RunTurnOK("look around", "tool said", nil)
-	if r := none.ApprovalRequests(); len(r) != 0 || len(none.Decisions()) != 0 {
-		t.Errorf("requests %+v, decisions %+v", r, none.Decisions())
+	if r := none.ApprovalRequests(); len(r) != 0 || len(none.PermissionDecisions()) != 0 {
+		t.Errorf("requests %+v, decisions %+v", r, none.PermissionDecisions())
 	}
 	deny := func(q *runner.Query) {
 		q.ExecutionPermissions.Rules = []events.PermissionRule{{Tool: "Bash", Then: events.PermissionDeny}}
 	}
 	first := b.RunTurn("look around", deny)
-	if d := first.Decisions(); len(d) != 1 || d[0].Decision != "deny" || first.Started().PID == none.Started().PID {
+	if d := first.PermissionDecisions(); len(d) != 1 || d[0].Decision != "deny" || first.Started().PID == none.Started().PID {
 		t.Errorf("decisions %+v, started %+v after %+v", d, first.Started(), none.Started())
 	}
 	second := b.RunTurnOK("look around", "tool said", func(q *runner.Query) {
 		q.ExecutionPermissions.Rules = []events.PermissionRule{{Tool: "Bash", Then: events.PermissionAllow}}
 	})
-	if d := second.Decisions(); len(d) != 1 || d[0].Decision != "allow" || second.Started().PID != first.Started().PID {
+	if d := second.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || second.Started().PID != first.Started().PID {
 		t.Errorf("decisions %+v, started %+v after %+v", d, second.Started(), first.Started())
 	}
 }
@@ -472,7 +472,7 @@ func realDenyRule(t *testing.T) {
 	x := b.RunTurn("look around", func(q *runner.Query) {
 		q.Permissions.Rules = []events.PermissionRule{{Tool: "Bash", Then: events.PermissionDeny}, {Tool: "Read", Then: events.PermissionDeny}}
 	})
-	if d := x.Decisions(); len(d) != 2 || d[0].Rule != "rules[0]" || d[1].Rule != "rules[1]" || strings.Contains(results(x), "CONTENT-OF-A") {
+	if d := x.PermissionDecisions(); len(d) != 2 || d[0].Rule != "rules[0]" || d[1].Rule != "rules[1]" || strings.Contains(results(x), "CONTENT-OF-A") {
 		t.Errorf("decisions %+v, results %s", d, results(x))
 	}
 	// The agent is not offered questions that the policy would deny.

@@ -220,7 +220,7 @@ var goldens = agenttest.Goldens{
 		}
 		return []string{"{{folder}}", filepath.Base(filepath.Dir(path))}
 	},
-	Recording: agenttest.Recording{Text: `"content_block_delta"`, Trim: trim, Normalize: normalize},
+	Recording: agenttest.RecordingFormat{Text: `"content_block_delta"`, Trim: trim, Normalize: normalize},
 }
 
 // decided returns a scenario in which a person decides every call.

@@ -37,8 +37,8 @@ func checkToolNames(l agent.Launch) error {
 	return nil
 }
 
-// definitionArgs returns the CLI's flags for the agent's definition: tools and MCP servers.
-func definitionArgs(l agent.Launch) []string {
+// definitionArguments returns the CLI's flags for the agent's definition: tools and MCP servers.
+func definitionArguments(l agent.Launch) []string {
 	// Only the MCP servers of the agent are started: those of a workspace would be unknown programs.
 	args := []string{
 		"--strict-mcp-config",

@@ -109,7 +109,7 @@ func realTools(t *testing.T) {
 		t.Errorf("the model is offered %v", got)
 	}
 	// A tool that the policy would deny is allowed if the agent's definition names it.
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
 		t.Errorf("decisions %+v", d)
 	}
 }
@@ -193,7 +193,7 @@ func realSkills(t *testing.T) {
 	b.RunTurn("use the skill", with)
 	requests(t, b, "SKILL-BODY")
 	b.RunTurnOK("read the words", "WORDS-OF-THE-SKILL", with)
-	if d := b.RunTurnOK("change the words", "outside of the workspace", with).Decisions(); len(d) != 1 || d[0].Decision != "deny" {
+	if d := b.RunTurnOK("change the words", "outside of the workspace", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "deny" {
 		t.Errorf("decisions %+v", d)
 	}
 }
@@ -209,7 +209,7 @@ func realStdio(t *testing.T) {
 		desk.Tools = []string{"note", "variable"}
 		q.MCPServers = []runner.MCPServer{desk}
 	}
-	if d := b.RunTurnOK("take a note", "noted", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("take a note", "noted", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
@@ -217,7 +217,7 @@ func realStdio(t *testing.T) {
 	}
 	// Text that looks like a variable is not expanded again.
 	b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with)
-	if d := b.RunTurnOK("the hidden one", "not one that this agent has", with).Decisions(); len(d) != 1 || d[0].Rule != "left-out" {
+	if d := b.RunTurnOK("the hidden one", "not one that this agent has", with).PermissionDecisions(); len(d) != 1 || d[0].Rule != "left-out" {
 		t.Errorf("decisions %+v", d)
 	}
 	if _, err := os.Stat(file + ".hidden"); err == nil {
@@ -237,7 +237,7 @@ func realDocker(t *testing.T) {
 	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
-	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	b.RunTurnOK("the hidden one", "not one that this agent has", with)

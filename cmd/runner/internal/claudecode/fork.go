@@ -54,11 +54,11 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		}
 		return args, nil
 	}
-	return nil, removeCopy(to)
+	return nil, removeTranscriptCopy(to)
 }
 
-// removeCopy removes the copy of a transcript at the path to, which an earlier attempt may have written.
-func removeCopy(to string) error {
+// removeTranscriptCopy removes the copy of a transcript at the path to, which an earlier attempt may have written.
+func removeTranscriptCopy(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 	}

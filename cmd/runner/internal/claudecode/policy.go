@@ -126,7 +126,7 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 	c := callToDecide{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
 	var args map[string]json.RawMessage
 	if json.Unmarshal(input, &args) != nil || args == nil {
-		return c.deny(ruleUnreadableRequest, "the request has no readable input")
+		return c.withDenial(ruleUnreadableRequest, "the request has no readable input")
 	}
 	served, has := s.serverToolStatus(tool)
 	if slices.Contains(s.deny, tool) || served && !has {
@@ -142,7 +142,7 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 		return s.addPath(c, args)
 	case permission.Shell:
 		if c.Command = textArgument(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
-			return c.deny(ruleUnreadableRequest, "command is missing")
+			return c.withDenial(ruleUnreadableRequest, "command is missing")
 		}
 	case permission.Network:
 		return s.addHost(c, args)
@@ -150,8 +150,8 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 	return c
 }
 
-// deny returns the call with a denial by a rule of the adapter.
-func (c callToDecide) deny(rule, reason string) callToDecide {
+// withDenial returns the call with a denial by a rule of the adapter.
+func (c callToDecide) withDenial(rule, reason string) callToDecide {
 	c.denied = &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 	return c
 }
@@ -160,12 +160,12 @@ func (c callToDecide) deny(rule, reason string) callToDecide {
 func (c callToDecide) withArgument(args map[string]json.RawMessage, name, value string) callToDecide {
 	raw, err := json.Marshal(value)
 	if err != nil {
-		return c.deny(ruleUnreadableRequest, name+" cannot be written as JSON")
+		return c.withDenial(ruleUnreadableRequest, name+" cannot be written as JSON")
 	}
 	args = maps.Clone(args)
 	args[name] = raw
 	if c.input, err = json.Marshal(args); err != nil {
-		return c.deny(ruleUnreadableRequest, "the input cannot be written as JSON")
+		return c.withDenial(ruleUnreadableRequest, "the input cannot be written as JSON")
 	}
 	return c
 }
@@ -175,19 +175,19 @@ func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) ca
 	where := pathArguments[c.Tool]
 	var path string
 	if raw, ok := args[where.argument]; ok && json.Unmarshal(raw, &path) != nil {
-		return c.deny(ruleUnreadableRequest, where.argument+" is not a text")
+		return c.withDenial(ruleUnreadableRequest, where.argument+" is not a text")
 	}
 	if pattern, ok := args["pattern"]; ok && c.Tool == "Glob" {
 		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
+			return c.withDenial(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
 	path = strings.TrimFunc(path, isJavaScriptSpace)
 	if path == "" {
 		if !where.optional {
-			return c.deny(ruleUnreadableRequest, where.argument+" is missing")
+			return c.withDenial(ruleUnreadableRequest, where.argument+" is missing")
 		}
 		c.Paths = []permission.Path{{Path: "."}}
 		return c
@@ -200,11 +200,11 @@ func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) ca
 		return c.withArgument(args, where.argument, real)
 	}
 	if !s.checked { // denied whatever it is
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
+		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
 	}
 	real, err := s.resolveOutsidePath(path)
 	if err != nil {
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
+		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
 	c.Paths = []permission.Path{{Path: real, Outside: true}}
 	if s.isPlanPath(real) {
@@ -220,14 +220,14 @@ func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessa
 	if s.checked {
 		root, err := filepath.EvalSymlinks(s.root)
 		if err != nil {
-			return c.deny(ruleUnreadableRequest, argument+" cannot be resolved")
+			return c.withDenial(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
 		real, err := resolveLinks(given)
 		if err != nil || !isWithin(root, real) {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
+			return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
 		}
 		if rel, err = filepath.Rel(root, real); err != nil {
-			return c.deny(ruleUnreadableRequest, argument+" cannot be resolved")
+			return c.withDenial(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
 		given = filepath.Join(s.root, rel)
 	}
@@ -252,11 +252,11 @@ func (s policyScope) addHost(c callToDecide, args map[string]json.RawMessage) ca
 	}
 	var text string
 	if json.Unmarshal(raw, &text) != nil {
-		return c.deny(ruleUnreadableRequest, "url is not a text")
+		return c.withDenial(ruleUnreadableRequest, "url is not a text")
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || strings.ContainsAny(text, `\`) {
-		return c.deny(ruleUnreadableRequest, "url has no readable host")
+		return c.withDenial(ruleUnreadableRequest, "url has no readable host")
 	}
 	c.Hosts = []string{u.Hostname()}
 	return c.withArgument(args, "url", u.String()) // the CLI would read some URLs differently

@@ -17,7 +17,7 @@ func copyProvidedTranscript(l agent.Launch, id, to string) ([]string, error) {
 	}
 	edit := transcriptConverter{id: id, workspace: workspace}.convertLine
 	if err := transcript.Copy(filepath.Join(l.State, agent.ProvidedTranscript), to, "", edit); err != nil {
-		return nil, removeCopy(to) // OpenSession reports that the conversation is lost
+		return nil, removeTranscriptCopy(to) // OpenSession reports that the conversation is lost
 	}
 	return []string{"--resume", id}, nil
 }

@@ -55,7 +55,7 @@ func (s *session) requestPermission(id string, q cliRequest, readable bool, t *a
 		})
 		return s.sendControlResponse(id, permissionResult{Behavior: "deny", Message: outsideTurnMessage})
 	}
-	c := callToDecide{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.deny(ruleUnreadableRequest, "the request cannot be read")
+	c := callToDecide{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.withDenial(ruleUnreadableRequest, "the request cannot be read")
 	if readable {
 		c = s.scope.checkCall(q.ToolName, q.Input)
 	}

@@ -155,7 +155,7 @@ func (s *session) handleAssistantLine(l outputLine, t *agent.Turn) error {
 		s.turn.last = l.UUID
 	}
 	if m.Model == "<synthetic>" {
-		s.handleSynthetic(l, m, c, t)
+		s.handleSyntheticMessage(l, m, c, t)
 		return nil
 	}
 	if a := &c.answer; a.id != "" && m.ID != a.id && a.isUnfinished() {
@@ -236,8 +236,8 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t 
 	})
 }
 
-// handleSynthetic journals a message that the CLI wrote in place of the model: an error of the model, or the answer of a command of the CLI.
-func (s *session) handleSynthetic(l outputLine, m apiMessage, c *conversation, t *agent.Turn) {
+// handleSyntheticMessage journals a message that the CLI wrote in place of the model: an error of the model, or the answer of a command of the CLI.
+func (s *session) handleSyntheticMessage(l outputLine, m apiMessage, c *conversation, t *agent.Turn) {
 	why := ""
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
 		why = string(bytes.Trim(l.Error, `"`))

@@ -44,8 +44,8 @@ type silentExit int
 
 func (e silentExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// commands is the command line of the runner, which the library kong parses.
-type commands struct {
+// commandLine is the command line of the runner, which the library kong parses.
+type commandLine struct {
 	settings.Logging
 
 	Serve                 serveCommand             `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
@@ -78,7 +78,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 	if sys.Architectures == nil {
 		sys.Architectures = Architectures()
 	}
-	var c commands
+	var c commandLine
 	status := -1
 	parser, err := kong.New(&c,
 		kong.Name("runner"),

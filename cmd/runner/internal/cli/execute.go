@@ -55,7 +55,7 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	}
 	var ended runner.Ended
 	err = w.runWithReaping(ctx, func(whole context.Context) error {
-		ended, err = w.runOnce(ctx, whole, sys, q)
+		ended, err = w.runSingleQuery(ctx, whole, sys, q)
 		return err
 	})
 	if err != nil {
@@ -70,9 +70,9 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	return silentExit(exitFailed)
 }
 
-// runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn
+// runSingleQuery runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn
 // has not ended ten seconds later. whole is the context of the supervisor, which outlives ctx.
-func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+func (w *agentRuntime) runSingleQuery(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
 	if refusal := w.supervisor.Start(q); refusal != nil {

@@ -141,7 +141,7 @@ func (*builtinAgentCommand) Help() string {
 
 func (c *builtinAgentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	hideProcess(log)
-	p := builtin.Process{
+	p := builtin.AgentProcess{
 		Workspace: c.Workspace, State: c.State, Resume: c.Resume, Getenv: sys.Getenv, Environ: sys.Environ,
 		Log: slog.New(log.Handler()).With("agent", builtin.Architecture),
 	}

@@ -34,7 +34,7 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 	var err error
 	m.disk, err = watch.NewDiskWatch(watch.DiskConfig{
 		Dirs: dirs, Limit: d.limit, Log: log, Processes: descendants,
-		Activity: func() watch.Activity { return m.activity() },
+		Activity: func() watch.Activity { return m.currentActivity() },
 		Exceeded: func(message string) { m.sup.KillForResource(supervisor.CodeDiskLimit, message) },
 	})
 	if err != nil {
@@ -64,9 +64,9 @@ func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload
 	return m.sup.JournalEvents(ctx, payloads...)
 }
 
-// activity returns whether a turn, only processes, or nothing runs, which determines how often the disk usage is
+// currentActivity returns whether a turn, only processes, or nothing runs, which determines how often the disk usage is
 // measured.
-func (m *monitors) activity() watch.Activity {
+func (m *monitors) currentActivity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:
 		return watch.ActivityWorking

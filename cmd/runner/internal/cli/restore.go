@@ -13,7 +13,7 @@ type restoreSnapshotCommand struct {
 }
 
 func (c *restoreSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	roots, err := c.Trees.roots()
+	roots, err := c.Trees.rootPaths()
 	if err != nil {
 		return err
 	}

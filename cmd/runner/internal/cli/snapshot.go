@@ -16,8 +16,8 @@ type snapshotFolders struct {
 	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// roots returns the absolute paths of the two folders of a snapshot. It refuses the same folders as the command serve.
-func (t snapshotFolders) roots() (snapshot.RootPaths, error) {
+// rootPaths returns the absolute paths of the two folders of a snapshot. It refuses the same folders as the command serve.
+func (t snapshotFolders) rootPaths() (snapshot.RootPaths, error) {
 	place, err := prepareFolders(t.Workspace, t.State)
 	return snapshot.RootPaths{Workspace: place.Workspace, State: place.State}, err
 }
@@ -31,7 +31,7 @@ type takeSnapshotCommand struct {
 }
 
 func (c *takeSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	roots, err := c.Trees.roots()
+	roots, err := c.Trees.rootPaths()
 	if err != nil {
 		return err
 	}

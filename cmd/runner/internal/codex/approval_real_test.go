@@ -73,7 +73,7 @@ func TestRealApproval_CommentReachesTheModel(t *testing.T) {
 		}
 		return events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}
 	})
-	if r := x.Resolutions(); len(r) != 2 || r[0].Outcome != events.OutcomeRejected || r[1].Outcome != events.OutcomeApproved {
+	if r := x.ApprovalResolutions(); len(r) != 2 || r[0].Outcome != events.OutcomeRejected || r[1].Outcome != events.OutcomeApproved {
 		t.Errorf("resolved %+v", r)
 	}
 	if body := b.ModelRequests("Use another name."); strings.Contains(string(body[0].Body), "declined by policy") {
@@ -96,7 +96,7 @@ func TestRealApproval_SkipAndClass(t *testing.T) {
 		decide = decide[1:]
 		return d
 	})
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
 		t.Errorf("decisions %+v", d)
 	}
 	if b.HasFile("one") || !b.HasFile("two") || !b.HasFile("three") {
@@ -132,7 +132,7 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	if r := x.Retractions(); len(r) != 2 || r[0].Reason != "turn_ended" {
+	if r := x.ApprovalRetractions(); len(r) != 2 || r[0].Reason != "turn_ended" {
 		t.Errorf("retracted %+v", r)
 	}
 	y := b.RunTurnOK("hello", "You said: hello", nil)
@@ -150,7 +150,7 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.Retractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.Resolutions()) != 0 {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
 	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
@@ -171,7 +171,7 @@ func TestRealApproval_NothingRunsUnasked(t *testing.T) {
 		b.Query.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 		for _, query := range []string{"list them", "look around"} {
 			x := b.RunTurnDeciding(query, nil, skip)
-			if n := len(x.ApprovalRequests()) + len(x.Decisions()); n != 1 {
+			if n := len(x.ApprovalRequests()) + len(x.PermissionDecisions()); n != 1 {
 				t.Errorf("%s: %d decisions%s", query, n, x)
 			}
 		}
@@ -278,7 +278,7 @@ func TestRealApproval_Presets(t *testing.T) {
 	for preset, asked := range map[string]int{events.PresetAsk: 1, events.PresetReadOnly: 0, events.PresetWorkspace: 0, events.PresetFull: 0} {
 		b := newAskingBench(t, events.Permissions{Preset: preset}, run("touch it", "touch one"))
 		x := b.RunTurnDeciding("touch it", nil, approve)
-		if n := len(x.ApprovalRequests()); n != asked || len(x.Decisions()) != 1-asked {
+		if n := len(x.ApprovalRequests()); n != asked || len(x.PermissionDecisions()) != 1-asked {
 			t.Errorf("%s: asked %d times%s", preset, n, x)
 		}
 		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {

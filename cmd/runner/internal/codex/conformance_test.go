@@ -324,7 +324,7 @@ var goldens = agenttest.Goldens{
 	},
 	Adapter:   codex.Adapter{},
 	Anchored:  []events.BlockKind{events.KindAssistantText},
-	Recording: agenttest.Recording{Text: `"item/agentMessage/delta"`, Output: `"item/commandExecution/outputDelta"`, Trim: trim, Normalize: normalize},
+	Recording: agenttest.RecordingFormat{Text: `"item/agentMessage/delta"`, Output: `"item/commandExecution/outputDelta"`, Trim: trim, Normalize: normalize},
 }
 
 func interrupted(text string, when agenttest.InterruptMoment) agenttest.Scenario {

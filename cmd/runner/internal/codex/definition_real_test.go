@@ -116,7 +116,7 @@ func realStdio(t *testing.T) {
 		q.MCPServers = []runner.MCPServer{desk}
 	}
 	x := b.RunTurnOK("take a note", "noted", with)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" || d[0].ToolName != "mcp__desk__note" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" || d[0].ToolName != "mcp__desk__note" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
@@ -148,7 +148,7 @@ func realDocker(t *testing.T) {
 	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
-	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	b.RunTurn("the hidden one", with)

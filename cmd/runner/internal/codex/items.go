@@ -246,7 +246,7 @@ func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
 			b.Output = r.Output
 		} else {
-			b.Output += exitSuffix(b.Output, i.Exit)
+			b.Output += exitCodeSuffix(b.Output, i.Exit)
 		}
 		b.IsError, b.DurationMs, b.Anchor = r.IsError, r.DurationMs, r.Anchor
 	})
@@ -260,7 +260,7 @@ func (i threadItem) callOutput() (output string, failed bool) {
 		if i.Output != nil {
 			output = *i.Output
 		}
-		return output + exitSuffix(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
+		return output + exitCodeSuffix(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
 	case "fileChange":
 		if failed {
 			return "The patch was not applied.", true
@@ -275,9 +275,9 @@ func (i threadItem) callOutput() (output string, failed bool) {
 	return "", failed
 }
 
-// exitSuffix returns the text "Exit code N" that is appended to the output of a command, after a newline if the output does not end in one. It
+// exitCodeSuffix returns the text "Exit code N" that is appended to the output of a command, after a newline if the output does not end in one. It
 // returns "" for exit code 0 and for an unknown one.
-func exitSuffix(output string, code *int) string {
+func exitCodeSuffix(output string, code *int) string {
 	if code == nil || *code == 0 {
 		return ""
 	}

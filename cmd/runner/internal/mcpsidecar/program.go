@@ -27,8 +27,8 @@ func findProgram(name string) (string, error) {
 	return path, nil
 }
 
-// program is a running program of an MCP server, with the runner's ends of its stdin, stdout and stderr.
-type program struct {
+// serverProgram is a running program of an MCP server, with the runner's ends of its stdin, stdout and stderr.
+type serverProgram struct {
 	cmd              *exec.Cmd
 	stdin            *os.File
 	stdout, stderr   *os.File
@@ -76,12 +76,12 @@ func (s *Server) runProgram(ctx context.Context, h helloLine, in *bufio.Reader, 
 const exitNotStarted = 127
 
 // startProgram starts the program that a connection requests, as leader of a session of its own.
-func (s *Server) startProgram(h helloLine) (*program, error) {
+func (s *Server) startProgram(h helloLine) (*serverProgram, error) {
 	args, err := s.requestedCommand(h)
 	if err != nil {
 		return nil, err
 	}
-	p := &program{cmd: exec.Command(args[0], args[1:]...), exited: make(chan struct{}), inputEnd: make(chan struct{})} //nolint:gosec // running it is the purpose
+	p := &serverProgram{cmd: exec.Command(args[0], args[1:]...), exited: make(chan struct{}), inputEnd: make(chan struct{})} //nolint:gosec // running it is the purpose
 	p.cmd.Env = slices.Clone(s.cfg.Environ)
 	for _, k := range slices.Sorted(maps.Keys(h.Env)) {
 		p.cmd.Env = append(p.cmd.Env, k+"="+h.Env[k])
@@ -117,7 +117,7 @@ func (s *Server) startProgram(h helloLine) (*program, error) {
 
 // waitForExit blocks until the program has ended or ctx ends. When the input of the connection has ended, waitForExit
 // sends SIGTERM to the program after the grace time, and SIGKILL after another grace time.
-func (s *Server) waitForExit(ctx context.Context, p *program) {
+func (s *Server) waitForExit(ctx context.Context, p *serverProgram) {
 	select {
 	case <-p.exited:
 		return

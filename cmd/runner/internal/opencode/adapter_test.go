@@ -237,7 +237,7 @@ func TestForkedNotice(t *testing.T) {
 // A report of the plugin about text becomes a notice.
 func TestTextNotice(t *testing.T) {
 	t.Parallel()
-	for params, want := range map[string]acp.NoticeText{
+	for params, want := range map[string]acp.EarlyTextPiece{
 		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
 		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
 	} {

@@ -70,7 +70,7 @@ func TestRealApproval_Comment(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
 	x := b.RunTurnDeciding("touch it", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}))
-	if e, r := x.Ended(), x.Resolutions(); e.Outcome != runner.Completed || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
+	if e, r := x.Ended(), x.ApprovalResolutions(); e.Outcome != runner.Completed || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
 		t.Fatalf("ended %+v%s", e, x)
 	}
 	b.RunTurnOK("hello", "You said: hello", nil)
@@ -91,7 +91,7 @@ func TestRealApproval_SkipAndClass(t *testing.T) {
 		decide = decide[1:]
 		return d
 	})
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
 		t.Errorf("decisions %+v", d)
 	}
 	if b.HasFile("one") || !b.HasFile("two") || !b.HasFile("three") {
@@ -119,7 +119,7 @@ func TestRealApproval_RejectionOfOneRejectsAll(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("both", nil))
 	b.DecideRequest(x.ApprovalRequests()[0], events.ApprovalDecided{Decision: events.DecisionReject})
 	x = b.ReadToEnd(x)
-	if r := x.Retractions(); len(x.ApprovalRequests()) != 2 || len(r) != 1 || r[0].Reason != "withdrawn" {
+	if r := x.ApprovalRetractions(); len(x.ApprovalRequests()) != 2 || len(r) != 1 || r[0].Reason != "withdrawn" {
 		t.Errorf("retracted %+v%s", r, x)
 	}
 	if x.Ended().Outcome != runner.Completed || b.HasFile("one") || b.HasFile("two") {
@@ -133,7 +133,7 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("touch it", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.Retractions(); e.Outcome != runner.Interrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome != runner.Interrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
 		t.Fatalf("ended %+v, retracted %+v", e, r)
 	}
 	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm || b.HasFile("one") {
@@ -150,7 +150,7 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.Retractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.Resolutions()) != 0 {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
 	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
@@ -194,7 +194,7 @@ func TestRealApproval_InterruptWhileASubagentWaits(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("delegate", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.Retractions(); e.Outcome == runner.Failed || len(r) != 1 || len(x.Resolutions()) != 0 {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome == runner.Failed || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Fatalf("ended %+v%s", e, x)
 	}
 	if b.RunTurnOK("hello", "You said: hello", nil); b.HasFile("one") {
@@ -210,7 +210,7 @@ func TestRealApproval_Presets(t *testing.T) {
 		b := newAskingBench(t, events.Permissions{Preset: preset}, agenttest.ScriptRule("read and touch", read, touch))
 		b.WriteFile("a.txt", "content\n")
 		x := b.RunTurnDeciding("read and touch", nil, approve)
-		d := x.Decisions()
+		d := x.PermissionDecisions()
 		if len(x.ApprovalRequests()) != asked || len(d) != 2-asked || d[0].ToolName != "read" || d[0].Decision != "allow" {
 			t.Errorf("%s: %+v%s", preset, d, x)
 		}

@@ -63,7 +63,7 @@ func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 			"options": jsonObject{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
 			"models":  models,
 		}},
-		"permission": agentRules(l),
+		"permission": mainAgentRules(l),
 		"agent": jsonObject{
 			"general": jsonObject{"permission": subagentRules(l, nil, nil)},
 			"explore": jsonObject{"permission": subagentRules(l, nil, nil).replaceRule("edit", "deny").replaceRule("todowrite", "deny")},

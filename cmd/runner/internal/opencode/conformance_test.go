@@ -91,7 +91,7 @@ func TestConformance(t *testing.T) {
 			Cases: func(p agenttest.ForkParent) map[string]agenttest.ForkCase {
 				return map[string]agenttest.ForkCase{
 					"between turns": {
-						Anchor: p.Write.LastText().Anchor, Answer: "remember 11.",
+						Anchor: p.Write.LastTextBlock().Anchor, Answer: "remember 11.",
 						Present: []string{"I will write hello.txt.", "Wrote file successfully.", "The file is written."}, Absent: []string{"two at once", "number 22"},
 					},
 					"of the whole conversation": {Answer: "remember 22.", Present: []string{"number 11", "The file is written.", "Results:", "number 22"}},
@@ -217,7 +217,7 @@ var goldens = agenttest.Goldens{
 	Placeholders: func(p agent.Folders) []string { // the CLI prints paths relative to the root as well
 		return []string{"{{short}}", strings.TrimPrefix(p.Workspace, "/")}
 	},
-	Recording: agenttest.Recording{Text: `"agent_message_chunk"`, Trim: trim, Normalize: normalize},
+	Recording: agenttest.RecordingFormat{Text: `"agent_message_chunk"`, Trim: trim, Normalize: normalize},
 }
 
 func interrupted(text string, when agenttest.InterruptMoment) agenttest.Scenario {

@@ -84,9 +84,9 @@ func (rs permissionRules) replaceRule(permission string, action any) permissionR
 	return append(slices.DeleteFunc(slices.Clone(rs), func(r permissionRule) bool { return r.permission == permission }), permissionRule{permission, action})
 }
 
-// agentRules returns the permission rules of the main agent. The CLI requests a permission for every tool that the agent has, so that the policy
+// mainAgentRules returns the permission rules of the main agent. The CLI requests a permission for every tool that the agent has, so that the policy
 // decides and records the call. Other tools are not offered to the model.
-func agentRules(l agent.Launch) permissionRules {
+func mainAgentRules(l agent.Launch) permissionRules {
 	rs := permissionRules{{"*", "ask"}}
 	if len(l.Tools.Allow) > 0 {
 		rs = permissionRules{{"*", "deny"}, {"external_directory", "ask"}}
@@ -128,10 +128,10 @@ func addServerRules(rs permissionRules, l agent.Launch, action string) permissio
 	for _, s := range l.MCPServers {
 		only := allowedTools(s, l.Tools.Allow)
 		if only == nil {
-			rs = rs.replaceRule(serverPrefix(s)+"*", action)
+			rs = rs.replaceRule(serverToolPrefix(s)+"*", action)
 			continue
 		}
-		rs = rs.replaceRule(serverPrefix(s)+"*", "deny")
+		rs = rs.replaceRule(serverToolPrefix(s)+"*", "deny")
 		for _, t := range only {
 			rs = rs.replaceRule(t, action)
 		}
@@ -142,8 +142,8 @@ func addServerRules(rs permissionRules, l agent.Launch, action string) permissio
 // replacedNameCharacters matches the characters that the CLI replaces by an underscore in the names of MCP servers and their tools.
 var replacedNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// serverPrefix returns the prefix that the CLI gives to the names of an MCP server's tools.
-func serverPrefix(s runner.MCPServer) string {
+// serverToolPrefix returns the prefix that the CLI gives to the names of an MCP server's tools.
+func serverToolPrefix(s runner.MCPServer) string {
 	return replacedNameCharacters.ReplaceAllString(s.Name, "_") + "_"
 }
 
@@ -152,9 +152,9 @@ func serverPrefix(s runner.MCPServer) string {
 func allowedTools(s runner.MCPServer, allow []string) []string {
 	var only []string
 	for _, t := range s.Tools {
-		only = append(only, serverPrefix(s)+replacedNameCharacters.ReplaceAllString(t, "_"))
+		only = append(only, serverToolPrefix(s)+replacedNameCharacters.ReplaceAllString(t, "_"))
 	}
-	named := slices.DeleteFunc(slices.Clone(allow), func(t string) bool { return !strings.HasPrefix(t, serverPrefix(s)) })
+	named := slices.DeleteFunc(slices.Clone(allow), func(t string) bool { return !strings.HasPrefix(t, serverToolPrefix(s)) })
 	switch {
 	case len(named) == 0:
 		return only
@@ -208,10 +208,10 @@ func addSubagentServerRules(rs permissionRules, l agent.Launch, tools, servers [
 		}
 		has, named := allowedTools(s, l.Tools.Allow), allowedTools(runner.MCPServer{Name: s.Name}, tools)
 		if action == "deny" || has == nil && named == nil {
-			rs = rs.replaceRule(serverPrefix(s)+"*", action)
+			rs = rs.replaceRule(serverToolPrefix(s)+"*", action)
 			continue
 		}
-		rs = rs.replaceRule(serverPrefix(s)+"*", "deny")
+		rs = rs.replaceRule(serverToolPrefix(s)+"*", "deny")
 		if has == nil {
 			has, named = named, nil
 		}
@@ -222,7 +222,7 @@ func addSubagentServerRules(rs permissionRules, l agent.Launch, tools, servers [
 		}
 	}
 	for _, t := range l.Tools.Deny {
-		if slices.ContainsFunc(all, func(s runner.MCPServer) bool { return strings.HasPrefix(t, serverPrefix(s)) }) {
+		if slices.ContainsFunc(all, func(s runner.MCPServer) bool { return strings.HasPrefix(t, serverToolPrefix(s)) }) {
 			rs = rs.replaceRule(t, "deny")
 		}
 	}
@@ -289,7 +289,7 @@ func newToolClassifier(l agent.Launch) func(acp.ToolCall) *acp.ToolInfo {
 			name = c.Name
 		}
 		for _, s := range l.MCPServers {
-			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Kind == permission.Unknown {
+			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverToolPrefix(s)) && known.Kind == permission.Unknown {
 				known.Kind, known.LeftOut = permission.Server, only != nil && !slices.Contains(only, name)
 			}
 		}

@@ -166,7 +166,7 @@ func realServers(t *testing.T) {
 		q.MCPServers = []runner.MCPServer{desk, late, box, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	}
 	x := b.RunTurnOK("take a note", "noted", with)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
@@ -218,7 +218,7 @@ func realSkills(t *testing.T) {
 			q.Skills, q.Tools.Allow = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}, allow
 		}
 		x := b.RunTurnOK("use the skill", "SKILL-BODY", with)
-		if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
+		if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
 			t.Errorf("decisions %+v; the skill's files are not told", d)
 		}
 		requests(t, b, "GREETS-PEOPLE")
@@ -274,7 +274,7 @@ func realACP(t *testing.T) {
 		mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "b-1"}),
 	}
 	x := b.RunTurnOK("take a note", "noted", nil)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {

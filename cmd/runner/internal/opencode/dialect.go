@@ -163,7 +163,7 @@ func decodeNotice(method string, params json.RawMessage) *acp.Notice {
 	case "over":
 		n.Over = true
 	case "text":
-		n.Text = &acp.NoticeText{Message: e.ID, Thought: e.Thought, Piece: e.Text}
+		n.Text = &acp.EarlyTextPiece{Message: e.ID, Thought: e.Thought, Piece: e.Text}
 	case "permission":
 		n.Request = &acp.SubagentRequest{ID: e.ID, Conversation: e.Parent, Call: acp.ToolCall{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
 	case "replied":

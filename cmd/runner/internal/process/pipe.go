@@ -21,12 +21,12 @@ type pipeReader struct {
 }
 
 // Read reads from the pipe. It returns io.EOF at the end of the pipe, or when the process has ended and nothing arrived
-// for drainAfterExit.
+// for drainTimeAfterExit.
 func (r *pipeReader) Read(b []byte) (int, error) {
 	for {
 		afterExit := r.p.gone.Load()
 		if afterExit {
-			if err := r.file.SetReadDeadline(time.Now().Add(drainAfterExit)); err != nil {
+			if err := r.file.SetReadDeadline(time.Now().Add(drainTimeAfterExit)); err != nil {
 				return 0, err
 			}
 		}

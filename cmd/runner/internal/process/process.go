@@ -16,9 +16,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// drainAfterExit is the time for which output is still read after the process has ended, if a descendant keeps its
+// drainTimeAfterExit is the time for which output is still read after the process has ended, if a descendant keeps its
 // pipes open.
-const drainAfterExit = 300 * time.Millisecond
+const drainTimeAfterExit = 300 * time.Millisecond
 
 // Stream names the stream on which a line was printed.
 type Stream string
@@ -101,7 +101,7 @@ func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	close(p.exited)
 	p.stdin.close()
 	// A descendant may keep a pipe open; the deadline ends the reader then.
-	soon := time.Now().Add(drainAfterExit)
+	soon := time.Now().Add(drainTimeAfterExit)
 	for _, f := range []*os.File{out, errs} {
 		if err := f.SetReadDeadline(soon); err != nil {
 			p.group.log.Error("set deadline on an agent's pipe", "err", err)

@@ -30,7 +30,7 @@ func (e *escapeState) readByte(b byte) bool {
 	}
 	switch *e {
 	case escapeStarted, escapeStringEnd:
-		return e.afterEscape(b)
+		return e.readByteAfterEscape(b)
 	case escapeParameter:
 		switch {
 		case b >= 0x20 && b < 0x40:
@@ -52,8 +52,8 @@ func (e *escapeState) readByte(b byte) bool {
 	return false
 }
 
-// afterEscape advances the parser by the byte after ESC, and reports whether b belongs to the escape code.
-func (e *escapeState) afterEscape(b byte) bool {
+// readByteAfterEscape advances the parser by the byte after ESC, and reports whether b belongs to the escape code.
+func (e *escapeState) readByteAfterEscape(b byte) bool {
 	switch {
 	case b == '[':
 		*e = escapeParameter

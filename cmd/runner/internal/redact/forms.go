@@ -52,7 +52,7 @@ func searchedForms(value string) []string {
 // jsonEscapedForms returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as possible, safe for HTML, in
 // ASCII only, and with escaped slashes.
 func jsonEscapedForms(text string) []string {
-	out := []string{innerJSON(text, false), innerJSON(text, true), escapeNonASCII(innerJSON(text, false))}
+	out := []string{jsonStringBody(text, false), jsonStringBody(text, true), escapeNonASCII(jsonStringBody(text, false))}
 	for _, o := range slices.Clone(out) {
 		out = append(out, strings.ReplaceAll(o, "/", `\/`))
 	}
@@ -60,8 +60,8 @@ func jsonEscapedForms(text string) []string {
 	return slices.Compact(out)
 }
 
-// innerJSON returns the JSON string of a text without its quotes. html escapes the characters <, > and &.
-func innerJSON(text string, html bool) string {
+// jsonStringBody returns the JSON string of a text without its quotes. html escapes the characters <, > and &.
+func jsonStringBody(text string, html bool) string {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(html)

@@ -55,7 +55,7 @@ func (s *Set) redactToken(raw []byte) []byte {
 			return raw // not JSON: the final search covers it
 		}
 		if clean := s.RedactString(text); clean != text {
-			return []byte(`"` + innerJSON(clean, false) + `"`)
+			return []byte(`"` + jsonStringBody(clean, false) + `"`)
 		}
 	case len(raw) > 1 && s.containsValue(string(raw)):
 		return []byte(`"` + Marker + `"`)

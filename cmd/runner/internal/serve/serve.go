@@ -162,9 +162,9 @@ func (s *Server) closeConnections() {
 	}
 }
 
-// firstLine is the first line of a connection: either an Attach, which makes the connection a follower, or a single
+// firstLineMessage is the first line of a connection: either an Attach, which makes the connection a follower, or a single
 // command that needs no epoch.
-type firstLine struct {
+type firstLineMessage struct {
 	runner.Attach
 	runner.Claim
 }
@@ -186,7 +186,7 @@ func (s *Server) handleConnection(c *net.UnixConn) {
 		s.sendRefusal(conn, "INVALID_COMMAND", "first line: "+err.Error())
 		return
 	}
-	var hello firstLine
+	var hello firstLineMessage
 	if err := json.Unmarshal(raw, &hello); err != nil {
 		s.sendRefusal(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
 		return

@@ -268,7 +268,7 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) e
 		return err
 	}
 	if s.plan.full {
-		s.lines = append(s.lines, lineHash{e.Path, wire.Sum(line), len(line)})
+		s.lines = append(s.lines, entryHash{e.Path, wire.Sum(line), len(line)})
 	}
 	if same {
 		return nil
@@ -277,7 +277,7 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) e
 		s.walked[folder]++
 	}
 	if had && old.kind == wire.Dir && k.kind != wire.Dir && !s.plan.full {
-		s.after.removeBelow(e.Path)
+		s.after.removeSectionsBelow(e.Path)
 	}
 	return s.out.Frame(wire.FrameEntry, line)
 }
@@ -317,7 +317,7 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 			s.walked[folder]++
 			path := folder + "/" + name
 			if k.kind == wire.Dir && !s.plan.full {
-				s.after.removeBelow(path)
+				s.after.removeSectionsBelow(path)
 			}
 			if err := s.out.Frame(wire.FrameGone, []byte(path)); err != nil {
 				return err
@@ -325,13 +325,13 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 		}
 	}
 	if !listed {
-		s.after.removeBelow(folder)
+		s.after.removeSectionsBelow(folder)
 	}
 	return nil
 }
 
-// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
-type lineHash struct {
+// entryHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
+type entryHash struct {
 	path string
 	hash wire.Hash
 	size int
@@ -339,7 +339,7 @@ type lineHash struct {
 
 // treeID returns the id of the tree that a full walk found. The host compares it with the id of the tree that the edits yield.
 func (s *runningSnapshot) treeID() string {
-	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
+	slices.SortFunc(s.lines, func(a, b entryHash) int { return wire.ComparePart(a.path, b.path) })
 	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
 	end := func() {
 		if open {
@@ -370,7 +370,7 @@ func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	}
 	var missed []string
 	for folder, changes := range s.walked {
-		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.covers(folder) {
+		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.coversFolder(folder) {
 			missed = append(missed, folder)
 		}
 	}
@@ -384,7 +384,7 @@ func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	for _, f := range since.Folders {
 		s.plan.folders[workspacePath(f.Path)] = f.Deep || s.plan.folders[workspacePath(f.Path)]
 	}
-	missed = slices.DeleteFunc(missed, s.plan.covers)
+	missed = slices.DeleteFunc(missed, s.plan.coversFolder)
 	if len(missed) > 0 {
 		slices.Sort(missed)
 		s.Log.Warn("the watcher had not reported all changes: a full walk found them", "folders", len(missed), "first", missed[0])

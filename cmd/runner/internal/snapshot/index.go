@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// indexName is the name of the file in the state folder that stores the index. Snapshots do not contain it.
-const indexName = ".spool-index"
+// indexFileName is the name of the file in the state folder that stores the index. Snapshots do not contain it.
+const indexFileName = ".spool-index"
 
 const (
 	// indexMagic is at the beginning of the index file. It changes with the format: a file of another version is
@@ -57,16 +57,16 @@ func hasHardLinks(info fs.FileInfo) bool {
 // The windows in which a file may change without a change of its times: the kernel's clock ticks, and some file systems
 // store whole seconds.
 const (
-	clockTick       = 100 * time.Millisecond
-	wholeSecondTick = 2 * time.Second
+	clockGranularity       = 100 * time.Millisecond
+	wholeSecondGranularity = 2 * time.Second
 )
 
 // isSettled reports whether every change of the file after read, the time at which it was read, will change its fileStat. Otherwise the next
 // snapshot has to read the file again.
 func (s fileStat) isSettled(read time.Time) bool {
-	window := clockTick
+	window := clockGranularity
 	if s.mtime%int64(time.Second) == 0 {
-		window = wholeSecondTick
+		window = wholeSecondGranularity
 	}
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
@@ -159,8 +159,8 @@ func (s *indexSection) parsedEntries() map[string]indexEntry {
 	return s.entries
 }
 
-// removeBelow removes the sections of a folder and of all folders below it.
-func (x *index) removeBelow(folder string) {
+// removeSectionsBelow removes the sections of a folder and of all folders below it.
+func (x *index) removeSectionsBelow(folder string) {
 	for path := range x.folders {
 		if wire.IsBelow(path, folder) {
 			delete(x.folders, path)
@@ -171,7 +171,7 @@ func (x *index) removeBelow(folder string) {
 // loadIndex reads the index from the state folder. If there is no index file, it returns an empty index. After an error it returns an empty index
 // too, which can be used: the snapshot then reads all files.
 func loadIndex(state *os.Root) (*index, error) {
-	f, err := state.OpenFile(indexName, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	f, err := state.OpenFile(indexFileName, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return newIndex(), nil
 	}
@@ -353,7 +353,7 @@ func readString(r *bytes.Reader) (string, error) {
 
 // save replaces the index file atomically. The caller may change the head later with writeHead, and must call close.
 func (x *index) save(state *os.Root) (err error) {
-	const tmp = indexName + ".new"
+	const tmp = indexFileName + ".new"
 	if err := state.RemoveAll(tmp); err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}
@@ -362,7 +362,7 @@ func (x *index) save(state *os.Root) (err error) {
 		return fmt.Errorf("write the index: %w", err)
 	}
 	if _, err = f.Write(x.encode()); err == nil {
-		err = state.Rename(tmp, indexName)
+		err = state.Rename(tmp, indexFileName)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("write the index: %w", err), f.Close(), state.RemoveAll(tmp))

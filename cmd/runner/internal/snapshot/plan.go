@@ -32,9 +32,9 @@ func (p *walkPlan) addFolder(folder string) {
 	}
 }
 
-// covers reports whether the plan contains a folder, by itself or because it contains a folder above it with everything
+// coversFolder reports whether the plan contains a folder, by itself or because it contains a folder above it with everything
 // below.
-func (p *walkPlan) covers(folder string) bool {
+func (p *walkPlan) coversFolder(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
 		return true
 	}

@@ -121,7 +121,7 @@ type runningSnapshot struct {
 	end      wire.End           // the totals for the frame End
 	query    *watch.ChangeQuery // the watcher's answer; nil if there is none
 	plan     walkPlan           // with edits
-	lines    []lineHash         // of all entries, in a full walk with edits
+	lines    []entryHash        // of all entries, in a full walk with edits
 	walked   map[string]int     // folders that were walked, with the number of changes in each
 }
 

@@ -73,7 +73,7 @@ func (w *treeWalk) finishFolder(folder string, listed bool) error {
 }
 
 // excludedNames lists the names of files and folders in the state folder that snapshots do not contain.
-var excludedNames = []string{indexName, indexName + ".new", record.NoteFileName, record.NoteFileName + ".new", watch.SocketName, agent.UnsavedFolder}
+var excludedNames = []string{indexFileName, indexFileName + ".new", record.NoteFileName, record.NoteFileName + ".new", watch.SocketName, agent.UnsavedFolder}
 
 // visitEntries visits the entries with the given names in a folder.
 func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, depth int) error {

@@ -75,8 +75,8 @@ func encodeJSON(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// attachEvents makes JournalEvents add its events to the execution of r. It is called once the first line of the execution is in the journal.
-func (s *Supervisor) attachEvents(r *acceptedQuery) {
+// startJournalingEvents makes JournalEvents add its events to the execution of r. It is called once the first line of the execution is in the journal.
+func (s *Supervisor) startJournalingEvents(r *acceptedQuery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = r.query.ExecutionID

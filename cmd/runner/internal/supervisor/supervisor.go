@@ -144,7 +144,7 @@ func New(cfg Config) (*Supervisor, error) {
 // Start accepts a query, whose turn Run then runs. If the same execution and attempt was started before, Start does
 // nothing, also after its end.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
-	r, refusal := s.prepareStart(q)
+	r, refusal := s.prepareExecution(q)
 	if refusal != nil {
 		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
 	}
@@ -167,8 +167,8 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepareStart validates a query with which an execution begins, and prepares its turn.
-func (s *Supervisor) prepareStart(q runner.Query) (*acceptedQuery, *runner.Error) {
+// prepareExecution validates a query with which an execution begins, and prepares its turn.
+func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
 		return nil, invalidQueryError("query.executionId is empty")

@@ -97,7 +97,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 				}
 				continue
 			}
-			s.passLine(w, idle, line)
+			s.passLineToSession(w, idle, line)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 // journalStart journals the first line of the execution, and the lines that the turn has held.
 func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.Started) {
 	t.Start(begun)
-	s.attachEvents(r)
+	s.startJournalingEvents(r)
 }
 
 // runOnProcess sends the query to the warm process or to a new one, and returns when the turn has ended.
@@ -188,7 +188,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 	w, err := s.launchProcess(r)
 	if err != nil {
 		s.journalStart(r, t, begun)
-		t.End(startFailureEnd(err))
+		t.End(startFailureOutcome(err))
 		return t
 	}
 	begun.PID = w.proc.PID()
@@ -233,16 +233,16 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	return w, nil
 }
 
-// startFailureEnd returns the outcome of a turn whose process could not be started.
-func startFailureEnd(err error) runner.Ended {
+// startFailureOutcome returns the outcome of a turn whose process could not be started.
+func startFailureOutcome(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
 	case errors.As(err, &refusal):
-		return failedEnd(refusal.Code, refusal.Message)
+		return failedOutcome(refusal.Code, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return failedEnd("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+		return failedOutcome("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
 	}
-	return failedEnd("INTERNAL", err.Error())
+	return failedOutcome("INTERNAL", err.Error())
 }
 
 // warmResult is the outcome of an attempt to run a query in a warm process.
@@ -284,7 +284,7 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.BeginTurn(r.query, t); err != nil {
-		s.abandonTurn(t, failedEnd("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
+		s.abandonTurn(t, failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
 		return false
 	}
 	return true
@@ -301,7 +301,7 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 		s.interruptSession(w.session)
 	}
 	if first != nil && r.killed.Err() == nil {
-		s.passLine(w, t, *first)
+		s.passLineToSession(w, t, *first)
 	}
 	silence := time.NewTimer(s.cfg.SilenceWarn)
 	defer silence.Stop()
@@ -317,9 +317,9 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 				s.endTurnOfExitedProcess(r, w, t)
 				return
 			}
-			s.passLine(w, t, line)
+			s.passLineToSession(w, t, line)
 			if s.cfg.Journal.TakeSlowed() {
-				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowedMessage(r.query.Pace)})
+				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: outputSlowedMessage(r.query.Pace)})
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
@@ -348,7 +348,7 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 				continue
 			}
 			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: milliseconds(s.cfg.SilenceKill), Action: "killed"})
-			s.abandonTurn(t, failedEnd("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+			s.abandonTurn(t, failedOutcome("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
 }
@@ -356,8 +356,8 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 // codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
-// slowedMessage returns the message of the error event OUTPUT_SLOWED for the given pace.
-func slowedMessage(p runner.Pace) string {
+// outputSlowedMessage returns the message of the error event OUTPUT_SLOWED for the given pace.
+func outputSlowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
@@ -405,22 +405,22 @@ func (s *Supervisor) endTurnOfExitedProcess(r *acceptedQuery, w *warmProcess, t 
 	case r.killed.Err() != nil:
 		s.endKilledTurn(r, t, message)
 	case w.proc.KilledBySystem() && s.wasKilledForMemory(r):
-		s.abandonTurn(t, failedEnd(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
+		s.abandonTurn(t, failedOutcome(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
 		s.abandonTurn(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:
-		s.abandonTurn(t, failedEnd("AGENT_EXITED", message))
+		s.abandonTurn(t, failedOutcome("AGENT_EXITED", message))
 	}
 }
 
-// passLine passes a line that the process has printed to the agent's session. If the line is not a message of the
-// agent's protocol, passLine journals it as an event.
-func (s *Supervisor) passLine(w *warmProcess, t *agent.Turn, line process.Line) {
+// passLineToSession passes a line that the process has printed to the agent's session. If the line is not a message of the
+// agent's protocol, passLineToSession journals it as an event.
+func (s *Supervisor) passLineToSession(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
-			s.abandonTurn(t, failedEnd("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+			s.abandonTurn(t, failedOutcome("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
 	quoted := func() string { return agent.Truncate(w.redact.RedactString(string(line.Data)), maxQuotedLine) }
@@ -442,8 +442,8 @@ func (s *Supervisor) passLine(w *warmProcess, t *agent.Turn, line process.Line) 
 	}
 }
 
-// failedEnd returns the outcome of a turn that has failed with an error code and a message.
-func failedEnd(code, message string) runner.Ended {
+// failedOutcome returns the outcome of a turn that has failed with an error code and a message.
+func failedOutcome(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 

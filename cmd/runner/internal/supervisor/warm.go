@@ -78,7 +78,7 @@ func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *
 		if errors.As(err, &refusal) {
 			return refusal
 		}
-		e := startFailureEnd(err)
+		e := startFailureOutcome(err)
 		return &runner.Error{Code: e.Code, Message: e.Message}
 	}
 	return nil

@@ -20,8 +20,8 @@ import (
 // ErrNoAnchor is returned by Copy when the transcript does not have the anchor at which the copy ends.
 var ErrNoAnchor = errors.New("the record does not have the anchor")
 
-// maxLine is the maximum length in bytes of a line of a transcript that is copied.
-const maxLine = 64 << 20
+// maxLineBytes is the maximum length in bytes of a line of a transcript that is copied.
+const maxLineBytes = 64 << 20
 
 // Line is a whole line of a transcript: valid JSON, without the newline.
 type Line = []byte
@@ -135,8 +135,8 @@ func readLine(in *bufio.Reader) (Line, error) {
 		piece, err := in.ReadSlice('\n')
 		line = append(line, piece...)
 		switch {
-		case len(line) > maxLine:
-			return nil, fmt.Errorf("longer than %d bytes", maxLine)
+		case len(line) > maxLineBytes:
+			return nil, fmt.Errorf("longer than %d bytes", maxLineBytes)
 		case errors.Is(err, bufio.ErrBufferFull):
 		case err != nil:
 			return line, err

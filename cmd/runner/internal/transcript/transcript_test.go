@@ -34,7 +34,7 @@ func TestCopy_CutsAfterTheAnchor(t *testing.T) {
 		"an anchor in half a line":          {"{\"a\":1}\n{\"b\":", "b", "", ErrNoAnchor.Error()},
 		"a broken line before the anchor":   {"{\"a\":1}\nnot JSON\n{\"b\":2}\n", "b", "", "line 2 is not JSON"},
 		"a line longer than the buffer":     {"{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", "", "{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", ""},
-		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLine) + "\"}\n", "", "", "line 1: longer than"},
+		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLineBytes) + "\"}\n", "", "", "line 1: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -19,15 +19,15 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// bundleFile is the path, below the state folder, of the certificate bundle that the runner writes for agents.
+// bundlePath is the path, below the state folder, of the certificate bundle that the runner writes for agents.
 // Snapshots do not contain it.
-const bundleFile = agent.UnsavedFolder + "/authorities.pem"
+const bundlePath = agent.UnsavedFolder + "/authorities.pem"
 
 // certificateStart is the first line of a certificate in PEM.
 var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
 
-// maxBundle is the maximum number of bytes that are read of one certificate bundle.
-const maxBundle = 4 << 20
+// maxBundleBytes is the maximum number of bytes that are read of one certificate bundle.
+const maxBundleBytes = 4 << 20
 
 // bundleVariables are the environment variables in which programs look for a certificate bundle: OpenSSL and programs
 // based on it, Go and Rust, Node.js, Python's requests, pip, curl, git, AWS's tools, cargo and Deno.
@@ -62,7 +62,7 @@ func AddAuthority(l agent.Launch, authority string) (agent.Launch, agent.LaunchF
 			files = append(files, path)
 		}
 	}
-	bundle := filepath.Join(l.State, filepath.FromSlash(bundleFile))
+	bundle := filepath.Join(l.State, filepath.FromSlash(bundlePath))
 	var b strings.Builder
 	for _, path := range files {
 		if path == bundle {
@@ -83,7 +83,7 @@ func AddAuthority(l agent.Launch, authority string) (agent.Launch, agent.LaunchF
 		env[v] = bundle
 	}
 	l.Env = env
-	return l, agent.LaunchFile{Path: bundleFile, Content: b.String()}, nil
+	return l, agent.LaunchFile{Path: bundlePath, Content: b.String()}, nil
 }
 
 // checkCertificates returns an error unless text consists of certificates in PEM.
@@ -130,12 +130,12 @@ func readBundle(path string) (string, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", err
 	}
-	raw, err := io.ReadAll(io.LimitReader(f, maxBundle+1))
+	raw, err := io.ReadAll(io.LimitReader(f, maxBundleBytes+1))
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("certificate authorities: %w", err)
-	case len(raw) > maxBundle:
-		return "", fmt.Errorf("certificate authorities: %s has more than %d bytes", path, maxBundle)
+	case len(raw) > maxBundleBytes:
+		return "", fmt.Errorf("certificate authorities: %s has more than %d bytes", path, maxBundleBytes)
 	case len(raw) == 0:
 		return "", nil
 	}

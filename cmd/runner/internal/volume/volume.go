@@ -29,11 +29,11 @@ const (
 	inodeSize = 256
 	// journalBytes is the size in bytes of the journal of a file system that is not small.
 	journalBytes = 16 << 20
-	// spareBytes and spareShare determine the space of a file system beyond its limit: spareBytes and 1/spareShare of
+	// minSpareBytes and spareLimitDivisor determine the space of a file system beyond its limit: minSpareBytes and 1/spareLimitDivisor of
 	// the limit. The space holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that
 	// the limit is reached.
-	spareBytes = 8 << 20
-	spareShare = 32
+	minSpareBytes     = 8 << 20
+	spareLimitDivisor = 32
 )
 
 // Volume names a volume of the Docker engine, and its folder on the engine's machine.
@@ -65,7 +65,7 @@ func (l Limits) validate() error {
 
 // totalSize returns the size in bytes of a file system with these limits.
 func (l Limits) totalSize() int64 {
-	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spareBytes
+	size := l.Bytes + l.Bytes/spareLimitDivisor + l.Files*inodeSize + minSpareBytes
 	if l.hasJournal() {
 		size += journalBytes
 	}

@@ -29,14 +29,14 @@ type changeTracker struct {
 	name      string // of this tracker, which is in its tokens
 	answers   uint64
 	confirmed string             // token of the last confirmed answer
-	changes   changeSet          // since the last answer
+	changes   changedFolders     // since the last answer
 	open      *unconfirmedAnswer // not confirmed yet
 	unwatched map[string]bool    // folders without a watch
 	blind     string             // why no changes are recorded, so that every answer is "everything"; "" if they are
 }
 
-// changeSet is a set of folders in which something has changed.
-type changeSet struct {
+// changedFolders is a set of folders in which something has changed.
+type changedFolders struct {
 	reason  string // why everything may have changed; "" if folders has all changes
 	folders map[string]bool
 }
@@ -44,12 +44,12 @@ type changeSet struct {
 // unconfirmedAnswer is an answer of the changeTracker that no stored snapshot has confirmed yet.
 type unconfirmedAnswer struct {
 	token string
-	changeSet
+	changedFolders
 }
 
 // newChangeTracker returns a changeTracker whose first answer is that everything may have changed.
 func newChangeTracker() *changeTracker {
-	return &changeTracker{name: rand.Text(), changes: changeSet{reason: "the watcher has just started", folders: map[string]bool{}}, unwatched: map[string]bool{}}
+	return &changeTracker{name: rand.Text(), changes: changedFolders{reason: "the watcher has just started", folders: map[string]bool{}}, unwatched: map[string]bool{}}
 }
 
 // markFolder records that something has changed in the folder path, and if deep is set, in any folder below it.
@@ -60,7 +60,7 @@ func (t *changeTracker) markFolder(path string, deep bool) {
 }
 
 // addFolder adds the folder path to the set, and if deep is set, all folders below it.
-func (c *changeSet) addFolder(path string, deep bool) {
+func (c *changedFolders) addFolder(path string, deep bool) {
 	if c.reason != "" {
 		return
 	}
@@ -77,7 +77,7 @@ func (t *changeTracker) markAll(reason string) {
 }
 
 // addAll makes the set contain all folders, for the given reason.
-func (c *changeSet) addAll(reason string) {
+func (c *changedFolders) addAll(reason string) {
 	if c.reason == "" {
 		c.reason, c.folders = reason, map[string]bool{}
 	}
@@ -120,7 +120,7 @@ func (t *changeTracker) restartTracking(reason string) {
 
 // takeAnswer returns the folders in which something may have changed since the answer with the token since. If that is not the last confirmed
 // answer, all folders may have changed. The caller must call confirmAnswer or returnAnswer with the token of the result.
-func (t *changeTracker) takeAnswer(since string) Answer {
+func (t *changeTracker) takeAnswer(since string) ChangeAnswer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.mergeUnconfirmedAnswer()
@@ -131,21 +131,21 @@ func (t *changeTracker) takeAnswer(since string) Answer {
 		t.changes.addAll(fmt.Sprintf("more than %d folders are not watched", maxTrackedFolders))
 	}
 	t.answers++
-	t.open = &unconfirmedAnswer{token: fmt.Sprintf("%s-%d", t.name, t.answers), changeSet: t.changes}
-	t.changes = changeSet{folders: map[string]bool{}}
-	return t.newAnswer(t.open.token, t.open.changeSet)
+	t.open = &unconfirmedAnswer{token: fmt.Sprintf("%s-%d", t.name, t.answers), changedFolders: t.changes}
+	t.changes = changedFolders{folders: map[string]bool{}}
+	return t.newAnswer(t.open.token, t.open.changedFolders)
 }
 
 // peekAnswer returns the folders in which something has changed since the last answer. The next answer contains them again.
-func (t *changeTracker) peekAnswer() Answer {
+func (t *changeTracker) peekAnswer() ChangeAnswer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.newAnswer("", t.changes)
 }
 
 // newAnswer returns an Answer with the folders of a set of changes and with the folders that are not watched.
-func (t *changeTracker) newAnswer(token string, c changeSet) Answer {
-	a := Answer{Token: token, Reason: c.reason}
+func (t *changeTracker) newAnswer(token string, c changedFolders) ChangeAnswer {
+	a := ChangeAnswer{Token: token, Reason: c.reason}
 	if t.blind != "" {
 		a.Reason = t.blind
 	}

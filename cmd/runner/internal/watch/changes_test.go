@@ -14,7 +14,7 @@ import (
 )
 
 // answer returns what the tracker has, after all earlier changes.
-func (s *scene) answer(since string) Answer {
+func (s *scene) answer(since string) ChangeAnswer {
 	s.t.Helper()
 	s.w.awaitTracked(s.t.Context())
 	return s.w.tracker.takeAnswer(since)
@@ -29,7 +29,7 @@ func (s *scene) confirmed() string {
 }
 
 // wantFolders compares an answer; the path of a folder with everything below it ends with a slash.
-func (s *scene) wantFolders(a Answer, want ...string) {
+func (s *scene) wantFolders(a ChangeAnswer, want ...string) {
 	s.t.Helper()
 	var got []string
 	for _, f := range a.Folders {
@@ -294,12 +294,12 @@ func TestServe_AnswersQueries(t *testing.T) {
 	}
 	first := ask("")
 	if !first.All {
-		t.Errorf("answer %+v", first.Answer)
+		t.Errorf("answer %+v", first.ChangeAnswer)
 	}
 	s.must(first.Confirm())
 	s.write("d\xff/f", "2")
 	second := ask(first.Token)
-	s.wantFolders(second.Answer, "d\xff")
+	s.wantFolders(second.ChangeAnswer, "d\xff")
 	s.write("n", "1")
 	again, err := second.QueryAgain()
 	s.must(err)
@@ -307,7 +307,7 @@ func TestServe_AnswersQueries(t *testing.T) {
 	second.Close() // without Confirm
 	first.Close()
 	third := ask(first.Token)
-	s.wantFolders(third.Answer, "", "d\xff")
+	s.wantFolders(third.ChangeAnswer, "", "d\xff")
 	info, err := os.Stat(filepath.Join(state, SocketName))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket %v %v", info, err)

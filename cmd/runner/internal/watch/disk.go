@@ -256,7 +256,7 @@ func (d *DiskWatch) measureUsage() {
 		before[path] = bytes
 	}
 	d.mu.Unlock()
-	m := usageMeter{log: d.cfg.Log, seen: map[inode]bool{}, named: before}
+	m := usageMeter{log: d.cfg.Log, seen: map[inodeID]bool{}, named: before}
 	for _, dir := range d.cfg.Dirs {
 		m.addTree(dir)
 	}

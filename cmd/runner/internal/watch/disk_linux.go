@@ -22,7 +22,7 @@ func statFile(path string) (fileStat, bool) {
 func newFileStat(st unix.Stat_t) fileStat {
 	kind := st.Mode & unix.S_IFMT
 	return fileStat{
-		inode: inode{st.Dev, st.Ino}, bytes: st.Blocks * blockSize, links: uint64(st.Nlink), //nolint:unconvert // 32 bits elsewhere
+		inodeID: inodeID{st.Dev, st.Ino}, bytes: st.Blocks * blockSize, links: uint64(st.Nlink), //nolint:unconvert // 32 bits elsewhere
 		folder: kind == unix.S_IFDIR, regular: kind == unix.S_IFREG,
 	}
 }
@@ -60,8 +60,8 @@ func (m *usageMeter) addUnnamed(dirs []string, pids []int) {
 			if err := unix.Stat(fd, &st); err != nil || st.Nlink != 0 {
 				continue
 			}
-			if s := newFileStat(st); s.regular && !m.seen[s.inode] {
-				m.seen[s.inode] = true
+			if s := newFileStat(st); s.regular && !m.seen[s.inodeID] {
+				m.seen[s.inodeID] = true
 				m.bytes += s.bytes
 			}
 		}

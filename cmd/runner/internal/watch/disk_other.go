@@ -14,7 +14,7 @@ func statFile(path string) (fileStat, bool) {
 		return fileStat{}, false
 	}
 	number, bytes := inodeAndBlocks(info)
-	return fileStat{inode: inode{number: number}, bytes: bytes, links: 2, folder: info.IsDir(), regular: info.Mode()&fs.ModeType == 0}, true
+	return fileStat{inodeID: inodeID{number: number}, bytes: bytes, links: 2, folder: info.IsDir(), regular: info.Mode()&fs.ModeType == 0}, true
 }
 
 // freeSpace returns nil on this system: only reports of the watcher and the time cause a measurement.

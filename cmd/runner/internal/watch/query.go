@@ -31,8 +31,8 @@ const (
 	maxAnswersBytes = 64 << 20
 )
 
-// Answer lists the folders in which something may have changed.
-type Answer struct {
+// ChangeAnswer lists the folders in which something may have changed.
+type ChangeAnswer struct {
 	Token   string          `json:"token,omitempty"`
 	All     bool            `json:"all,omitempty"`    // something may have changed in any folder
 	Reason  string          `json:"reason,omitempty"` // of All
@@ -42,9 +42,9 @@ type Answer struct {
 	Mapped []string `json:"-"`
 }
 
-// answerJSON is an Answer as it is sent over the socket. Paths are bytes, because they need not be UTF-8.
-type answerJSON struct {
-	Answer
+// changeAnswerJSON is an Answer as it is sent over the socket. Paths are bytes, because they need not be UTF-8.
+type changeAnswerJSON struct {
+	ChangeAnswer
 	Shallow [][]byte `json:"shallow,omitempty"`
 	Deep    [][]byte `json:"deep,omitempty"`
 	Files   [][]byte `json:"mapped,omitempty"`
@@ -140,17 +140,17 @@ func (w *Watcher) answerSnapshot(ctx context.Context, c net.Conn, mapped func() 
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			return
 		}
-		var out answerJSON
+		var out changeAnswerJSON
 		switch {
 		case r.Since != nil:
 			w.awaitTracked(ctx)
 			w.tracker.returnAnswer(token)
-			out.Answer = w.tracker.takeAnswer(*r.Since)
+			out.ChangeAnswer = w.tracker.takeAnswer(*r.Since)
 			token = out.Token
 			out.Files = pathBytes(mapped())
 		case r.Again:
 			w.awaitTracked(ctx)
-			out.Answer = w.tracker.peekAnswer()
+			out.ChangeAnswer = w.tracker.peekAnswer()
 		case r.Confirm:
 			if err := w.tracker.confirmAnswer(token); err != nil {
 				out.Error = err.Error()
@@ -206,7 +206,7 @@ func (w *Watcher) awaitTracked(ctx context.Context) {
 
 // ChangeQuery is the query of a snapshot to the watcher, with the answer and the open connection. It is not safe for concurrent use.
 type ChangeQuery struct {
-	Answer
+	ChangeAnswer
 	c     net.Conn
 	lines *bufio.Reader
 }
@@ -227,14 +227,14 @@ func QueryChanges(ctx context.Context, state, since string) (*ChangeQuery, error
 		return nil, fmt.Errorf("query the watcher for changed folders: %w", err)
 	}
 	q := &ChangeQuery{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswersBytes))}
-	if q.Answer, err = q.sendRequest(queryRequest{Since: &since}); err != nil {
+	if q.ChangeAnswer, err = q.sendRequest(queryRequest{Since: &since}); err != nil {
 		return nil, errors.Join(fmt.Errorf("query the watcher for changed folders: %w", err), c.Close())
 	}
 	return q, nil
 }
 
 // sendRequest sends a request to the watcher and returns the answer.
-func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
+func (q *ChangeQuery) sendRequest(r queryRequest) (ChangeAnswer, error) {
 	raw, err := json.Marshal(r)
 	if err == nil {
 		err = q.c.SetDeadline(time.Now().Add(queryTimeout))
@@ -246,7 +246,7 @@ func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 	if err == nil {
 		line, err = q.lines.ReadBytes('\n')
 	}
-	var in answerJSON
+	var in changeAnswerJSON
 	if err == nil {
 		err = json.Unmarshal(line, &in)
 	}
@@ -254,7 +254,7 @@ func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 		err = errors.New(in.Error)
 	}
 	if err != nil {
-		return Answer{}, err
+		return ChangeAnswer{}, err
 	}
 	for _, p := range in.Shallow {
 		in.Folders = append(in.Folders, ChangedFolder{string(p), false})
@@ -265,11 +265,13 @@ func (q *ChangeQuery) sendRequest(r queryRequest) (Answer, error) {
 	for _, p := range in.Files {
 		in.Mapped = append(in.Mapped, string(p))
 	}
-	return in.Answer, nil
+	return in.ChangeAnswer, nil
 }
 
 // QueryAgain returns the folders that have changed since the answer of QueryChanges. The next snapshot gets these changes too.
-func (q *ChangeQuery) QueryAgain() (Answer, error) { return q.sendRequest(queryRequest{Again: true}) }
+func (q *ChangeQuery) QueryAgain() (ChangeAnswer, error) {
+	return q.sendRequest(queryRequest{Again: true})
+}
 
 // Confirm informs the watcher that a stored snapshot contains all changes of the answer, so that later answers leave them out.
 func (q *ChangeQuery) Confirm() error {

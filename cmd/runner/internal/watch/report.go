@@ -49,7 +49,7 @@ func (w *Watcher) reportDueChanges(ctx context.Context, now time.Time, all bool)
 		w.cfg.Sink.JournalEvents(ctx, tell...)
 	}
 	if newRules {
-		w.applyNewRules()
+		w.applyIgnoreRules()
 		if notes := w.flood.takeReports(now, false); len(notes) > 0 {
 			w.cfg.Sink.JournalEvents(ctx, notes...)
 		}
@@ -122,8 +122,8 @@ func (w *Watcher) isBinary(rel string) bool {
 	return bytes.IndexByte(head[:n], 0) >= 0
 }
 
-// applyNewRules reads the ignore file and adds all watches again. It reports no event for files that have become ignored, or no longer are.
-func (w *Watcher) applyNewRules() {
+// applyIgnoreRules reads the ignore file and adds all watches again. It reports no event for files that have become ignored, or no longer are.
+func (w *Watcher) applyIgnoreRules() {
 	for wd := range w.watched {
 		w.notifier.removeWatch(wd)
 	}
@@ -131,7 +131,7 @@ func (w *Watcher) applyNewRules() {
 	w.unwatchIgnoredBelow("")
 	w.root = &watchedFolder{wd: -1}
 	w.tracker.restartTracking("other rules for ignored files apply")
-	w.readRules()
+	w.readIgnoreRules()
 	w.recordExistingFiles()
 }
 

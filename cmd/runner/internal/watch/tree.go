@@ -68,8 +68,8 @@ func (w *Watcher) addSuspect(f *watchedFolder, name string, written bool) {
 	s.written = s.written || written
 }
 
-// dropFolder stops watching a folder and everything below it. It makes the files suspects, so that their removal is reported.
-func (w *Watcher) dropFolder(f *watchedFolder) {
+// unwatchFolder stops watching a folder and everything below it. It makes the files suspects, so that their removal is reported.
+func (w *Watcher) unwatchFolder(f *watchedFolder) {
 	if f.wd >= 0 {
 		delete(w.watched, f.wd)
 		w.notifier.removeWatch(f.wd)
@@ -80,7 +80,7 @@ func (w *Watcher) dropFolder(f *watchedFolder) {
 		w.addSuspect(f, name, false)
 	}
 	for _, sub := range f.folders {
-		w.dropFolder(sub)
+		w.unwatchFolder(sub)
 	}
 }
 
@@ -134,7 +134,7 @@ func (w *Watcher) compareFolder(f *watchedFolder) {
 	for name, sub := range f.folders {
 		if !folders[name] {
 			w.unwatchIgnoredBelow(sub.path)
-			w.dropFolder(sub)
+			w.unwatchFolder(sub)
 			delete(f.folders, name)
 		}
 	}
@@ -204,25 +204,25 @@ func fileStateOf(info fs.FileInfo) fileState {
 	return fileState{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}
 }
 
-// readRules reads the ignore file again and replaces the ignore rules.
-func (w *Watcher) readRules() {
+// readIgnoreRules reads the ignore file again and replaces the ignore rules.
+func (w *Watcher) readIgnoreRules() {
 	text := []byte(defaultIgnoreRules)
 	f, err := os.Open(filepath.Join(w.cfg.Dir, IgnoreFile))
 	if err == nil {
 		own, err := readIgnoreFile(f)
 		if err != nil {
-			w.reportRulesError(err)
+			w.warnAboutIgnoreRules(err)
 		}
 		text = append(text, own...)
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		w.reportRulesError(err)
+		w.warnAboutIgnoreRules(err)
 	}
 	if w.rules, err = ignore.Parse(text); err != nil {
-		w.reportRulesError(err)
+		w.warnAboutIgnoreRules(err)
 	}
 }
 
-// reportRulesError queues a warning about the ignore file.
-func (w *Watcher) reportRulesError(err error) {
+// warnAboutIgnoreRules queues a warning about the ignore file.
+func (w *Watcher) warnAboutIgnoreRules(err error) {
 	w.flood.queueNote(warningEvent(IgnoreFile + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")))
 }

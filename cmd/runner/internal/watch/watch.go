@@ -34,8 +34,8 @@ const (
 	flushTimeout = 2 * time.Second
 )
 
-// Sink receives the file events that a Watcher reports.
-type Sink interface {
+// EventSink receives the file events that a Watcher reports.
+type EventSink interface {
 	// JournalEvents journals payloads, with the id of the running execution if there is one, and returns that id. It
 	// blocks while the journal is full, until ctx ends. Without payloads it does not block.
 	JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string)
@@ -44,7 +44,7 @@ type Sink interface {
 // Config configures a Watcher. Zero values mean the defaults.
 type Config struct {
 	Dir       string // the workspace, absolute
-	Sink      Sink
+	Sink      EventSink
 	Log       *slog.Logger // nil for none
 	Quiet     time.Duration
 	Latest    time.Duration
@@ -181,14 +181,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case batch := <-changes:
-			w.handleBatch(batch)
+			w.handleChanges(batch)
 		case <-tick.C:
 			armed = false
 			w.reportDueChanges(ctx, time.Now(), false)
 		case <-poll.C:
 			if w.notifier == nil {
 				began := time.Now()
-				w.compareAll()
+				w.compareWorkspace()
 				poll.Reset(max(w.cfg.Poll, pollPauseFactor*time.Since(began)))
 			}
 		case done := <-w.flushes:
@@ -199,7 +199,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		if w.notifier == nil && changes != nil { // the kernel's watches have run out
 			stop()
 			changes, stop = nil, func() {}
-			w.compareAll()
+			w.compareWorkspace()
 			poll.Reset(w.cfg.Poll)
 		}
 		w.answerFlushes(ctx)
@@ -222,7 +222,7 @@ func (w *Watcher) beginWatching(ctx context.Context) (changes chan []kernelChang
 		w.tracker.stopTracking("the workspace is polled")
 	}
 	n := w.notifier
-	w.readRules()
+	w.readIgnoreRules()
 	w.recordExistingFiles()
 	if n == nil {
 		return nil, func() {}
@@ -278,15 +278,15 @@ func (w *Watcher) fallBackToPolling(why error) {
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
 }
 
-// handleBatch handles a batch of changes from the kernel: it updates the changeTracker and makes changed files suspects.
-func (w *Watcher) handleBatch(batch []kernelChange) {
+// handleChanges handles a batch of changes from the kernel: it updates the changeTracker and makes changed files suspects.
+func (w *Watcher) handleChanges(batch []kernelChange) {
 	for _, c := range batch {
 		f := w.watched[c.wd]
 		switch {
 		case c.kind == changeOverflow:
 			w.cfg.Log.Info("the kernel's queue of changes overflowed: comparing all files")
 			w.tracker.markAll("the kernel's queue of changes overflowed")
-			w.compareAll()
+			w.compareWorkspace()
 		case c.kind == changeWatchEnded:
 			if done, ok := w.marks[c.wd]; ok {
 				w.queueFlushAnswer(c.wd, done)
@@ -317,9 +317,9 @@ func (w *Watcher) handleBatch(batch []kernelChange) {
 	}
 }
 
-// compareAll compares the whole workspace with its last known state, because it is polled or changes of the kernel were lost. Lost changes may
-// include marks, so compareAll also answers all flushes and syncs.
-func (w *Watcher) compareAll() {
+// compareWorkspace compares the whole workspace with its last known state, because it is polled or changes of the kernel were lost. Lost changes may
+// include marks, so compareWorkspace also answers all flushes and syncs.
+func (w *Watcher) compareWorkspace() {
 	w.compareFolder(w.root)
 	for wd, done := range w.marks {
 		w.queueFlushAnswer(wd, done)
@@ -346,7 +346,7 @@ func (w *Watcher) handleFolderChange(f *watchedFolder, c kernelChange) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil {
-		w.dropFolder(old)
+		w.unwatchFolder(old)
 		delete(f.folders, c.name)
 	}
 	if c.kind == changeAppeared {
@@ -363,7 +363,7 @@ func (w *Watcher) handleFileChange(f *watchedFolder, c kernelChange) {
 	}
 	if old := f.folders[c.name]; old != nil && c.kind == changeAppeared { // its removal was not reported
 		w.unwatchIgnoredBelow(old.path)
-		w.dropFolder(old)
+		w.unwatchFolder(old)
 		delete(f.folders, c.name)
 	}
 	w.addSuspect(f, c.name, c.kind == changeWritten)

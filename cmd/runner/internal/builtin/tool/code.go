@@ -88,12 +88,12 @@ func (c RunCode) Paths(raw json.RawMessage) ([]string, error) {
 }
 
 // Effect describes the program that a call runs. The command of a Python program is the shell command that runs it.
-func (c RunCode) Effect(raw json.RawMessage) Effect {
+func (c RunCode) Effect(raw json.RawMessage) CallEffect {
 	a, err := c.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
-	e := Effect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
+	e := CallEffect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
 	if a.Language != "bash" {
 		run := interpreters[a.Language]
 		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"

@@ -76,17 +76,17 @@ func (t readFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-func (t readFile) Effect(raw json.RawMessage) Effect {
+func (t readFile) Effect(raw json.RawMessage) CallEffect {
 	a, err := t.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
 	return readEffect("Read "+a.Path, a.Path)
 }
 
 // readEffect returns the Effect of a call that reads path.
-func readEffect(title, path string) Effect {
-	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
+func readEffect(title, path string) CallEffect {
+	return CallEffect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
 func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
@@ -121,15 +121,15 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if a.Encoding == "base64" {
 		return Result{Output: base64.StdEncoding.EncodeToString(b) + note}
 	}
-	b = wholeRunes(b, a.Offset > 0, note != "")
+	b = trimIncompleteRunes(b, a.Offset > 0, note != "")
 	if !utf8.Valid(b) {
 		return Result{Code: ExecutionError, Output: a.Path + " is not text in UTF-8: read it as base64"}
 	}
 	return Result{Output: string(b) + note}
 }
 
-// wholeRunes returns b without the incomplete runes at those of its ends that were cut.
-func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
+// trimIncompleteRunes returns b without the incomplete runes at those of its ends that were cut.
+func trimIncompleteRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	for n := 0; cutBefore && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
 		b = b[1:]
 	}
@@ -194,12 +194,12 @@ func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
 }
 
 // Effect describes the change that a call would make to the file.
-func (t writeFile) Effect(raw json.RawMessage) Effect {
+func (t writeFile) Effect(raw json.RawMessage) CallEffect {
 	a, content, err := t.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
-	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
+	e := CallEffect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
 	before, size := t.replacedContent(a.Path)
 	switch {
 	case !utf8.Valid(content):
@@ -270,10 +270,10 @@ func (listDirectory) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-func (listDirectory) Effect(raw json.RawMessage) Effect {
+func (listDirectory) Effect(raw json.RawMessage) CallEffect {
 	var a listArguments
 	if err := decodeArguments(raw, &a); err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
 	path := cmp.Or(a.Path, ".")
 	return readEffect("List "+path, path)

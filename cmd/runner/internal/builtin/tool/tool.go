@@ -53,14 +53,14 @@ type Tool interface {
 	// invalid.
 	Paths(arguments json.RawMessage) ([]string, error)
 	// Effect describes what a call would do. It is called only if Paths returned no error for the arguments.
-	Effect(arguments json.RawMessage) Effect
+	Effect(arguments json.RawMessage) CallEffect
 	// Run runs the call. It is called only if Paths returned no error.
 	Run(ctx context.Context, arguments json.RawMessage) Result
 }
 
-// Effect describes what a tool call would do, for the permission policy and for the person who decides. Its texts may
+// CallEffect describes what a tool call would do, for the permission policy and for the person who decides. Its texts may
 // have any size.
-type Effect struct {
+type CallEffect struct {
 	Kind        permission.Kind
 	Command     string // shell command, for kind shell
 	Destructive bool   // the call would destroy data
