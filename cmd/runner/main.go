@@ -14,12 +14,12 @@ import (
 )
 
 func main() {
-	if err := account.Become(os.Getenv(account.Variable)); err != nil {
+	if err := account.SwitchUser(os.Getenv(account.UserVariable)); err != nil {
 		fmt.Fprintln(os.Stderr, "runner:", err)
 		os.Exit(1)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	code := cli.Run(ctx, os.Args[1:], cli.OS())
+	code := cli.Run(ctx, os.Args[1:], cli.ProcessSystem())
 	stop()
 	os.Exit(code)
 }

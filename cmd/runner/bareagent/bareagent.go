@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Conversation is a conversation with an agent. It is not safe for concurrent use.
+// Conversation is a running conversation with an agent's CLI, to which turns are sent one after the other. It is not
+// safe for concurrent use.
 type Conversation interface {
 	// Turn sends a text and blocks until the turn has completed. It returns the time from the text to the first text of
 	// the answer. The end of ctx kills the process.
@@ -19,8 +20,8 @@ type Conversation interface {
 	io.Closer
 }
 
-// Asker is a conversation with an agent that asks before it calls a tool.
-type Asker interface {
+// PermissionConversation is a Conversation with an agent that requests a permission before it calls a tool.
+type PermissionConversation interface {
 	Conversation
 	// Ask sends a text and blocks until the turn has completed. The agent must ask about exactly one call, which is allowed
 	// at once. Ask returns the time from that answer to the result of the call. The end of ctx kills the process.
@@ -39,15 +40,15 @@ type Agent struct {
 	// model, without /v1.
 	Warm func(path, dir, modelURL string) (Conversation, error)
 	// Command returns the tool and its input by which the agent runs a shell command. It is nil unless the agent asks about
-	// such calls, and the conversation of Warm is an Asker.
+	// such calls, and the conversation of Warm is a PermissionConversation.
 	Command func(command string) (tool string, input map[string]any)
 	// OneShot is the form that starts a process for every turn; nil if there is none.
-	OneShot *OneShot
+	OneShot *OneShotCLI
 }
 
-// OneShot describes how to run a CLI that takes one text, prints the answer and ends. A conversation starts a new process for every
-// turn.
-type OneShot struct {
+// OneShotCLI describes how to run a CLI that takes one text as an argument, prints the answer and ends. A conversation
+// starts a new process for every turn.
+type OneShotCLI struct {
 	Command string // the command as users type it, without the text
 	// Whole means that the CLI prints the text of a turn when it is complete.
 	Whole bool
@@ -56,7 +57,8 @@ type OneShot struct {
 	Start func(path, dir, modelURL string) (Conversation, error)
 }
 
-// Agents returns all agents.
+// Agents returns the descriptions of all agents that can run without Spool.
 func Agents() []Agent { return []Agent{BuiltIn(), ClaudeCode(), Codex(), OpenCode()} }
 
-type object = map[string]any
+// jsonObject is a JSON object.
+type jsonObject = map[string]any

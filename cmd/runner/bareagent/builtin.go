@@ -12,17 +12,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// BuiltIn returns the built-in agent, `runner agent`.
+// BuiltIn describes how to run Spool's built-in agent, `runner agent`, without the rest of Spool.
 func BuiltIn() Agent {
 	return Agent{
-		Architecture: architecture.Spool, Name: "the built-in agent", Warm: warmBuiltIn,
+		Architecture: architecture.Spool, Name: "the built-in agent", Warm: startWarmBuiltIn,
 		Command: func(command string) (string, map[string]any) {
-			return "run_code", object{"language": "bash", "code": command}
+			return "run_code", jsonObject{"language": "bash", "code": command}
 		},
 	}
 }
 
-func warmBuiltIn(path, dir, url string) (Conversation, error) {
+// startWarmBuiltIn starts `runner agent` as one process that takes all turns of a conversation.
+func startWarmBuiltIn(path, dir, url string) (Conversation, error) {
 	state := filepath.Join(dir, "state")
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, err
@@ -31,10 +32,10 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 	cmd.Env = []string{"OPENAI_BASE_URL=" + url + "/v1", "OPENAI_API_KEY=bench"}
 	n := 0
 	call := "" // the reference of the last result of a call
-	return startProcess(dir, cmd, &process{
+	return startProcess(dir, cmd, &agentProcess{
 		query: func(text string) any {
 			n++
-			return object{"op": "query", "query": runner.Query{
+			return jsonObject{"op": "query", "query": runner.Query{
 				SessionID: "bare", ExecutionID: fmt.Sprint("bare-", n), Attempt: 1, Architecture: architecture.Spool, Content: text, Policy: runner.PolicyWorkspace,
 			}}
 		},
@@ -59,7 +60,7 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 			}
 			r := lineResult{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil, result: l.Op == "complete" && call != "" && l.Ref == call}
 			if l.Op == "permission" {
-				r.answer = object{"op": "permission", "permission": object{"id": l.Permission.ID, "allowed": true}}
+				r.answer = jsonObject{"op": "permission", "permission": jsonObject{"id": l.Permission.ID, "allowed": true}}
 			}
 			return r
 		},

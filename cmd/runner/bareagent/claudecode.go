@@ -13,41 +13,43 @@ import (
 // ClaudeCode describes how to run the CLI of Claude Code without Spool.
 func ClaudeCode() Agent {
 	return Agent{
-		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: warmClaude,
+		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: startWarmClaude,
 		Command: func(command string) (string, map[string]any) {
-			return "Bash", object{"command": command, "description": "Run a command"}
+			return "Bash", jsonObject{"command": command, "description": "Run a command"}
 		},
-		OneShot: &OneShot{Command: "claude -p", Start: oneShotClaude},
+		OneShot: &OneShotCLI{Command: "claude -p", Start: newOneShotClaude},
 	}
 }
 
-// claudeEnv returns variables that the runner's adapter sets too.
-func claudeEnv(dir, url string) []string {
+// claudeVariables returns the environment variables of the CLI of Claude Code, as the runner's adapter sets them.
+func claudeVariables(dir, url string) []string {
 	return []string{
 		"ANTHROPIC_BASE_URL=" + url, "ANTHROPIC_API_KEY=bench", "CLAUDE_CONFIG_DIR=" + filepath.Join(dir, "claude"),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS=1", "CLAUDE_CODE_DISABLE_CRON=1",
 	}
 }
 
-func warmClaude(path, dir, url string) (Conversation, error) {
+// startWarmClaude starts `claude` as one process that takes all turns of a conversation.
+func startWarmClaude(path, dir, url string) (Conversation, error) {
 	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
 		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
-	cmd.Env = claudeEnv(dir, url)
-	hello := object{"type": "control_request", "request_id": "1", "request": object{"subtype": "initialize", "hooks": nil}}
-	return startProcess(dir, cmd, &process{
+	cmd.Env = claudeVariables(dir, url)
+	hello := jsonObject{"type": "control_request", "request_id": "1", "request": jsonObject{"subtype": "initialize", "hooks": nil}}
+	return startProcess(dir, cmd, &agentProcess{
 		query: func(text string) any {
-			return object{"type": "user", "message": object{"role": "user", "content": text}}
+			return jsonObject{"type": "user", "message": jsonObject{"role": "user", "content": text}}
 		},
-		read: func(line []byte) lineResult { return readClaude(line, nil) },
-	}, step{hello, func(line []byte) (bool, error) {
+		read: func(line []byte) lineResult { return parseClaudeLine(line, nil) },
+	}, handshakeStep{hello, func(line []byte) (bool, error) {
 		var l struct{ Type string }
 		err := json.Unmarshal(line, &l)
 		return l.Type == "control_response", err
 	}})
 }
 
-// readClaude reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.
-func readClaude(line []byte, session *string) lineResult {
+// parseClaudeLine parses a line that `claude --output-format stream-json` printed. It sets session to the id of Claude
+// Code's session, unless session is nil.
+func parseClaudeLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string
 		Subtype string
@@ -75,8 +77,8 @@ func readClaude(line []byte, session *string) lineResult {
 		*session = l.Session
 	}
 	if l.Type == "control_request" && l.Request.Subtype == "can_use_tool" {
-		return lineResult{answer: object{"type": "control_response", "response": object{
-			"subtype": "success", "request_id": l.RequestID, "response": object{"behavior": "allow", "updatedInput": l.Request.Input},
+		return lineResult{answer: jsonObject{"type": "control_response", "response": jsonObject{
+			"subtype": "success", "request_id": l.RequestID, "response": jsonObject{"behavior": "allow", "updatedInput": l.Request.Input},
 		}}}
 	}
 	if l.Type == "user" {
@@ -88,9 +90,10 @@ func readClaude(line []byte, session *string) lineResult {
 	}
 }
 
-// oneShotClaude runs `claude -p TEXT`, which continues its session with --resume.
-func oneShotClaude(path, dir, url string) (Conversation, error) {
-	return &oneShot{
+// newOneShotClaude returns a conversation that runs `claude -p TEXT` for each turn, from the second turn on with
+// --resume.
+func newOneShotClaude(path, dir, url string) (Conversation, error) {
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"-p", text, "--output-format", "stream-json", "--verbose", "--include-partial-messages"}
@@ -98,9 +101,9 @@ func oneShotClaude(path, dir, url string) (Conversation, error) {
 				args = append(args, "--resume", session)
 			}
 			cmd := exec.Command(path, args...) //nolint:gosec // the installed CLI
-			cmd.Env = claudeEnv(dir, url)
+			cmd.Env = claudeVariables(dir, url)
 			return cmd
 		},
-		read: readClaude,
+		read: parseClaudeLine,
 	}, nil
 }

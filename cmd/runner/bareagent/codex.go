@@ -18,12 +18,13 @@ const codexModel = "gpt-5.5"
 // Codex describes how to run the CLI of Codex without Spool.
 func Codex() Agent {
 	return Agent{
-		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: warmCodex,
-		OneShot: &OneShot{Command: "codex exec", Whole: true, Start: oneShotCodex},
+		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: startWarmCodex,
+		OneShot: &OneShotCLI{Command: "codex exec", Whole: true, Start: newOneShotCodex},
 	}
 }
 
-// codexSettings returns settings that the runner's adapter sets too.
+// codexSettings returns the arguments with settings of the CLI of Codex, as the runner's adapter passes them. url is
+// the model API.
 func codexSettings(url string) (args []string) {
 	for _, s := range []string{
 		`model_provider="spool"`, `model_providers.spool.name="Spool"`, `model_providers.spool.wire_api="responses"`,
@@ -38,44 +39,45 @@ func codexSettings(url string) (args []string) {
 	return args
 }
 
-// codexEnv returns the environment, and creates the folder of the CLI.
-func codexEnv(dir string) ([]string, error) {
+// codexVariables returns the environment variables of the CLI of Codex, and creates the folder CODEX_HOME that they
+// name.
+func codexVariables(dir string) ([]string, error) {
 	home := filepath.Join(dir, "codex")
 	return []string{"OPENAI_API_KEY=bench", "CODEX_HOME=" + home, "NO_COLOR=1"}, os.MkdirAll(home, 0o700)
 }
 
-// warmCodex starts the app server of Codex with one thread.
-func warmCodex(path, dir, url string) (Conversation, error) {
-	env, err := codexEnv(dir)
+// startWarmCodex starts `codex app-server` and opens the thread that takes all turns of a conversation.
+func startWarmCodex(path, dir, url string) (Conversation, error) {
+	env, err := codexVariables(dir)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(codexcli.Native(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
+	cmd := exec.Command(codexcli.NativeProgram(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
 	cmd.Env = env
 	var started struct{ Thread struct{ ID string } }
 	id := 2
-	hello := object{"clientInfo": object{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": object{"experimentalApi": true}}
-	start := object{
+	hello := jsonObject{"clientInfo": jsonObject{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": jsonObject{"experimentalApi": true}}
+	start := jsonObject{
 		"cwd": filepath.Join(dir, "workspace"), "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
 	}
-	return startProcess(dir, cmd, &process{
+	return startProcess(dir, cmd, &agentProcess{
 		query: func(text string) any {
 			id++
-			return object{"id": id, "method": "turn/start", "params": object{
-				"threadId": started.Thread.ID, "input": []object{{"type": "text", "text": text}},
-				"sandboxPolicy": object{"type": "externalSandbox", "networkAccess": "enabled"},
+			return jsonObject{"id": id, "method": "turn/start", "params": jsonObject{
+				"threadId": started.Thread.ID, "input": []jsonObject{{"type": "text", "text": text}},
+				"sandboxPolicy": jsonObject{"type": "externalSandbox", "networkAccess": "enabled"},
 			}}
 		},
-		read: readCodex,
+		read: parseAppServerLine,
 	},
-		step{object{"id": 1, "method": "initialize", "params": hello}, answers(1, &struct{}{})},
-		step{request: object{"method": "initialized"}},
-		step{object{"id": 2, "method": "thread/start", "params": start}, answers(2, &started)})
+		handshakeStep{jsonObject{"id": 1, "method": "initialize", "params": hello}, matchResponse(1, &struct{}{})},
+		handshakeStep{request: jsonObject{"method": "initialized"}},
+		handshakeStep{jsonObject{"id": 2, "method": "thread/start", "params": start}, matchResponse(2, &started)})
 }
 
-// readCodex reads a line that `codex app-server` printed. The result has an error if the line is not JSON or refuses a request, or if it
-// ends the turn and the turn has failed.
-func readCodex(line []byte) lineResult {
+// parseAppServerLine parses a line that `codex app-server` printed. The result has an error if the line is not JSON or
+// refuses a request, or if the line ends a turn that has failed.
+func parseAppServerLine(line []byte) lineResult {
 	var l struct {
 		Method string
 		Params struct {
@@ -100,10 +102,11 @@ func readCodex(line []byte) lineResult {
 	return lineResult{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
 }
 
-// oneShotCodex runs `codex exec TEXT`, which continues its session with `resume`.
-func oneShotCodex(path, dir, url string) (Conversation, error) {
-	env, err := codexEnv(dir)
-	return &oneShot{
+// newOneShotCodex returns a conversation that runs `codex exec TEXT` for each turn, from the second turn on with
+// `resume`.
+func newOneShotCodex(path, dir, url string) (Conversation, error) {
+	env, err := codexVariables(dir)
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"exec"}
@@ -118,12 +121,12 @@ func oneShotCodex(path, dir, url string) (Conversation, error) {
 			cmd.Env = slices.Clone(env)
 			return cmd
 		},
-		read: readCodexExec,
+		read: parseCodexExecLine,
 	}, err
 }
 
-// readCodexExec reads a line of `codex exec --json`.
-func readCodexExec(line []byte, session *string) lineResult {
+// parseCodexExecLine parses a line that `codex exec --json` printed. It sets session to the id of Codex's session.
+func parseCodexExecLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type   string
 		Thread string `json:"thread_id"`

@@ -10,34 +10,34 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// openCodeModel is the name of the model. The scripted model accepts any name.
+// openCodeModel is the name of the model that OpenCode requests. The scripted model server accepts any name.
 const openCodeModel = "known-model"
 
 // OpenCode describes how to run OpenCode without Spool.
 func OpenCode() Agent {
 	return Agent{
-		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: warmOpenCode,
-		OneShot: &OneShot{Command: "opencode run", Whole: true, Start: oneShotOpenCode},
+		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: startWarmOpenCode,
+		OneShot: &OneShotCLI{Command: "opencode run", Whole: true, Start: newOneShotOpenCode},
 	}
 }
 
-// OpenCodeEnv returns the environment of OpenCode that the runner's adapter sets too, without the adapter's plugin. It writes the
-// files without which the CLI would ask a package registry.
-func OpenCodeEnv(dir, url string) ([]string, error) {
+// OpenCodeVariables returns the environment variables of OpenCode, as the runner's adapter sets them, but without the
+// adapter's plugin. It writes the files without which the CLI would ask a package registry.
+func OpenCodeVariables(dir, url string) ([]string, error) {
 	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
-	config, err := json.Marshal(object{
+	config, err := json.Marshal(jsonObject{
 		"$schema": "https://opencode.ai/config.json", "autoupdate": false, "share": "disabled", "lsp": false, "formatter": false,
 		"model": "spool/" + openCodeModel, "small_model": "spool/" + openCodeModel, "enabled_providers": []string{"spool"},
-		"provider": object{"spool": object{
+		"provider": jsonObject{"spool": jsonObject{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
-			"options": object{"baseURL": url + "/v1", "apiKey": "bench"},
-			"models": object{openCodeModel: object{
+			"options": jsonObject{"baseURL": url + "/v1", "apiKey": "bench"},
+			"models": jsonObject{openCodeModel: jsonObject{
 				"name": openCodeModel, "tool_call": true, "attachment": true,
-				"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}}, "limit": object{"context": 128_000, "output": 32_000},
+				"modalities": jsonObject{"input": []string{"text", "image"}, "output": []string{"text"}}, "limit": jsonObject{"context": 128_000, "output": 32_000},
 			}},
 		}},
-		"permission": object{"*": "ask", "question": "deny", "doom_loop": "deny"},
-		"agent":      object{"title": object{"disable": true}},
+		"permission": jsonObject{"*": "ask", "question": "deny", "doom_loop": "deny"},
+		"agent":      jsonObject{"title": jsonObject{"disable": true}},
 	})
 	if err != nil {
 		return nil, err
@@ -55,9 +55,10 @@ func OpenCodeEnv(dir, url string) ([]string, error) {
 	}, os.WriteFile(filepath.Join(folder, "package-lock.json"), []byte(lock), 0o600)
 }
 
-// warmOpenCode starts OpenCode with ACP on its stdio.
-func warmOpenCode(path, dir, url string) (Conversation, error) {
-	env, err := OpenCodeEnv(dir, url)
+// startWarmOpenCode starts `opencode acp`, which speaks the Agent Client Protocol on its stdio, and opens a session
+// that takes all turns of a conversation.
+func startWarmOpenCode(path, dir, url string) (Conversation, error) {
+	env, err := OpenCodeVariables(dir, url)
 	if err != nil {
 		return nil, err
 	}
@@ -66,20 +67,20 @@ func warmOpenCode(path, dir, url string) (Conversation, error) {
 	var started struct{ SessionID string }
 	id := 2
 	request := func(n int, method string, params any) any {
-		return object{"jsonrpc": "2.0", "id": n, "method": method, "params": params}
+		return jsonObject{"jsonrpc": "2.0", "id": n, "method": method, "params": params}
 	}
-	return startProcess(dir, cmd, &process{
+	return startProcess(dir, cmd, &agentProcess{
 		query: func(text string) any {
 			id++
-			return request(id, "session/prompt", object{"sessionId": started.SessionID, "prompt": []object{{"type": "text", "text": text}}})
+			return request(id, "session/prompt", jsonObject{"sessionId": started.SessionID, "prompt": []jsonObject{{"type": "text", "text": text}}})
 		},
-		read: func(line []byte) lineResult { return readACP(line, id) },
+		read: func(line []byte) lineResult { return parseACPLine(line, id) },
 	},
-		step{request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answers(1, &struct{}{})},
-		step{request(2, "session/new", object{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), answers(2, &started)})
+		handshakeStep{request(1, "initialize", jsonObject{"protocolVersion": 1, "clientInfo": jsonObject{"name": "spool", "version": "1"}}), matchResponse(1, &struct{}{})},
+		handshakeStep{request(2, "session/new", jsonObject{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), matchResponse(2, &started)})
 }
 
-// acpMessage holds the fields of ACP messages that this package uses.
+// acpMessage holds the fields of a message of the Agent Client Protocol that this package reads.
 type acpMessage struct {
 	ID     int
 	Method string
@@ -93,8 +94,9 @@ type acpMessage struct {
 	Error  *struct{ Message string }
 }
 
-// readACP reads a line of a turn. The turn ends with the response to the prompt.
-func readACP(line []byte, prompt int) lineResult {
+// parseACPLine parses a line that `opencode acp` printed during a turn. prompt is the id of the request with the query;
+// the response to that request ends the turn.
+func parseACPLine(line []byte, prompt int) lineResult {
 	var m acpMessage
 	if err := json.Unmarshal(line, &m); err != nil {
 		return lineResult{err: fmt.Errorf("%w: %s", err, line)}
@@ -113,10 +115,11 @@ func readACP(line []byte, prompt int) lineResult {
 	return lineResult{text: content.Text != "", err: err}
 }
 
-// oneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
-func oneShotOpenCode(path, dir, url string) (Conversation, error) {
-	env, err := OpenCodeEnv(dir, url)
-	return &oneShot{
+// newOneShotOpenCode returns a conversation that runs `opencode run TEXT` for each turn, from the second turn on with
+// --session.
+func newOneShotOpenCode(path, dir, url string) (Conversation, error) {
+	env, err := OpenCodeVariables(dir, url)
+	return &oneShotConversation{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {
 			args := []string{"run", "--format", "json", "--model", "spool/" + openCodeModel}
@@ -127,12 +130,13 @@ func oneShotOpenCode(path, dir, url string) (Conversation, error) {
 			cmd.Env = append([]string{}, env...)
 			return cmd
 		},
-		read: readOpenCodeRun,
+		read: parseOpenCodeRunLine,
 	}, err
 }
 
-// readOpenCodeRun reads a line of `opencode run --format json`.
-func readOpenCodeRun(line []byte, session *string) lineResult {
+// parseOpenCodeRunLine parses a line that `opencode run --format json` printed. It sets session to the id of OpenCode's
+// session.
+func parseOpenCodeRunLine(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string
 		Session string `json:"sessionID"`

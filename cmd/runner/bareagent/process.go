@@ -23,8 +23,9 @@ type lineResult struct {
 	err    error
 }
 
-// process is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
-type process struct {
+// agentProcess is a running process of an agent's CLI with its stdin and stdout. The process of a warm agent is itself
+// a Conversation; a oneShotConversation starts one for every turn.
+type agentProcess struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	lines  *bufio.Reader
@@ -33,18 +34,20 @@ type process struct {
 	read   func(line []byte) lineResult // reads one line of a turn
 }
 
-// handshakeTimeout limits a handshake. It is long because the machine may be busy.
+// handshakeTimeout is the time limit for the handshake with a new process of an agent. It is long because the machine
+// may be busy.
 const handshakeTimeout = 60 * time.Second
 
-// step is one request of a handshake. answered reports whether a line answers the request; nil means that there is no
-// answer.
-type step struct {
+// handshakeStep is one request that is sent to a new process. The function answered reports whether a line of the
+// process answers the request; it is nil for a request without an answer.
+type handshakeStep struct {
 	request  any
 	answered func(line []byte) (bool, error)
 }
 
-// answers returns the answered of a JSON-RPC request, which stores the result of the response in result.
-func answers(id int, result any) func(line []byte) (bool, error) {
+// matchResponse returns the function answered of a handshakeStep for the JSON-RPC request id. The function decodes the
+// result of the response into result.
+func matchResponse(id int, result any) func(line []byte) (bool, error) {
 	return func(line []byte) (bool, error) {
 		var m struct {
 			ID     int
@@ -65,13 +68,14 @@ func answers(id int, result any) func(line []byte) (bool, error) {
 	}
 }
 
-// startProcess starts a process with folders below dir as its home and workspace, and carries out the handshake.
-func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*process, error) {
+// startProcess starts cmd as the process p, with folders below dir as its home and workspace, and performs the steps of
+// the handshake.
+func startProcess(dir string, cmd *exec.Cmd, p *agentProcess, handshake ...handshakeStep) (*agentProcess, error) {
 	if err := p.start(dir, cmd); err != nil {
 		return nil, err
 	}
 	for _, s := range handshake {
-		if err := p.carryOut(s); err != nil {
+		if err := p.performStep(s); err != nil {
 			_ = p.Close() // the error of the handshake matters
 			return nil, err
 		}
@@ -79,7 +83,8 @@ func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*pr
 	return p, nil
 }
 
-func (p *process) start(dir string, cmd *exec.Cmd) error {
+// start starts the command with pipes as its stdin and stdout.
+func (p *agentProcess) start(dir string, cmd *exec.Cmd) error {
 	if err := prepareCommand(dir, cmd); err != nil {
 		return err
 	}
@@ -96,20 +101,21 @@ func (p *process) start(dir string, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// prepareCommand creates the folders of a command and sets its environment.
+// prepareCommand creates the home and the workspace of a command below dir, and sets its working directory and
+// environment.
 func prepareCommand(dir string, cmd *exec.Cmd) error {
 	cmd.Dir = filepath.Join(dir, "workspace")
 	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "HOME="+filepath.Join(dir, "home"), "TMPDIR="+dir, "LANG=C.UTF-8")
 	return errors.Join(os.MkdirAll(cmd.Dir, 0o700), os.MkdirAll(filepath.Join(dir, "home"), 0o700))
 }
 
-// Close kills the process.
-func (p *process) Close() error {
-	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait()))
+// Close kills the process and waits until it has ended.
+func (p *agentProcess) Close() error {
+	return errors.Join(p.in.Close(), p.cmd.Process.Kill(), ignoreExitError(p.cmd.Wait()))
 }
 
-// ignoreExit returns nil for the error of a process that exited or was killed.
-func ignoreExit(err error) error {
+// ignoreExitError returns nil for the error of a process that exited or was killed.
+func ignoreExitError(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		return nil // the process was killed
@@ -117,8 +123,8 @@ func ignoreExit(err error) error {
 	return err
 }
 
-// send writes a value as one line of JSON.
-func (p *process) send(v any) error {
+// sendJSONLine writes a value as one line of JSON.
+func (p *agentProcess) sendJSONLine(v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -127,11 +133,11 @@ func (p *process) send(v any) error {
 	return err
 }
 
-// carryOut sends the request of a step and reads lines until one answers it.
-func (p *process) carryOut(s step) error {
+// performStep sends the request of a handshakeStep and reads lines of the process until one answers the request.
+func (p *agentProcess) performStep(s handshakeStep) error {
 	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer stop.Stop()
-	if err := p.send(s.request); err != nil || s.answered == nil {
+	if err := p.sendJSONLine(s.request); err != nil || s.answered == nil {
 		return err
 	}
 	for {
@@ -146,37 +152,37 @@ func (p *process) carryOut(s step) error {
 }
 
 // Turn implements Conversation.
-func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) {
+func (p *agentProcess) Turn(ctx context.Context, text string) (time.Duration, error) {
 	start := time.Now()
-	if err := p.send(p.query(text)); err != nil {
+	if err := p.sendJSONLine(p.query(text)); err != nil {
 		return 0, err
 	}
-	t, err := p.follow(ctx)
+	t, err := p.readTurn(ctx)
 	return t.text.Sub(start), err
 }
 
-// Ask implements Asker.
-func (p *process) Ask(ctx context.Context, text string) (time.Duration, error) {
-	if err := p.send(p.query(text)); err != nil {
+// Ask implements PermissionConversation.
+func (p *agentProcess) Ask(ctx context.Context, text string) (time.Duration, error) {
+	if err := p.sendJSONLine(p.query(text)); err != nil {
 		return 0, err
 	}
-	t, err := p.follow(ctx)
+	t, err := p.readTurn(ctx)
 	if err == nil && (t.answers != 1 || t.result.IsZero()) {
 		err = fmt.Errorf("the agent asked about %d calls, want 1 with a result", t.answers)
 	}
 	return t.result.Sub(t.answered), err
 }
 
-// turnTimes are the times of a turn.
+// turnTimes are the moments of a turn that are measured.
 type turnTimes struct {
 	text             time.Time // the first text
 	answers          int       // calls that were allowed
 	answered, result time.Time // the last call was allowed, and its result
 }
 
-// follow reads lines until the turn has completed, and allows the calls that the agent asks about. The end of ctx kills the
-// process. An error contains the standard error of the process.
-func (p *process) follow(ctx context.Context) (t turnTimes, err error) {
+// readTurn reads lines of the process until the turn has completed, and allows each call for which the agent requests a
+// permission. The end of ctx kills the process. An error contains the standard error of the process.
+func (p *agentProcess) readTurn(ctx context.Context) (t turnTimes, err error) {
 	// The kill ends a blocked read.
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	defer stop()
@@ -189,7 +195,7 @@ func (p *process) follow(ctx context.Context) (t turnTimes, err error) {
 		}
 		if o.answer != nil {
 			t.answers, t.answered, t.result = t.answers+1, time.Now(), time.Time{}
-			err = errors.Join(err, p.send(o.answer))
+			err = errors.Join(err, p.sendJSONLine(o.answer))
 		}
 		if o.ended && t.text.IsZero() {
 			o.err = errors.New("turn ended without text")

@@ -13,13 +13,15 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// Permitter is a turn that only decides calls. It is not safe for concurrent use.
+// Permitter decides tool calls by a permission policy in the way in which a turn does. It is not safe for concurrent
+// use.
 type Permitter struct {
 	turn    *agent.Turn
 	journal *journal.Journal
 }
 
-// New returns a Permitter with a policy; the zero value is that of an agent without permissions. The policy must not ask.
+// New returns a Permitter with the policy p; the zero value is the policy of an agent without permissions. The policy
+// must not let a person decide.
 func New(ctx context.Context, p events.Permissions) (*Permitter, error) {
 	policy, err := permission.New(p, events.ExecutionPermissions{})
 	if err != nil {
@@ -32,13 +34,13 @@ func New(ctx context.Context, p events.Permissions) (*Permitter, error) {
 	return &Permitter{agent.NewTurn(ctx, agent.TurnConfig{Journal: j, Policy: policy}), j}, nil
 }
 
-// Permit decides a call and records the decision in a journal, from which it then removes the record, as the runner does when
-// the executor has stored it. It reports whether the call may run.
-func (p *Permitter) Permit(c permission.Call) (allowed bool) {
-	p.turn.Permit(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
-		allowed = a.Allowed()
+// IsAllowed reports whether the policy allows a call. It records the decision in a journal and then removes the record,
+// as the runner does when the executor has stored it.
+func (p *Permitter) IsAllowed(c permission.Call) (allowed bool) {
+	p.turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
+		allowed = a.IsAllowed()
 	})
-	_, last := p.journal.Bounds()
-	p.journal.Trim(last)
+	_, last := p.journal.LineRange()
+	p.journal.TrimUpTo(last)
 	return allowed
 }

@@ -35,7 +35,7 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 		return fmt.Errorf("on bare stdio: %w", err)
 	}
 	defer func() { err = errors.Join(err, warm.Close()) }()
-	bare, ok := warm.(bareagent.Asker)
+	bare, ok := warm.(bareagent.PermissionConversation)
 	if !ok {
 		return fmt.Errorf("%T is no Asker", warm)
 	}

@@ -78,7 +78,7 @@ func compareCalls(ctx context.Context, pairs int) (row.Row, error) {
 	round := func(kind int) (float64, error) {
 		used, err := harness.CPUTime(func() error {
 			for i := range callsPerRound {
-				if c := all[i%len(all)]; !deciders[kind].Permit(c) {
+				if c := all[i%len(all)]; !deciders[kind].IsAllowed(c) {
 					return fmt.Errorf("the policy denies a call of %s", c.Tool)
 				}
 			}

@@ -43,7 +43,7 @@ type receivedEvent struct {
 // startServer starts cmd, a program that serves HTTP at an address of loopback, and returns when it answers requests
 // for the path health. dir is the folder for its files; modelURL is the model that OpenCode uses.
 func startServer(ctx context.Context, dir, modelURL, address, health string, cmd *exec.Cmd) (*serverProcess, error) {
-	env, err := bareagent.OpenCodeEnv(dir, modelURL)
+	env, err := bareagent.OpenCodeVariables(dir, modelURL)
 	if err != nil {
 		return nil, err
 	}

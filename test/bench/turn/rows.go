@@ -50,7 +50,7 @@ func addedLatencyRow(provider, agent string, s *session, through, bare []time.Du
 
 // speedupRow returns the row of docs/performance.md that compares turns through Spool (through) with turns of the
 // agent's one-shot CLI (oneShot), which starts a process for every turn.
-func speedupRow(provider string, c bareagent.OneShot, through, oneShot []time.Duration) row.Row {
+func speedupRow(provider string, c bareagent.OneShotCLI, through, oneShot []time.Duration) row.Row {
 	p50, base := row.Percentile(through, 0.5), row.Percentile(oneShot, 0.5)
 	r := row.Row{
 		What:     fmt.Sprintf("the same, against the one-shot CLI (%s), %s", c.Command, displayName(provider)),

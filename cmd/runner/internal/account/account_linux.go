@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Become changes the user of this process, and of every program that it starts, for good: no program, whatever its
+// SwitchUser changes the user of this process, and of every program that it starts, for good: no program, whatever its
 // mode, can become root again. It does nothing if user is empty or the process does not run as root.
-func Become(user string) error {
+func SwitchUser(user string) error {
 	if user == "" || os.Geteuid() != 0 {
 		return nil
 	}
-	uid, gid, err := parse(user)
+	uid, gid, err := parseUser(user)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(child) == "" {
 		os.Exit(m.Run())
 	}
-	if err := Become(os.Getenv(Variable)); err != nil {
+	if err := SwitchUser(os.Getenv(UserVariable)); err != nil {
 		_, _ = os.Stderr.WriteString(err.Error())
 		os.Exit(1)
 	}
@@ -35,7 +35,7 @@ func become(t *testing.T, user string) (string, error) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), child+"=1", Variable+"="+user)
+	cmd.Env = append(os.Environ(), child+"=1", UserVariable+"="+user)
 	out, err := cmd.CombinedOutput()
 	return strings.ReplaceAll(string(out), "\t", " "), err
 }
@@ -55,7 +55,7 @@ func TestBecome(t *testing.T) {
 		t.Errorf("without a user: %q, %v", out, err)
 	}
 	for _, bad := range []string{"0:10001", "10001:0", "10001", "a:b", "-1:5", "root:root", "1:2:3"} {
-		if out, err := become(t, bad); err == nil || !strings.HasPrefix(out, Variable+": ") {
+		if out, err := become(t, bad); err == nil || !strings.HasPrefix(out, UserVariable+": ") {
 			t.Errorf("%q: %q, %v", bad, out, err)
 		}
 	}

@@ -2,5 +2,5 @@
 
 package account
 
-// Become does nothing: sandboxes run Linux.
-func Become(string) error { return nil }
+// SwitchUser does nothing on this system: sandboxes run Linux.
+func SwitchUser(string) error { return nil }

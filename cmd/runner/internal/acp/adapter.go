@@ -21,19 +21,19 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture whose agents speak the Agent Client Protocol.
 const Architecture = architecture.ACP
 
-// setup is a variable of the command that holds a digest of the model, the instructions and the MCP servers. They are
-// sent over the protocol, and a change of them needs another process.
-const setup = "SPOOL_AGENT_SETUP_SHA256"
+// setupDigestVariable is an environment variable of the agent's process that holds a digest of the model, the instructions and the MCP servers.
+// They are sent over the protocol; the digest makes the command differ when they change, so that the supervisor starts another process.
+const setupDigestVariable = "SPOOL_AGENT_SETUP_SHA256"
 
-// Adapter runs any ACP agent.
+// Adapter implements agent.Adapter for any agent that speaks the Agent Client Protocol.
 type Adapter struct {
 	Now func() time.Time // the clock for tool durations; nil for time.Now
 }
 
-// Command returns the command of the launch.
+// Command returns the process to start: the command that the launch names, with the agent's environment.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if len(l.Command) == 0 || l.Command[0] == "" {
 		return agent.Command{}, &runner.Error{
@@ -41,11 +41,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 			Message: "query.command is empty: architecture acp needs the agent's program and its arguments, such as [\"gemini\", \"--acp\"]",
 		}
 	}
-	path, err := Find(l, l.Command[0])
+	path, err := FindProgram(l, l.Command[0])
 	if err != nil {
 		return agent.Command{}, err
 	}
-	set, err := records(l)
+	set, err := createHome(l)
 	if err != nil {
 		return agent.Command{}, err
 	}
@@ -55,14 +55,15 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 			return agent.Command{}, fmt.Errorf("MCP servers: %w", err)
 		}
 		sum := sha256.Sum256([]byte(l.Model + "\x00" + say + "\x00" + string(servers)))
-		set[setup] = hex.EncodeToString(sum[:])
+		set[setupDigestVariable] = hex.EncodeToString(sum[:])
 	}
 	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set, "XDG_")}, nil
 }
 
-// records returns HOME and XDG_CACHE_HOME for the agent, and creates the home. The home is in the state folder, because an agent keeps its
-// sessions somewhere below its home, and the state folder moves with the session into its next sandbox. Caches do not move.
-func records(l agent.Launch) (map[string]string, error) {
+// createHome creates the agent's home folder and returns the variables HOME and XDG_CACHE_HOME for the agent. The home is in the state folder,
+// because an agent keeps its sessions somewhere below its home, and the state folder moves with the session into its next sandbox. Caches do not
+// move.
+func createHome(l agent.Launch) (map[string]string, error) {
 	home := filepath.Join(l.State, "acp", "home")
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return nil, fmt.Errorf("make the agent's home: %w", err)
@@ -70,19 +71,19 @@ func records(l agent.Launch) (map[string]string, error) {
 	return map[string]string{"HOME": home, "XDG_CACHE_HOME": filepath.Join(os.TempDir(), "acp-cache")}, nil
 }
 
-// Open returns the session of an agent process that was started, and sends the handshake.
-func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
-	return Open(Dialect{
-		Now: a.Now, Model: l.Model, ModelSet: l.ModelSet, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
+// OpenSession returns the session of an agent process that was just started, and sends the handshake.
+func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
+	return OpenSession(Dialect{
+		Now: a.Now, Model: l.Model, ModelSet: l.ModelSet, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillFolders(l), Tool: classifyServerTools(l),
 	}, l, in)
 }
 
-// Transcript always fails: the protocol does not say where an agent keeps its sessions.
-func (Adapter) Transcript(agent.Folders, string) (string, error) {
+// TranscriptPath always returns an error: the protocol does not define where an agent keeps its sessions.
+func (Adapter) TranscriptPath(agent.Folders, string) (string, error) {
 	return "", fmt.Errorf("architecture %s: the agent does not tell where it keeps its sessions", Architecture)
 }
 
-// Instructions returns the system prompt and the memory file as one text, or "".
+// Instructions returns the system prompt and the memory file of the launch as one text, or "" if it has neither.
 func Instructions(l agent.Launch) string {
 	parts := []string{l.SystemPrompt}
 	if l.MemoryFile != "" {
@@ -91,8 +92,8 @@ func Instructions(l agent.Launch) string {
 	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), "\n\n")
 }
 
-// SkillDirs returns the folders of the skills.
-func SkillDirs(l agent.Launch) []string {
+// SkillFolders returns the paths of the folders of the agent's skills.
+func SkillFolders(l agent.Launch) []string {
 	var dirs []string
 	for _, s := range l.Skills {
 		dirs = append(dirs, s.Dir)
@@ -100,9 +101,9 @@ func SkillDirs(l agent.Launch) []string {
 	return dirs
 }
 
-// Find returns the absolute path of an agent's program, which is an absolute path or a name on the PATH that the agent
-// will have. A path relative to the workspace is refused: a file that an agent wrote must not be started.
-func Find(l agent.Launch, program string) (string, error) {
+// FindProgram returns the absolute path of an agent's program. program is an absolute path or a name on the PATH that the agent will have. A path
+// relative to the workspace is refused: a file that an agent wrote must not be started.
+func FindProgram(l agent.Launch, program string) (string, error) {
 	missing := func(why string) error {
 		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
 	}
@@ -115,7 +116,7 @@ func Find(l agent.Launch, program string) (string, error) {
 	if strings.ContainsRune(program, filepath.Separator) {
 		return "", missing("is a relative path: set an absolute path, or a name on the PATH")
 	}
-	for _, dir := range filepath.SplitList(Variable(l, "PATH")) {
+	for _, dir := range filepath.SplitList(LaunchVariable(l, "PATH")) {
 		if at := filepath.Join(dir, program); filepath.IsAbs(dir) && isExecutable(at) {
 			return at, nil
 		}
@@ -123,8 +124,8 @@ func Find(l agent.Launch, program string) (string, error) {
 	return "", missing("is not on the sandbox's PATH: install it, or set its absolute path")
 }
 
-// Variable returns the value of an environment variable of the launch: the query's, else the runner's.
-func Variable(l agent.Launch, name string) string {
+// LaunchVariable returns the value of an environment variable that the agent's process will have: the query's value, else the runner's.
+func LaunchVariable(l agent.Launch, name string) string {
 	if v, ok := l.Env[name]; ok {
 		return v
 	}

@@ -14,19 +14,19 @@ import (
 )
 
 // subject returns the scripted agent of a kind.
-func subject(t *testing.T, kind string) agenttest.Subject {
+func subject(t *testing.T, kind string) agenttest.AgentUnderTest {
 	t.Helper()
 	home := t.TempDir()
-	return agenttest.Subject{
+	return agenttest.AgentUnderTest{
 		Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{os.Args[0]}, NoModel: true,
 		Env: func(string) map[string]string { return map[string]string{asAgent: kind, "SPOOL_TEST_HOME": home} },
 	}
 }
 
 // newBench runs the scripted agent of a kind.
-func newBench(t *testing.T, kind string) *agenttest.Bench {
+func newBench(t *testing.T, kind string) *agenttest.Harness {
 	t.Helper()
-	return agenttest.NewBench(t, subject(t, kind))
+	return agenttest.NewHarness(t, subject(t, kind))
 }
 
 // TestConformance runs the suite with agents that resume sessions and that load them.
@@ -35,9 +35,9 @@ func TestConformance(t *testing.T) {
 	for _, kind := range []string{"resumes", "loads"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			agenttest.Exercise(t, subject(t, kind), agenttest.Capabilities{
+			agenttest.RunSuite(t, subject(t, kind), agenttest.Capabilities{
 				Conversation: &agenttest.Conversation{},
-				Resume:       &agenttest.Resume{UnknownSession: "never-was"},
+				Resume:       &agenttest.ResumeCheck{UnknownSession: "never-was"},
 			})
 		})
 	}
@@ -50,12 +50,12 @@ func TestOneProcess(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, kind)
-			first := b.AskOK("one", "You said: one", nil)
-			second := b.AskOK("recall", "before: one,", nil)
+			first := b.RunTurnOK("one", "You said: one", nil)
+			second := b.RunTurnOK("recall", "before: one,", nil)
 			if f, s := first.Started(), second.Started(); f.Warm || !s.Warm || f.PID != s.PID {
 				t.Errorf("started %+v, then %+v", f, s)
 			}
-			if w := agenttest.All[events.TranscriptWritten](first, "transcript_written"); len(w) == 0 || w[0].AgentSessionID == "" {
+			if w := agenttest.DataOfType[events.TranscriptWritten](first, "transcript_written"); len(w) == 0 || w[0].AgentSessionID == "" {
 				t.Errorf("no session was told%s", first)
 			}
 		})
@@ -69,18 +69,18 @@ func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, kind)
-			first := b.AskOK("one", "You said: one", nil)
+			first := b.RunTurnOK("one", "You said: one", nil)
 			if err := syscall.Kill(first.Started().PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			second := b.Ask("recall", nil)
+			second := b.RunTurn("recall", nil)
 			if e := second.Ended(); e.Result != want {
 				t.Errorf("ended %+v, want %q", e, want)
 			}
-			if strings.Contains(second.String(), "REPEATED") || len(second.Blocks(events.KindToolUse)) > 0 {
+			if strings.Contains(second.String(), "REPEATED") || len(second.FinishedBlocks(events.KindToolUse)) > 0 {
 				t.Errorf("journaled again%s", second)
 			}
-			lost := agenttest.All[events.Error](second, "error")
+			lost := agenttest.DataOfType[events.Error](second, "error")
 			if kind == "plain" != (len(lost) == 1 && lost[0].Code == "TRANSCRIPT_LOST") {
 				t.Errorf("errors %+v", lost)
 			}
@@ -90,19 +90,19 @@ func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 
 func TestPlanAndThinking(t *testing.T) {
 	t.Parallel()
-	x := newBench(t, "plain").AskOK("plan", "planned", nil)
-	if b := x.Blocks(events.KindTodo); len(b) != 1 || !slices.Equal(b[0].Todos, []events.TodoItem{{Content: "Think", Status: "completed"}}) {
+	x := newBench(t, "plain").RunTurnOK("plan", "planned", nil)
+	if b := x.FinishedBlocks(events.KindTodo); len(b) != 1 || !slices.Equal(b[0].Todos, []events.TodoItem{{Content: "Think", Status: "completed"}}) {
 		t.Errorf("todos %+v", b)
 	}
-	if b := x.Blocks(events.KindThinking); len(b) != 1 || b[0].Content != "hm, well" {
+	if b := x.FinishedBlocks(events.KindThinking); len(b) != 1 || b[0].Content != "hm, well" {
 		t.Errorf("thinking %+v", b)
 	}
 }
 
 func TestTools_StreamTheirOutput(t *testing.T) {
 	t.Parallel()
-	x := newBench(t, "plain").AskOK("work", "worked", nil)
-	use, result := x.Blocks(events.KindToolUse), x.Blocks(events.KindToolResult)
+	x := newBench(t, "plain").RunTurnOK("work", "worked", nil)
+	use, result := x.FinishedBlocks(events.KindToolUse), x.FinishedBlocks(events.KindToolResult)
 	if len(use) != 3 || len(result) != 3 {
 		t.Fatalf("blocks%s", x)
 	}
@@ -113,7 +113,7 @@ func TestTools_StreamTheirOutput(t *testing.T) {
 		t.Errorf("result %+v", r)
 	}
 	var flown strings.Builder
-	for _, d := range agenttest.All[runner.Delta](x, events.TextDelta) {
+	for _, d := range agenttest.DataOfType[runner.Delta](x, events.TextDelta) {
 		if d.BlockID == result[0].ID {
 			flown.WriteString(d.Delta)
 		}
@@ -132,15 +132,15 @@ func TestTools_StreamTheirOutput(t *testing.T) {
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.AskOK("usage", "used", nil)
+	x := b.RunTurnOK("usage", "used", nil)
 	want := events.Usage{InputTokens: 7, OutputTokens: 5, CacheReadTokens: 5}
 	if e := x.Ended(); e.Usage != want || e.CostUSD != 0.75 {
 		t.Errorf("ended %+v", e)
 	}
-	if m := agenttest.All[events.MetadataUpdate](x, "metadata_update"); len(m) != 3 || m[0].CostUSD != 0.5 || m[2].Usage != want {
+	if m := agenttest.DataOfType[events.MetadataUpdate](x, "metadata_update"); len(m) != 3 || m[0].CostUSD != 0.5 || m[2].Usage != want {
 		t.Errorf("metadata %+v", m)
 	}
-	if e := b.AskOK("hello", "You said", nil).Ended(); e.CostUSD != 0 || e.Usage != (events.Usage{}) {
+	if e := b.RunTurnOK("hello", "You said", nil).Ended(); e.CostUSD != 0 || e.Usage != (events.Usage{}) {
 		t.Errorf("the next turn is charged with the one before: %+v", e)
 	}
 }
@@ -152,11 +152,11 @@ func TestStopReasons(t *testing.T) {
 		"max_tokens": "MODEL_ERROR", "max_turn_requests": "TURN_LIMIT", "refusal": "MODEL_ERROR",
 		"cancelled": "AGENT_PROTOCOL", "bored": "AGENT_PROTOCOL", "status": "MODEL_RATE_LIMITED",
 	} {
-		if e := b.Ask(reason, nil).Ended(); e.Outcome != runner.Failed || e.Code != code || e.Message == "" {
+		if e := b.RunTurn(reason, nil).Ended(); e.Outcome != runner.Failed || e.Code != code || e.Message == "" {
 			t.Errorf("%s: ended %+v", reason, e)
 		}
 	}
-	b.AskOK("hello", "You said: hello", nil)
+	b.RunTurnOK("hello", "You said: hello", nil)
 }
 
 func TestPermissions_FollowThePolicy(t *testing.T) {
@@ -182,12 +182,12 @@ func TestPermissions_FollowThePolicy(t *testing.T) {
 		{"edit /etc/passwd allow_once", "cancelled", "outside-workspace"},
 		{"edit a.txt", "cancelled", "no-option"},
 	} {
-		x := b.AskOK("permission: "+c.ask, "answered "+c.answer, nil)
+		x := b.RunTurnOK("permission: "+c.ask, "answered "+c.answer, nil)
 		want := "deny"
 		if c.answer == "opt-allow_once" {
 			want = "allow"
 		}
-		d := x.Decisions()
+		d := x.PermissionDecisions()
 		if len(d) != 1 || d[0].Decision != want || d[0].Rule != c.rule || d[0].ToolName != "a tool" || d[0].ToolUseID != "c1" {
 			t.Errorf("%s: decisions %+v", c.ask, d)
 		} else if want == "deny" && d[0].Reason == "" {
@@ -203,19 +203,19 @@ func TestModelImagesAndInstructions(t *testing.T) {
 		q.Model, q.SystemPrompt = "big", "Be kind."
 		q.Content, q.Parts = "", []events.Part{{Type: "image", MediaType: "image/png", Data: "aGk="}, {Type: "text", Text: "everything"}}
 	}
-	first := b.AskOK("", `texts ["# Instructions\nBe kind." "everything"] images ["image/png"] model "big"`, withImage)
-	second := b.AskOK("", `texts ["everything"] images ["image/png"] model "big"`, withImage)
+	first := b.RunTurnOK("", `texts ["# Instructions\nBe kind." "everything"] images ["image/png"] model "big"`, withImage)
+	second := b.RunTurnOK("", `texts ["everything"] images ["image/png"] model "big"`, withImage)
 	if first.Started().PID != second.Started().PID {
 		t.Error("the same settings need no other process")
 	}
-	third := b.AskOK("everything", `model ""`, nil)
+	third := b.RunTurnOK("everything", `model ""`, nil)
 	if third.Started().PID == first.Started().PID {
 		t.Error("another model needs another process")
 	}
-	if e := b.Ask("hello", func(q *runner.Query) { q.Model = "huge" }).Ended(); e.Code != "MODEL_NOT_FOUND" || !strings.Contains(e.Message, "small, big") {
+	if e := b.RunTurn("hello", func(q *runner.Query) { q.Model = "huge" }).Ended(); e.Code != "MODEL_NOT_FOUND" || !strings.Contains(e.Message, "small, big") {
 		t.Errorf("ended %+v", e)
 	}
-	bad := b.Ask("", func(q *runner.Query) { q.Parts = []events.Part{{Type: "image", MediaType: "image/png", Data: "!"}} })
+	bad := b.RunTurn("", func(q *runner.Query) { q.Parts = []events.Part{{Type: "image", MediaType: "image/png", Data: "!"}} })
 	if e := bad.Ended(); e.Outcome != runner.Failed || !strings.Contains(e.Message, "query.parts[0].data") {
 		t.Errorf("ended %+v", e)
 	}
@@ -223,8 +223,8 @@ func TestModelImagesAndInstructions(t *testing.T) {
 
 func TestModelThatCannotBeChosen(t *testing.T) {
 	t.Parallel()
-	x := newBench(t, "plain").Ask("hello", func(q *runner.Query) { q.Model = "big" })
-	if l := agenttest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
+	x := newBench(t, "plain").RunTurn("hello", func(q *runner.Query) { q.Model = "big" })
+	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
 		t.Errorf("%s", x)
 	}
 }
@@ -237,10 +237,10 @@ func TestModelSet(t *testing.T) {
 		return func(q *runner.Query) { q.Model, q.ModelSet = model, true }
 	}
 	b := newBench(t, "images")
-	b.AskOK("everything", `model "big"`, set("big"))
-	b.AskOK("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
-	x := newBench(t, "plain").Ask("hello", set("big"))
-	if l := agenttest.All[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
+	b.RunTurnOK("everything", `model "big"`, set("big"))
+	b.RunTurnOK("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
+	x := newBench(t, "plain").RunTurn("hello", set("big"))
+	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
 		t.Errorf("an agent without a choice of models: %s", x)
 	}
 }
@@ -248,23 +248,23 @@ func TestModelSet(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStart("wait", nil))
+	x := b.ReadUntil("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait", nil))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
+	x = b.ReadToEnd(x)
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v%s", e, x)
 	}
-	if y := b.AskOK("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
+	if y := b.RunTurnOK("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
 		t.Error("the agent did not stay warm")
 	}
-	q := b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.MustStart("quiet", nil))
+	q := b.ReadUntil("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.MustStartTurn("quiet", nil))
 	b.Supervisor.Interrupt()
-	if e := b.End(q).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(q).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	z := b.MustStart("wait", nil)
+	z := b.MustStartTurn("wait", nil)
 	b.Supervisor.Interrupt() // may come before the agent has the query
-	if e := b.End(z).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(z).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
 }
@@ -274,16 +274,16 @@ func TestInterrupt(t *testing.T) {
 func TestLateInterrupt_DoesNotEndTheNextTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "late")
-	x := b.Until("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStart("wait twice", nil))
+	x := b.ReadUntil("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait twice", nil))
 	b.Supervisor.Interrupt()
-	if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	y := b.AskOK("hello", "You said: hello", nil)
-	if logs := agenttest.All[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
+	y := b.RunTurnOK("hello", "You said: hello", nil)
+	if logs := agenttest.DataOfType[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
 		t.Errorf("told %+v", logs)
 	}
-	if e := b.Ask("cancelled", nil).Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" {
+	if e := b.RunTurn("cancelled", nil).Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" {
 		t.Errorf("an agent that cancels of its own: %+v", e)
 	}
 }
@@ -291,22 +291,22 @@ func TestLateInterrupt_DoesNotEndTheNextTurn(t *testing.T) {
 func TestExit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "resumes")
-	x := b.Ask("die", nil)
+	x := b.RunTurn("die", nil)
 	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
 		t.Errorf("ended %+v", e)
 	}
-	if c := x.Blocks(events.KindAssistantText); len(c) != 1 || c[0].Status != events.StatusError || c[0].Content != "dying" {
+	if c := x.FinishedBlocks(events.KindAssistantText); len(c) != 1 || c[0].Status != events.StatusError || c[0].Content != "dying" {
 		t.Errorf("blocks %+v", c)
 	}
-	b.AskOK("recall", "before: die,", nil)
+	b.RunTurnOK("recall", "before: die,", nil)
 }
 
 // Lines that are not part of the protocol are journaled, and the turn continues.
 func TestNoise_IsLoggedAndIgnored(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.AskOK("noise", "still here", nil)
-	logs, errs := agenttest.All[events.Log](x, "log"), agenttest.All[events.Error](x, "error")
+	x := b.RunTurnOK("noise", "still here", nil)
+	logs, errs := agenttest.DataOfType[events.Log](x, "log"), agenttest.DataOfType[events.Error](x, "error")
 	var told strings.Builder
 	for _, l := range logs {
 		told.WriteString(l.Message + "\n")
@@ -324,16 +324,16 @@ func TestNoise_IsLoggedAndIgnored(t *testing.T) {
 			t.Errorf("error %+v", e)
 		}
 	}
-	if r := x.Blocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "hologram") {
+	if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "hologram") {
 		t.Errorf("results %+v", r)
 	}
-	if u := x.Blocks(events.KindToolUse); len(u) != 1 || string(u[0].Input) != `{"n":9007199254740993}` {
+	if u := x.FinishedBlocks(events.KindToolUse); len(u) != 1 || string(u[0].Input) != `{"n":9007199254740993}` {
 		t.Errorf("calls %+v", u)
 	}
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "unreadable-request" {
 		t.Errorf("decisions %+v", d)
 	}
-	b.AskOK("hello", "You said: hello", nil)
+	b.RunTurnOK("hello", "You said: hello", nil)
 }
 
 func TestHandshakeFails(t *testing.T) {
@@ -341,7 +341,7 @@ func TestHandshakeFails(t *testing.T) {
 	for kind, code := range map[string]string{"version 2": "AGENT_PROTOCOL", "locked": "MODEL_UNAUTHORIZED"} {
 		b := newBench(t, kind)
 		for range 2 { // a process whose handshake failed is replaced
-			if e := b.Ask("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != code {
+			if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != code {
 				t.Errorf("%s: ended %+v", kind, e)
 			}
 		}
@@ -361,7 +361,7 @@ func TestCommand(t *testing.T) {
 		{[]string{"./agent"}, "AGENT_NOT_FOUND", "relative"},
 		{[]string{"/no/such/agent"}, "AGENT_NOT_FOUND", "/no/such/agent"},
 	} {
-		refusal := b.Start("hello", func(q *runner.Query) { q.Command = c.command })
+		refusal := b.StartTurn("hello", func(q *runner.Query) { q.Command = c.command })
 		if refusal == nil || refusal.Code != c.code || !strings.Contains(refusal.Message, c.names) {
 			t.Errorf("%q: refused with %v", c.command, refusal)
 		}

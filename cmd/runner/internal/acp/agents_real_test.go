@@ -43,12 +43,12 @@ func TestRealAgents_Approvals(t *testing.T) {
 	for name, a := range realAgents {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			touch := func(file string) agenttest.Tool {
+			touch := func(file string) agenttest.ScriptToolCall {
 				input := map[string]any{"command": "touch " + file, "description": "Makes it"}
 				maps.Copy(input, a.more)
-				return agenttest.Tool{Name: a.tool, Input: input}
+				return agenttest.ScriptToolCall{Name: a.tool, Input: input}
 			}
-			s := agenttest.Subject{
+			s := agenttest.AgentUnderTest{
 				Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{filepath.Join(dir, a.command[0])},
 				Env: func(url string) map[string]string {
 					env := a.env(url)
@@ -57,9 +57,9 @@ func TestRealAgents_Approvals(t *testing.T) {
 				},
 			}
 			s.Command = append(s.Command, a.command[1:]...)
-			b := agenttest.NewBenchWith(t, s, agenttest.Rules(t, agenttest.Rule("touch one", touch("one"), touch("two"))))
+			b := agenttest.NewHarnessWithScript(t, s, agenttest.ScriptOfRules(t, agenttest.ScriptRule("touch one", touch("one"), touch("two"))))
 			b.Query.Permissions = events.Permissions{Default: events.PermissionAsk}
-			x := b.AskDeciding("touch one", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+			x := b.RunTurnDeciding("touch one", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
 				if strings.Contains(r.Preview.Command, "touch two") {
 					return events.ApprovalDecided{Decision: events.DecisionApprove}
 				}
@@ -69,14 +69,14 @@ func TestRealAgents_Approvals(t *testing.T) {
 			if len(r) == 0 || r[0].Preview.Command != "touch one" || r[0].ToolUseID == "" || b.HasFile("one") {
 				t.Fatalf("%s", x)
 			}
-			x = b.AskDeciding("touch one", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove}))
+			x = b.RunTurnDeciding("touch one", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
 			if e := x.Ended(); e.Outcome != runner.Completed || !b.HasFile("one") || !b.HasFile("two") {
 				t.Errorf("ended %+v%s", e, x)
 			}
-			b.Requests("Not that one.")
-			x = b.UntilRequests(1, b.MustStart("touch one", nil))
+			b.ModelRequests("Not that one.")
+			x = b.ReadUntilRequests(1, b.MustStartTurn("touch one", nil))
 			b.Supervisor.Interrupt()
-			if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+			if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.Interrupted {
 				t.Errorf("ended %+v", e)
 			}
 		})

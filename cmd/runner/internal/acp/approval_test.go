@@ -13,7 +13,7 @@ import (
 const all = " reject_always allow_always reject_once allow_once"
 
 // newAskingBench runs the scripted agent of a kind with a policy by which a person decides every call.
-func newAskingBench(t *testing.T, kind string) *agenttest.Bench {
+func newAskingBench(t *testing.T, kind string) *agenttest.Harness {
 	t.Helper()
 	b := newBench(t, kind)
 	b.Query.Permissions = events.Permissions{Default: events.PermissionAsk}
@@ -30,15 +30,15 @@ func TestApproval_Answers(t *testing.T) {
 		{events.DecisionReject, all, "opt-reject_once", events.OutcomeRejected},
 		{events.DecisionApproveAll, all, "opt-allow_once", events.OutcomeApproved},
 	} {
-		x := b.AskDeciding("permission: edit a.txt"+c.options, nil, agenttest.Always(events.ApprovalDecided{Decision: c.decision}))
-		r, done := x.ApprovalRequests(), x.Resolutions()
+		x := b.RunTurnDeciding("permission: edit a.txt"+c.options, nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: c.decision}))
+		r, done := x.ApprovalRequests(), x.ApprovalResolutions()
 		if e := x.Ended(); len(r) != 1 || r[0].ToolName != "a tool" || r[0].ToolUseID != "c1" || len(done) != 1 || done[0].Outcome != c.outcome || e.Result != "answered "+c.answer {
 			t.Errorf("%s: ended %+v%s", c.decision, e, x)
 		}
 	}
 	// An approval that the agent does not offer is refused before a person is asked.
-	x := b.AskOK("permission: edit a.txt allow_always reject_once", "answered cancelled", nil)
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "no-option" || len(x.ApprovalRequests()) != 0 {
+	x := b.RunTurnOK("permission: edit a.txt allow_always reject_once", "answered cancelled", nil)
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "no-option" || len(x.ApprovalRequests()) != 0 {
 		t.Errorf("%s", x)
 	}
 }
@@ -48,20 +48,20 @@ func TestApproval_RejectionThatIsNotOffered(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, "plain")
 	for _, options := range []string{" allow_once", " reject_always allow_once"} {
-		x := b.AskDeciding("permission: edit a.txt"+options, nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject}))
+		x := b.RunTurnDeciding("permission: edit a.txt"+options, nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject}))
 		if e := x.Ended(); e.Outcome != runner.Interrupted {
 			t.Errorf("%s: %s", options, x)
 		}
 	}
-	b.AskOK("hello", "You said: hello", nil)
+	b.RunTurnOK("hello", "You said: hello", nil)
 }
 
 func TestApproval_CommentGoesWithTheNextQuery(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, "images")
-	b.AskDeciding("permission: edit a.txt"+all, nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another file."}))
-	b.AskOK("everything", "Use another file.", nil)
-	if x := b.AskOK("everything", "everything", nil); strings.Contains(x.Ended().Result, "Use another file.") {
+	b.RunTurnDeciding("permission: edit a.txt"+all, nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another file."}))
+	b.RunTurnOK("everything", "Use another file.", nil)
+	if x := b.RunTurnOK("everything", "everything", nil); strings.Contains(x.Ended().Result, "Use another file.") {
 		t.Errorf("told twice: %s", x.Ended().Result)
 	}
 }
@@ -70,13 +70,13 @@ func TestApproval_CommentGoesWithTheNextQuery(t *testing.T) {
 func TestApproval_InterruptCancelsTheRequest(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, "plain")
-	x := b.UntilRequests(1, b.MustStart("permission: edit a.txt"+all, nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("permission: edit a.txt"+all, nil))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
-	if r := x.Retractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
+	x = b.ReadToEnd(x)
+	if r := x.ApprovalRetractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
 		t.Errorf("%s", x)
 	}
-	if y := b.AskOK("hello", "You said: hello", nil); !y.Started().Warm {
+	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm {
 		t.Errorf("started %+v", y.Started())
 	}
 }
@@ -84,15 +84,15 @@ func TestApproval_InterruptCancelsTheRequest(t *testing.T) {
 func TestApproval_KillWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, "resumes")
-	x := b.UntilRequests(1, b.MustStart("permission: edit a.txt"+all, nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("permission: edit a.txt"+all, nil))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	x = b.End(x)
-	if e := x.Ended(); e.Code != "AGENT_EXITED" || len(x.Retractions()) != 1 {
+	x = b.ReadToEnd(x)
+	if e := x.Ended(); e.Code != "AGENT_EXITED" || len(x.ApprovalRetractions()) != 1 {
 		t.Errorf("%s", x)
 	}
-	y := b.AskDeciding("permission: edit a.txt"+all, func(q *runner.Query) { q.Attempt = 2 }, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove}))
+	y := b.RunTurnDeciding("permission: edit a.txt"+all, func(q *runner.Query) { q.Attempt = 2 }, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
 	if e := y.Ended(); e.Result != "answered opt-allow_once" {
 		t.Errorf("%s", y)
 	}

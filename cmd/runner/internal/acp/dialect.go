@@ -47,13 +47,13 @@ type Dialect struct {
 	// Transcript is the path of the session, or "" if it is unknown.
 	Transcript func(session string) string
 	// Tool returns what the agent itself says about a call, beyond the protocol, or nil.
-	Tool func(Call) *Tool
+	Tool func(ToolCall) *ToolInfo
 	// Notice decodes a notification that is not part of the protocol, or returns nil.
 	Notice func(method string, params json.RawMessage) *Notice
 }
 
-// Call is the call of a tool, as far as it is known.
-type Call struct {
+// ToolCall is a call of a tool by the agent, with the fields that the agent has reported so far.
+type ToolCall struct {
 	ID     string
 	Name   string // the first title: most agents put the tool's name there
 	Title  string // the last title
@@ -64,46 +64,46 @@ type Call struct {
 	Asks   string          // in a permission request: the title that the request gave
 }
 
-// Notice is a notification of an agent that is not part of the protocol.
+// Notice is the decoded form of a notification that an agent sends and that is not part of the Agent Client Protocol.
 type Notice struct {
-	Session string       // session that the notice is about
-	Warning string       // text of a log event
-	Usage   events.Usage // used since the last notice, also by a sub-agent
-	CostUSD float64      // cost since the last notice, also of a sub-agent
-	Status  int          // the HTTP status by which the model failed
-	Cut     bool         // the model's last answer reached its limit of tokens
-	Over    bool         // the turn has been over for some time
-	Forked  *Forked      // the copy of the session to fork; nil in other notices
-	Text    *Text        // text of the turn; nil in other notices
-	Request *Request     // permission request of a sub-agent; nil in other notices
+	Session string           // session that the notice is about
+	Warning string           // text of a log event
+	Usage   events.Usage     // used since the last notice, also by a sub-agent
+	CostUSD float64          // cost since the last notice, also of a sub-agent
+	Status  int              // the HTTP status by which the model failed
+	Cut     bool             // the model's last answer reached its limit of tokens
+	Over    bool             // the turn has been over for some time
+	Forked  *ForkResult      // the copy of the session to fork; nil in other notices
+	Text    *EarlyTextPiece  // text of the turn; nil in other notices
+	Request *SubagentRequest // permission request of a sub-agent; nil in other notices
 }
 
-// Request is a permission request of a sub-agent, which the protocol does not know. The answer is the notification
-// _spool/answer.
-type Request struct {
+// SubagentRequest is a permission request of a sub-agent, for which the protocol has no message. The session answers it
+// with the notification _spool/answer.
+type SubagentRequest struct {
 	ID           string // unique in the process
 	Conversation string
-	Call         Call            // with the arguments as the request has them
+	Call         ToolCall        // with the arguments as the request has them
 	Input        json.RawMessage // the arguments of the call itself
 	Over         bool            // the agent does not wait for the answer any more; only ID is set
 }
 
-// Text is a piece of the turn's text that the agent reports before it sends the update with the same text. The pieces
-// of a turn are a beginning of the text of its updates, without a gap; a call of a tool ends it.
-type Text struct {
+// EarlyTextPiece is a piece of the turn's text that the agent reports in a Notice before it sends the update with the same
+// text. Joined, the pieces of a turn are a prefix of the text of its updates; a call of a tool ends them.
+type EarlyTextPiece struct {
 	Message string // the messageId of the update
 	Thought bool   // the update is an agent_thought_chunk
 	Piece   string
 }
 
-// Forked is the result of a fork.
-type Forked struct {
+// ForkResult is the result of the copy of a session that the agent's process made when it started.
+type ForkResult struct {
 	Session string // session id of the copy
 	Error   string // why the copy failed, "" if it did not
 }
 
-// Tool holds the fields of a tool call that a dialect adds to the protocol's own fields.
-type Tool struct {
+// ToolInfo holds what a dialect knows about a tool call beyond the protocol's own fields.
+type ToolInfo struct {
 	Name    string          // "" for the name of the call
 	Kind    permission.Kind // what the call does, for the policy
 	Named   bool            // the agent's definition names the tool
@@ -115,11 +115,11 @@ type Tool struct {
 	// Todos is the agent's list after the call; nil if the call does not change the list.
 	Todos []events.TodoItem
 	// Subagent is set if the call runs a sub-agent.
-	Subagent *Subagent
+	Subagent *SubagentCall
 }
 
-// Subagent is the call of a sub-agent.
-type Subagent struct {
+// SubagentCall holds the arguments and the result of a tool call that runs a sub-agent.
+type SubagentCall struct {
 	Name    string
 	Prompt  string
 	Session string // id of its session, once it is known

@@ -7,41 +7,43 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// earlyText is the text of a turn that the agent reported in notices, and has not repeated in updates yet.
+// earlyText is the text of a turn that the agent reported in notices (EarlyTextPiece) and has not repeated in updates yet.
 type earlyText struct {
-	unrepeated map[textKey]string
+	unrepeated map[textBlockKey]string
 	closed     bool // further notices are ignored: they would not continue the text
 }
 
-// textKey identifies a text of the agent's own conversation.
-type textKey struct {
+// textBlockKey identifies a text of the main agent by its kind and by the id of its message.
+type textBlockKey struct {
 	kind    events.BlockKind
 	message string
 }
 
-// appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It ignores pieces after
-// a call of a tool, and after an update whose text no notice had: they could be out of order.
-func (s *session) appendEarlyText(x Text, t *agent.Turn) error {
+// appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It
+// ignores pieces that arrive after a call of a tool, or after an update whose text no notice had: they could be out of
+// order.
+func (s *session) appendEarlyText(x EarlyTextPiece, t *agent.Turn) error {
 	if !s.pending || len(s.calls) > 0 {
 		s.early.closed = true
 	}
 	if s.early.closed || x.Piece == "" {
 		return nil
 	}
-	key := textKey{events.KindAssistantText, x.Message}
+	key := textBlockKey{events.KindAssistantText, x.Message}
 	if x.Thought {
 		key.kind = events.KindThinking
 	}
 	if s.early.unrepeated == nil {
-		s.early.unrepeated = map[textKey]string{}
+		s.early.unrepeated = map[textBlockKey]string{}
 	}
 	s.early.unrepeated[key] += x.Piece
-	return s.appendText(s.main, key.kind, chunk{MessageID: x.Message, Content: content{Type: "text", Text: x.Piece}}, t)
+	return s.appendText(s.main, key.kind, messageChunk{MessageID: x.Message, Content: contentBlock{Type: "text", Text: x.Piece}}, t)
 }
 
-// unreported returns the part of an update's text piece that no notice had, and which is therefore not journaled yet. piece must not be
-// empty. The updates have the same text as the notices, in the same order, but the agent may leave out an update.
-func (e *earlyText) unreported(key textKey, piece string) string {
+// unreportedPart returns the part of piece, the text of an update, that no notice has reported and that is therefore not
+// journaled yet. piece must not be empty. The updates repeat the text of the notices in the same order, but the agent
+// may leave out an update.
+func (e *earlyText) unreportedPart(key textBlockKey, piece string) string {
 	reported := e.unrepeated[key]
 	if _, after, found := strings.Cut(reported, piece); found { // the agent left out what is before it
 		e.unrepeated[key] = after

@@ -41,10 +41,10 @@ func completed(t *testing.T, j *agenttest.Journal) []string {
 func TestEarlyText_IsJournaledOnce(t *testing.T) {
 	t.Parallel()
 	early := func(message, piece string) string {
-		return tells(t, Notice{Session: "s1", Text: &Text{Message: message, Piece: piece}})
+		return tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: message, Piece: piece}})
 	}
 	thought := func(message, piece string) string {
-		return tells(t, Notice{Session: "s1", Text: &Text{Message: message, Thought: true, Piece: piece}})
+		return tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: message, Thought: true, Piece: piece}})
 	}
 	said := func(message, piece string) string { return textUpdate("agent_message_chunk", message, piece) }
 	thinks := func(message, piece string) string { return textUpdate("agent_thought_chunk", message, piece) }
@@ -62,7 +62,7 @@ func TestEarlyText_IsJournaledOnce(t *testing.T) {
 		},
 		"of two messages": {[]string{early("m", "a"), early("n", "a"), said("m", "a"), said("n", "a")}, []string{"assistant_text a", "assistant_text a"}},
 		"after a call":    {[]string{call, early("m", "a"), said("m", "a")}, []string{"tool_use", "assistant_text a"}},
-		"of a sub-agent":  {[]string{tells(t, Notice{Session: "s2", Text: &Text{Message: "m", Piece: "x"}}), said("m", "a")}, []string{"assistant_text a"}},
+		"of a sub-agent":  {[]string{tells(t, Notice{Session: "s2", Text: &EarlyTextPiece{Message: "m", Piece: "x"}}), said("m", "a")}, []string{"assistant_text a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -82,12 +82,12 @@ func TestEarlyText_BetweenTurnsIsIgnored(t *testing.T) {
 	j := &agenttest.Journal{}
 	s, turn := noticedIn(t, j)
 	feed(t, s, turn, promptDone)
-	feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), tells(t, Notice{Session: "s1", Text: &Text{Message: "m", Piece: "late"}}))
-	next := agenttest.NewTurn(t, j, "exe_2")
-	if err := s.Begin(runner.Query{Content: "hello"}, next); err != nil {
+	feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: "m", Piece: "late"}}))
+	next := agenttest.NewJournalTurn(t, j, "exe_2")
+	if err := s.BeginTurn(runner.Query{Content: "hello"}, next); err != nil {
 		t.Fatal(err)
 	}
-	feed(t, s, next, tells(t, Notice{Session: "s1", Text: &Text{Message: "n", Piece: "a"}}), textUpdate("agent_message_chunk", "n", "a"), `{"id":5,"result":{"stopReason":"end_turn"}}`)
+	feed(t, s, next, tells(t, Notice{Session: "s1", Text: &EarlyTextPiece{Message: "n", Piece: "a"}}), textUpdate("agent_message_chunk", "n", "a"), `{"id":5,"result":{"stopReason":"end_turn"}}`)
 	if got := completed(t, j); !slices.Equal(got, []string{"assistant_text a"}) {
 		t.Errorf("journaled %q", got)
 	}
@@ -102,20 +102,20 @@ func TestBegin_AsksWhetherTheAgentIsAlive(t *testing.T) {
 		want    []string
 	}{
 		"list":       {caps: `{"sessionCapabilities":{"list":{}}}`, want: []string{"session/list", "session/prompt"}},
-		"unknown":    {caps: `{}`, want: []string{ping, "session/prompt"}},
+		"unknown":    {caps: `{}`, want: []string{pingMethod, "session/prompt"}},
 		"initialize": {Dialect{AnswersInitialize: true}, `{"sessionCapabilities":{"list":{}}}`, []string{"session/prompt", "initialize"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, j := &agenttest.Stdin{}, &agenttest.Journal{}
-			s := Open(c.dialect, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, in)
+			s := OpenSession(c.dialect, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, in)
 			feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":`+c.caps+`}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
-			if err := s.Begin(runner.Query{Content: "hello"}, agenttest.NewTurn(t, j, "exe_1")); err != nil {
+			if err := s.BeginTurn(runner.Query{Content: "hello"}, agenttest.NewJournalTurn(t, j, "exe_1")); err != nil {
 				t.Fatal(err)
 			}
 			var methods []string
-			for _, raw := range in.Sent()[2:] {
-				var m message
+			for _, raw := range in.SentValues()[2:] {
+				var m rpcMessage
 				if err := json.Unmarshal(raw, &m); err != nil {
 					t.Fatal(err)
 				}

@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// promptAnswered handles the agent's answer to session/prompt, the request with the query. The answer ends the turn, unless the agent stopped
-// it because of an interrupt of the turn before: then the query is sent again.
-func (s *session) promptAnswered(m message, t *agent.Turn) error {
+// handlePromptAnswer handles the agent's answer to session/prompt, the request with the query. The answer ends the turn, unless the agent stopped
+// because of an interrupt of the turn before: then the query is sent again.
+func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 	if !s.pending {
 		return nil // the turn has ended already
 	}
@@ -33,24 +33,24 @@ func (s *session) promptAnswered(m message, t *agent.Turn) error {
 	if r.StopReason == sdk.StopReasonEndTurn && !s.shown && s.isInterrupted() {
 		r.StopReason, r.Usage = sdk.StopReasonCancelled, nil
 	}
-	if s.isMisdirected(r.StopReason) {
+	if s.isStopOfEarlierTurn(r.StopReason) {
 		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: "runner", Message: "the agent took the interrupt of the turn before for this one's: it is asked again"})
-		return s.ask(t)
+		return s.sendPrompt(t)
 	}
-	e := s.endOf(r.StopReason)
+	e := s.stopReasonEnd(r.StopReason)
 	if r.StopReason != sdk.StopReasonCancelled {
-		s.closeMessage(s.main, t)
+		s.completeMessage(s.main, t)
 	}
 	if r.Usage != nil {
-		e.Usage = usage(*r.Usage)
+		e.Usage = convertUsage(*r.Usage)
 	}
 	s.endAfterSubagents(e, t)
 	return nil
 }
 
-// isMisdirected reports whether an agent ended this turn because of a request to stop the turn before, which it had been
-// asked to stop more than once. It returns true at most once.
-func (s *session) isMisdirected(r sdk.StopReason) bool {
+// isStopOfEarlierTurn reports whether the agent ended this turn because of a request to stop the turn before, which was sent more than once. It
+// returns true at most once.
+func (s *session) isStopOfEarlierTurn(r sdk.StopReason) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := s.late && !s.interrupted
@@ -61,18 +61,18 @@ func (s *session) isMisdirected(r sdk.StopReason) bool {
 }
 
 // endAfterSubagents ends the turn with e. If the turn was completed, it first waits until the agent has repeated the conversations of all
-// sub-agents, see repeatSession.
+// sub-agents, see loadSubagentSession.
 func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 	if len(s.subs) > 0 && e.Outcome == runner.Completed {
-		s.end = func(t *agent.Turn) { s.finish(e, t) }
+		s.end = func(t *agent.Turn) { s.finishTurn(e, t) }
 		return
 	}
-	s.finish(e, t)
+	s.finishTurn(e, t)
 }
 
-// finish ends the turn with e, to which it adds usage, cost and the result. Before, it completes open blocks and journals the usage and the
-// position of the transcript.
-func (s *session) finish(e runner.Ended, t *agent.Turn) {
+// finishTurn completes open blocks, journals the usage and the position of the transcript, and ends the turn with e, to which it adds usage, cost
+// and the result.
+func (s *session) finishTurn(e runner.Ended, t *agent.Turn) {
 	s.mu.Lock()
 	s.asking = false
 	s.mu.Unlock()
@@ -83,22 +83,22 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 		e.Result = s.main.last
 	}
 	s.completeOpenBlocks(t)
-	e.CostUSD = s.spent()
+	e.CostUSD = s.turnCost()
 	if s.ready {
 		if e.Usage != (events.Usage{}) || e.CostUSD > 0 {
 			t.Emit(events.MainConversation, events.MetadataUpdate{Usage: e.Usage, CostUSD: e.CostUSD, Model: s.d.Shown})
 		}
-		t.Emit(events.MainConversation, s.transcriptWritten())
+		t.Emit(events.MainConversation, s.transcriptEvent())
 	}
-	s.pending, s.prompt, s.turnState = false, nil, newTurn(s.cost)
+	s.pending, s.prompt, s.turnState = false, nil, newTurnState(s.cost)
 	t.End(e)
 }
 
-// completeOpenBlocks completes, at the end of a turn, what the agent itself does not end: the block of the to-do list, and the
-// sub-agents without a result, which end with an error. Turn.End ends all other open blocks with status error.
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the agent sends no end: the block of the to-do list, and the blocks of
+// sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
-		t.Complete(s.todo, nil)
+		t.CompleteBlock(s.todo, nil)
 	}
 	for _, c := range s.calls {
 		if c.sub != "" && !c.done {
@@ -107,8 +107,8 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	}
 }
 
-// endOf returns the end of the turn for a stop reason of the protocol.
-func (s *session) endOf(r sdk.StopReason) runner.Ended {
+// stopReasonEnd converts a stop reason of the protocol to the outcome of the turn.
+func (s *session) stopReasonEnd(r sdk.StopReason) runner.Ended {
 	fail := func(code, message string) runner.Ended {
 		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 	}
@@ -131,19 +131,19 @@ func (s *session) endOf(r sdk.StopReason) runner.Ended {
 	}
 }
 
-// requestErrorEnd returns the end of a turn whose request the agent answered with an error.
+// requestErrorEnd returns the outcome of a turn whose session/prompt the agent answered with an error.
 func (s *session) requestErrorEnd(e *sdk.RequestError) runner.Ended {
 	if s.isInterrupted() {
-		return runner.Ended{Outcome: runner.Interrupted, Message: describeRequestError(e)}
+		return runner.Ended{Outcome: runner.Interrupted, Message: requestErrorText(e)}
 	}
-	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describeRequestError(e)}
+	return runner.Ended{Outcome: runner.Failed, Code: s.errorCode(e), Message: requestErrorText(e)}
 }
 
-// code returns Spool's error code for an error of the agent. It uses the HTTP status of an earlier notice of the agent,
-// else the error code of the protocol, else the HTTP status in the error's text.
-func (s *session) code(e *sdk.RequestError) string {
+// errorCode returns Spool's error code for an error that the agent answered. It uses the HTTP status of an earlier notice of the agent, else the
+// error code of the protocol, else the HTTP status in the error's text.
+func (s *session) errorCode(e *sdk.RequestError) string {
 	if s.status != 0 {
-		return ModelCode(s.status)
+		return ModelErrorCode(s.status)
 	}
 	switch e.Code {
 	case -32000: // authentication required
@@ -156,13 +156,13 @@ func (s *session) code(e *sdk.RequestError) string {
 		StatusCode int `json:"statusCode"`
 	}
 	if raw, err := json.Marshal(e.Data); err == nil && json.Unmarshal(raw, &data) == nil {
-		return ModelCode(max(data.Status, data.StatusCode))
+		return ModelErrorCode(max(data.Status, data.StatusCode))
 	}
 	return "MODEL_ERROR"
 }
 
-// ModelCode returns the error code for the HTTP status of a model's answer, or for 0 if the status is unknown.
-func ModelCode(status int) string {
+// ModelErrorCode returns Spool's error code for the HTTP status with which the model API answered. A status of 0 means that the status is unknown.
+func ModelErrorCode(status int) string {
 	switch status {
 	case 401, 403:
 		return "MODEL_UNAUTHORIZED"
@@ -174,8 +174,8 @@ func ModelCode(status int) string {
 	return "MODEL_ERROR"
 }
 
-// describeRequestError returns an error as a text. Agents put the useful part into details.
-func describeRequestError(e *sdk.RequestError) string {
+// requestErrorText returns the text of an error that the agent answered. It includes the details, because agents put the useful part there.
+func requestErrorText(e *sdk.RequestError) string {
 	var data struct {
 		Details string `json:"details"`
 		Message string `json:"message"`
@@ -194,8 +194,8 @@ func describeRequestError(e *sdk.RequestError) string {
 	return text
 }
 
-// usage returns the token counts of the protocol as those of an event.
-func usage(u sdk.Usage) events.Usage {
+// convertUsage converts the token counts of the protocol to those of an event.
+func convertUsage(u sdk.Usage) events.Usage {
 	count := func(n *int) uint32 {
 		if n == nil {
 			return 0

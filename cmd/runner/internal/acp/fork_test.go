@@ -18,7 +18,7 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 		load  = `"method":"session/load"`
 		begin = `"method":"session/new"`
 	)
-	copied := func(f Forked) string { return tells(t, Notice{Forked: &f}) }
+	copied := func(f ForkResult) string { return tells(t, Notice{Forked: &f}) }
 	for name, c := range map[string]struct {
 		forks   bool
 		anchor  string
@@ -27,11 +27,11 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 		session string
 		lost    string
 	}{
-		"copy after the handshake":           {true, "m1", []string{hello, copied(Forked{Session: "s2"})}, load, "s2", ""},
-		"copy before the handshake":          {true, "m1", []string{copied(Forked{Session: "s2"}), hello}, load, "s2", ""},
-		"two copies":                         {true, "", []string{copied(Forked{Session: "s2"}), hello, copied(Forked{Session: "s3"})}, load, "s2", ""},
+		"copy after the handshake":           {true, "m1", []string{hello, copied(ForkResult{Session: "s2"})}, load, "s2", ""},
+		"copy before the handshake":          {true, "m1", []string{copied(ForkResult{Session: "s2"}), hello}, load, "s2", ""},
+		"two copies":                         {true, "", []string{copied(ForkResult{Session: "s2"}), hello, copied(ForkResult{Session: "s3"})}, load, "s2", ""},
 		"no copy yet":                        {true, "m1", []string{hello}, "", "", ""},
-		"no copy":                            {true, "m1", []string{hello, copied(Forked{Error: "no message m1"})}, begin, "", "no message m1"},
+		"no copy":                            {true, "m1", []string{hello, copied(ForkResult{Error: "no message m1"})}, begin, "", "no message m1"},
 		"whole, by an agent that only loads": {false, "", []string{hello}, load, "s1", ""},
 		"cut, by an agent that only loads":   {false, "m1", []string{hello}, begin, "", "cannot cut"},
 	} {
@@ -46,13 +46,13 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 			}}
 			var in agenttest.Stdin
 			var journal agenttest.Journal
-			s := Open(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
-			turn := agenttest.NewTurn(t, &journal, "exe_1")
-			if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
+			s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
+			turn := agenttest.NewJournalTurn(t, &journal, "exe_1")
+			if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)
 			}
 			feed(t, s, turn, c.lines...)
-			sent := in.Sent()[1:]
+			sent := in.SentValues()[1:]
 			if c.sent == "" && len(sent) == 0 {
 				return
 			}
@@ -88,9 +88,9 @@ func TestAnchors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var journal agenttest.Journal
-			s := Open(Dialect{Anchors: c.anchors}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
-			turn := agenttest.NewTurn(t, &journal, "exe_1")
-			if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
+			s := OpenSession(Dialect{Anchors: c.anchors}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
+			turn := agenttest.NewJournalTurn(t, &journal, "exe_1")
+			if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)
 			}
 			feed(t, s, turn, `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{}}}`, `{"id":2,"result":{"sessionId":"s1"}}`,

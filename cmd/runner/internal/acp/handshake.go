@@ -14,35 +14,35 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// initialize sends the first request of the handshake. It offers neither files nor terminals: the agent works in the
-// sandbox itself.
-func (s *session) initialize() {
+// startHandshake sends the first request of the handshake. The request offers neither files nor terminals, because the agent works in the sandbox
+// itself.
+func (s *session) startHandshake() {
 	// Send fails only if a value cannot be encoded, and these can.
-	_ = s.sendInitialize(s.handleInitialized) //nolint:errcheck // see above
+	_ = s.sendInitialize(s.handleInitializeAnswer) //nolint:errcheck // see above
 }
 
 // sendInitialize sends the request initialize. done handles the answer.
-func (s *session) sendInitialize(done handler) error {
-	return s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{
+func (s *session) sendInitialize(done answerHandler) error {
+	return s.sendRequest(sdk.AgentMethodInitialize, sdk.InitializeRequest{
 		ProtocolVersion: sdk.ProtocolVersionNumber,
 		ClientInfo:      &sdk.Implementation{Name: "spool", Version: "1"},
 	}, done)
 }
 
-// handleInitialized handles the answer to initialize: it checks that the agent can be used, and opens a session, the earlier one or a copy of
-// it. If the agent cannot be used, the process takes no query.
-func (s *session) handleInitialized(m message, t *agent.Turn) error {
+// handleInitializeAnswer handles the answer to initialize: it checks that the agent can be used, and opens a session: the earlier one, a copy of
+// it, or a new one. If the agent cannot be used, the session refuses every query.
+func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.fail(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
+		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
 		return nil
 	}
 	r, err := decode[sdk.InitializeResponse](m.Result, "answer to initialize")
 	if err != nil {
-		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
 	if r.ProtocolVersion != sdk.ProtocolVersionNumber {
-		s.fail(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent speaks version %d of ACP, not version %d", r.ProtocolVersion, sdk.ProtocolVersionNumber))
+		s.refuseQueries(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent speaks version %d of ACP, not version %d", r.ProtocolVersion, sdk.ProtocolVersionNumber))
 		return nil
 	}
 	s.caps = r.AgentCapabilities
@@ -51,10 +51,10 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 		if a != nil {
 			version = a.Name + " " + a.Version
 		}
-		s.note(t, logEvent("warn", "the agent is %s; version %s was tested", version, s.d.Version))
+		s.journalOrQueue(t, logEvent("warn", "the agent is %s; version %s was tested", version, s.d.Version))
 	}
-	if err := s.checkReachable(); err != nil {
-		s.fail(t, "AGENT_PROTOCOL", err.Error())
+	if err := s.checkServersReachable(); err != nil {
+		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
 	switch {
@@ -63,81 +63,81 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 	case !s.d.Forks && s.fork.Anchor == "":
 		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
-		s.noteLostTranscript(t, "the agent cannot cut a conversation")
-		return s.start()
+		s.journalLostTranscript(t, "the agent cannot cut a conversation")
+		return s.requestNewSession()
 	}
 	s.awaitsCopy = true
-	return s.openCopy(t)
+	return s.openForkedSession(t)
 }
 
-// handleForked handles the agent's notice that it has forked the session. It ignores further notices: an agent of several processes sends
-// one from each.
-func (s *session) handleForked(f *Forked, t *agent.Turn) error {
+// handleForkResult handles the agent's notice that it has copied the session to fork. It ignores further notices: an agent of several processes
+// sends one from each.
+func (s *session) handleForkResult(f *ForkResult, t *agent.Turn) error {
 	if s.fork == nil || s.forked != nil {
 		return nil
 	}
 	s.forked = f
-	return s.openCopy(t)
+	return s.openForkedSession(t)
 }
 
-// openCopy opens the forked session, or a new one if the fork failed. It does nothing until both the answer to initialize and the notice of
-// the fork have arrived.
-func (s *session) openCopy(t *agent.Turn) error {
+// openForkedSession opens the copy of the session to fork, or a new session if the copy failed. It does nothing until both the answer to initialize
+// and the notice of the copy have arrived.
+func (s *session) openForkedSession(t *agent.Turn) error {
 	switch {
 	case !s.awaitsCopy || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
-		s.noteLostTranscript(t, s.forked.Error)
-		return s.start()
+		s.journalLostTranscript(t, s.forked.Error)
+		return s.requestNewSession()
 	}
 	s.resume = s.forked.Session
 	return s.openSession(t)
 }
 
-// openSession requests the session s.resume, or a new one if that is "" or the agent cannot open earlier sessions.
+// openSession requests that the agent open the session s.resume, or a new one if s.resume is "" or the agent cannot open earlier sessions.
 func (s *session) openSession(t *agent.Turn) error {
 	switch {
 	case s.resume == "":
-		return s.start()
+		return s.requestNewSession()
 	case s.caps.SessionCapabilities.Resume != nil:
-		return s.call(sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{
-			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.servers(),
-		}, s.sessionResumed)
+		return s.sendRequest(sdk.AgentMethodSessionResume, sdk.ResumeSessionRequest{
+			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.sessionServers(),
+		}, s.handleResumedSession)
 	case s.caps.LoadSession:
 		s.loading = true
-		return s.call(sdk.AgentMethodSessionLoad, s.loadRequest(sdk.SessionId(s.resume)), s.sessionResumed)
+		return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleResumedSession)
 	}
-	s.noteLostTranscript(t, "the agent cannot go on with a session")
-	return s.start()
+	s.journalLostTranscript(t, "the agent cannot go on with a session")
+	return s.requestNewSession()
 }
 
-// loadRequest returns the parameters of session/load, with which an agent opens a session and repeats its conversation.
-func (s *session) loadRequest(id sdk.SessionId) sdk.LoadSessionRequest {
-	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.servers()}
+// loadSessionRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
+func (s *session) loadSessionRequest(id sdk.SessionId) sdk.LoadSessionRequest {
+	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.sessionServers()}
 }
 
-// start requests a new session. sessionStarted handles the answer.
-func (s *session) start() error {
-	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.sessionStarted)
+// requestNewSession sends session/new. handleNewSession handles the answer.
+func (s *session) requestNewSession() error {
+	return s.sendRequest(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.sessionServers()}, s.handleNewSession)
 }
 
-// noteLostTranscript journals an event with code TRANSCRIPT_LOST: the agent's earlier session cannot be resumed, so the agent does not know the
+// journalLostTranscript journals an event with code TRANSCRIPT_LOST: the agent's earlier session cannot be resumed, so the agent does not know the
 // earlier turns.
-func (s *session) noteLostTranscript(t *agent.Turn, why string) {
-	s.note(t, events.Error{
+func (s *session) journalLostTranscript(t *agent.Turn, why string) {
+	s.journalOrQueue(t, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
 	})
 }
 
-// openResponse is the answer to a request that opens a session.
-type openResponse struct {
+// openSessionResult is the agent's answer to session/new or session/load.
+type openSessionResult struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
-	Config    []configOption         `json:"configOptions"`
+	Config    []sessionOption        `json:"configOptions"`
 	Models    *sdk.SessionModelState `json:"models"`
 }
 
-// configOption is an option of the session. Its values may be in groups.
-type configOption struct {
+// sessionOption is a setting of the agent's session, such as the model, with the values that can be chosen. The values may be in groups.
+type sessionOption struct {
 	ID       string          `json:"id"`
 	Category string          `json:"category"`
 	Current  json.RawMessage `json:"currentValue"`
@@ -149,47 +149,47 @@ type configOption struct {
 	} `json:"options"`
 }
 
-// sessionStarted handles the answer to the request for a new session. If it is an error, the process takes no query.
-func (s *session) sessionStarted(m message, t *agent.Turn) error {
+// handleNewSession handles the answer to session/new. If the answer is an error, the session refuses every query.
+func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.fail(t, s.code(m.Error), "the agent opened no session: "+describeRequestError(m.Error))
+		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+requestErrorText(m.Error))
 		return nil
 	}
-	o, err := decode[openResponse](m.Result, "answer to session/new")
+	o, err := decode[openSessionResult](m.Result, "answer to session/new")
 	if err == nil && o.SessionID == "" {
 		err = fmt.Errorf("answer to session/new: sessionId is missing")
 	}
 	if err != nil {
-		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
 	return s.chooseModel(o, t)
 }
 
-// sessionResumed handles the answer to the request for the earlier session. If it is an error, a new session is requested.
-func (s *session) sessionResumed(m message, t *agent.Turn) error {
+// handleResumedSession handles the answer to the request for the earlier session. If the answer is an error, it requests a new session.
+func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
-		s.noteLostTranscript(t, describeRequestError(m.Error))
-		return s.start()
+		s.journalLostTranscript(t, requestErrorText(m.Error))
+		return s.requestNewSession()
 	}
-	o, err := decode[openResponse](m.Result, "answer to session/resume")
+	o, err := decode[openSessionResult](m.Result, "answer to session/resume")
 	if err != nil {
-		s.fail(t, "AGENT_PROTOCOL", err.Error())
+		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
 	o.SessionID = sdk.SessionId(s.resume)
 	return s.chooseModel(o, t)
 }
 
-// chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the
-// session or by session/set_model. Without such a request it ends the handshake.
-func (s *session) chooseModel(o openResponse, t *agent.Turn) error {
+// chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the session
+// or by session/set_model. If there is no model to request, it ends the handshake.
+func (s *session) chooseModel(o openSessionResult, t *agent.Turn) error {
 	s.mu.Lock()
 	s.id = o.SessionID
 	s.mu.Unlock()
 	if s.d.Model == "" {
-		return s.handshakeDone(t)
+		return s.finishHandshake(t)
 	}
 	for _, c := range o.Config {
 		if c.Category != "model" && c.ID != "model" {
@@ -197,38 +197,38 @@ func (s *session) chooseModel(o openResponse, t *agent.Turn) error {
 		}
 		var current string
 		if json.Unmarshal(c.Current, &current) == nil && current == s.d.Model {
-			return s.handshakeDone(t)
+			return s.finishHandshake(t)
 		}
-		if s.d.ModelSet && !slices.Contains(c.values(), s.d.Model) {
-			return s.handshakeDone(t)
+		if s.d.ModelSet && !slices.Contains(c.selectableValues(), s.d.Model) {
+			return s.finishHandshake(t)
 		}
-		return s.setModel(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
+		return s.requestModel(c.selectableValues(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
 			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
 		}, t)
 	}
 	if o.Models != nil {
 		if string(o.Models.CurrentModelId) == s.d.Model {
-			return s.handshakeDone(t)
+			return s.finishHandshake(t)
 		}
 		var names []string
 		for _, m := range o.Models.AvailableModels {
 			names = append(names, string(m.ModelId))
 		}
 		if s.d.ModelSet && !slices.Contains(names, s.d.Model) {
-			return s.handshakeDone(t)
+			return s.finishHandshake(t)
 		}
-		return s.setModel(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
+		return s.requestModel(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
 	}
 	if s.d.ModelSet {
-		return s.handshakeDone(t)
+		return s.finishHandshake(t)
 	}
 	s.d.Shown = "" // the model is unknown
-	s.note(t, logEvent("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
-	return s.handshakeDone(t)
+	s.journalOrQueue(t, logEvent("warn", "the agent offers no choice of a model: %s is not chosen", s.d.Model))
+	return s.finishHandshake(t)
 }
 
-// values returns the values that can be chosen, including those in groups.
-func (c configOption) values() []string {
+// selectableValues returns the values of the option that can be chosen, including those in groups.
+func (c sessionOption) selectableValues() []string {
 	var all []string
 	for _, o := range c.Options {
 		if o.Value != "" {
@@ -241,36 +241,36 @@ func (c configOption) values() []string {
 	return all
 }
 
-// maxNames is the number of models that an error message lists.
-const maxNames = 20
+// maxListedModels is the maximum number of models that the error message about an unknown model lists.
+const maxListedModels = 20
 
-// setModel sends the request that chooses the model, and ends the handshake after the answer. offered are the models that the agent lists,
-// for the error message: the agent may know others.
-func (s *session) setModel(offered []string, method string, params any, t *agent.Turn) error {
-	return s.call(method, params, func(m message, t *agent.Turn) error {
+// requestModel sends the request that chooses the model, and ends the handshake when the answer arrives. The error message lists the models in
+// offered, which are not all: the agent may know others.
+func (s *session) requestModel(offered []string, method string, params any, t *agent.Turn) error {
+	return s.sendRequest(method, params, func(m rpcMessage, t *agent.Turn) error {
 		if m.Error != nil {
-			if len(offered) > maxNames {
-				offered = append(offered[:maxNames], "…")
+			if len(offered) > maxListedModels {
+				offered = append(offered[:maxListedModels], "…")
 			}
-			s.fail(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, describeRequestError(m.Error), strings.Join(offered, ", ")))
+			s.refuseQueries(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, requestErrorText(m.Error), strings.Join(offered, ", ")))
 			return nil
 		}
-		return s.handshakeDone(t)
+		return s.finishHandshake(t)
 	})
 }
 
-// handshakeDone ends the handshake and sends a query that waits for it.
-func (s *session) handshakeDone(t *agent.Turn) error {
+// finishHandshake marks the handshake as complete, and sends the query that waits for it, if there is one.
+func (s *session) finishHandshake(t *agent.Turn) error {
 	s.ready = true
-	s.note(t, s.transcriptWritten())
+	s.journalOrQueue(t, s.transcriptEvent())
 	if !s.pending {
 		return nil
 	}
-	return s.ask(t)
+	return s.sendPrompt(t)
 }
 
-// transcriptWritten returns the event with the path of the transcript.
-func (s *session) transcriptWritten() events.TranscriptWritten {
+// transcriptEvent returns the event transcript_written with the session's id and the path of the transcript.
+func (s *session) transcriptEvent() events.TranscriptWritten {
 	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
 	if s.d.Transcript != nil {
 		w.Path = s.d.Transcript(string(s.id))
@@ -278,17 +278,17 @@ func (s *session) transcriptWritten() events.TranscriptWritten {
 	return w
 }
 
-// fail makes the process unusable: every later query is refused with the error. A query that waits fails at once.
-func (s *session) fail(t *agent.Turn, code, message string) {
+// refuseQueries makes the session refuse every later query with the error code and message. A turn that waits for the handshake fails at once.
+func (s *session) refuseQueries(t *agent.Turn, code, message string) {
 	s.broken = &runner.Error{Code: code, Message: message}
 	if s.pending {
-		s.finish(runner.Ended{Outcome: runner.Failed, Code: code, Message: message}, t)
+		s.finishTurn(runner.Ended{Outcome: runner.Failed, Code: code, Message: message}, t)
 	}
 }
 
-// content returns the query as content blocks of the protocol. The error names the part of the query that the protocol or the agent cannot
+// promptContent converts the query to content blocks of the protocol. The error names the part of the query that the protocol or the agent cannot
 // take.
-func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
+func (s *session) promptContent(q runner.Query) ([]sdk.ContentBlock, error) {
 	var blocks []sdk.ContentBlock
 	if q.Content != "" {
 		blocks = append(blocks, sdk.TextBlock(q.Content))

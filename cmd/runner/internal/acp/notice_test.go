@@ -26,9 +26,9 @@ func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) 
 		}
 		return &n
 	}}
-	s := Open(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
-	turn := agenttest.NewTurn(t, j, "exe_1")
-	if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
+	s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
+	turn := agenttest.NewJournalTurn(t, j, "exe_1")
+	if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 		t.Fatal(err)
 	}
 	feed(t, s, turn, `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{}}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
@@ -38,7 +38,7 @@ func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) 
 func feed(t *testing.T, s agent.Session, turn *agent.Turn, lines ...string) {
 	t.Helper()
 	for _, l := range lines {
-		if err := s.Line([]byte(l), turn); err != nil {
+		if err := s.HandleLine([]byte(l), turn); err != nil {
 			t.Errorf("%s: %v", l, err)
 		}
 	}
@@ -111,7 +111,7 @@ func TestNotices_ChangeTheEndOfTheTurn(t *testing.T) {
 			if got := turn.Ended(); got == nil || *got != c.want {
 				t.Errorf("ended %+v, want %+v", got, c.want)
 			}
-			if c.want.Message == lost && s.Begin(runner.Query{Content: "hello"}, turn) == nil {
+			if c.want.Message == lost && s.BeginTurn(runner.Query{Content: "hello"}, turn) == nil {
 				t.Error("the process is given another query")
 			}
 		})

@@ -18,49 +18,50 @@ import (
 
 // Rules by which the adapter itself denies a request.
 const (
-	ruleUnreadable  = "unreadable-request"
-	ruleNoQuery     = "no-query"    // its events would not be recorded
-	ruleNoOption    = "no-option"   // the agent offers no answer that allows this call alone
-	ruleInterrupted = "interrupted" // the protocol demands that requests of an interrupted turn are cancelled
+	ruleUnreadableRequest = "unreadable-request"
+	ruleOutsideTurn       = "no-query"    // its events would not be recorded
+	ruleNoUsableOption    = "no-option"   // the agent offers no answer that allows this call alone
+	ruleTurnInterrupted   = "interrupted" // the protocol demands that requests of an interrupted turn are cancelled
 )
 
-func denial(rule, reason string) *permission.Decision {
+// newDenial returns a decision that denies a call by a rule of the adapter, for the given reason.
+func newDenial(rule, reason string) *permission.Decision {
 	return &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 }
 
-// classify returns a Tool with the Kind for a tool kind of the protocol.
-func classify(k sdk.ToolKind) Tool {
+// toolInfoForKind returns a ToolInfo whose Kind is the permission kind for a tool kind of the protocol.
+func toolInfoForKind(k sdk.ToolKind) ToolInfo {
 	switch k {
 	case sdk.ToolKindRead:
-		return Tool{Kind: permission.Read}
+		return ToolInfo{Kind: permission.Read}
 	case sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
-		return Tool{Kind: permission.Edit}
+		return ToolInfo{Kind: permission.Edit}
 	case sdk.ToolKindSearch:
-		return Tool{Kind: permission.Read, Search: true}
+		return ToolInfo{Kind: permission.Read, Search: true}
 	case sdk.ToolKindExecute:
-		return Tool{Kind: permission.Shell}
+		return ToolInfo{Kind: permission.Shell}
 	case sdk.ToolKindThink:
-		return Tool{Kind: permission.Bookkeeping}
+		return ToolInfo{Kind: permission.Bookkeeping}
 	case sdk.ToolKindFetch:
-		return Tool{Kind: permission.Network}
+		return ToolInfo{Kind: permission.Network}
 	case sdk.ToolKindSwitchMode:
-		return Tool{Kind: permission.Question}
+		return ToolInfo{Kind: permission.Question}
 	default:
-		return Tool{Kind: permission.Unknown}
+		return ToolInfo{Kind: permission.Unknown}
 	}
 }
 
-// pathKeys are the arguments in which agents name files.
-var pathKeys = []string{
+// pathArguments are the names of arguments of tool calls in which agents pass paths of files.
+var pathArguments = []string{
 	"path", "paths", "file", "files", "filePath", "filepath", "file_path", "absolute_path", "abs_path", "notebook_path",
 	"dir", "directory", "dir_path", "parentDir", "source", "destination", "from", "to", "old_path", "new_path", "target_file",
 }
 
-// pathsOf returns the paths that a call names. It reports false if its input cannot be read.
-func (s *session) pathsOf(c Call) ([]permission.Path, bool) {
+// callPaths returns the paths that a tool call names. It returns false if the input of the call cannot be decoded.
+func (s *session) callPaths(c ToolCall) ([]permission.Path, bool) {
 	names := c.Paths
-	if isSet(c.Input) {
-		more, ok := inputPaths(c.Input)
+	if hasValue(c.Input) {
+		more, ok := pathsInArguments(c.Input)
 		if !ok {
 			return nil, false
 		}
@@ -68,13 +69,13 @@ func (s *session) pathsOf(c Call) ([]permission.Path, bool) {
 	}
 	var paths []permission.Path
 	for _, name := range names {
-		paths = append(paths, s.resolve(name))
+		paths = append(paths, s.resolvePath(name))
 	}
 	return paths, true
 }
 
-// resolve describes a path of a call.
-func (s *session) resolve(name string) permission.Path {
+// resolvePath converts a path that a call names to the form of the permission policy, with symbolic links resolved.
+func (s *session) resolvePath(name string) permission.Path {
 	name = strings.TrimPrefix(name, "file://")
 	p := permission.Path{Path: name, Outside: true}
 	if !strings.HasPrefix(name, "~") { // an agent may take it for the home folder
@@ -96,15 +97,15 @@ func isInSkill(skills []string, path string) bool {
 	})
 }
 
-// inputPaths returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files
-// outside of its folder. The bool is false if the arguments cannot be decoded.
-func inputPaths(input json.RawMessage) ([]string, bool) {
+// pathsInArguments returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files outside of its folder.
+// The bool is false if the arguments cannot be decoded.
+func pathsInArguments(input json.RawMessage) ([]string, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {
 		return nil, false
 	}
 	var paths []string
-	for _, key := range pathKeys {
+	for _, key := range pathArguments {
 		raw, ok := all[key]
 		if !ok || string(raw) == "null" {
 			continue
@@ -137,8 +138,8 @@ func isWithin(root, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// input has the arguments of a call that a request shows, by the names that agents use.
-type input struct {
+// callArguments holds the arguments of a call that a permission request shows, by the names that agents use.
+type callArguments struct {
 	Command     string `json:"command"`
 	Cmd         string `json:"cmd"`
 	Cwd         string `json:"cwd"`
@@ -148,11 +149,11 @@ type input struct {
 	Plan        string `json:"plan"`
 }
 
-// readInput returns the known arguments of a call. Those of an unexpected type are left out.
-func readInput(raw json.RawMessage) input {
+// parseCallArguments decodes the arguments of a call that a permission request shows. It leaves out arguments of an unexpected type.
+func parseCallArguments(raw json.RawMessage) callArguments {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
-		return input{}
+		return callArguments{}
 	}
 	text := func(key string) (s string) {
 		if json.Unmarshal(fields[key], &s) != nil {
@@ -160,50 +161,50 @@ func readInput(raw json.RawMessage) input {
 		}
 		return s
 	}
-	return input{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}
+	return callArguments{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}
 }
 
-// describe returns the permission request for a call. known is the call before the request, with the input that the agent
-// reported for the call itself; made is its content.
-func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRequest {
-	tool := s.tool(c)
-	own, in := readInput(known.Input), readInput(c.Input)
+// newPermissionRequest returns the permission request for the call c. known is the same call before the request, with the input that the agent
+// reported for the call itself; made is the content of the call.
+func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) agent.PermissionRequest {
+	tool := s.callInfo(c)
+	own, in := parseCallArguments(known.Input), parseCallArguments(c.Input)
 	command := cmp.Or(in.Command, in.Cmd, own.Command, own.Cmd)
 	r := agent.PermissionRequest{
 		Call: permission.Call{
 			Tool: cmp.Or(tool.Name, c.Name), Kind: tool.Kind, Named: tool.Named, LeftOut: tool.LeftOut,
 		},
 		ToolUseID: c.ID,
-		Title:     firstLine(cmp.Or(c.Asks, c.Title, c.Name)),
+		Title:     firstLineOf(cmp.Or(c.Asks, c.Title, c.Name)),
 		Reason:    cmp.Or(in.Description, own.Description),
 		Input:     c.Input,
 		Preview:   events.ApprovalPreview{Paths: slices.DeleteFunc(slices.Clone(c.Paths), func(p string) bool { return p == s.place.Workspace })},
 	}
-	if isSet(known.Input) {
+	if hasValue(known.Input) {
 		r.Input = known.Input
 	}
 	for _, part := range made {
 		switch part.Type {
 		case "diff":
-			r.Preview.Diff += diff(part)
+			r.Preview.Diff += diffText(part)
 		case "content":
 			r.Preview.Text += part.Content.String()
 		}
 	}
 	switch tool.Kind {
 	case permission.Read, permission.Edit:
-		paths, ok := s.pathsOf(c)
+		paths, ok := s.callPaths(c)
 		switch r.Call.Paths = paths; {
 		case tool.LeftOut, tool.Named:
 		case !ok:
-			r.Decided = denial(ruleUnreadable, "the request's input cannot be read")
+			r.Decided = newDenial(ruleUnreadableRequest, "the request's input cannot be read")
 		case len(paths) == 0 && !tool.Search:
-			r.Decided = denial(ruleUnreadable, "the request names no file")
+			r.Decided = newDenial(ruleUnreadableRequest, "the request names no file")
 		}
 	case permission.Shell:
 		r.Call.Command, r.Preview.Command = command, command
 		if c.Asks == "" && command != "" {
-			r.Title = firstLine(command)
+			r.Title = firstLineOf(command)
 		}
 		if command == "" { // a rule about commands must not take an unknown one for a harmless one
 			r.Call.Command = "$UNKNOWN_COMMAND # " + r.Title
@@ -221,36 +222,36 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		r.Kind = events.ApprovalPlan
 		r.Preview.Text = cmp.Or(in.Plan, own.Plan, r.Preview.Text)
 	}
-	if p := r.Preview; p.Command+p.Diff+p.URL+p.Text == "" && isSet(c.Input) {
-		r.Preview.Text = indented(c.Input)
+	if p := r.Preview; p.Command+p.Diff+p.URL+p.Text == "" && hasValue(c.Input) {
+		r.Preview.Text = indentJSON(c.Input)
 	}
 	return r
 }
 
 // handlePermission answers a permission request of the agent: at once if the policy decides, otherwise when a person has
 // decided.
-func (s *session) handlePermission(m message, t *agent.Turn) error {
+func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 	q, err := decode[permissionRequest](m.Params, "session/request_permission")
-	interrupted := s.addRequest(m.ID, q.ToolCall.ID)
+	interrupted := s.addOpenRequest(m.ID, q.ToolCall.ID)
 	r, conversation := agent.PermissionRequest{}, events.MainConversation
-	flow := s.flow(q.SessionID)
+	flow := s.conversationOf(q.SessionID)
 	switch {
 	case err != nil: // the id is known, so that the agent gets an answer
-		r.Decided = denial(ruleUnreadable, "the request cannot be read")
+		r.Decided = newDenial(ruleUnreadableRequest, "the request cannot be read")
 	default:
-		known := Call{ID: q.ToolCall.ID}
+		known := ToolCall{ID: q.ToolCall.ID}
 		made := q.ToolCall.Content
 		if running := s.calls[q.ToolCall.ID]; running != nil {
-			known = running.Call
+			known = running.ToolCall
 			if made == nil {
 				made = running.content
 			}
 		}
-		c := known.with(q.ToolCall)
+		c := known.mergeUpdate(q.ToolCall)
 		if q.ToolCall.Title != nil {
 			c.Asks = *q.ToolCall.Title
 		}
-		r = s.describe(c, known, made)
+		r = s.newPermissionRequest(c, known, made)
 	}
 	if flow != nil {
 		conversation = flow.conv
@@ -258,16 +259,16 @@ func (s *session) handlePermission(m message, t *agent.Turn) error {
 	switch {
 	case err != nil:
 	case !s.pending || flow == nil:
-		r.Decided = denial(ruleNoQuery, "No query is being answered.")
+		r.Decided = newDenial(ruleOutsideTurn, "No query is being answered.")
 	case interrupted:
-		r.Refused = denial(ruleInterrupted, "The turn was interrupted.")
-	case !offers(q.Options, sdk.PermissionOptionKindAllowOnce):
-		r.Refused = denial(ruleNoOption, "The agent offers no answer that allows this once.")
+		r.Refused = newDenial(ruleTurnInterrupted, "The turn was interrupted.")
+	case !hasOption(q.Options, sdk.PermissionOptionKindAllowOnce):
+		r.Refused = newDenial(ruleNoUsableOption, "The agent offers no answer that allows this once.")
 	}
 	r.Key = string(m.ID)
-	byPolicy := true // until Permit returns
-	t.Permit(conversation, r, func(a agent.PermissionAnswer) {
-		outcome, ok := chooseOption(q.Options, a.Allowed(), byPolicy)
+	byPolicy := true // until RequestPermission returns
+	t.RequestPermission(conversation, r, func(a agent.PermissionAnswer) {
+		outcome, ok := chooseOption(q.Options, a.IsAllowed(), byPolicy)
 		refused := r.Refused != nil && a.Message == r.Refused.Reason
 		if a.Outcome == "" || refused || s.isInterrupted() { // the protocol demands it of an interrupted turn
 			outcome = sdk.NewRequestPermissionOutcomeCancelled()
@@ -276,19 +277,20 @@ func (s *session) handlePermission(m message, t *agent.Turn) error {
 			s.comments = append(s.comments, "Your call of "+r.Call.Tool+" ("+r.Title+") was rejected by the user: "+a.Comment)
 		}
 		if !ok && a.Outcome != "" && !byPolicy && !s.isInterrupted() {
-			s.stopRejected()
+			s.stopAfterRejection()
 		}
-		s.answerRequest(r.Key, outcome)
+		s.answerOpenRequest(r.Key, outcome)
 	})
 	byPolicy = false
 	return err
 }
 
-// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it. The agent may repeat a request.
-func (s *session) handleSubagentRequest(q Request, t *agent.Turn) {
+// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it if the sub-agent no longer waits. The agent may repeat a
+// request.
+func (s *session) handleSubagentRequest(q SubagentRequest, t *agent.Turn) {
 	key := "subagent/" + q.ID
 	if q.Over {
-		t.Withdraw(key)
+		t.WithdrawRequest(key)
 		return
 	}
 	if s.heard[q.ID] {
@@ -297,63 +299,62 @@ func (s *session) handleSubagentRequest(q Request, t *agent.Turn) {
 	s.heard[q.ID] = true
 	known := q.Call
 	known.Input = q.Input
-	r := s.describe(q.Call, known, nil)
+	r := s.newPermissionRequest(q.Call, known, nil)
 	r.Key = key
 	switch {
 	case !s.pending:
-		r.Decided = denial(ruleNoQuery, "No query is being answered.")
+		r.Decided = newDenial(ruleOutsideTurn, "No query is being answered.")
 	case s.isInterrupted():
-		r.Refused = denial(ruleInterrupted, "The turn was interrupted.")
+		r.Refused = newDenial(ruleTurnInterrupted, "The turn was interrupted.")
 	}
-	t.Permit(cmp.Or(q.Conversation, events.MainConversation), r, func(a agent.PermissionAnswer) {
+	t.RequestPermission(cmp.Or(q.Conversation, events.MainConversation), r, func(a agent.PermissionAnswer) {
 		params := map[string]string{"id": q.ID, "reply": "once"}
-		if !a.Allowed() {
+		if !a.IsAllowed() {
 			params["reply"], params["message"] = "reject", a.Message
 		}
-		_ = s.in.Send(request{JSONRPC: "2.0", Method: "_spool/answer", Params: params}) //nolint:errcheck // see stopRejected
+		_ = s.in.Send(rpcRequest{JSONRPC: "2.0", Method: "_spool/answer", Params: params}) //nolint:errcheck // see stopAfterRejection
 	})
 }
 
-// stopRejected stops the turn after a person denied a call of an agent that offers no answer for that.
-func (s *session) stopRejected() {
+// stopAfterRejection stops the turn after a person denied a call, for an agent that offers no answer that denies one call.
+func (s *session) stopAfterRejection() {
 	s.mu.Lock()
 	s.interrupted = true
 	id := s.id
 	s.mu.Unlock()
 	_ = s.requestStop(id, maxStopRequests) //nolint:errcheck // Send fails only if a value cannot be encoded, and these can
-	s.cancelRequests()
+	s.cancelOpenRequests()
 }
 
-// addRequest adds a permission request for a call to those that are not answered. It reports whether the turn is
-// interrupted.
-func (s *session) addRequest(id json.RawMessage, call string) bool {
+// addOpenRequest records that a permission request for a call is not answered yet. It reports whether the turn is interrupted.
+func (s *session) addOpenRequest(id json.RawMessage, call string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked[string(id)] = call
 	return s.interrupted
 }
 
-// answerRequest answers a permission request with an outcome. It does nothing if the request was answered, which an interrupt
-// does. It may be called by any goroutine.
-func (s *session) answerRequest(id string, o sdk.RequestPermissionOutcome) {
+// answerOpenRequest answers a permission request with an outcome. It does nothing if the request is answered already, for example by an interrupt.
+// Any goroutine may call it.
+func (s *session) answerOpenRequest(id string, o sdk.RequestPermissionOutcome) {
 	s.mu.Lock()
 	_, open := s.asked[id]
 	delete(s.asked, id)
 	s.mu.Unlock()
 	if open {
-		_ = s.in.Send(reply{JSONRPC: "2.0", ID: json.RawMessage(id), Result: sdk.RequestPermissionResponse{Outcome: o}}) //nolint:errcheck // see stopRejected
+		_ = s.in.Send(rpcReply{JSONRPC: "2.0", ID: json.RawMessage(id), Result: sdk.RequestPermissionResponse{Outcome: o}}) //nolint:errcheck // see stopAfterRejection
 	}
 }
 
-// cancelRequests answers all permission requests that are not answered. The protocol demands that after session/cancel.
-func (s *session) cancelRequests() {
-	for _, id := range s.unanswered(func(string) bool { return true }) {
-		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
+// cancelOpenRequests answers all permission requests that are not answered. The protocol demands that after session/cancel.
+func (s *session) cancelOpenRequests() {
+	for _, id := range s.openRequestIDs(func(string) bool { return true }) {
+		s.answerOpenRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}
 }
 
-// unanswered returns the ids of the permission requests that are not answered, of those calls for which of returns true.
-func (s *session) unanswered(of func(call string) bool) []string {
+// openRequestIDs returns the ids of the permission requests that are not answered and for whose call the function of returns true.
+func (s *session) openRequestIDs(of func(call string) bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ids []string
@@ -366,30 +367,30 @@ func (s *session) unanswered(of func(call string) bool) []string {
 	return ids
 }
 
-// withdrawRequests ends the permission requests of a call that has ended: the agent does not wait for an answer any more.
+// withdrawRequests withdraws the permission requests for a call that has ended, because the agent no longer waits for their answers.
 func (s *session) withdrawRequests(call string, t *agent.Turn) {
-	for _, id := range s.unanswered(func(c string) bool { return c == call }) {
-		t.Withdraw(id)
-		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
+	for _, id := range s.openRequestIDs(func(c string) bool { return c == call }) {
+		t.WithdrawRequest(id)
+		s.answerOpenRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}
 }
 
-// withdrawRequest handles the agent's notification that it does not wait for the answer to a permission request any more.
-func (s *session) withdrawRequest(m message, t *agent.Turn) error {
+// withdrawRequest handles the agent's notification that it no longer waits for the answer to a permission request.
+func (s *session) withdrawRequest(m rpcMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		ID json.RawMessage `json:"requestId"`
 	}](m.Params, m.Method)
 	if err != nil {
 		return err
 	}
-	t.Withdraw(string(r.ID))
-	s.answerRequest(string(r.ID), sdk.NewRequestPermissionOutcomeCancelled())
+	t.WithdrawRequest(string(r.ID))
+	s.answerOpenRequest(string(r.ID), sdk.NewRequestPermissionOutcomeCancelled())
 	return nil
 }
 
-// chooseOption returns the answer to a permission request, and reports whether the agent offers it. It allows a call only by
-// an option for this call alone, because after "always" the agent would not ask again. For the same reason it does not
-// reject always what a person rejected once.
+// chooseOption returns the answer to a permission request, and reports whether the agent offers such an answer. It allows a call only by an option
+// for this call alone, because the agent would not ask again after "always". For the same reason a person's rejection is not turned into "reject
+// always".
 func chooseOption(options []sdk.PermissionOption, allow, byPolicy bool) (sdk.RequestPermissionOutcome, bool) {
 	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce}
 	switch {
@@ -408,13 +409,13 @@ func chooseOption(options []sdk.PermissionOption, allow, byPolicy bool) (sdk.Req
 	return sdk.NewRequestPermissionOutcomeCancelled(), false
 }
 
-// offers reports whether an option of a kind is offered.
-func offers(options []sdk.PermissionOption, kind sdk.PermissionOptionKind) bool {
+// hasOption reports whether the options include one of the given kind.
+func hasOption(options []sdk.PermissionOption, kind sdk.PermissionOptionKind) bool {
 	return slices.ContainsFunc(options, func(o sdk.PermissionOption) bool { return o.Kind == kind })
 }
 
-// indented returns JSON for people.
-func indented(raw json.RawMessage) string {
+// indentJSON returns a JSON value with indentation, for people to read.
+func indentJSON(raw json.RawMessage) string {
 	var out bytes.Buffer
 	if json.Indent(&out, raw, "", "  ") != nil {
 		return string(raw)
@@ -422,7 +423,8 @@ func indented(raw json.RawMessage) string {
 	return out.String()
 }
 
-func firstLine(s string) string {
+// firstLineOf returns the first line of a text, without the white space around the text.
+func firstLineOf(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line
 }

@@ -28,9 +28,9 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &st.journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
-	st.Session = Open(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &st.in)
-	if err := st.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &st.journal, ExecutionID: "exe_1", Now: agenttest.FixedTime, Policy: policy})
+	st.Session = OpenSession(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &st.in)
+	if err := st.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)
 	}
 	st.prints(`{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{}}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
@@ -53,7 +53,7 @@ func (st *stage) asks(id, call string) {
 // answers returns the answers to permission requests so far, such as "7 cancelled" and "8 y".
 func (st *stage) answers() string {
 	var all []string
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		for _, id := range []string{"7", "8", `"x"`} {
 			if s := string(raw); strings.Contains(s, `"id":`+id+`,"result":{"outcome"`) {
 				for _, word := range []string{"cancelled", `"y"`, `"n"`} {
@@ -78,7 +78,7 @@ func (st *stage) decide(n int, decision string) {
 			ids = append(ids, id)
 		}
 	}
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
+	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
 }
 
 func TestRequests_AreAnsweredOneByOne(t *testing.T) {
@@ -111,7 +111,7 @@ func TestInterrupt_CancelsOpenRequests(t *testing.T) {
 		t.Errorf("answered %s", got)
 	}
 	var sent []string
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		sent = append(sent, string(raw))
 	}
 	all := strings.Join(sent, "\n")
@@ -136,8 +136,8 @@ func TestRequests_EndWithoutADecision(t *testing.T) {
 		if name == "another call" {
 			want, waits = "", true
 		}
-		if got := st.answers(); got != want || st.turn.Waiting() != waits {
-			t.Errorf("%s: answered %q, waiting: %v", name, got, st.turn.Waiting())
+		if got := st.answers(); got != want || st.turn.HasOpenRequest() != waits {
+			t.Errorf("%s: answered %q, waiting: %v", name, got, st.turn.HasOpenRequest())
 		}
 	}
 }

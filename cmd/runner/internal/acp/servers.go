@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// servers returns the MCP servers of the agent in the form of the protocol. Timeouts and lists of allowed tools are lost: the protocol cannot
-// express them.
-func (s *session) servers() []sdk.McpServer {
+// sessionServers returns the MCP servers of the agent in the form of the protocol. Timeouts and lists of allowed tools
+// are lost, because the protocol cannot express them.
+func (s *session) sessionServers() []sdk.McpServer {
 	out := []sdk.McpServer{}
 	for _, m := range s.d.MCPServers {
 		if m.Type == "http" {
@@ -39,8 +39,8 @@ func (s *session) servers() []sdk.McpServer {
 	return out
 }
 
-// checkReachable returns an error if the agent cannot reach one of the servers.
-func (s *session) checkReachable() error {
+// checkServersReachable returns an error if an MCP server has a transport that the agent does not support.
+func (s *session) checkServersReachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
 			return fmt.Errorf("query.mcpServers[%d].type: the agent does not support MCP servers over http", i)
@@ -49,20 +49,21 @@ func (s *session) checkReachable() error {
 	return nil
 }
 
-// belongsToServer reports whether a call names one of the servers as a separate word. Agents use different forms:
-// mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
-func belongsToServer(servers []runner.MCPServer, name string) bool {
+// namesServer reports whether the name of a call contains the name of one of the MCP servers as a separate word. Agents
+// use different forms: mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
+func namesServer(servers []runner.MCPServer, name string) bool {
 	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
 		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
 		return err == nil && found
 	})
 }
 
-// plain returns the function Dialect.Tool for an agent without a dialect of its own: it recognises calls of the agent's MCP servers.
-func plain(l agent.Launch) func(Call) *Tool {
-	return func(c Call) *Tool {
-		tool := classify(c.Kind)
-		if tool.Kind == permission.Unknown && belongsToServer(l.MCPServers, c.Name) {
+// classifyServerTools returns the function Dialect.Tool for an agent without a dialect of its own. The function
+// recognises calls of tools of the agent's MCP servers.
+func classifyServerTools(l agent.Launch) func(ToolCall) *ToolInfo {
+	return func(c ToolCall) *ToolInfo {
+		tool := toolInfoForKind(c.Kind)
+		if tool.Kind == permission.Unknown && namesServer(l.MCPServers, c.Name) {
 			tool.Kind = permission.Server
 		}
 		return &tool

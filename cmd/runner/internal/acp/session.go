@@ -16,31 +16,31 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// ping is a method that no agent implements. The protocol reserves the underscore for extensions, and the agent
-// answers that it does not know the method, which shows that it is alive.
-const ping = "_spool/ping"
+// pingMethod is a JSON-RPC method that no agent implements. The protocol reserves the underscore for extensions; the agent's answer, an error for
+// an unknown method, shows that the agent is alive.
+const pingMethod = "_spool/ping"
 
-// session is the agent.Session of one process.
+// session implements agent.Session for one process of an agent that speaks the Agent Client Protocol.
 type session struct {
 	d     Dialect
 	place agent.Folders
 	in    agent.Stdin
 	now   func() time.Time
 
-	mu          sync.Mutex    // guards the fields below, which Interrupt shares with Line and Begin
+	mu          sync.Mutex    // guards the fields below, which Interrupt shares with HandleLine and BeginTurn
 	id          sdk.SessionId // "" until there is a session
 	asking      bool          // the query was sent, and the turn has not ended
 	interrupted bool          // the turn is to stop
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
-	waiting     map[int]handler   // requests without an answer, by id
-	asked       map[string]string // the call of each permission request that is not answered, by the request's id
+	waiting     map[int]answerHandler // requests without an answer, by id
+	asked       map[string]string     // the call of each permission request that is not answered, by the request's id
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
 	resume     string        // the session to resume
 	fork       *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
-	forked     *Forked       // the copy that the process made, once it is known
+	forked     *ForkResult   // the copy that the process made, once it is known
 	awaitsCopy bool          // the handshake waits for the copy
 	ready      bool          // the handshake is complete
 	loading    bool          // the agent repeats the earlier conversation
@@ -56,11 +56,11 @@ type session struct {
 	turnState
 }
 
-// turnState is the state of one turn.
+// turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
-	main   *flow
-	subs   map[sdk.SessionId]*flow // sub-agents whose conversation is being repeated
-	calls  map[string]*call
+	main   *conversation
+	subs   map[sdk.SessionId]*conversation // sub-agents whose conversation is being repeated
+	calls  map[string]*runningCall
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
 	began  float64
@@ -72,43 +72,42 @@ type turnState struct {
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
-// handler handles the answer to a request of the session.
-type handler func(m message, t *agent.Turn) error
+// answerHandler is called with the agent's answer to a request of the session.
+type answerHandler func(m rpcMessage, t *agent.Turn) error
 
-// Open returns a session for a process that speaks a dialect of ACP, and sends the handshake.
-func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
+// OpenSession returns a session for a process that speaks the dialect d of the protocol, and sends the handshake.
+func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, asked: map[string]string{}, turnState: newTurn(0)}
-	s.initialize()
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
+	s.startHandshake()
 	return s
 }
 
-// newTurn returns the state of a turn that begins when the session has cost the given dollars.
-func newTurn(cost float64) turnState {
+// newTurnState returns the state for a new turn. cost is the cost of the session in dollars when the turn begins.
+func newTurnState(cost float64) turnState {
 	return turnState{
-		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, heard: map[string]bool{}, began: cost,
+		main: &conversation{conv: events.MainConversation}, subs: map[sdk.SessionId]*conversation{}, calls: map[string]*runningCall{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
-// Begin begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the
-// query.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the query.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	prompt, err := s.content(q)
+	prompt, err := s.promptContent(q)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	s.interrupted = false
 	s.mu.Unlock()
-	s.pending, s.prompt, s.turnState = true, prompt, newTurn(s.cost)
+	s.pending, s.prompt, s.turnState = true, prompt, newTurnState(s.cost)
 	for _, n := range s.notes {
 		t.Emit(events.MainConversation, n)
 	}
@@ -119,7 +118,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	// A warm agent that prints nothing is considered hung, and a model may take long to answer: the agent gets a request that
 	// it answers without its model. That comes first if the agent might not answer it while it handles the query.
 	if s.d.AnswersInitialize {
-		if err := s.ask(t); err != nil {
+		if err := s.sendPrompt(t); err != nil {
 			return err
 		}
 		return s.sendInitialize(ignoreAnswer)
@@ -127,25 +126,26 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if err := s.sendPing(ignoreAnswer); err != nil {
 		return err
 	}
-	return s.ask(t)
+	return s.sendPrompt(t)
 }
 
-// sendPing sends a request that the agent answers without its model, which shows that the agent is alive. done handles the answer.
-func (s *session) sendPing(done handler) error {
+// sendPing sends a request that the agent answers without its model. done handles the answer, which shows that the agent is alive.
+func (s *session) sendPing(done answerHandler) error {
 	if s.caps.SessionCapabilities.List != nil {
-		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
+		return s.sendRequest(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
 	}
-	return s.call(ping, struct{}{}, done)
+	return s.sendRequest(pingMethod, struct{}{}, done)
 }
 
-// ask sends the query, with the instructions before the first query of a process. If the turn was interrupted before, it ends the turn instead.
-func (s *session) ask(t *agent.Turn) error {
+// sendPrompt sends the query as session/prompt, with the instructions before the first query of a process. If the turn was interrupted before, it
+// ends the turn instead.
+func (s *session) sendPrompt(t *agent.Turn) error {
 	s.mu.Lock()
 	stopped := s.interrupted
 	s.asking = !stopped
 	s.mu.Unlock()
 	if stopped {
-		s.finish(runner.Ended{Outcome: runner.Interrupted}, t)
+		s.finishTurn(runner.Ended{Outcome: runner.Interrupted}, t)
 		return nil
 	}
 	prompt := s.prompt
@@ -157,10 +157,10 @@ func (s *session) ask(t *agent.Turn) error {
 		prompt = slices.Insert(slices.Clone(prompt), i, sdk.TextBlock("<system-reminder>"+comment+"</system-reminder>"))
 	}
 	s.comments = nil
-	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.promptAnswered)
+	return s.sendRequest(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.handlePromptAnswer)
 }
 
-// Interrupt asks the agent to stop the turn. If the query was not sent yet, the turn ends without it.
+// Interrupt asks the agent to stop the turn. If the query was not sent yet, Interrupt ends the turn.
 func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
@@ -170,25 +170,25 @@ func (s *session) Interrupt() error {
 		return nil // the turn ends with the handshake
 	}
 	err := s.requestStop(id, maxStopRequests)
-	s.cancelRequests()
+	s.cancelOpenRequests()
 	return err
 }
 
-// maxStopRequests is the maximum number of times that the session repeats a request to stop a turn that goes on.
+// maxStopRequests is the maximum number of times that the session repeats a request to stop a turn, while the agent continues the turn.
 const maxStopRequests = 3
 
-// requestStop asks the agent to stop the turn, and sends a ping after that. If the turn goes on when the agent has answered the ping, requestStop
-// asks again, at most left times: an agent forgets a request that arrives before it has begun the turn.
+// requestStop sends a request to stop the turn, and a ping after it. If the turn goes on when the agent has answered the ping, requestStop repeats
+// the request, at most left times, because an agent ignores a request that arrives before the agent has begun the turn.
 func (s *session) requestStop(id sdk.SessionId, left int) error {
 	if left < maxStopRequests {
 		s.mu.Lock()
 		s.late = true
 		s.mu.Unlock()
 	}
-	if err := s.cancel(id); err != nil || left == 0 {
+	if err := s.sendCancel(id); err != nil || left == 0 {
 		return err
 	}
-	return s.sendPing(func(message, *agent.Turn) error {
+	return s.sendPing(func(rpcMessage, *agent.Turn) error {
 		s.mu.Lock()
 		again := s.interrupted && s.asking
 		s.mu.Unlock()
@@ -199,39 +199,40 @@ func (s *session) requestStop(id sdk.SessionId, left int) error {
 	})
 }
 
-// cancel sends session/cancel, the protocol's request to stop a turn.
-func (s *session) cancel(id sdk.SessionId) error {
-	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
+// sendCancel sends session/cancel, the protocol's request to stop a turn.
+func (s *session) sendCancel(id sdk.SessionId) error {
+	return s.in.Send(rpcRequest{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// requestStopAgain asks the agent again to stop, if the turn was interrupted. It is called when the agent begins a message or a call: the
-// agent may not have begun the turn when it was asked first.
-func (s *session) requestStopAgain() error {
+// repeatStopRequest sends the request to stop again, if the turn was interrupted. It is called when the agent begins a message or a call, because
+// the agent may not have begun the turn at the first request.
+func (s *session) repeatStopRequest() error {
 	if !s.isInterrupted() || !s.pending {
 		return nil
 	}
-	return s.cancel(s.id)
+	return s.sendCancel(s.id)
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
-// call sends a request and returns at once. done is called with the answer, in the goroutine of Line.
-func (s *session) call(method string, params any, done handler) error {
+// sendRequest sends a JSON-RPC request and returns at once. HandleLine calls done when the answer arrives.
+func (s *session) sendRequest(method string, params any, done answerHandler) error {
 	s.mu.Lock()
 	s.requests++
 	id := s.requests
 	s.waiting[id] = done
 	s.mu.Unlock()
-	return s.in.Send(request{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
+	return s.in.Send(rpcRequest{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
-// Line handles a line that the agent printed.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
-	m, err := decode[message](raw, "message")
+// HandleLine handles a line that the agent's process printed.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
+	m, err := decode[rpcMessage](raw, "message")
 	if err != nil {
 		return err
 	}
@@ -243,15 +244,15 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case m.Method == "$/cancel_request":
 		return s.withdrawRequest(m, t)
 	case m.Method != "":
-		return s.handleNotice(m, raw, t)
+		return s.handleExtension(m, raw, t)
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
 		return s.handleAnswer(m, t)
 	}
 	return errors.New("the line is neither a request nor an answer of JSON-RPC")
 }
 
-// handleAnswer handles the answer to a request of the session.
-func (s *session) handleAnswer(m message, t *agent.Turn) error {
+// handleAnswer passes an answer of the agent to the answerHandler of its request.
+func (s *session) handleAnswer(m rpcMessage, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(m.ID))
 	s.mu.Lock()
 	done := s.waiting[id]
@@ -263,30 +264,30 @@ func (s *session) handleAnswer(m message, t *agent.Turn) error {
 	return done(m, t)
 }
 
-// handleRequest answers a request of the agent.
-func (s *session) handleRequest(m message, t *agent.Turn) error {
+// handleRequest handles a request that the agent sends to the session.
+func (s *session) handleRequest(m rpcMessage, t *agent.Turn) error {
 	switch {
 	case m.Method == sdk.ClientMethodSessionRequestPermission:
 		return s.handlePermission(m, t)
 	case m.Method == sdk.ClientMethodFsWriteTextFile && s.d.AcceptWrites:
-		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
+		return s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
 	}
-	s.log(t, "warn", "the agent asked for %q, which is not offered", m.Method)
-	return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
+	s.journalLog(t, "warn", "the agent asked for %q, which is not offered", m.Method)
+	return s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Error: sdk.NewMethodNotFound(m.Method)})
 }
 
-// handleNotice handles a notification that is not part of the protocol.
-func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) error {
+// handleExtension handles a notification of the agent that is not part of the protocol.
+func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Turn) error {
 	var n *Notice
 	if s.d.Notice != nil {
 		n = s.d.Notice(m.Method, m.Params)
 	}
 	if n == nil {
-		s.log(t, "info", "%s", raw)
+		s.journalLog(t, "info", "%s", raw)
 		return nil
 	}
 	if n.Forked != nil {
-		return s.handleForked(n.Forked, t)
+		return s.handleForkResult(n.Forked, t)
 	}
 	if n.Text != nil {
 		if n.Session != string(s.id) {
@@ -299,7 +300,7 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 		return nil
 	}
 	if n.Warning != "" {
-		s.log(t, "warn", "%s", n.Warning)
+		s.journalLog(t, "warn", "%s", n.Warning)
 	}
 	switch mine := n.Session == string(s.id); {
 	case mine && n.Status != 0:
@@ -309,19 +310,19 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
 		// The notice is about this turn, because its model has answered: missing parts of the answer will not come any
 		// more.
-		s.fail(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")
+		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")
 		return nil
 	}
 	if n.Usage != (events.Usage{}) || n.CostUSD != 0 {
-		s.seen = plus(s.seen, n.Usage)
+		s.seen = addUsage(s.seen, n.Usage)
 		s.cost += n.CostUSD
-		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.spent(), Model: s.d.Shown})
+		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.seen, CostUSD: s.turnCost(), Model: s.d.Shown})
 	}
 	return nil
 }
 
-// plus returns the sum, limited to the largest value of the counters.
-func plus(a, b events.Usage) events.Usage {
+// addUsage returns the sum of two token counts. A counter that would overflow has its largest value.
+func addUsage(a, b events.Usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{
 		InputTokens: add(a.InputTokens, b.InputTokens), OutputTokens: add(a.OutputTokens, b.OutputTokens),
@@ -329,8 +330,8 @@ func plus(a, b events.Usage) events.Usage {
 	}
 }
 
-// note journals an event in the running turn. If no turn runs, the event is kept for the next one.
-func (s *session) note(t *agent.Turn, p events.Payload) {
+// journalOrQueue journals an event in the running turn. If no turn runs, the event is kept for the next turn.
+func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	if !s.pending {
 		s.notes = append(s.notes, p)
 		return
@@ -338,10 +339,12 @@ func (s *session) note(t *agent.Turn, p events.Payload) {
 	t.Emit(events.MainConversation, p)
 }
 
-func (s *session) log(t *agent.Turn, level, format string, args ...any) {
+// journalLog journals a formatted log event in the running turn, or keeps it for the next turn.
+func (s *session) journalLog(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, logEvent(level, format, args...))
 }
 
+// logEvent returns a log event with a formatted message.
 func logEvent(level, format string, args ...any) events.Log {
 	return events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)}
 }

@@ -14,16 +14,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// call is a call of a tool that is running.
-type call struct {
-	Call
-	flow    *flow
+// runningCall is a tool call that has not ended, with the blocks of the journal that show it.
+type runningCall struct {
+	ToolCall
+	flow    *conversation
 	status  sdk.ToolCallStatus
-	content []toolContent
+	content []callContent
 	started time.Time
 
 	use    string // the open tool_use block
-	stated bool   // showUse is finished
+	stated bool   // journalToolUse is finished
 	result string // the open tool_result block
 	shown  string // its text so far
 	sub    string // the subagent block
@@ -31,8 +31,8 @@ type call struct {
 	over   bool
 }
 
-// with returns a copy of the call, with the fields that an update has.
-func (c Call) with(u toolUpdate) Call {
+// mergeUpdate returns a copy of the call in which the fields of an update replace the earlier values.
+func (c ToolCall) mergeUpdate(u toolUpdate) ToolCall {
 	if u.Title != nil {
 		if c.Name == "" {
 			c.Name = *u.Title
@@ -42,10 +42,10 @@ func (c Call) with(u toolUpdate) Call {
 	if u.Kind != nil && c.Kind == "" {
 		c.Kind = *u.Kind
 	}
-	if isSet(u.RawInput) {
+	if hasValue(u.RawInput) {
 		c.Input = bytes.Clone(u.RawInput)
 	}
-	if isSet(u.RawOutput) {
+	if hasValue(u.RawOutput) {
 		c.Output = bytes.Clone(u.RawOutput)
 	}
 	paths := append([]string(nil), c.Paths...)
@@ -69,33 +69,33 @@ func (c Call) with(u toolUpdate) Call {
 	return c
 }
 
-// tool returns what the dialect knows about a call, or else what the protocol's tool kind says.
-func (s *session) tool(c Call) Tool {
+// callInfo returns the dialect's ToolInfo for a call, or one with the protocol's tool kind if the dialect has none.
+func (s *session) callInfo(c ToolCall) ToolInfo {
 	if s.d.Tool != nil {
 		if known := s.d.Tool(c); known != nil {
 			return *known
 		}
 	}
-	return classify(c.Kind)
+	return toolInfoForKind(c.Kind)
 }
 
-// handleTool journals a tool_call or a tool_call_update of the conversation f: the call when its input is known, its output as it grows, and
+// handleToolUpdate journals a tool_call or a tool_call_update of the conversation f: the call once its input is known, its output as it grows, and
 // its result.
-func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
+func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
-		f.close(t, "")
+		f.completeText(t, "")
 		s.shown = true
-		c = &call{Call: Call{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
+		c = &runningCall{ToolCall: ToolCall{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c
-		if err := s.requestStopAgain(); err != nil {
+		if err := s.repeatStopRequest(); err != nil {
 			return err
 		}
 	}
 	if c.over {
 		return nil // some agents repeat the end of a call
 	}
-	c.Call = c.with(u)
+	c.ToolCall = c.mergeUpdate(u)
 	if u.Content != nil {
 		c.content = u.Content
 	}
@@ -106,16 +106,16 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	if c.over {
 		s.withdrawRequests(c.ID, t)
 	}
-	tool := s.tool(c.Call)
+	tool := s.callInfo(c.ToolCall)
 	if tool.Subagent != nil {
-		return s.showSubagent(c, *tool.Subagent, t)
+		return s.journalSubagent(c, *tool.Subagent, t)
 	}
-	s.showUse(c, tool, t)
+	s.journalToolUse(c, tool, t)
 	switch {
 	case c.over:
 		s.journalResult(c, tool, t)
 		if tool.Todos != nil && c.status == sdk.ToolCallStatusCompleted {
-			s.showTodos(tool.Todos, t)
+			s.journalTodos(tool.Todos, t)
 		}
 	case c.stated:
 		s.appendOutput(c, t)
@@ -123,55 +123,55 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	return nil
 }
 
-// showUse opens the block of a call, and finishes it when the input is known.
-func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
+// journalToolUse opens the tool_use block of a call, and finishes the block once the input is known.
+func (s *session) journalToolUse(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	if c.use == "" {
 		name := cmp.Or(tool.Name, c.Name)
-		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: c.ID, DisplayName: name})
+		c.use = t.OpenBlock(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: c.ID, DisplayName: name})
 	}
-	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !isSet(c.Input)) {
+	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !hasValue(c.Input)) {
 		return
 	}
 	c.stated = true
-	t.Complete(c.use, func(b *events.Block) {
-		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.Call, s.place.Workspace)
+	t.CompleteBlock(c.use, func(b *events.Block) {
+		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.ToolCall, s.place.Workspace)
 	})
 }
 
-// appendOutput journals the new part of a running call's output. Agents repeat the whole output in every update.
-func (s *session) appendOutput(c *call, t *agent.Turn) {
-	text := output(c.content, nil)
+// appendOutput journals the output that a running call has printed since the last update. Agents repeat the whole output in every update.
+func (s *session) appendOutput(c *runningCall, t *agent.Turn) {
+	text := resultText(c.content, nil)
 	rest, grown := strings.CutPrefix(text, c.shown)
 	if !grown || rest == "" {
 		return
 	}
 	if c.result == "" {
-		c.result = t.Open(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID})
+		c.result = t.OpenBlock(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID})
 	}
-	t.Text(c.result, rest)
+	t.AppendText(c.result, rest)
 	c.shown = text
 }
 
-// journalResult journals the result of a call.
-func (s *session) journalResult(c *call, tool Tool, t *agent.Turn) {
-	text := output(c.content, c.Output)
+// journalResult journals the tool_result block of a call that has ended.
+func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
+	text := resultText(c.content, c.Output)
 	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
 	took := millis(s.now().Sub(c.started))
 	if c.result == "" {
-		t.Whole(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID, Output: text, IsError: failed, DurationMs: took})
+		t.AddBlock(c.flow.conv, events.Block{Kind: events.KindToolResult, ToolUseID: c.ID, Output: text, IsError: failed, DurationMs: took})
 		return
 	}
-	t.Complete(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
+	t.CompleteBlock(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// showSubagent journals the call of a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the agent
-// can, and journals the sub-agent's end after that.
-func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
+// journalSubagent journals a call that runs a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the
+// agent can, and then journals the end of the sub-agent.
+func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) error {
 	if c.sub == "" {
-		if !isSet(c.Input) && !c.over {
+		if !hasValue(c.Input) && !c.over {
 			return nil
 		}
-		c.sub = t.Open(c.flow.conv, events.Block{
+		c.sub = t.OpenBlock(c.flow.conv, events.Block{
 			Kind: events.KindSubagent, SubagentID: c.ID, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
 		})
 		t.Emit(c.flow.conv, events.SubagentSpawned{
@@ -186,35 +186,36 @@ func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
 		c.done = true
 		said := sub.Said
 		if said == "" {
-			said = output(c.content, c.Output)
+			said = resultText(c.content, c.Output)
 		}
 		failed := c.status == sdk.ToolCallStatusFailed
-		t.Complete(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, millis(took) })
+		t.CompleteBlock(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, millis(took) })
 		t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.ID, Conversation: c.ID, IsError: failed, DurationMs: millis(took)})
 	}
 	if sub.Session == "" || !s.caps.LoadSession {
 		finish(t)
 		return nil
 	}
-	return s.repeatSession(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
+	return s.loadSubagentSession(sdk.SessionId(sub.Session), &conversation{conv: c.ID}, finish)
 }
 
-// repeatSession requests the session of a sub-agent, whose conversation the agent then repeats as updates; they are journaled in f. Agents do
-// not report that conversation while the sub-agent runs. finish is called after the last update, also if the request failed.
-func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
+// loadSubagentSession requests that the agent load the session of a sub-agent. The agent then repeats the sub-agent's conversation as updates,
+// which are journaled in f; agents do not report that conversation while the sub-agent runs. finish is called after the last update, also if the
+// request failed.
+func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish func(*agent.Turn)) error {
 	s.subs[id] = f
-	return s.call(sdk.AgentMethodSessionLoad, s.loadRequest(id), func(m message, t *agent.Turn) error {
+	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(id), func(m rpcMessage, t *agent.Turn) error {
 		if s.subs[id] != f {
 			return nil // the turn has ended
 		}
 		delete(s.subs, id)
 		if m.Error != nil {
-			s.log(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, describeRequestError(m.Error))
+			s.journalLog(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, requestErrorText(m.Error))
 		}
-		f.close(t, "")
+		f.completeText(t, "")
 		finish(t)
 		if s.caps.SessionCapabilities.Close != nil {
-			if err := s.call(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignoreAnswer); err != nil {
+			if err := s.sendRequest(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignoreAnswer); err != nil {
 				return err
 			}
 		}
@@ -225,24 +226,25 @@ func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Tu
 	})
 }
 
-func ignoreAnswer(message, *agent.Turn) error { return nil }
+// ignoreAnswer is the answerHandler of a request whose answer is not needed.
+func ignoreAnswer(rpcMessage, *agent.Turn) error { return nil }
 
-// output returns the result of a call as text: its content, else its raw output.
-func output(made []toolContent, raw json.RawMessage) string {
+// resultText returns the result of a call as text: its content if there is any, else its raw output.
+func resultText(made []callContent, raw json.RawMessage) string {
 	var parts []string
 	for _, c := range made {
 		switch c.Type {
 		case "content":
 			parts = append(parts, c.Content.String())
 		case "diff":
-			parts = append(parts, diff(c))
+			parts = append(parts, diffText(c))
 		case "terminal":
 			parts = append(parts, "[terminal "+c.TerminalID+"]")
 		default:
 			parts = append(parts, "["+c.Type+"]")
 		}
 	}
-	if len(parts) > 0 || !isSet(raw) {
+	if len(parts) > 0 || !hasValue(raw) {
 		return strings.Join(parts, "\n")
 	}
 	var text string
@@ -259,8 +261,8 @@ func output(made []toolContent, raw json.RawMessage) string {
 	return string(raw)
 }
 
-// diff returns a change of a file as text.
-func diff(d toolContent) string {
+// diffText returns a change of a file, as an agent reports it, as text: the old lines with a minus sign, then the new lines with a plus sign.
+func diffText(d callContent) string {
 	var b strings.Builder
 	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
 	mark := func(sign, text string) {
@@ -275,8 +277,8 @@ func diff(d toolContent) string {
 	return b.String()
 }
 
-// describeCall returns a one-line description of a call.
-func describeCall(c Call, workspace string) string {
+// describeCall returns a one-line description of a call, with paths relative to the workspace.
+func describeCall(c ToolCall, workspace string) string {
 	var a struct {
 		Description string `json:"description"`
 		Command     string `json:"command"`
@@ -284,7 +286,7 @@ func describeCall(c Call, workspace string) string {
 		URL         string `json:"url"`
 		Query       string `json:"query"`
 	}
-	if isSet(c.Input) && json.Unmarshal(c.Input, &a) != nil {
+	if hasValue(c.Input) && json.Unmarshal(c.Input, &a) != nil {
 		a.Description = "" // of an unexpected shape: ignored
 	}
 	candidates := []string{a.Description, a.Command, a.Pattern, a.URL, a.Query}
@@ -304,6 +306,7 @@ func describeCall(c Call, workspace string) string {
 	return ""
 }
 
+// millis returns a duration in milliseconds.
 func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }

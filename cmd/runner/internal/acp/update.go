@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// flow is the state of the conversation of the main agent or of a sub-agent.
-type flow struct {
+// conversation is the state of the conversation of the main agent or of a sub-agent: its id and its open text block.
+type conversation struct {
 	conv    string
 	block   string // id of the open text block, "" for none
 	kind    events.BlockKind
@@ -20,21 +20,21 @@ type flow struct {
 	last    string // the last text that was finished
 }
 
-// flow returns the conversation of a session of the protocol, or nil if the session is unknown.
-func (s *session) flow(id sdk.SessionId) *flow {
+// conversationOf returns the conversation that belongs to a session of the protocol, or nil if the session is unknown.
+func (s *session) conversationOf(id sdk.SessionId) *conversation {
 	if id == s.id {
 		return s.main
 	}
 	return s.subs[id]
 }
 
-// ignoredUpdates are the kinds of updates that are not journaled: options of the user interface, and titles.
+// ignoredUpdates are the kinds of session/update that are not journaled, because they concern options of the user interface, and titles.
 var ignoredUpdates = []string{"available_commands_update", "session_info_update", "config_option_update"}
 
-// handleUpdate handles a session/update: it journals messages and calls of known conversations. It ignores the updates with which an agent
-// repeats the earlier conversation of a session that it loads.
-func (s *session) handleUpdate(m message, t *agent.Turn) error {
-	u, err := decode[update](m.Params, "session/update")
+// handleUpdate handles a session/update: it journals messages and calls of known conversations. It ignores the updates with which an agent repeats
+// the earlier conversation of a session that is being loaded.
+func (s *session) handleUpdate(m rpcMessage, t *agent.Turn) error {
+	u, err := decode[sessionUpdate](m.Params, "session/update")
 	if err != nil {
 		return err
 	}
@@ -45,29 +45,29 @@ func (s *session) handleUpdate(m message, t *agent.Turn) error {
 	if s.loading && string(u.SessionID) == s.resume {
 		return nil // it was journaled when it happened
 	}
-	f := s.flow(u.SessionID)
+	f := s.conversationOf(u.SessionID)
 	if f == nil {
 		if slices.Contains(ignoredUpdates, kind.Kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of another session %.100s: %s", u.SessionID, u.Update)
+		s.journalLog(t, "info", "an update of another session %.100s: %s", u.SessionID, u.Update)
 		return nil
 	}
 	switch kind.Kind {
 	case "agent_message_chunk":
-		c, err := decode[chunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.appendUpdate(f, events.KindAssistantText, c, t)
+		return s.appendUnreportedText(f, events.KindAssistantText, c, t)
 	case "agent_thought_chunk":
-		c, err := decode[chunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.appendUpdate(f, events.KindThinking, c, t)
+		return s.appendUnreportedText(f, events.KindThinking, c, t)
 	case "user_message_chunk":
-		c, err := decode[chunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](u.Update, kind.Kind)
 		if err != nil || f == s.main {
 			return err // in the agent's own conversation it repeats the query
 		}
@@ -77,13 +77,13 @@ func (s *session) handleUpdate(m message, t *agent.Turn) error {
 		if err != nil {
 			return err
 		}
-		return s.handleTool(f, c, t)
+		return s.handleToolUpdate(f, c, t)
 	}
 	return s.handleOtherUpdate(kind.Kind, u.Update, f, t)
 }
 
-// handleOtherUpdate handles updates other than messages and calls.
-func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
+// handleOtherUpdate handles a session/update that is neither a message nor a call.
+func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *conversation, t *agent.Turn) error {
 	switch kind {
 	case "plan":
 		p, err := decode[sdk.SessionUpdatePlan](raw, kind)
@@ -94,7 +94,7 @@ func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *flow, t
 		for _, e := range p.Entries {
 			items = append(items, events.TodoItem{Content: e.Content, Status: string(e.Status)})
 		}
-		s.showTodos(items, t)
+		s.journalTodos(items, t)
 	case "usage_update":
 		u, err := decode[sdk.SessionUsageUpdate](raw, kind)
 		if err != nil {
@@ -106,43 +106,43 @@ func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *flow, t
 		// The fill level of the context does not show the tokens that were used; the cost does.
 		if u.Cost != nil && u.Cost.Currency == "USD" && u.Cost.Amount != s.cost {
 			s.cost = u.Cost.Amount
-			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.spent(), Model: s.d.Shown})
+			t.Emit(events.MainConversation, events.MetadataUpdate{CostUSD: s.turnCost(), Model: s.d.Shown})
 		}
 	case "current_mode_update":
-		s.log(t, "info", "%s", raw)
+		s.journalLog(t, "info", "%s", raw)
 	default:
 		if slices.Contains(ignoredUpdates, kind) {
 			return nil
 		}
-		s.log(t, "info", "an update of an unknown kind: %s", raw)
+		s.journalLog(t, "info", "an update of an unknown kind: %s", raw)
 	}
 	return nil
 }
 
-// spent returns the cost of the turn: that of the session less that of the turns before.
-func (s *session) spent() float64 { return max(0, s.cost-s.began) }
+// turnCost returns the cost of the turn in dollars: the cost of the session less that of the turns before.
+func (s *session) turnCost() float64 { return max(0, s.cost-s.began) }
 
-// appendUpdate journals the text of an update, except for the part that a notice had before.
-func (s *session) appendUpdate(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+// appendUnreportedText journals the text of an update, without the part that a notice has reported before.
+func (s *session) appendUnreportedText(f *conversation, kind events.BlockKind, c messageChunk, t *agent.Turn) error {
 	if piece := c.Content.String(); f == s.main && piece != "" {
-		rest := s.early.unreported(textKey{kind, c.MessageID}, piece)
+		rest := s.early.unreportedPart(textBlockKey{kind, c.MessageID}, piece)
 		if rest == "" {
 			return nil
 		}
-		c.Content = content{Type: "text", Text: rest}
+		c.Content = contentBlock{Type: "text", Text: rest}
 	}
 	return s.appendText(f, kind, c, t)
 }
 
-// appendText journals a piece of text of a conversation: it appends to the open block, or completes that and opens another if the message or
+// appendText journals a piece of text of a conversation: it appends to the open block, or completes that block and opens another if the message or
 // the kind differs.
-func (s *session) appendText(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+func (s *session) appendText(f *conversation, kind events.BlockKind, c messageChunk, t *agent.Turn) error {
 	piece := c.Content.String()
 	switch {
 	case f.block != "" && f.message != c.MessageID:
-		s.closeMessage(f, t)
+		s.completeMessage(f, t)
 	case f.block != "" && f.kind != kind:
-		f.close(t, "")
+		f.completeText(t, "")
 	}
 	if f.block == "" {
 		if piece == "" {
@@ -153,42 +153,42 @@ func (s *session) appendText(f *flow, kind events.BlockKind, c chunk, t *agent.T
 			b.Model = s.d.Shown
 		}
 		s.shown = true
-		f.block, f.kind, f.message, f.said = t.Open(f.conv, b), kind, c.MessageID, nil
-		if err := s.requestStopAgain(); err != nil {
+		f.block, f.kind, f.message, f.said = t.OpenBlock(f.conv, b), kind, c.MessageID, nil
+		if err := s.repeatStopRequest(); err != nil {
 			return err
 		}
 	}
 	f.said = append(f.said, piece...)
-	t.Text(f.block, piece)
+	t.AppendText(f.block, piece)
 	return nil
 }
 
-// closeMessage completes the open text block at the end of its message. The block has an anchor if a fork can cut after the message.
-func (s *session) closeMessage(f *flow, t *agent.Turn) {
+// completeMessage completes the open text block at the end of its message. The block has an anchor if a fork can cut after the message.
+func (s *session) completeMessage(f *conversation, t *agent.Turn) {
 	anchor := ""
 	if s.d.Anchors && f == s.main {
 		anchor = f.message
 	}
-	f.close(t, anchor)
+	f.completeText(t, anchor)
 }
 
-// close completes the open text block, if there is one, with an anchor, "" for none.
-func (f *flow) close(t *agent.Turn, anchor string) {
+// completeText completes the open text block, if there is one. anchor is the anchor of the block, "" for none.
+func (f *conversation) completeText(t *agent.Turn, anchor string) {
 	if f.block == "" {
 		return
 	}
-	t.Complete(f.block, func(b *events.Block) { b.Anchor = anchor })
+	t.CompleteBlock(f.block, func(b *events.Block) { b.Anchor = anchor })
 	if f.kind == events.KindAssistantText {
 		f.last = string(f.said)
 	}
 	f.block, f.said = "", nil
 }
 
-// showTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
-func (s *session) showTodos(items []events.TodoItem, t *agent.Turn) {
+// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
+func (s *session) journalTodos(items []events.TodoItem, t *agent.Turn) {
 	if s.todo == "" {
-		s.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+		s.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
-	t.Update(s.todo, events.BlockUpdates{Todos: items})
+	t.UpdateBlock(s.todo, events.BlockUpdates{Todos: items})
 }

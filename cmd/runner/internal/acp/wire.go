@@ -9,8 +9,9 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 )
 
-// message is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a session must not do.
-type message struct {
+// rpcMessage is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a
+// session must not do.
+type rpcMessage struct {
 	ID     json.RawMessage   `json:"id"`
 	Method string            `json:"method"`
 	Params json.RawMessage   `json:"params"`
@@ -18,29 +19,30 @@ type message struct {
 	Error  *sdk.RequestError `json:"error"`
 }
 
-// request is a request of the session, or a notification if it has no id.
-type request struct {
+// rpcRequest is a JSON-RPC request that the session sends, or a notification if it has no id.
+type rpcRequest struct {
 	JSONRPC string `json:"jsonrpc"`
 	ID      *int   `json:"id,omitempty"`
 	Method  string `json:"method"`
 	Params  any    `json:"params"`
 }
 
-// reply is the answer to a request of the agent.
-type reply struct {
+// rpcReply is the session's JSON-RPC response to a request of the agent.
+type rpcReply struct {
 	JSONRPC string            `json:"jsonrpc"`
 	ID      json.RawMessage   `json:"id"`
 	Result  any               `json:"result,omitempty"`
 	Error   *sdk.RequestError `json:"error,omitempty"`
 }
 
-// update is a session/update whose kind is not decoded yet. The union type of the SDK is not used, because it takes an unknown kind for a
-// known one of the same shape.
-type update struct {
+// sessionUpdate is the parameters of session/update, with the update not decoded yet. The union type of the SDK is not
+// used, because it takes an unknown kind for a known one of the same shape.
+type sessionUpdate struct {
 	SessionID sdk.SessionId   `json:"sessionId"`
 	Update    json.RawMessage `json:"update"`
 }
 
+// updateKind decodes only the kind of an update.
 type updateKind struct {
 	Kind string `json:"sessionUpdate"`
 }
@@ -53,19 +55,19 @@ type toolUpdate struct {
 	Kind      *sdk.ToolKind          `json:"kind"`
 	Status    *sdk.ToolCallStatus    `json:"status"`
 	Locations []sdk.ToolCallLocation `json:"locations"`
-	Content   []toolContent          `json:"content"`
+	Content   []callContent          `json:"content"`
 	RawInput  json.RawMessage        `json:"rawInput"`
 	RawOutput json.RawMessage        `json:"rawOutput"`
 }
 
-// chunk is a piece of a message.
-type chunk struct {
-	MessageID string  `json:"messageId"`
-	Content   content `json:"content"`
+// messageChunk is an update with a piece of a message or of a thought.
+type messageChunk struct {
+	MessageID string       `json:"messageId"`
+	Content   contentBlock `json:"content"`
 }
 
-// content is a content block of any kind.
-type content struct {
+// contentBlock is a content block of the protocol, of any type.
+type contentBlock struct {
 	Type     string `json:"type"`
 	Text     string `json:"text"`
 	Name     string `json:"name"` // resource_link
@@ -78,7 +80,7 @@ type content struct {
 }
 
 // String returns the text of the block.
-func (c content) String() string {
+func (c contentBlock) String() string {
 	switch c.Type {
 	case "text":
 		return c.Text
@@ -92,17 +94,18 @@ func (c content) String() string {
 	return "[" + c.Type + "]"
 }
 
-// toolContent is a part of the content of a call.
-type toolContent struct {
-	Type       string  `json:"type"`
-	Content    content `json:"content"`
-	Path       string  `json:"path"` // diff
-	OldText    *string `json:"oldText"`
-	NewText    string  `json:"newText"`
-	TerminalID string  `json:"terminalId"`
+// callContent is an item of the content of a tool call: a content block, a diff or a terminal.
+type callContent struct {
+	Type       string       `json:"type"`
+	Content    contentBlock `json:"content"`
+	Path       string       `json:"path"` // diff
+	OldText    *string      `json:"oldText"`
+	NewText    string       `json:"newText"`
+	TerminalID string       `json:"terminalId"`
 }
 
-// permissionRequest is the SDK's type, with the call as toolUpdate.
+// permissionRequest is the parameters of session/request_permission. It differs from the SDK's type only in the type of
+// the call.
 type permissionRequest struct {
 	SessionID sdk.SessionId          `json:"sessionId"`
 	Options   []sdk.PermissionOption `json:"options"`
@@ -118,8 +121,8 @@ func decode[T any](raw json.RawMessage, what string) (T, error) {
 	return v, nil
 }
 
-// isSet reports whether an optional value is set: null and {} are not.
-func isSet(raw json.RawMessage) bool {
+// hasValue reports whether an optional JSON value is set: null and {} are not.
+func hasValue(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("{}"))
 }

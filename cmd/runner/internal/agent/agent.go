@@ -1,9 +1,9 @@
 // Package agent defines what an adapter of an agent implements. An architecture is an Adapter of three small methods:
 //
 //   - Command returns the process to start,
-//   - Open returns a Session, which translates a query into lines for the process's stdin, and each line of its
+//   - OpenSession returns a Session, which translates a query into lines for the process's stdin, and each line of its
 //     stdout into calls of a Turn,
-//   - Transcript returns the path of the agent's own record of a session.
+//   - TranscriptPath returns the path of the agent's own record of a session.
 //
 // The supervisor does everything else, for all architectures alike: it starts and ends the process and its
 // descendants, reuses it from turn to turn, handles lines that are not JSON or too long, standard error, silence,
@@ -19,29 +19,29 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Adapter runs the agent of one architecture.
+// Adapter starts and drives the agents of one architecture; each architecture implements it once.
 type Adapter interface {
 	// Command returns the process to start. Its result depends on the Launch alone: a warm process takes the next
 	// query as long as Command returns the same for it, Resume and Fork aside. For a Fork, Command also writes the
 	// copy of the agent's records and cuts it at the anchor, again at each call. If the CLI is not installed, the
 	// error is a *runner.Error with code AGENT_NOT_FOUND whose message says how to install it.
 	Command(Launch) (Command, error)
-	// Open returns a session for a process that has just been started, and sends the handshake if there is one.
-	Open(Launch, Stdin) Session
-	// Transcript returns the absolute path of the agent's own record of a session.
-	Transcript(p Folders, agentSession string) (string, error)
+	// OpenSession returns a session for a process that has just been started, and sends the handshake if there is one.
+	OpenSession(Launch, Stdin) Session
+	// TranscriptPath returns the absolute path of the agent's own record of a session.
+	TranscriptPath(p Folders, agentSession string) (string, error)
 }
 
-// Session translates between the stdio of one process and the calls of a Turn. One goroutine calls Begin and Line.
-// Interrupt may be called by any goroutine, also while Line is blocked because the journal is full.
+// Session translates between the stdio of one process and the calls of a Turn. One goroutine calls BeginTurn and HandleLine.
+// Interrupt may be called by any goroutine, also while HandleLine is blocked because the journal is full.
 type Session interface {
-	// Begin sends a query. It is not called again before the turn has ended. The agent has to print a line soon after:
+	// BeginTurn sends a query. It is not called again before the turn has ended. The agent has to print a line soon after:
 	// a warm process that prints nothing is considered hung and is replaced.
-	Begin(runner.Query, *Turn) error
-	// Line takes one line of stdout: a valid JSON value without its newline, which is valid until Line returns. Line
-	// ends the turn by Turn.End. Between turns, t drops everything. An error means that the line does not belong to
-	// the agent's protocol; the line is journaled, and the turn goes on.
-	Line(line []byte, t *Turn) error
+	BeginTurn(runner.Query, *Turn) error
+	// HandleLine takes one line of stdout: a JSON value without its newline, which must not be used after HandleLine
+	// has returned. HandleLine ends the turn by Turn.End. Between turns, t drops everything. An error means that the
+	// line does not belong to the agent's protocol; the line is journaled, and the turn goes on.
+	HandleLine(line []byte, t *Turn) error
 	// Interrupt asks the agent to stop the turn and to stay warm. The turn still ends by Turn.End, with outcome
 	// interrupted.
 	Interrupt() error
@@ -54,7 +54,7 @@ type Stdin interface {
 	Send(v any) error
 }
 
-// Folders holds the folders in which an agent works.
+// Folders holds the absolute paths of the two folders of a sandbox in which an agent works.
 type Folders struct {
 	Workspace string // absolute; the agent's working directory
 	State     string // absolute; outside the workspace, kept as long as the sandbox: configuration, transcripts
@@ -89,34 +89,36 @@ type Launch struct {
 	ExecutionPermissions events.ExecutionPermissions
 }
 
-// Listed returns the skills that the main agent may use. It leaves out those that only sub-agents may use.
-func (l Launch) Listed() []runner.Skill {
+// MainAgentSkills returns the skills of the launch that the main agent may use. It leaves out those that only
+// sub-agents may use.
+func (l Launch) MainAgentSkills() []runner.Skill {
 	return slices.DeleteFunc(slices.Clone(l.Skills), func(s runner.Skill) bool { return s.Unlisted })
 }
 
-// Command describes the process of an agent. The supervisor starts it in the workspace, in a session and process group
-// of its own, with pipes as its stdio.
+// Command is the command line, environment and files of an agent's process. The supervisor starts the process in the
+// workspace, in a session and process group of its own, with pipes as its stdio.
 type Command struct {
-	Path  string   // absolute
-	Args  []string // without the program's name
-	Env   []string // the whole environment, KEY=value
-	Files []File   // written before the process starts (package launchfiles)
+	Path  string       // absolute
+	Args  []string     // without the program's name
+	Env   []string     // the whole environment, KEY=value
+	Files []LaunchFile // written before the process starts (package launchfiles)
 }
 
-// File is a file in the state folder that the runner writes before it starts an agent's process. The runner removes the
+// LaunchFile is a file in the state folder that the runner writes before it starts an agent's process. The runner removes the
 // file when it starts a process whose Command does not have the file.
-type File struct {
+type LaunchFile struct {
 	Path    string // relative to the state folder, with slashes
 	Content string
 	Link    string // in place of Content: the path that a symbolic link leads to
 }
 
-// Unkept is the path, below the state folder, of the folder that no snapshot contains. It is for files that hold
-// secrets.
-const Unkept = "launch"
+// UnsavedFolder is the path, relative to the state folder, of the folder that snapshots leave out. It is for files that
+// hold secrets.
+const UnsavedFolder = "launch"
 
-// Provided is the path, below the state folder, of the transcript that a client uploaded for the session.
-const Provided = Unkept + "/transcript"
+// ProvidedTranscript is the path, relative to the state folder, of the transcript that a client uploaded for the
+// session.
+const ProvidedTranscript = UnsavedFolder + "/transcript"
 
 // Environment returns the environment of an agent's process as KEY=value. l.Env overrides variables of the runner's own
 // environment, and set overrides both. Variables of the runner's environment are left out if they begin with one of

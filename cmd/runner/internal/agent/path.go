@@ -8,12 +8,13 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// maxLinks is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
-const maxLinks = 40
+// maxLinksFollowed is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
+const maxLinksFollowed = 40
 
-// ResolvePath returns a path of a call as the policy takes it, with symbolic links resolved. path is absolute or relative to
-// the workspace root. A path that cannot be resolved counts as outside of the workspace, and so does an absolute path below
-// another name of the workspace, such as /workspace, which can be another folder for the agent.
+// ResolvePath converts the path of a tool call to the form that the permission policy checks, with symbolic links
+// resolved. path is absolute, or relative to root, the workspace. A path that cannot be resolved counts as outside of
+// the workspace, and so does an absolute path below another name of the workspace, such as /workspace, which can be
+// another folder for the agent.
 func ResolvePath(root, path string) permission.Path {
 	real, err := filepath.EvalSymlinks(root)
 	if err != nil || path == "" {
@@ -22,21 +23,21 @@ func ResolvePath(root, path string) permission.Path {
 	abs, named := filepath.Join(real, path), true
 	if filepath.IsAbs(path) {
 		abs = path
-		rel, ok := relative(root, path)
+		rel, ok := relativeTo(root, path)
 		if ok {
 			abs = filepath.Join(real, rel)
 		}
-		_, named = relative(real, abs)
+		_, named = relativeTo(real, abs)
 	}
 	abs = resolveLinks(abs)
-	rel, ok := relative(real, abs)
-	if _, err := workspace.Inside(real, abs); !ok || !named || err != nil {
+	rel, ok := relativeTo(real, abs)
+	if _, err := workspace.RelativePath(real, abs); !ok || !named || err != nil {
 		return permission.Path{Path: abs, Outside: true}
 	}
 	return permission.Path{Path: filepath.ToSlash(rel)}
 }
 
-// resolveLinks follows the symbolic links of an absolute path, of which the last part need not exist.
+// resolveLinks returns the absolute path abs with its symbolic links resolved. The last element of abs need not exist.
 func resolveLinks(abs string) string {
 	rest := ""
 	for at, links := filepath.Clean(abs), 0; ; {
@@ -44,7 +45,7 @@ func resolveLinks(abs string) string {
 			return filepath.Join(found, rest)
 		}
 		parent := filepath.Dir(at)
-		if target, err := readLink(at); err == nil && links < maxLinks {
+		if target, err := readLink(at); err == nil && links < maxLinksFollowed {
 			links++
 			at = target
 			continue
@@ -65,8 +66,8 @@ func readLink(link string) (string, error) {
 	return target, err
 }
 
-// relative returns path relative to root, and reports whether path is root itself or below it. Both are absolute.
-func relative(root, path string) (string, bool) {
+// relativeTo returns path relative to root, and reports whether path is root itself or below it. Both are absolute.
+func relativeTo(root, path string) (string, bool) {
 	rel, err := filepath.Rel(root, path)
 	return rel, err == nil && filepath.IsLocal(rel)
 }

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// maxQueuedRequests is the number of requests that wait without being recorded, because too many are open. Further
-	// requests are denied.
+	// maxQueuedRequests is the maximum number of permission requests of a turn that wait unrecorded, because too many are open. Further requests
+	// are denied.
 	maxQueuedRequests = 2000
-	// maxPreview is the maximum size of a text of a preview in bytes.
+	// maxPreview is the maximum size in bytes of each text in the preview of an approval request.
 	maxPreview = 16 << 10
-	// maxPreviewPaths is the maximum number of paths of a preview.
+	// maxPreviewPaths is the maximum number of paths in the preview of an approval request.
 	maxPreviewPaths = 64
 	// maxApprovalInput is the maximum size of the arguments that an approval request contains, in bytes.
 	maxApprovalInput = 64 << 10
@@ -36,7 +36,7 @@ const (
 	endedMessage      = "The turn ended before anybody decided."
 )
 
-// PermissionRequest is a request of the agent to call a tool, or a question of it to the user.
+// PermissionRequest is a request of the agent for permission to call a tool, or a question of the agent to the user.
 type PermissionRequest struct {
 	Key       string               // the agent's own id of the request, unique in its process
 	Call      permission.Call      // decides, by the policy, whether a person is asked
@@ -65,10 +65,10 @@ type PermissionAnswer struct {
 	Content   json.RawMessage // the answer to an elicitation
 }
 
-// Allowed reports whether the call may run.
-func (a PermissionAnswer) Allowed() bool { return a.Outcome == events.OutcomeApproved }
+// IsAllowed reports whether the call may run.
+func (a PermissionAnswer) IsAllowed() bool { return a.Outcome == events.OutcomeApproved }
 
-// pendingRequest is a request that a person has to decide.
+// pendingRequest is a permission request that waits for the decision of a person.
 type pendingRequest struct {
 	local        string // id in the journal; "" until the request is recorded
 	id           string // id in the log
@@ -79,29 +79,29 @@ type pendingRequest struct {
 	reply        func(PermissionAnswer)
 }
 
-// approvals holds the requests of a turn that a person decides.
+// approvals holds the permission requests of a turn that wait for the decision of a person.
 type approvals struct {
 	open     []*pendingRequest // recorded in the journal
 	queued   []*pendingRequest // not recorded, because too many are open
 	approved map[string]bool   // classes of which a person approved all requests
 }
 
-// Permit decides a request by the policy of the turn. reply is called once with the answer, unless the agent withdraws the
-// request: before Permit returns, if the policy decides; otherwise later, when a person has decided or the turn ends. reply
-// must not block, and must not call methods of the Turn. It is called by the goroutine that calls Permit, Verdict, Retract or
-// End.
-func (t *Turn) Permit(conversation string, r PermissionRequest, reply func(PermissionAnswer)) {
+// RequestPermission decides a request by the policy of the turn, or lets a person decide. reply is called once with the answer, unless the agent
+// withdraws the request: before RequestPermission returns, if the policy decides; otherwise when a person has decided or the turn ends. reply must
+// not block, and must not call methods of the Turn. The goroutine that calls RequestPermission, ApplyVerdict, RetractRequests or End calls it.
+func (t *Turn) RequestPermission(conversation string, r PermissionRequest, reply func(PermissionAnswer)) {
 	t.mu.Lock()
-	answer, decided := t.permit(conversation, r, reply)
+	answer, decided := t.decideOrAsk(conversation, r, reply)
 	t.mu.Unlock()
 	if decided {
 		reply(answer)
 	}
 }
 
-// permit returns the answer if nobody has to be asked. Otherwise it records the request.
-func (t *Turn) permit(conversation string, r PermissionRequest, reply func(PermissionAnswer)) (PermissionAnswer, bool) {
-	d := t.decide(r)
+// decideOrAsk returns the answer to a request, and true, if no person has to be asked. Otherwise it records or queues the request and returns
+// false.
+func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(PermissionAnswer)) (PermissionAnswer, bool) {
+	d := t.decideByPolicy(r)
 	class := ""
 	if d.Action == events.PermissionAsk {
 		class = t.cfg.Policy.Class(r.Call)
@@ -110,35 +110,35 @@ func (t *Turn) permit(conversation string, r PermissionRequest, reply func(Permi
 	case t.cfg.Journal == nil || t.end != nil:
 		return PermissionAnswer{Outcome: events.OutcomeRejected, Message: endedMessage}, true
 	case d.Action == events.PermissionAllow:
-		return t.recordPolicy(conversation, r, d, events.OutcomeApproved), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
 	case d.Action == events.PermissionDeny:
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	case t.approvals.approved[class] && class != "":
 		d.Action, d.Rule = events.PermissionAllow, permission.RuleApproved
-		return t.recordPolicy(conversation, r, d, events.OutcomeApproved), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
 	case t.cfg.Policy.Unattended():
 		d = permission.Decision{Action: events.PermissionDeny, Rule: permission.RuleUnattended, Reason: unattendedMessage}
 		if t.cfg.Policy.SkipsUnattended() {
 			d.Reason = skippedMessage
-			return t.recordPolicy(conversation, r, d, events.OutcomeSkipped), true
+			return t.journalPolicyDecision(conversation, r, d, events.OutcomeSkipped), true
 		}
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	}
 	p := &pendingRequest{conversation: conversation, request: r, decision: d, class: class, reply: reply}
 	switch {
 	case len(t.approvals.open) < events.MaxOpenApprovals:
-		t.openRequest(p)
+		t.recordOpenRequest(p)
 	case len(t.approvals.queued) < maxQueuedRequests:
 		t.approvals.queued = append(t.approvals.queued, p)
 	default:
 		d = permission.Decision{Action: events.PermissionDeny, Rule: "too-many-requests", Reason: tooManyMessage}
-		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	}
 	return PermissionAnswer{}, false
 }
 
-// decide returns the decision of the adapter or of the policy.
-func (t *Turn) decide(r PermissionRequest) permission.Decision {
+// decideByPolicy returns the decision on a request: that of the adapter if it has made one, else that of the turn's policy.
+func (t *Turn) decideByPolicy(r PermissionRequest) permission.Decision {
 	if r.Decided != nil {
 		return *r.Decided
 	}
@@ -149,40 +149,40 @@ func (t *Turn) decide(r PermissionRequest) permission.Decision {
 	return d
 }
 
-// recordPolicy records that the policy decided a request, and returns the answer.
-func (t *Turn) recordPolicy(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
+// journalPolicyDecision journals that the policy decided a request, and returns the answer for the agent.
+func (t *Turn) journalPolicyDecision(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
 	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Decision: d.Action, Rule: d.Rule}
 	a := PermissionAnswer{Outcome: outcome}
 	if d.Action == events.PermissionDeny {
 		e.Reason, a.Message = d.Reason, d.Reason
 	}
-	t.write(e.EventType(), conversation, e)
+	t.flushAndJournalLine(e.EventType(), conversation, e)
 	return a
 }
 
-// openRequest records a request that a person has to decide.
-func (t *Turn) openRequest(p *pendingRequest) {
+// recordOpenRequest journals an approval request for a call that a person has to decide.
+func (t *Turn) recordOpenRequest(p *pendingRequest) {
 	p.local = t.cfg.Journal.NewBlockID()
 	p.id = runner.ApprovalID(t.cfg.ExecutionID, t.cfg.Journal.Name(), p.local)
 	t.approvals.open = append(t.approvals.open, p)
 	r := p.request
 	e := events.ApprovalRequested{
 		ApprovalID: p.local, Kind: r.Kind, ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Rule: p.decision.Rule,
-		Reason: t.shown(r.Reason, nil), Title: t.shown(r.Title, nil), Editable: r.Editable, Class: t.shown(p.class, nil),
+		Reason: t.displayText(r.Reason, nil), Title: t.displayText(r.Title, nil), Editable: r.Editable, Class: t.displayText(p.class, nil),
 		Questions: r.Questions, Schema: r.Schema, TimeoutMs: t.cfg.Policy.TimeoutMs(),
 	}
 	if e.Kind == "" {
 		e.Kind = events.ApprovalTool
 	}
 	cut := &e.Preview.Truncated
-	e.Preview.Command, e.Preview.Cwd = t.shown(r.Preview.Command, cut), t.shown(r.Preview.Cwd, cut)
-	e.Preview.Diff, e.Preview.URL, e.Preview.Text = t.shown(r.Preview.Diff, cut), t.shown(r.Preview.URL, cut), t.shown(r.Preview.Text, cut)
+	e.Preview.Command, e.Preview.Cwd = t.displayText(r.Preview.Command, cut), t.displayText(r.Preview.Cwd, cut)
+	e.Preview.Diff, e.Preview.URL, e.Preview.Text = t.displayText(r.Preview.Diff, cut), t.displayText(r.Preview.URL, cut), t.displayText(r.Preview.Text, cut)
 	for i, path := range r.Preview.Paths {
 		if i == maxPreviewPaths {
 			*cut = true
 			break
 		}
-		e.Preview.Paths = append(e.Preview.Paths, t.shown(path, cut))
+		e.Preview.Paths = append(e.Preview.Paths, t.displayText(path, cut))
 	}
 	switch {
 	case len(r.Input) > maxApprovalInput:
@@ -193,13 +193,13 @@ func (t *Turn) openRequest(p *pendingRequest) {
 	if !json.Valid(e.Schema) {
 		e.Schema = nil
 	}
-	t.write(e.EventType(), p.conversation, e)
+	t.flushAndJournalLine(e.EventType(), p.conversation, e)
 }
 
-// shown returns a text as a person may see it on a terminal: without secrets, with control characters escaped, and cut at
-// maxPreview. It sets cut if it cut the text; cut may be nil.
-func (t *Turn) shown(s string, cut *bool) string {
-	s = t.cfg.Redact.String(s)
+// displayText returns a text in a form that is safe to show on a terminal: without secrets, with control characters escaped, and cut at maxPreview
+// bytes. It sets cut to true if it has cut the text; cut may be nil.
+func (t *Turn) displayText(s string, cut *bool) string {
+	s = t.cfg.Redact.RedactString(s)
 	whole := len(s) <= maxPreview
 	s = truncate.Prefix(s, maxPreview)
 	var b strings.Builder
@@ -219,43 +219,43 @@ func (t *Turn) shown(s string, cut *bool) string {
 	return truncate.Prefix(b.String(), maxPreview)
 }
 
-// Waiting reports whether a person has to decide a request of the turn.
-func (t *Turn) Waiting() bool {
+// HasOpenRequest reports whether a request of the turn waits for the decision of a person.
+func (t *Turn) HasOpenRequest() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.approvals.open) > 0
 }
 
-// Hide makes the turn remove the values of a set from all that follows. Blocks that are open keep the former set for their text.
-func (t *Turn) Hide(set *redact.Set) {
+// SetRedaction sets the secret values that the turn removes from later journal lines. Blocks that are open keep the former set for their text.
+func (t *Turn) SetRedaction(set *redact.Set) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cfg.Redact = set
 }
 
-// Verdict applies the decision on a request and calls its reply. It ignores a request that is not open.
-func (t *Turn) Verdict(v runner.Verdict) {
+// ApplyVerdict applies a person's decision on a permission request and calls the reply of the request. It ignores a request that is not open.
+func (t *Turn) ApplyVerdict(v runner.Verdict) {
 	t.mu.Lock()
-	replies := t.verdict(v)
+	replies := t.applyVerdict(v)
 	t.mu.Unlock()
 	for _, reply := range replies {
 		reply()
 	}
 }
 
-// verdict returns the calls of the replies.
-func (t *Turn) verdict(v runner.Verdict) (replies []func()) {
+// applyVerdict applies a decision for a caller that holds mu. It returns functions that call the replies, to be called without the lock.
+func (t *Turn) applyVerdict(v runner.Verdict) (replies []func()) {
 	i := slices.IndexFunc(t.approvals.open, func(p *pendingRequest) bool { return p.id == v.ApprovalID })
 	if i < 0 || t.end != nil {
 		return nil
 	}
 	p := t.approvals.open[i]
-	answer, cause := answerOf(v), events.ResolvedByPerson
+	answer, cause := verdictAnswer(v), events.ResolvedByPerson
 	if v.Timeout {
 		cause = events.ResolvedByTimeout
 	}
 	all := v.Decision == events.DecisionApproveAll && p.class != "" && !v.Timeout
-	replies = append(replies, t.resolve(p, answer, cause, all))
+	replies = append(replies, t.resolveRequest(p, answer, cause, all))
 	if all {
 		if t.approvals.approved == nil {
 			t.approvals.approved = map[string]bool{}
@@ -263,15 +263,15 @@ func (t *Turn) verdict(v runner.Verdict) (replies []func()) {
 		t.approvals.approved[p.class] = true
 		for _, other := range slices.Clone(t.approvals.open) {
 			if other.class == p.class {
-				replies = append(replies, t.resolve(other, PermissionAnswer{Outcome: events.OutcomeApproved}, events.ResolvedByClass, false))
+				replies = append(replies, t.resolveRequest(other, PermissionAnswer{Outcome: events.OutcomeApproved}, events.ResolvedByClass, false))
 			}
 		}
 	}
-	return append(replies, t.openQueued()...)
+	return append(replies, t.openQueuedRequests()...)
 }
 
-// answerOf returns the answer for the agent.
-func answerOf(v runner.Verdict) PermissionAnswer {
+// verdictAnswer converts a person's decision to the answer for the agent.
+func verdictAnswer(v runner.Verdict) PermissionAnswer {
 	rejected := PermissionAnswer{Outcome: events.OutcomeRejected, Message: rejectedMessage}
 	switch {
 	case v.Timeout:
@@ -289,61 +289,64 @@ func answerOf(v runner.Verdict) PermissionAnswer {
 	return rejected // also for an unknown decision
 }
 
-// resolve records the end of an open request and returns the call of its reply.
-func (t *Turn) resolve(p *pendingRequest, a PermissionAnswer, cause string, all bool) func() {
-	t.removeOpen(p)
-	t.write(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
-		ApprovalID: p.local, Outcome: a.Outcome, Cause: cause, Class: t.shown(p.class, nil), All: all,
+// resolveRequest journals the decision on an open request, and returns a function that calls the reply of the request.
+func (t *Turn) resolveRequest(p *pendingRequest, a PermissionAnswer, cause string, all bool) func() {
+	t.removeOpenRequest(p)
+	t.flushAndJournalLine(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
+		ApprovalID: p.local, Outcome: a.Outcome, Cause: cause, Class: t.displayText(p.class, nil), All: all,
 	})
 	return func() { p.reply(a) }
 }
 
-func (t *Turn) removeOpen(p *pendingRequest) {
+// removeOpenRequest removes a request from the list of open requests.
+func (t *Turn) removeOpenRequest(p *pendingRequest) {
 	t.approvals.open = slices.DeleteFunc(t.approvals.open, func(o *pendingRequest) bool { return o == p })
 }
 
-// openQueued records queued requests while there is room, and returns the calls of the replies to those that are decided.
-func (t *Turn) openQueued() (replies []func()) {
+// openQueuedRequests records queued requests while there is room for open ones. It returns functions that call the replies of queued requests that
+// need no person any more.
+func (t *Turn) openQueuedRequests() (replies []func()) {
 	for len(t.approvals.queued) > 0 && len(t.approvals.open) < events.MaxOpenApprovals {
 		p := t.approvals.queued[0]
 		t.approvals.queued = t.approvals.queued[1:]
-		if answer, decided := t.permit(p.conversation, p.request, p.reply); decided {
+		if answer, decided := t.decideOrAsk(p.conversation, p.request, p.reply); decided {
 			replies = append(replies, func() { p.reply(answer) })
 		}
 	}
 	return replies
 }
 
-// Withdraw ends a request that the agent no longer waits for, without a reply. It ignores an unknown key.
-func (t *Turn) Withdraw(key string) {
+// WithdrawRequest ends the request with the agent's id key, for whose answer the agent no longer waits, without calling its reply. It ignores an
+// unknown key.
+func (t *Turn) WithdrawRequest(key string) {
 	t.mu.Lock()
 	isKey := func(p *pendingRequest) bool { return p.request.Key == key }
 	t.approvals.queued = slices.DeleteFunc(t.approvals.queued, isKey)
 	if i := slices.IndexFunc(t.approvals.open, isKey); i >= 0 {
-		t.retract(t.approvals.open[i], "withdrawn")
+		t.retractRequest(t.approvals.open[i], "withdrawn")
 	}
-	replies := t.openQueued()
+	replies := t.openQueuedRequests()
 	t.mu.Unlock()
 	for _, reply := range replies {
 		reply()
 	}
 }
 
-// Retract ends all requests without a decision and calls their replies.
-func (t *Turn) Retract(reason string) {
+// RetractRequests ends all requests of the turn that wait for a decision, for the given reason, and calls their replies.
+func (t *Turn) RetractRequests(reason string) {
 	t.mu.Lock()
-	replies := t.retractAll(reason)
+	replies := t.retractRequests(reason)
 	t.mu.Unlock()
 	for _, reply := range replies {
 		reply()
 	}
 }
 
-// retractAll returns the calls of the replies.
-func (t *Turn) retractAll(reason string) (replies []func()) {
+// retractRequests is RetractRequests for a caller that holds mu. It returns functions that call the replies.
+func (t *Turn) retractRequests(reason string) (replies []func()) {
 	for _, p := range slices.Concat(t.approvals.open, t.approvals.queued) {
 		if p.local != "" {
-			t.retract(p, reason)
+			t.retractRequest(p, reason)
 		}
 		replies = append(replies, func() { p.reply(PermissionAnswer{Message: endedMessage}) })
 	}
@@ -351,8 +354,8 @@ func (t *Turn) retractAll(reason string) (replies []func()) {
 	return replies
 }
 
-// retract records that an open request ended without a decision.
-func (t *Turn) retract(p *pendingRequest, reason string) {
-	t.removeOpen(p)
-	t.write(events.ApprovalRetracted{}.EventType(), p.conversation, events.ApprovalRetracted{ApprovalID: p.local, Reason: reason})
+// retractRequest journals that an open request ended without a decision.
+func (t *Turn) retractRequest(p *pendingRequest, reason string) {
+	t.removeOpenRequest(p)
+	t.flushAndJournalLine(events.ApprovalRetracted{}.EventType(), p.conversation, events.ApprovalRetracted{ApprovalID: p.local, Reason: reason})
 }

@@ -44,7 +44,7 @@ func (a *asking) ask(key, command string) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.Permit(events.MainConversation, agent.PermissionRequest{
+	a.RequestPermission(events.MainConversation, agent.PermissionRequest{
 		Key: key, Call: permission.Call{Tool: "Bash", Kind: permission.Shell, Command: command}, ToolUseID: "use-" + key,
 		Title: command, Preview: events.ApprovalPreview{Command: command}, Input: input, Editable: true,
 	}, func(answer agent.PermissionAnswer) {
@@ -76,7 +76,7 @@ func (a *asking) decide(id, decision string, change ...func(*runner.Verdict)) {
 	for _, c := range change {
 		c(&v)
 	}
-	a.Verdict(v)
+	a.ApplyVerdict(v)
 }
 
 // A request waits until a person decides it; a decision that arrives twice, and one on an unknown request, have no effect.
@@ -89,14 +89,14 @@ func TestPermit_WaitsForAVerdict(t *testing.T) {
 		a := newAsking(t)
 		a.ask("a", "ls")
 		r, id := a.requested(0)
-		if len(a.answers) != 0 || !a.Waiting() || r.Kind != events.ApprovalTool || r.TimeoutMs != 5000 || r.ToolUseID != "use-a" || r.Preview.Command != "ls" {
+		if len(a.answers) != 0 || !a.HasOpenRequest() || r.Kind != events.ApprovalTool || r.TimeoutMs != 5000 || r.ToolUseID != "use-a" || r.Preview.Command != "ls" {
 			t.Fatalf("%d answers, request %+v", len(a.answers), r)
 		}
 		a.decide("apr_unknown", events.DecisionApprove)
 		a.decide(id, decision, func(v *runner.Verdict) { v.Comment, v.Arguments = "why", json.RawMessage(`{}`) })
 		a.decide(id, events.DecisionApprove)
 		got := a.answers["a"]
-		if got.Outcome != want || got.Allowed() != (want == events.OutcomeApproved) || a.Waiting() {
+		if got.Outcome != want || got.IsAllowed() != (want == events.OutcomeApproved) || a.HasOpenRequest() {
 			t.Errorf("%q: answer %+v, want %s", decision, got, want)
 		}
 		if want == events.OutcomeRejected && got.Message != "The user rejected this call: why" {
@@ -135,7 +135,7 @@ func TestPermit_ApprovesAClass(t *testing.T) {
 	a.decide(b, events.DecisionApproveAll)
 	a.ask("d", "ls d")
 	for key, want := range map[string]bool{"a": true, "b": true, "d": true} {
-		if a.answers[key].Allowed() != want {
+		if a.answers[key].IsAllowed() != want {
 			t.Errorf("%s: %+v", key, a.answers[key])
 		}
 	}
@@ -147,7 +147,7 @@ func TestPermit_ApprovesAClass(t *testing.T) {
 		c.Approved = []string{r.Class}
 	})
 	next.ask("a", "ls again")
-	if !next.answers["a"].Allowed() {
+	if !next.answers["a"].IsAllowed() {
 		t.Error("the class is not approved in the next attempt")
 	}
 }
@@ -163,7 +163,7 @@ func TestPermit_RetractsAtTheEnd(t *testing.T) {
 	a.decide(id, events.DecisionApprove)
 	a.ask("c", "ls")
 	for _, key := range []string{"a", "b", "c"} {
-		if got, ok := a.answers[key]; !ok || got.Allowed() || got.Message == "" {
+		if got, ok := a.answers[key]; !ok || got.IsAllowed() || got.Message == "" {
 			t.Errorf("%s: %+v, %v", key, got, ok)
 		}
 	}
@@ -178,10 +178,10 @@ func TestWithdraw(t *testing.T) {
 	a := newAsking(t)
 	a.ask("a", "ls")
 	_, id := a.requested(0)
-	a.Withdraw("unknown")
-	a.Withdraw("a")
+	a.WithdrawRequest("unknown")
+	a.WithdrawRequest("a")
 	a.decide(id, events.DecisionApprove)
-	if len(a.answers) != 0 || a.Waiting() {
+	if len(a.answers) != 0 || a.HasOpenRequest() {
 		t.Errorf("answers %+v", a.answers)
 	}
 	if got := types(a.journal.Lines()); got != "approval_requested approval_retracted" {
@@ -208,7 +208,7 @@ func TestPermit_ManyRequests(t *testing.T) {
 	if open := count("approval_requested"); open != events.MaxOpenApprovals {
 		t.Fatalf("%d open requests, want %d", open, events.MaxOpenApprovals)
 	}
-	for i := 0; a.Waiting(); i++ {
+	for i := 0; a.HasOpenRequest(); i++ {
 		_, id := a.requested(i)
 		a.decide(id, events.DecisionReject)
 	}
@@ -216,7 +216,7 @@ func TestPermit_ManyRequests(t *testing.T) {
 		t.Errorf("%d answers, want %d", len(a.answers), n)
 	}
 	for key, got := range a.answers {
-		if got.Allowed() {
+		if got.IsAllowed() {
 			t.Errorf("%s is allowed", key)
 		}
 	}

@@ -9,16 +9,16 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// HasPolicy reports whether the launch has a permission policy that can decide otherwise than that of an agent without
-// permissions.
+// HasPolicy reports whether the launch has a permission policy that can decide differently from the policy of an agent
+// without permissions.
 func (l Launch) HasPolicy() bool {
 	p := l.Permissions
 	return p.Preset != "" && p.Preset != events.PresetWorkspace || p.Default != "" || len(p.Rules)+len(p.Tools)+len(l.ExecutionPermissions.Rules) > 0
 }
 
-// AllowsAll reports whether the permission policy allows every call of a tool, whatever its arguments. c is any call of it. It
-// is for calls that an agent's program makes without asking: if a rule with conditions might forbid one of them, the answer
-// is no.
+// AllowsAll reports whether the permission policy allows every call of the tool of c, whatever its arguments. c is an
+// example of such a call. AllowsAll is for calls that an agent's program makes without asking: if a rule with
+// conditions might forbid one of them, the answer is false.
 func (l Launch) AllowsAll(c permission.Call) bool {
 	agent, execution := l.Permissions, l.ExecutionPermissions
 	for _, rules := range []*[]events.PermissionRule{&agent.Rules, &execution.Rules} {

@@ -12,27 +12,27 @@ import (
 
 // The Turn redacts before it cuts, because half of a secret would not be recognised. So no Session cuts texts.
 const (
-	// maxLog is the largest size of the message of a log event, in bytes.
-	maxLog = 16 << 10
-	// maxDescription is the largest size of the description of a call, in bytes.
+	// maxLogMessage is the maximum size in bytes of the message of a log event.
+	maxLogMessage = 16 << 10
+	// maxDescription is the maximum size in bytes of the one-line description of a tool call.
 	maxDescription = 200
-	// maxAnchor is the largest size of an anchor, in bytes.
+	// maxAnchor is the maximum size in bytes of an anchor, the agent's own position after a block.
 	maxAnchor = 256
 )
 
-// runnerFields are the names of the fields of events that are not redacted, because the runner and not the agent
+// unredactedFields are the names of the fields of events that are not redacted, because the runner and not the agent
 // determines their values.
-var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
+var unredactedFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
-// Redacted returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
+// RedactPayload returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
 // unchanged, because their text was redacted before. So are the agent's own session id and the path of its transcript,
 // because the executor needs them to find the conversation.
-func Redacted(s *redact.Set, data any) any {
+func RedactPayload(s *redact.Set, data any) any {
 	switch data.(type) {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
 		return data
 	}
-	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
+	data = redact.RedactFields(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, unredactedFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
 		d.Block.ConversationID = redactConversation(s, d.Block.ConversationID)
@@ -56,12 +56,12 @@ func redactConversation(s *redact.Set, name string) string {
 	if name == events.MainConversation {
 		return name
 	}
-	return s.String(name)
+	return s.RedactString(name)
 }
 
-// Beginning returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left
-// out, if any.
-func Beginning(s string, limit int) string {
+// Truncate returns at most the first limit bytes of s as valid UTF-8, followed by a note with the number of bytes that
+// were left out, if any.
+func Truncate(s string, limit int) string {
 	if len(s) > limit {
 		shown := truncate.Text(s, limit)
 		s = fmt.Sprintf("%s (%d bytes more)", shown, len(s)-len(shown)+len("…"))

@@ -28,15 +28,15 @@ func TestTurnRedactsEverything(t *testing.T) {
 	t.Parallel()
 	turn, j := redacting(t, hidden)
 	name, typed := "call "+hidden, fmt.Sprintf(`{"command":%q}`, hidden)
-	id := turn.Open("sub "+hidden, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: name})
+	id := turn.OpenBlock("sub "+hidden, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: name})
 	for _, piece := range strings.SplitAfter(typed, "") {
-		turn.Text(id, piece)
+		turn.AppendText(id, piece)
 	}
 	description := strings.Repeat("x", 195) + hidden
-	turn.Update(id, events.BlockUpdates{Description: &description, Input: json.RawMessage(typed)})
-	turn.Complete(id, func(b *events.Block) { b.Description = description })
-	turn.Whole(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: hidden})
-	turn.Whole(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: []events.TodoItem{{Content: hidden}}})
+	turn.UpdateBlock(id, events.BlockUpdates{Description: &description, Input: json.RawMessage(typed)})
+	turn.CompleteBlock(id, func(b *events.Block) { b.Description = description })
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: hidden})
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: []events.TodoItem{{Content: hidden}}})
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Message: strings.Repeat("x", 16<<10-5) + hidden})
 	turn.Emit(events.MainConversation, events.Error{Code: "X", Message: hidden})
 	turn.Emit(events.MainConversation, events.SubagentSpawned{SubagentID: name, Conversation: name, Prompt: hidden})
@@ -70,7 +70,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 func TestTurnKeepsItsOwnWords(t *testing.T) {
 	t.Parallel()
 	turn, j := redacting(t, "main", "info", "assistant_text", "complete", "exe_1", "completed", "INTERNAL", "/state/spool")
-	turn.Whole(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: "main street"})
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: "main street"})
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Message: "info"})
 	turn.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: "main", Path: "/state/spool/x"})
 	turn.End(runner.Ended{Outcome: runner.Completed, Code: "INTERNAL"})
@@ -98,22 +98,22 @@ func TestTurnTextInFlightIsRedacted(t *testing.T) {
 		turn, j := redacting(t, hidden, "überall")
 		pieces := rapid.SliceOf(rapid.SampledFrom([]string{"hunter", "-2", ` "quo`, `ted"`, hidden, "überall", "über", "all", "x", "ü"})).Draw(rt, "pieces")
 		whole := strings.Join(pieces, "")
-		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 		for rest := whole; rest != ""; {
 			n := rapid.IntRange(1, len(rest)).Draw(rt, "n")
-			turn.Text(id, rest[:n])
+			turn.AppendText(id, rest[:n])
 			if rapid.Bool().Draw(rt, "another line") {
 				turn.Emit(events.MainConversation, events.Log{Message: "x"})
 			}
 			rest = rest[n:]
 		}
 		said := rapid.Bool().Draw(rt, "the agent says it again")
-		turn.Complete(id, func(b *events.Block) {
+		turn.CompleteBlock(id, func(b *events.Block) {
 			if said {
 				b.Content = whole
 			}
 		})
-		want, flown := redact.New(hidden, "überall").String(whole), ""
+		want, flown := redact.New(hidden, "überall").RedactString(whole), ""
 		for _, l := range j.Lines() {
 			switch l.Type {
 			case events.TextDelta:

@@ -13,11 +13,11 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// errCut is the error that is journaled with a line of which a value was too long and was cut.
-var errCut = errors.New("longer than a line may be; it was cut")
+// errLineTooLong is journaled as an error event before a line in which a value was cut, because the line was too long.
+var errLineTooLong = errors.New("longer than a line may be; it was cut")
 
-// cutNote is appended to the text of a block that the runner cut because it was too long.
-const cutNote = "\n[cut by the runner: too long]"
+// truncationNote is appended to the text of a block that the runner cut because it was too long.
+const truncationNote = "\n[cut by the runner: too long]"
 
 // blockText is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the
 // journal, and half holds the beginning of an incomplete rune. The text is already redacted, so offsets count redacted
@@ -31,67 +31,68 @@ type blockText struct {
 	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
-// add adds a piece, and keeps the beginning of an incomplete rune at its end for the next piece.
-func (x *blockText) add(piece string) {
+// appendPiece appends a piece of text, and keeps an incomplete rune at the end of the piece until the next piece.
+func (x *blockText) appendPiece(piece string) {
 	if x.cut {
 		return
 	}
 	b := append(x.half, piece...)
 	whole := len(b) - incompleteRune(b)
 	x.half = bytes.Clone(b[whole:])
-	x.addUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
+	x.appendUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
-// finish drops an incomplete rune and releases text that was held back for redaction.
+// finish replaces an incomplete rune at the end by U+FFFD, and appends the text that the redaction still held back.
 func (x *blockText) finish() {
 	if len(x.half) > 0 && !x.cut {
-		x.addUnredacted([]byte("\uFFFD"))
+		x.appendUnredacted([]byte("\uFFFD"))
 	}
 	x.half = nil
 	if rest := x.redact.Close(); !x.cut {
-		x.addRedacted(rest)
+		x.appendRedacted(rest)
 	}
 }
 
-// addUnredacted passes b to the redaction, and adds the redacted text that is complete.
-func (x *blockText) addUnredacted(b []byte) {
-	if x.typed != nil && len(*x.typed) <= maxText {
+// appendUnredacted passes b to the redaction, and appends the text that the redaction releases.
+func (x *blockText) appendUnredacted(b []byte) {
+	if x.typed != nil && len(*x.typed) <= maxTextField {
 		*x.typed = append(*x.typed, b...)
 	}
-	x.addRedacted(x.redact.Write(b))
+	x.appendRedacted(x.redact.Write(b))
 }
 
-// addRedacted adds redacted text. If the text gets too long, addRedacted cuts it and adds cutNote.
-func (x *blockText) addRedacted(b []byte) {
-	if len(x.known)+len(b) > maxText {
-		b = truncate.Prefix(b, maxText-len(x.known))
-		b = append(bytes.Clone(b), cutNote...)
+// appendRedacted appends redacted text. If the text gets longer than maxTextField, appendRedacted cuts it and appends
+// truncationNote.
+func (x *blockText) appendRedacted(b []byte) {
+	if len(x.known)+len(b) > maxTextField {
+		b = truncate.Prefix(b, maxTextField-len(x.known))
+		b = append(bytes.Clone(b), truncationNote...)
 		x.cut = true
 	}
 	x.known = append(x.known, b...)
 }
 
-// waiting reports whether a part of the text is not journaled yet.
-func (x *blockText) waiting() bool { return x.sent < len(x.known) }
+// hasUnsentText reports whether a part of the text is not in the journal yet.
+func (x *blockText) hasUnsentText() bool { return x.sent < len(x.known) }
 
-// takePiece returns the next piece of the text for the journal, of at most limit bytes and whole runes, and its offset
-// in the text.
+// takePiece returns the next piece of the text that is not in the journal yet, of at most limit bytes and whole runes,
+// and the offset of the piece in the text. It marks the piece as journaled.
 func (x *blockText) takePiece(limit int) (uint32, string) {
 	piece := truncate.Prefix(x.known[x.sent:], limit)
-	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
+	offset := uint32(x.sent) //nolint:gosec // at most maxTextField and the note
 	x.sent += len(piece)
 	return offset, string(piece)
 }
 
-// put stores the text in the field of the block that it belongs to.
-func (x *blockText) put(b *events.Block) {
+// storeIn sets the field of the block that holds the text, such as its content or output.
+func (x *blockText) storeIn(b *events.Block) {
 	if len(x.known) == 0 {
 		return
 	}
 	switch b.Kind {
 	case events.KindToolUse:
 		// Input that is not complete JSON is left out.
-		if len(b.Input) == 0 && len(*x.typed) <= maxText && json.Valid(*x.typed) {
+		if len(b.Input) == 0 && len(*x.typed) <= maxTextField && json.Valid(*x.typed) {
 			b.Input = bytes.Clone(*x.typed)
 		}
 	case events.KindToolResult, events.KindSubagent:
@@ -101,7 +102,7 @@ func (x *blockText) put(b *events.Block) {
 	}
 }
 
-// incompleteRune returns the length of the incomplete rune at the end of b.
+// incompleteRune returns the number of bytes of the incomplete rune at the end of b, 0 if there is none.
 func incompleteRune(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
@@ -114,8 +115,8 @@ func incompleteRune(b []byte) int {
 	return 0
 }
 
-// applyUpdates sets the fields of an open block that an update contains.
-func applyUpdates(b *events.Block, u events.BlockUpdates) {
+// applyBlockUpdates sets the fields of an open block that an update contains.
+func applyBlockUpdates(b *events.Block, u events.BlockUpdates) {
 	if len(u.Input) > 0 {
 		b.Input = u.Input
 	}
@@ -131,12 +132,12 @@ func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// encodeLine encodes the data of a journal line as valid UTF-8 JSON. If the result is too long for a line, encodeLine
-// cuts long texts in data; cut reports whether it did.
+// encodeLine encodes the data of a journal line as JSON in valid UTF-8. If the result is too long for a line,
+// encodeLine cuts long texts in data; cut reports whether it did.
 func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
-	for _, limit := range []int{maxText + len(cutNote), maxText / 8} {
-		small, wasCut := shorten(data, limit)
-		raw, err := encode(small)
+	for _, limit := range []int{maxTextField + len(truncationNote), maxTextField / 8} {
+		small, wasCut := truncateFields(data, limit)
+		raw, err := encodeJSON(small)
 		if err != nil {
 			return nil, false, err
 		}
@@ -146,12 +147,12 @@ func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 		}
 		cut = true
 	}
-	return nil, true, errCut
+	return nil, true, errLineTooLong
 }
 
-// encode returns JSON without HTML escapes. Invalid UTF-8 becomes U+FFFD, also inside raw messages, which
+// encodeJSON returns v as JSON without HTML escapes. Invalid UTF-8 becomes U+FFFD, also inside raw messages, which
 // encoding/json does not check.
-func encode(data any) (json.RawMessage, error) {
+func encodeJSON(data any) (json.RawMessage, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
@@ -161,14 +162,14 @@ func encode(data any) (json.RawMessage, error) {
 	return bytes.ToValidUTF8(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
 }
 
-// shorten cuts the fields of data whose length the agent determines to limit bytes, and reports whether any was longer
-// or was not valid JSON.
-func shorten(data any, limit int) (any, bool) {
+// truncateFields returns data with the fields whose length the agent determines cut to limit bytes, and reports whether
+// a field was longer than that or was not valid JSON.
+func truncateFields(data any, limit int) (any, bool) {
 	cut := false
 	long := func(fields ...*string) {
 		for _, f := range fields {
 			if len(*f) > limit {
-				*f, cut = truncate.Prefix(*f, limit-len(cutNote))+cutNote, true
+				*f, cut = truncate.Prefix(*f, limit-len(truncationNote))+truncationNote, true
 			}
 		}
 	}
@@ -209,7 +210,7 @@ func shorten(data any, limit int) (any, bool) {
 		raw(&d.Updates.Input)
 		data = d
 	case events.Log:
-		d.Message = Beginning(d.Message, maxLog)
+		d.Message = Truncate(d.Message, maxLogMessage)
 		data = d
 	case events.Error:
 		long(&d.Message)
@@ -227,8 +228,8 @@ func shorten(data any, limit int) (any, bool) {
 	return data, cut
 }
 
-// cleanJSON returns a value that every JSON reader accepts: unpaired surrogates become U+FFFD. It returns false for a
-// value that is not JSON.
+// cleanJSON returns a JSON value in a form that every JSON reader accepts: unpaired surrogates become U+FFFD. It
+// returns false for a value that is not JSON.
 func cleanJSON(m json.RawMessage) (json.RawMessage, bool) {
 	if len(m) == 0 {
 		return nil, true
@@ -245,6 +246,6 @@ func cleanJSON(m json.RawMessage) (json.RawMessage, bool) {
 	if err := dec.Decode(&v); err != nil {
 		return nil, false
 	}
-	clean, err := encode(v)
+	clean, err := encodeJSON(v)
 	return clean, err == nil
 }

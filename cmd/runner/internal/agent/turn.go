@@ -16,12 +16,14 @@ import (
 
 // Limits of what one block carries; see encodeLine for lines.
 const (
-	// DefaultCoalesce is the least time between two text deltas of a block. Text that arrives earlier is joined.
+	// DefaultCoalesce is the minimum time between two text deltas of a block. Text that arrives earlier is joined to
+	// one delta.
 	DefaultCoalesce = 20 * time.Millisecond
-	// maxText is the largest size of a text field in bytes. With every byte escaped it still fits into a line.
-	maxText = 1 << 20
-	// maxDelta is the largest size of the text of a text_delta in bytes, so that it fits into a message of the bus.
-	maxDelta = 64 << 10
+	// maxTextField is the maximum size in bytes of a text field of a journal line. A text of this size fits into a line
+	// even if every byte is escaped.
+	maxTextField = 1 << 20
+	// maxDeltaText is the maximum size in bytes of the text of a text_delta, so that the event fits into a NATS message.
+	maxDeltaText = 64 << 10
 )
 
 // Journal stores the lines of a turn in order and numbers them.
@@ -68,7 +70,7 @@ type Turn struct {
 	approvals approvals
 }
 
-// openBlock is a block that has been started and not finished.
+// openBlock is a block of a turn that was started and is not finished.
 type openBlock struct {
 	block        events.Block
 	conversation string
@@ -96,34 +98,34 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	return t
 }
 
-// AgentSession returns the agent's own session id from the last TranscriptWritten, or "".
+// AgentSession returns the agent's own session id, as the last event transcript_written had it, or "".
 func (t *Turn) AgentSession() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.agent
 }
 
-// Ended returns the end of the turn, or nil while the turn goes on.
+// Ended returns the outcome of the turn, or nil while the turn goes on.
 func (t *Turn) Ended() *runner.Ended {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.end
 }
 
-// Start journals the line AgentStarted, and then the lines that were held for it.
+// Start journals the line that the agent has started, and then the lines that were held until then.
 func (t *Turn) Start(s runner.Started) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	held := t.held
 	t.cfg.Hold, t.held = false, nil
-	t.put(runner.AgentStarted, "", s)
+	t.journalLine(runner.AgentStarted, "", s)
 	for _, line := range held {
-		t.append(line)
+		t.appendOrHold(line)
 	}
 }
 
-// append appends a line to the journal, or holds the line until Start is called.
-func (t *Turn) append(line runner.Line) {
+// appendOrHold appends a line to the journal, or holds the line until Start is called.
+func (t *Turn) appendOrHold(line runner.Line) {
 	if t.cfg.Hold {
 		t.held = append(t.held, line)
 		return
@@ -131,83 +133,83 @@ func (t *Turn) append(line runner.Line) {
 	t.cfg.Journal.Append(t.ctx, line)
 }
 
-// Open starts a block in a conversation (events.MainConversation for the main agent's) and returns its id. The turn
-// sets id, status, time and execution.
-func (t *Turn) Open(conversation string, b events.Block) string {
+// OpenBlock starts a block in a conversation (events.MainConversation for the main agent's) and returns the id of the
+// block. OpenBlock sets the block's id, status, time and execution.
+func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b = t.setFields(conversation, b, events.StatusPending)
+	b = t.withTurnFields(conversation, b, events.StatusPending)
 	if t.end == nil && t.cfg.Journal != nil {
-		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.Stream()}}
+		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.NewStream()}}
 		if b.Kind == events.KindToolUse {
 			o.text.typed = new([]byte)
 		}
 		t.open = append(t.open, o)
 	}
-	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	t.flushAndJournalLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
 }
 
-// Whole journals a block that is complete at once and returns its id. A status of error is kept.
-func (t *Turn) Whole(conversation string, b events.Block) string {
+// AddBlock journals a block that is complete from the start, and returns the id of the block. If the block has status
+// error, AddBlock keeps it.
+func (t *Turn) AddBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	status := events.StatusComplete
 	if b.Status == events.StatusError {
 		status = events.StatusError
 	}
-	b = t.setFields(conversation, b, status)
-	t.write(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
+	b = t.withTurnFields(conversation, b, status)
+	t.flushAndJournalLine(events.BlockStart{}.EventType(), conversation, events.BlockStart{Block: b})
 	return b.ID
 }
 
-// Text appends to the text of an open block: the content of assistant_text and thinking, the input of tool_use, the
-// output of tool_result and subagent. A piece may end in the middle of a rune.
-func (t *Turn) Text(id, piece string) {
+// AppendText appends a piece to the text of an open block: the content of assistant_text and thinking, the input of
+// tool_use, the output of tool_result and subagent. A piece may end in the middle of a rune.
+func (t *Turn) AppendText(id, piece string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.find(id)
+	b := t.findOpenBlock(id)
 	if b == nil {
 		t.journalUnknownBlock("text", id)
 		return
 	}
-	b.text.add(piece)
-	if t.timer != nil || !b.text.waiting() {
+	b.text.appendPiece(piece)
+	if t.timer != nil || !b.text.hasUnsentText() {
 		return
 	}
 	// The first piece is sent at once. Text that follows soon is held, to be joined.
 	if wait := t.cfg.Coalesce - t.cfg.Now().Sub(t.sent); wait > 0 {
 		t.timer = time.AfterFunc(wait, t.flushCoalesced)
 	} else {
-		t.flush()
+		t.flushText()
 	}
 }
 
-// Update changes fields of an open block.
-func (t *Turn) Update(id string, u events.BlockUpdates) {
+// UpdateBlock changes fields of an open block, and journals the change.
+func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.find(id)
+	b := t.findOpenBlock(id)
 	if b == nil {
 		t.journalUnknownBlock("update", id)
 		return
 	}
-	applyUpdates(&b.block, u)
-	t.write(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
+	applyBlockUpdates(&b.block, u)
+	t.flushAndJournalLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
 }
 
-// Complete finishes a block. If change is not nil, it is called with the finished block and may correct every field
-// but the identity, text included: what the agent states at the end replaces what it streamed. It may set status
-// error.
-func (t *Turn) Complete(id string, change func(*events.Block)) {
+// CompleteBlock finishes an open block. If change is not nil, it is called with the finished block and may correct
+// every field except the identity; a text that it sets replaces the text that was streamed. It may set status error.
+func (t *Turn) CompleteBlock(id string, change func(*events.Block)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.find(id)
+	b := t.findOpenBlock(id)
 	if b == nil {
 		t.journalUnknownBlock("completion", id)
 		return
 	}
-	t.finish(b, events.StatusComplete, change)
+	t.finishBlock(b, events.StatusComplete, change)
 }
 
 // Emit journals an event that is not a block.
@@ -217,7 +219,7 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 	if w, ok := p.(events.TranscriptWritten); ok && w.AgentSessionID != "" {
 		t.agent = w.AgentSessionID
 	}
-	t.write(p.EventType(), conversation, p)
+	t.flushAndJournalLine(p.EventType(), conversation, p)
 }
 
 // End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
@@ -231,7 +233,8 @@ func (t *Turn) End(e runner.Ended) {
 	}
 }
 
-// finishTurn ends the turn and returns the calls of the replies to its open requests.
+// finishTurn ends the turn for a caller that holds mu. It returns functions that call the replies to the open
+// permission requests.
 func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	if t.cfg.Journal == nil {
 		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
@@ -241,9 +244,9 @@ func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 		t.cfg.Log.Warn("agent ended its turn twice", "outcome", e.Outcome, "code", e.Code)
 		return nil
 	}
-	replies = t.retractAll("turn_ended")
+	replies = t.retractRequests("turn_ended")
 	for len(t.open) > 0 {
-		t.finish(t.open[0], events.StatusError, nil)
+		t.finishBlock(t.open[0], events.StatusError, nil)
 	}
 	if t.cfg.BeforeEnd != nil {
 		t.cfg.BeforeEnd()
@@ -252,7 +255,7 @@ func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	cancel()
 	t.ctx = ctx
-	t.write(runner.TurnEnded, "", e)
+	t.flushAndJournalLine(runner.TurnEnded, "", e)
 	t.end = &e
 	if t.timer != nil {
 		t.timer.Stop()
@@ -261,8 +264,8 @@ func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	return replies
 }
 
-// setFields returns b with the fields that the turn determines: conversation, execution, time and status.
-func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStatus) events.Block {
+// withTurnFields returns b with the fields that the turn determines: conversation, execution, time and status.
+func (t *Turn) withTurnFields(conversation string, b events.Block, s events.BlockStatus) events.Block {
 	if t.cfg.Journal != nil {
 		b.ID = t.cfg.Journal.NewBlockID()
 	}
@@ -270,8 +273,8 @@ func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStat
 	return b
 }
 
-// find returns the open block with an id, or nil if there is none.
-func (t *Turn) find(id string) *openBlock {
+// findOpenBlock returns the open block with the given id, or nil if there is none.
+func (t *Turn) findOpenBlock(id string) *openBlock {
 	i := slices.IndexFunc(t.open, func(b *openBlock) bool { return b.block.ID == id })
 	if i < 0 {
 		return nil
@@ -279,24 +282,25 @@ func (t *Turn) find(id string) *openBlock {
 	return t.open[i]
 }
 
-// journalUnknownBlock journals that the agent named a block that is not open.
+// journalUnknownBlock journals an error event: the adapter named the block id, which is not open. what names the
+// operation.
 func (t *Turn) journalUnknownBlock(what, id string) {
 	if t.cfg.Journal == nil || t.end != nil {
 		return
 	}
-	t.write(events.Error{}.EventType(), events.MainConversation, events.Error{
+	t.flushAndJournalLine(events.Error{}.EventType(), events.MainConversation, events.Error{
 		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + truncate.Prefix(id, 64),
 	})
 }
 
-// finish writes the finished block and removes it from the open ones.
-func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Block)) {
+// finishBlock journals an open block as finished with status s, and removes it from the open blocks.
+func (t *Turn) finishBlock(b *openBlock, s events.BlockStatus, change func(*events.Block)) {
 	b.text.finish()
-	t.flush()
+	t.flushText()
 	t.open = slices.DeleteFunc(t.open, func(o *openBlock) bool { return o == b })
 	whole := b.block
 	whole.Status = s
-	b.text.put(&whole)
+	b.text.storeIn(&whole)
 	if change != nil {
 		change(&whole)
 	}
@@ -305,70 +309,72 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	if whole.Status != events.StatusError {
 		whole.Status = events.StatusComplete
 	}
-	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
+	t.flushAndJournalLine(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushCoalesced journals the text that waits. It is called by the timer that bounds how long text is coalesced.
+// flushCoalesced journals the text that waits to be joined to one delta. A timer calls it, so that text does not wait
+// longer than the coalescing time.
 func (t *Turn) flushCoalesced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = nil
 	if t.end == nil {
-		t.flush()
+		t.flushText()
 	}
 }
 
-// flush journals the waiting text of all open blocks, in the order of the blocks.
-func (t *Turn) flush() {
+// flushText journals the text of all open blocks that is not in the journal yet, in the order of the blocks.
+func (t *Turn) flushText() {
 	if t.timer != nil {
 		t.timer.Stop()
 		t.timer = nil
 	}
 	for _, b := range t.open {
 		for {
-			offset, piece := b.text.takePiece(maxDelta)
+			offset, piece := b.text.takePiece(maxDeltaText)
 			if piece == "" {
 				break
 			}
 			t.sent = t.cfg.Now()
-			t.put(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
+			t.journalLine(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
 		}
 	}
 }
 
-// write journals the waiting text of all open blocks, and then a line.
-func (t *Turn) write(typ events.Type, conversation string, data any) {
-	t.flush()
-	t.put(typ, conversation, data)
+// flushAndJournalLine journals the unsent text of all open blocks, and then a line with data.
+func (t *Turn) flushAndJournalLine(typ events.Type, conversation string, data any) {
+	t.flushText()
+	t.journalLine(typ, conversation, data)
 }
 
-// put journals a line, redacted and cut to the size of a line. After the end of the turn it drops the line.
-func (t *Turn) put(typ events.Type, conversation string, data any) {
+// journalLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it drops
+// the line.
+func (t *Turn) journalLine(typ events.Type, conversation string, data any) {
 	if t.end != nil || t.cfg.Journal == nil {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
 		return
 	}
-	raw, cut, err := encodeLine(Redacted(t.cfg.Redact, data))
+	raw, cut, err := encodeLine(RedactPayload(t.cfg.Redact, data))
 	conversation = redactConversation(t.cfg.Redact, conversation)
 	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
 	// The note comes before the line, because the end of a turn is its last line.
 	if err != nil {
-		t.note(line, "INTERNAL", err)
+		t.journalLineError(line, "INTERNAL", err)
 		return
 	}
 	if cut {
-		t.note(line, "OUTPUT_CUT", errCut)
+		t.journalLineError(line, "OUTPUT_CUT", errLineTooLong)
 	}
-	t.append(line)
+	t.appendOrHold(line)
 }
 
-// note journals an event with a code about a line that was changed or dropped because of err.
-func (t *Turn) note(line runner.Line, code string, err error) {
+// journalLineError journals an error event with a code: the line was changed or dropped because of err.
+func (t *Turn) journalLineError(line runner.Line, code string, err error) {
 	raw, _, encErr := encodeLine(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {
 		t.cfg.Log.Error("cannot encode an error", "type", line.Type, "err", encErr)
 		return
 	}
 	line.Type, line.Data = events.Error{}.EventType(), raw
-	t.append(line)
+	t.appendOrHold(line)
 }

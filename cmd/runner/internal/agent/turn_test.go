@@ -45,14 +45,14 @@ func types(lines []runner.Line) string {
 func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 	turn.Start(runner.Started{Attempt: 1, PID: 1})
-	id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
-	turn.Text(id, "one ")
-	turn.Text(id, "two")
+	id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+	turn.AppendText(id, "one ")
+	turn.AppendText(id, "two")
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Stream: "stderr", Message: "hi"})
-	turn.Text(id, " three")
-	turn.Complete(id, nil)
+	turn.AppendText(id, " three")
+	turn.CompleteBlock(id, nil)
 	turn.End(runner.Ended{Outcome: runner.Completed})
 	lines := j.Lines()
 	want := "agent_started block_start text_delta text_delta log text_delta block_complete turn_ended"
@@ -70,14 +70,14 @@ func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
-	text := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
-	turn.Text(text, "half")
-	tool := turn.Open(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "write_file"})
-	turn.Text(tool, `{"path":"a`)
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+	text := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+	turn.AppendText(text, "half")
+	tool := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "write_file"})
+	turn.AppendText(tool, `{"path":"a`)
 	turn.End(runner.Ended{Outcome: runner.Interrupted})
 	turn.End(runner.Ended{Outcome: runner.Completed})
-	turn.Text(text, "late")
+	turn.AppendText(text, "late")
 	turn.Emit(events.MainConversation, events.Log{Message: "late"})
 	lines := j.Lines()
 	want := "block_start text_delta block_start text_delta block_complete block_complete turn_ended"
@@ -101,21 +101,21 @@ func TestTurnTextIsWhatTheDeltasSay(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		var j agenttest.Journal
-		turn := agenttest.NewTurn(t, &j, "exe_1")
-		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindThinking})
+		turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+		id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindThinking})
 		raw := rapid.OneOf(
 			rapid.Map(rapid.String(), func(s string) []byte { return []byte(s) }),
 			rapid.SliceOf(rapid.Byte()),
 		).Draw(rt, "raw")
 		for rest := raw; len(rest) > 0; {
 			n := rapid.IntRange(1, len(rest)).Draw(rt, "n")
-			turn.Text(id, string(rest[:n]))
+			turn.AppendText(id, string(rest[:n]))
 			if rapid.Bool().Draw(rt, "other line") {
 				turn.Emit(events.MainConversation, events.Log{Message: "x"})
 			}
 			rest = rest[n:]
 		}
-		turn.Complete(id, nil)
+		turn.CompleteBlock(id, nil)
 		var joined strings.Builder
 		for _, l := range j.Lines() {
 			if l.Type != events.TextDelta {
@@ -149,8 +149,8 @@ func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var j agenttest.Journal
-			turn := agenttest.NewTurn(t, &j, "exe_1")
-			turn.Whole(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: output})
+			turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+			turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: output})
 			turn.End(runner.Ended{Outcome: runner.Completed, Result: output})
 			lines := j.Lines()
 			if got, want := types(lines), "error block_start error turn_ended"; got != want {
@@ -178,8 +178,8 @@ func TestTurnKeepsInputReadable(t *testing.T) {
 		`{"half":`:                ``,
 	} {
 		var j agenttest.Journal
-		turn := agenttest.NewTurn(t, &j, "exe_1")
-		turn.Whole(events.MainConversation, events.Block{Kind: events.KindToolUse, Input: json.RawMessage(in)})
+		turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+		turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, Input: json.RawMessage(in)})
 		lines := j.Lines()
 		b := data[events.BlockStart](t, lines[len(lines)-1]).Block
 		if string(b.Input) != want {
@@ -191,10 +191,10 @@ func TestTurnKeepsInputReadable(t *testing.T) {
 func TestTurnJournalsWhatIsSaidOfUnknownBlocks(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
-	turn := agenttest.NewTurn(t, &j, "exe_1")
-	turn.Text("b99", "x")
-	turn.Update("b99", events.BlockUpdates{})
-	turn.Complete("b99", nil)
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+	turn.AppendText("b99", "x")
+	turn.UpdateBlock("b99", events.BlockUpdates{})
+	turn.CompleteBlock("b99", nil)
 	if got := types(j.Lines()); got != "error error error" {
 		t.Fatalf("journal %s", got)
 	}
@@ -205,9 +205,9 @@ func TestTurn_WithoutJournalLogsWhatItDrops(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	turn := agent.NewTurn(context.Background(), agent.TurnConfig{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	id := turn.Open(events.MainConversation, events.Block{})
-	turn.Text(id, "x")
-	turn.Complete(id, nil)
+	id := turn.OpenBlock(events.MainConversation, events.Block{})
+	turn.AppendText(id, "x")
+	turn.CompleteBlock(id, nil)
 	turn.Emit(events.MainConversation, events.Log{})
 	turn.End(runner.Ended{Outcome: runner.Completed})
 	for _, want := range []string{"type=block_start", "type=log", "an end outside a turn"} {
@@ -230,14 +230,14 @@ func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var j agenttest.Journal
 		turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j})
-		id := turn.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
-		turn.Text(id, "first")
+		id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		turn.AppendText(id, "first")
 		if lines := j.Lines(); len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "first" {
 			t.Fatalf("journal %s", types(lines))
 		}
-		turn.Text(id, "a")
+		turn.AppendText(id, "a")
 		time.Sleep(10 * time.Millisecond)
-		turn.Text(id, "b")
+		turn.AppendText(id, "b")
 		time.Sleep(agent.DefaultCoalesce - 10*time.Millisecond - time.Nanosecond)
 		synctest.Wait()
 		if n := len(j.Lines()); n != 2 {

@@ -1,8 +1,8 @@
 // Package agenttest is the suite that the adapter of every agent passes.
 //
-// Exercise runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
+// RunSuite runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
 // compares the journal with golden files, it runs the CLI itself under the real supervisor against a scripted model,
-// and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Bench, Replay, Journal.
+// and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Harness, ReplayLines, Journal.
 package agenttest
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// Subject describes the agent and the adapter that the test suite tests.
-type Subject struct {
+// AgentUnderTest describes the agent and the adapter that the suite tests.
+type AgentUnderTest struct {
 	Architecture string
 	Adapter      agent.Adapter
 
@@ -34,36 +34,36 @@ type Subject struct {
 	Model string
 }
 
-// Capabilities describe which parts of the suite apply to an agent, each with the data that it needs. A nil field means
-// that the agent does not have the capability.
+// Capabilities describe which parts of the suite apply to an agent, each with the data that the part needs. A nil field
+// means that the agent does not have the capability.
 type Capabilities struct {
 	Goldens      *Goldens
 	Conversation *Conversation
-	Confinement  *Confinement
-	Resume       *Resume
+	Confinement  *ConfinementCheck
+	Resume       *ResumeCheck
 	Settings     *WorkspaceSettings
-	Fork         *Fork
-	Provided     *Provided
+	Fork         *ForkCheck
+	Provided     *ProvidedCheck
 	// Bare returns the agent without Spool, with which the benchmark "turn" compares the agent in Spool.
 	Bare func() bareagent.Agent
 }
 
-// Exercise runs the conformance suite of adapters for one agent.
-func Exercise(t *testing.T, s Subject, c Capabilities) {
+// RunSuite runs the conformance suite of adapters for the agent s, as far as its capabilities c apply.
+func RunSuite(t *testing.T, s AgentUnderTest, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {
 		t.Run("goldens", func(t *testing.T) { checkGoldens(t, s, *c.Goldens) })
-		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); replayDisorder(t, s, *c.Goldens) })
+		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); checkDisorderedReplay(t, s, *c.Goldens) })
 	}
 	if s.Program != "" {
 		t.Run("missing CLI", func(t *testing.T) { t.Parallel(); checkMissingCLI(t, s) })
 	}
 	if c.Conversation != nil {
-		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); oneProcess(t, s, *c.Conversation, c.Confinement) })
-		t.Run("interrupt before the process has started", func(t *testing.T) { t.Parallel(); interruptAtOnce(t, s) })
+		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); checkOneProcess(t, s, *c.Conversation, c.Confinement) })
+		t.Run("interrupt before the process has started", func(t *testing.T) { t.Parallel(); checkInterruptAtOnce(t, s) })
 	}
 	if c.Resume != nil {
-		t.Run("resume", func(t *testing.T) { t.Parallel(); resume(t, s, *c.Resume) })
+		t.Run("resume", func(t *testing.T) { t.Parallel(); checkResume(t, s, *c.Resume) })
 	}
 	if c.Settings != nil {
 		t.Run("settings in the workspace", func(t *testing.T) { t.Parallel(); checkWorkspaceSettings(t, s, *c.Settings, *c.Confinement) })
@@ -75,6 +75,6 @@ func Exercise(t *testing.T, s Subject, c Capabilities) {
 		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); checkProvided(t, s, *c.Provided) })
 	}
 	if c.Bare != nil {
-		t.Run("bare agent", func(t *testing.T) { t.Parallel(); exerciseBareAgent(t, s, c.Bare()) })
+		t.Run("bare agent", func(t *testing.T) { t.Parallel(); checkBareAgent(t, s, c.Bare()) })
 	}
 }

@@ -5,64 +5,68 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// ApprovalRequests returns the requests of the turn that a person decides, in the order in which they were recorded.
+// ApprovalRequests returns the approval requests of the turn, on which a person decides, in the order in which they
+// were journaled.
 func (x Turn) ApprovalRequests() []events.ApprovalRequested {
 	x.t.Helper()
-	return All[events.ApprovalRequested](x, events.ApprovalRequested{}.EventType())
+	return DataOfType[events.ApprovalRequested](x, events.ApprovalRequested{}.EventType())
 }
 
-// Resolutions returns the ends of the requests that somebody decided.
-func (x Turn) Resolutions() []events.ApprovalResolved {
+// ApprovalResolutions returns the events with which approval requests of the turn ended by a decision.
+func (x Turn) ApprovalResolutions() []events.ApprovalResolved {
 	x.t.Helper()
-	return All[events.ApprovalResolved](x, events.ApprovalResolved{}.EventType())
+	return DataOfType[events.ApprovalResolved](x, events.ApprovalResolved{}.EventType())
 }
 
-// Retractions returns the ends of the requests that nobody decided.
-func (x Turn) Retractions() []events.ApprovalRetracted {
+// ApprovalRetractions returns the events with which approval requests of the turn ended without a decision.
+func (x Turn) ApprovalRetractions() []events.ApprovalRetracted {
 	x.t.Helper()
-	return All[events.ApprovalRetracted](x, events.ApprovalRetracted{}.EventType())
+	return DataOfType[events.ApprovalRetracted](x, events.ApprovalRetracted{}.EventType())
 }
 
-// Decide decides a request as a person does. The id in d is ignored.
-func (b *Bench) Decide(r events.ApprovalRequested, d events.ApprovalDecided) {
+// DecideRequest sends the decision d on the approval request r to the supervisor, as a person's decision. The id in d
+// is ignored.
+func (b *Harness) DecideRequest(r events.ApprovalRequested, d events.ApprovalDecided) {
 	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
-	b.Supervisor.Decide(runner.Verdict{ApprovalDecided: d})
+	b.Supervisor.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
 }
 
-// UntilRequests reads the journal until n requests of the turn so were recorded, and returns so with these lines added.
-func (b *Bench) UntilRequests(n int, so Turn) Turn {
+// ReadUntilRequests reads the journal until the turn has n approval requests. so is the turn as read so far; the result
+// is the turn with the lines that were read added.
+func (b *Harness) ReadUntilRequests(n int, so Turn) Turn {
 	b.t.Helper()
 	for len(so.ApprovalRequests()) < n {
-		so = b.Until("approval request", func(l runner.Line) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
+		so = b.ReadUntil("approval request", func(l runner.Line) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
 	}
 	return so
 }
 
-// EndDeciding is End for a turn whose requests are decided by decide, each as soon as it is recorded. Requests in so are
-// taken as decided.
-func (b *Bench) EndDeciding(so Turn, decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
+// ReadToEndDeciding is ReadToEnd for a turn with approval requests: it calls decide for each as soon as it is
+// journaled, and sends the decision. Requests in so count as decided.
+func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
 	decided := len(so.ApprovalRequests())
 	for {
-		so = b.Until("end", func(l runner.Line) bool {
+		so = b.ReadUntil("end", func(l runner.Line) bool {
 			return l.Type == runner.TurnEnded || l.Type == events.ApprovalRequested{}.EventType()
 		}, so)
 		requests := so.ApprovalRequests()
 		if len(requests) == decided {
 			return so
 		}
-		b.Decide(requests[decided], decide(requests[decided]))
+		b.DecideRequest(requests[decided], decide(requests[decided]))
 		decided++
 	}
 }
 
-// AskDeciding is Ask for a turn whose requests are decided by decide, each as soon as it is recorded.
-func (b *Bench) AskDeciding(content string, change func(*runner.Query), decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
+// RunTurnDeciding is RunTurn for a turn with approval requests: it calls decide for each as soon as it is journaled,
+// and sends the decision.
+func (b *Harness) RunTurnDeciding(content string, change func(*runner.Query), decide func(events.ApprovalRequested) events.ApprovalDecided) Turn {
 	b.t.Helper()
-	return b.EndDeciding(b.MustStart(content, change), decide)
+	return b.ReadToEndDeciding(b.MustStartTurn(content, change), decide)
 }
 
-// Always returns the same decision on every request, for EndDeciding.
-func Always(d events.ApprovalDecided) func(events.ApprovalRequested) events.ApprovalDecided {
+// AlwaysDecide returns a function for ReadToEndDeciding that makes the decision d on every request.
+func AlwaysDecide(d events.ApprovalDecided) func(events.ApprovalRequested) events.ApprovalDecided {
 	return func(events.ApprovalRequested) events.ApprovalDecided { return d }
 }

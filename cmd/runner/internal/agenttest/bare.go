@@ -15,9 +15,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
 )
 
-// exerciseBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
-// continue a conversation, and bareagent.Agents must return the agent, so that the benchmark "turn" measures it.
-func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
+// checkBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
+// continue a conversation, and bareagent.Agents must return the agent, because the benchmark "turn" measures the agents
+// of that list.
+func checkBareAgent(t *testing.T, s AgentUnderTest, a bareagent.Agent) {
 	if a.Architecture != s.Architecture || a.Program != s.Program {
 		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
 	}
@@ -33,19 +34,20 @@ func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Run("warm", func(t *testing.T) { t.Parallel(); converse(t, path, a.Warm) })
+	t.Run("warm", func(t *testing.T) { t.Parallel(); checkContinuedConversation(t, path, a.Warm) })
 	if a.Command != nil {
-		t.Run("asking", func(t *testing.T) { t.Parallel(); askAboutCommand(t, path, a) })
+		t.Run("asking", func(t *testing.T) { t.Parallel(); checkCommandRequests(t, path, a) })
 	}
 	if a.OneShot != nil {
-		t.Run("one-shot", func(t *testing.T) { t.Parallel(); converse(t, path, a.OneShot.Start) })
+		t.Run("one-shot", func(t *testing.T) { t.Parallel(); checkContinuedConversation(t, path, a.OneShot.Start) })
 	}
 }
 
-// askAboutCommand takes turns with one command each, about which the agent must ask.
-func askAboutCommand(t *testing.T, path string, a bareagent.Agent) {
+// checkCommandRequests runs turns of the agent without Spool that run one command each. The agent must request a
+// permission for each command.
+func checkCommandRequests(t *testing.T, path string, a bareagent.Agent) {
 	tool, input := a.Command("touch asked")
-	model, err := server.New(server.Config{Script: Rules(t, Rule("run it", Tool{tool, input}))})
+	model, err := server.New(server.Config{Script: ScriptOfRules(t, ScriptRule("run it", ScriptToolCall{tool, input}))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,11 +63,11 @@ func askAboutCommand(t *testing.T, path string, a bareagent.Agent) {
 			t.Error(err)
 		}
 	})
-	asker, ok := c.(bareagent.Asker)
+	asker, ok := c.(bareagent.PermissionConversation)
 	if !ok {
-		t.Fatalf("%T is no Asker", c)
+		t.Fatalf("%T is no PermissionConversation", c)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), agentWaitTimeout)
 	defer cancel()
 	for range 2 {
 		if took, err := asker.Ask(ctx, "run it"); err != nil || took <= 0 {
@@ -80,9 +82,10 @@ func askAboutCommand(t *testing.T, path string, a bareagent.Agent) {
 	}
 }
 
-// converse starts a conversation with start, takes two turns, and checks that the second continues the first.
-func converse(t *testing.T, path string, start func(path, dir, modelURL string) (bareagent.Conversation, error)) {
-	model, err := server.New(server.Config{Script: Rules(t)})
+// checkContinuedConversation starts a conversation with start, runs two turns, and checks that the second turn knows
+// the first.
+func checkContinuedConversation(t *testing.T, path string, start func(path, dir, modelURL string) (bareagent.Conversation, error)) {
+	model, err := server.New(server.Config{Script: ScriptOfRules(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +100,7 @@ func converse(t *testing.T, path string, start func(path, dir, modelURL string) 
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), agentWaitTimeout)
 	defer cancel()
 	texts := []string{"the first number is 11", "the second number is 22"}
 	for _, text := range texts {

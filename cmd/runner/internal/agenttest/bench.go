@@ -26,12 +26,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
-const waitTimeout = 3 * time.Minute
+// agentWaitTimeout is the time limit of each wait for an agent. It is long, because an agent may need seconds to start on a
+// busy machine.
+const agentWaitTimeout = 3 * time.Minute
 
-// Bench runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
+// Harness runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
 // test on an error.
-type Bench struct {
+type Harness struct {
 	Folders    agent.Folders
 	Supervisor *supervisor.Supervisor
 	Query      runner.Query   // the fields that all queries have
@@ -43,29 +44,29 @@ type Bench struct {
 	read       uint64
 }
 
-// NewBench starts a supervisor that ends with the test. The model follows testdata/script.yaml. The test is skipped if
-// the agent's CLI is not installed.
-func NewBench(t testing.TB, s Subject) *Bench {
+// NewHarness starts a supervisor that ends with the test. The scripted model uses testdata/script.yaml. The test is
+// skipped if the agent's CLI is not installed.
+func NewHarness(t testing.TB, s AgentUnderTest) *Harness {
 	t.Helper()
-	return NewBenchWith(t, s, nil)
+	return NewHarnessWithScript(t, s, nil)
 }
 
-// NewBenchWith is NewBench with another script for the model.
-func NewBenchWith(t testing.TB, s Subject, script *server.Script) *Bench {
+// NewHarnessWithScript is NewHarness with another script for the scripted model.
+func NewHarnessWithScript(t testing.TB, s AgentUnderTest, script *server.Script) *Harness {
 	t.Helper()
 	if s.Program != "" {
 		if _, err := exec.LookPath(s.Program); err != nil {
 			t.Skipf("%s is not on the PATH: %s, or make install", s.Program, s.Install)
 		}
 	}
-	return newBenchOn(t, s, os.Getenv("PATH"), script)
+	return newHarnessWithPath(t, s, os.Getenv("PATH"), script)
 }
 
-// newBenchOn is NewBenchWith for an agent that has the given PATH.
-func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Bench {
+// newHarnessWithPath is NewHarnessWithScript for an agent whose environment variable PATH is path.
+func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *server.Script) *Harness {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	b := &Bench{
+	b := &Harness{
 		t: t, Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()},
 		Query: runner.Query{
 			SessionID: "ses_1", Attempt: 1, Architecture: s.Architecture, Command: s.Command, Model: s.Model, Policy: runner.PolicyWorkspace,
@@ -74,7 +75,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	url := ""
 	if !s.NoModel {
 		if script == nil {
-			script = Script(t)
+			script = DefaultScript(t)
 		}
 		var err error
 		if b.Model, err = server.New(server.Config{Script: script}); err != nil {
@@ -115,8 +116,8 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	return b
 }
 
-// Script returns the script of the model in testdata/script.yaml.
-func Script(t testing.TB) *server.Script {
+// DefaultScript parses testdata/script.yaml, the script of the scripted model.
+func DefaultScript(t testing.TB) *server.Script {
 	t.Helper()
 	script, err := server.LoadScript("testdata/script.yaml")
 	if err != nil {
@@ -125,8 +126,9 @@ func Script(t testing.TB) *server.Script {
 	return script
 }
 
-// Rules returns a script with the given rules in YAML. Without a rule for the query the model repeats it.
-func Rules(t testing.TB, rules ...string) *server.Script {
+// ScriptOfRules returns a script for the scripted model with the given rules in YAML. If no rule matches a query, the
+// model repeats the query.
+func ScriptOfRules(t testing.TB, rules ...string) *server.Script {
 	t.Helper()
 	s, err := server.ParseScript(t.Name(), []byte("rules:\n"+strings.Join(rules, "")+"  - steps: [{text: 'You said: {{user}}'}]\n"))
 	if err != nil {
@@ -135,15 +137,15 @@ func Rules(t testing.TB, rules ...string) *server.Script {
 	return s
 }
 
-// Tool is a tool call that a rule of the scripted model makes.
-type Tool struct {
+// ScriptToolCall is a tool call that a rule of the scripted model makes.
+type ScriptToolCall struct {
 	Name  string `json:"name"`
 	Input any    `json:"input"`
 }
 
-// Rule returns a rule for Rules. When a query contains text, the model calls the tools one after the other and then
-// answers with the last result.
-func Rule(text string, tools ...Tool) string {
+// ScriptRule returns a rule for ScriptOfRules. When a query contains text, the scripted model calls the tools one after
+// the other and then answers with the last result.
+func ScriptRule(text string, tools ...ScriptToolCall) string {
 	steps := []any{}
 	for _, tool := range tools {
 		steps = append(steps, map[string]any{"tool": tool})
@@ -157,9 +159,9 @@ func Rule(text string, tools ...Tool) string {
 	return "  - " + string(raw) + "\n"
 }
 
-// Start sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
-// which may be nil, modifies the query first.
-func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error {
+// StartTurn sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil.
+// change, which may be nil, modifies the query first.
+func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.Error {
 	b.executions++
 	q := b.Query
 	q.ExecutionID, q.Content = fmt.Sprintf("exe_%d", b.executions), content
@@ -169,27 +171,28 @@ func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error 
 	return b.Supervisor.Start(q)
 }
 
-// MustStart is Start for a query that the supervisor must accept. It returns the turn, which has no lines yet.
-func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
+// MustStartTurn is StartTurn for a query that the supervisor must accept. It returns the turn, which has no lines yet.
+func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	if refusal := b.Start(content, change); refusal != nil {
+	if refusal := b.StartTurn(content, change); refusal != nil {
 		b.t.Fatal(refusal)
 	}
 	return Turn{t: b.t}
 }
 
-// Until reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
-// that it has read added. It fails the test if no such line comes; what describes the line in the message.
-func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
+// ReadUntil reads the journal up to the first line for which wanted returns true. so is the turn as read so far; the
+// result is the turn with the lines that were read added. It fails the test if no such line comes; what describes the
+// line in the message.
+func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
-	timeout := time.After(waitTimeout)
+	timeout := time.After(agentWaitTimeout)
 	for {
-		raw, changed := b.journal.After(b.read, 1)
+		raw, changed := b.journal.LinesAfter(b.read, 1)
 		if len(raw) == 0 {
 			select {
 			case <-changed:
 			case <-timeout:
-				b.t.Fatalf("no %s within %s; so far %s", what, waitTimeout, so)
+				b.t.Fatalf("no %s within %s; so far %s", what, agentWaitTimeout, so)
 			}
 			continue
 		}
@@ -205,30 +208,31 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 	}
 }
 
-// End reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
-func (b *Bench) End(so Turn) Turn {
+// ReadToEnd reads the journal up to the end of the turn. so is the turn as read so far; the result is the turn with the
+// lines that were read added.
+func (b *Harness) ReadToEnd(so Turn) Turn {
 	b.t.Helper()
-	return b.Until("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
+	return b.ReadUntil("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
 }
 
-// Ask sends a query, reads the journal to the end of its turn, and returns the turn.
-func (b *Bench) Ask(content string, change func(*runner.Query)) Turn {
+// RunTurn sends a query, reads the journal to the end of its turn, and returns the turn.
+func (b *Harness) RunTurn(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	return b.End(b.MustStart(content, change))
+	return b.ReadToEnd(b.MustStartTurn(content, change))
 }
 
-// AskOK is Ask for a turn that must complete with a result that contains want.
-func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
+// RunTurnOK is RunTurn for a turn that must complete with a result that contains want.
+func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
-	x := b.Ask(content, change)
+	x := b.RunTurn(content, change)
 	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, want) {
 		b.t.Fatalf("%s: ended %+v, want a result with %q\n%s", content, e, want, x)
 	}
-	x.CheckText()
+	x.CheckTextDeltas()
 	return x
 }
 
-// Turn holds the journal lines of one execution that were read so far.
+// Turn holds the journal lines of one execution that the test has read so far.
 type Turn struct {
 	Lines []runner.Line
 	t     testing.TB
@@ -242,8 +246,8 @@ func (x Turn) String() string {
 	return s.String()
 }
 
-// All returns the data of all lines of a turn that have the type typ.
-func All[T any](x Turn, typ events.Type) []T {
+// DataOfType returns the decoded data of all lines of a turn that have the event type typ.
+func DataOfType[T any](x Turn, typ events.Type) []T {
 	x.t.Helper()
 	var out []T
 	for _, l := range x.Lines {
@@ -259,34 +263,35 @@ func All[T any](x Turn, typ events.Type) []T {
 	return out
 }
 
-// Ended returns the data of the line that ends the turn. It fails the test unless there is exactly one.
+// Ended returns the data of the line that ends the turn. It fails the test unless the turn has exactly one such line.
 func (x Turn) Ended() runner.Ended {
 	x.t.Helper()
-	all := All[runner.Ended](x, runner.TurnEnded)
+	all := DataOfType[runner.Ended](x, runner.TurnEnded)
 	if len(all) != 1 {
 		x.t.Fatalf("%d ends%s", len(all), x)
 	}
 	return all[0]
 }
 
-// Started returns the data of the line that starts the turn. It fails the test unless there is exactly one.
+// Started returns the data of the line that starts the turn. It fails the test unless the turn has exactly one such
+// line.
 func (x Turn) Started() runner.Started {
 	x.t.Helper()
-	all := All[runner.Started](x, runner.AgentStarted)
+	all := DataOfType[runner.Started](x, runner.AgentStarted)
 	if len(all) != 1 {
 		x.t.Fatalf("%d starts%s", len(all), x)
 	}
 	return all[0]
 }
 
-// Decisions returns the decisions about permission requests in the turn.
-func (x Turn) Decisions() []events.PermissionDecided {
+// PermissionDecisions returns the decisions about permission requests in the turn.
+func (x Turn) PermissionDecisions() []events.PermissionDecided {
 	x.t.Helper()
-	return All[events.PermissionDecided](x, "permission_decided")
+	return DataOfType[events.PermissionDecided](x, "permission_decided")
 }
 
-// Blocks returns the finished blocks of a kind, in the order in which they were finished.
-func (x Turn) Blocks(kind events.BlockKind) []events.Block {
+// FinishedBlocks returns the finished blocks of a kind, in the order in which they were finished.
+func (x Turn) FinishedBlocks(kind events.BlockKind) []events.Block {
 	x.t.Helper()
 	var out []events.Block
 	for _, l := range x.Lines {
@@ -306,38 +311,38 @@ func (x Turn) Blocks(kind events.BlockKind) []events.Block {
 	return out
 }
 
-// CheckText checks that the text deltas of every block join to the text of the block, byte by byte.
-func (x Turn) CheckText() {
+// CheckTextDeltas checks that the text deltas of every block, joined, are the text of the block, byte by byte.
+func (x Turn) CheckTextDeltas() {
 	x.t.Helper()
 	streamed := map[string]string{}
-	for _, d := range All[runner.Delta](x, events.TextDelta) {
+	for _, d := range DataOfType[runner.Delta](x, events.TextDelta) {
 		if int(d.Offset) != len(streamed[d.BlockID]) {
 			x.t.Errorf("block %s: offset %d after %d bytes", d.BlockID, d.Offset, len(streamed[d.BlockID]))
 		}
 		streamed[d.BlockID] += d.Delta
 	}
-	for _, b := range x.Blocks(events.KindAssistantText) {
+	for _, b := range x.FinishedBlocks(events.KindAssistantText) {
 		if text, ok := streamed[b.ID]; ok && text != b.Content {
 			x.t.Errorf("block %s: deltas %q, content %q", b.ID, text, b.Content)
 		}
 	}
 }
 
-// Written returns the first transcript_written of the turn.
-func (x Turn) Written() events.TranscriptWritten {
+// TranscriptWritten returns the data of the first event transcript_written of the turn.
+func (x Turn) TranscriptWritten() events.TranscriptWritten {
 	x.t.Helper()
-	all := All[events.TranscriptWritten](x, "transcript_written")
+	all := DataOfType[events.TranscriptWritten](x, "transcript_written")
 	if len(all) == 0 {
 		x.t.Fatalf("no transcript_written%s", x)
 	}
 	return all[0]
 }
 
-// CheckErrors checks that the turn's events of type error have exactly the given codes, in order, and returns their
-// data.
-func (x Turn) CheckErrors(codes ...string) []events.Error {
+// CheckErrorCodes checks that the turn's events of type error have exactly the given codes, in order, and returns the
+// data of these events.
+func (x Turn) CheckErrorCodes(codes ...string) []events.Error {
 	x.t.Helper()
-	all := All[events.Error](x, "error")
+	all := DataOfType[events.Error](x, "error")
 	var got []string
 	for _, e := range all {
 		got = append(got, e.Code)
@@ -348,8 +353,8 @@ func (x Turn) CheckErrors(codes ...string) []events.Error {
 	return all
 }
 
-// File returns the content of a file in the workspace.
-func (b *Bench) File(name string) string {
+// ReadFile returns the content of a file in the agent's workspace.
+func (b *Harness) ReadFile(name string) string {
 	b.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.Folders.Workspace, name))
 	if err != nil {
@@ -358,17 +363,19 @@ func (b *Bench) File(name string) string {
 	return string(raw)
 }
 
-// HasFile reports whether the workspace has a file.
-func (b *Bench) HasFile(name string) bool { return exists(filepath.Join(b.Folders.Workspace, name)) }
-
-// Put writes a file into the workspace.
-func (b *Bench) Put(name, content string) {
-	b.t.Helper()
-	b.put(filepath.Join(b.Folders.Workspace, name), content)
+// HasFile reports whether the agent's workspace contains a file.
+func (b *Harness) HasFile(name string) bool {
+	return fileExists(filepath.Join(b.Folders.Workspace, name))
 }
 
-// put writes a file, and creates its folders.
-func (b *Bench) put(path, content string) {
+// WriteFile writes a file into the agent's workspace.
+func (b *Harness) WriteFile(name, content string) {
+	b.t.Helper()
+	b.writePath(filepath.Join(b.Folders.Workspace, name), content)
+}
+
+// writePath writes a file at an absolute path, and creates the folders above it.
+func (b *Harness) writePath(path, content string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		b.t.Fatal(err)
@@ -378,9 +385,9 @@ func (b *Bench) put(path, content string) {
 	}
 }
 
-// Requests returns the requests that the scripted model has received whose body contains text. It fails the test if
-// there is none.
-func (b *Bench) Requests(text string) []server.RecordedRequest {
+// ModelRequests returns the requests to the scripted model whose body contains text. It fails the test if there is
+// none.
+func (b *Harness) ModelRequests(text string) []server.RecordedRequest {
 	b.t.Helper()
 	found := slices.DeleteFunc(b.Model.Requests(), func(r server.RecordedRequest) bool { return !bytes.Contains(r.Body, []byte(text)) })
 	if len(found) == 0 {
@@ -389,9 +396,9 @@ func (b *Bench) Requests(text string) []server.RecordedRequest {
 	return found
 }
 
-// CheckLastRequest checks the last request that the scripted model has received: its body must contain every text of
-// present, no text of absent, and the question "which number was it?" exactly questions times.
-func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
+// CheckLastModelRequest checks the last request to the scripted model: its body must contain every text of present, no
+// text of absent, and the question "which number was it?" exactly questions times.
+func (b *Harness) CheckLastModelRequest(present, absent []string, questions int) {
 	b.t.Helper()
 	requests := b.Model.Requests()
 	body := string(requests[len(requests)-1].Body)
@@ -405,13 +412,13 @@ func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
 			b.t.Errorf("the last request to the model contains %q", text)
 		}
 	}
-	if n := strings.Count(body, whichNumber); n != questions {
+	if n := strings.Count(body, whichNumberQuery); n != questions {
 		b.t.Errorf("the last request to the model contains the question %d times, want %d", n, questions)
 	}
 }
 
-// WithEnv returns the environment that every query has, with one more variable.
-func (b *Bench) WithEnv(key, value string) map[string]string {
+// EnvWith returns the environment of every query of the harness, with one more variable.
+func (b *Harness) EnvWith(key, value string) map[string]string {
 	env := maps.Clone(b.Query.Env)
 	env[key] = value
 	return env

@@ -13,12 +13,12 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Fork describes how the suite checks that an agent continues with a copy of a session, the parent.
-type Fork struct {
+// ForkCheck describes how the suite checks that an agent continues with a copy of a session, the parent.
+type ForkCheck struct {
 	// Copy copies the agent's records from one state folder to another.
 	Copy func(t testing.TB, from, to string)
 	// Cases returns the forks by name. AfterKill is one of them, and is done once more by a process that is killed.
-	Cases func(Parent) map[string]ForkCase
+	Cases func(ForkParent) map[string]ForkCase
 	// AfterKill names a case that is cut at an anchor.
 	AfterKill string
 	// CutMark is a text that the agent adds to the conversation when its process ended in the middle of a turn; "" for
@@ -33,8 +33,8 @@ type Fork struct {
 	Records string
 }
 
-// Parent holds the turns of the session from which the suite forks. The comment of each turn is its query.
-type Parent struct {
+// ForkParent holds the turns of the session that the suite forks. The comment of each turn is its query.
+type ForkParent struct {
 	Session string
 	First   Turn // "Remember the number 11 please"
 	Write   Turn // "write a file please"
@@ -42,31 +42,33 @@ type Parent struct {
 	Last    Turn // "Remember the number 22 please"
 }
 
-// ForkCase is one fork and its expected result: the query "which number was it?" must be answered with Answer.
+// ForkCase is one fork of the parent, with its expected result: the agent must answer the query "which number was it?"
+// with Answer.
 type ForkCase struct {
 	Anchor          string // "" for the whole conversation
 	Answer          string
 	Present, Absent []string // texts of the last request to the model
 }
 
-// checkFork checks for each case that a fork knows the conversation up to the anchor, and nothing that came later.
-func checkFork(t *testing.T, s Subject, f Fork) {
-	parent := NewBench(t, s)
-	p := Parent{First: parent.AskOK("Remember the number 11 please", "11", nil), Write: parent.AskOK("write a file please", "written", nil)}
+// checkFork checks for each ForkCase that the agent of the fork knows the conversation up to the anchor, and nothing
+// later.
+func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
+	parent := NewHarness(t, s)
+	p := ForkParent{First: parent.RunTurnOK("Remember the number 11 please", "11", nil), Write: parent.RunTurnOK("write a file please", "written", nil)}
 	parent.Supervisor.Kill(t.Context()) // another process writes the next turns
-	p.Pair = parent.AskOK("two at once please", "Results", nil)
-	p.Last = parent.AskOK("Remember the number 22 please", "22", nil)
+	p.Pair = parent.RunTurnOK("two at once please", "Results", nil)
+	p.Last = parent.RunTurnOK("Remember the number 22 please", "22", nil)
 	parent.Supervisor.Kill(t.Context())
-	p.Session = p.First.Written().AgentSessionID
-	newBench := func(t *testing.T) *Bench {
-		b := NewBench(t, s)
+	p.Session = p.First.TranscriptWritten().AgentSessionID
+	newBench := func(t *testing.T) *Harness {
+		b := NewHarness(t, s)
 		f.Copy(t, parent.Folders.State, b.Folders.State)
 		return b
 	}
-	unchanged := func(t *testing.T, b *Bench) {
+	unchanged := func(t *testing.T, b *Harness) {
 		t.Helper()
 		if f.Records != "" {
-			sameRecords(t, parent.Folders, b.Folders, f.Records)
+			checkSameRecords(t, parent.Folders, b.Folders, f.Records)
 		}
 	}
 	query := func(c ForkCase) func(*runner.Query) {
@@ -83,10 +85,10 @@ func checkFork(t *testing.T, s Subject, f Fork) {
 			t.Parallel()
 			b := newBench(t)
 			for range forks {
-				x := b.AskOK(whichNumber, c.Answer, query(c))
-				x.CheckErrors()
-				b.CheckLastRequest(c.Present, c.Absent, 1)
-				if w := x.Written(); w.AgentSessionID == p.Session || f.File && w.Path == p.First.Written().Path {
+				x := b.RunTurnOK(whichNumberQuery, c.Answer, query(c))
+				x.CheckErrorCodes()
+				b.CheckLastModelRequest(c.Present, c.Absent, 1)
+				if w := x.TranscriptWritten(); w.AgentSessionID == p.Session || f.File && w.Path == p.First.TranscriptWritten().Path {
 					t.Errorf("the fork is the session %+v itself", w)
 				}
 				// The turn is not charged for the answers that were copied.
@@ -101,42 +103,42 @@ func checkFork(t *testing.T, s Subject, f Fork) {
 	t.Run("again after a kill", func(t *testing.T) {
 		t.Parallel()
 		b, c := newBench(t), cases[f.AfterKill]
-		x := b.Until("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query(c)))
-		own := x.Written().AgentSessionID
+		x := b.ReadUntil("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query(c)))
+		own := x.TranscriptWritten().AgentSessionID
 		if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		b.End(x)
+		b.ReadToEnd(x)
 		// The session of the fork, which is what the log has, knows as much as the fork did.
-		b.AskOK(whichNumber, c.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_fork", own })
-		b.CheckLastRequest(c.Present, slices.DeleteFunc(slices.Clone(c.Absent), func(text string) bool { return text == f.CutMark }), 1)
+		b.RunTurnOK(whichNumberQuery, c.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_fork", own })
+		b.CheckLastModelRequest(c.Present, slices.DeleteFunc(slices.Clone(c.Absent), func(text string) bool { return text == f.CutMark }), 1)
 		b.Supervisor.Kill(t.Context())
 		// The same fork finds the same anchor.
-		y := b.AskOK(whichNumber, c.Answer, query(c))
-		y.CheckErrors()
-		b.CheckLastRequest(c.Present, append([]string{"talk for ever"}, c.Absent...), 1)
-		if again := y.Written().AgentSessionID; again == p.Session || again == own && !f.File {
+		y := b.RunTurnOK(whichNumberQuery, c.Answer, query(c))
+		y.CheckErrorCodes()
+		b.CheckLastModelRequest(c.Present, append([]string{"talk for ever"}, c.Absent...), 1)
+		if again := y.TranscriptWritten().AgentSessionID; again == p.Session || again == own && !f.File {
 			t.Errorf("the fork is the session %s, after %s and %s", again, p.Session, own)
 		}
 		unchanged(t, b)
 		if f.Records == "" {
 			b.Supervisor.Kill(t.Context())
-			b.AskOK(whichNumber, "remember 22.", func(q *runner.Query) { q.Resume = p.Session })
-			b.CheckLastRequest(append([]string{"number 22"}, c.Present...), []string{"talk for ever"}, 1)
+			b.RunTurnOK(whichNumberQuery, "remember 22.", func(q *runner.Query) { q.Resume = p.Session })
+			b.CheckLastModelRequest(append([]string{"number 22"}, c.Present...), []string{"talk for ever"}, 1)
 		}
 	})
 	t.Run("unknown anchor", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
-		x := b.AskOK("hello", "You said: hello", query(ForkCase{Anchor: f.UnknownAnchor}))
-		x.CheckErrors("TRANSCRIPT_LOST")
-		b.CheckLastRequest(nil, []string{"number 11", "number 22"}, 0)
+		x := b.RunTurnOK("hello", "You said: hello", query(ForkCase{Anchor: f.UnknownAnchor}))
+		x.CheckErrorCodes("TRANSCRIPT_LOST")
+		b.CheckLastModelRequest(nil, []string{"number 11", "number 22"}, 0)
 	})
 }
 
-// sameRecords checks that the agent's records of the parent that match the pattern have the same content in copied, the
-// folders of a fork.
-func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
+// checkSameRecords checks that the files of the agent's state folder that match pattern have the same content in parent
+// and in copied, the folders of a fork.
+func checkSameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parent.State, pattern))
 	if err != nil || len(found) == 0 {
@@ -158,8 +160,8 @@ func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	}
 }
 
-// Provided describes how the suite checks that an agent continues with a transcript that a client uploaded.
-type Provided struct {
+// ProvidedCheck describes how the suite checks that an agent continues with a transcript that a client uploaded.
+type ProvidedCheck struct {
 	// Bare holds the conversation "Remember the number 11 please" with the CLI without Spool, and returns its session
 	// and transcript. Env is that of the queries.
 	Bare func(t testing.TB, env map[string]string) (session string, transcript []byte)
@@ -168,35 +170,35 @@ type Provided struct {
 	// Present and Absent are texts of the last request to the model.
 	Present, Absent []string
 	// Check checks the agent's own copy. May be nil.
-	Check func(t testing.TB, b *Bench, session, path string)
+	Check func(t testing.TB, b *Harness, session, path string)
 	// Next is a query in another process, and Answer a part of its answer. Then checks the turn and may be nil.
-	Next Extra
+	Next ExtraQuery
 }
 
-// checkProvided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
-// transcript says. The file that the caller provided is not changed.
-func checkProvided(t *testing.T, s Subject, p Provided) {
-	b := NewBench(t, s)
+// checkProvided checks that the agent knows the conversation of an uploaded transcript, works in the workspace of its
+// session, and acts on nothing else that the transcript says. The agent must not change the uploaded file.
+func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
+	b := NewHarness(t, s)
 	session, raw := p.Bare(t, b.Query.Env)
 	given := p.Poison(t, session, bytes.Clone(raw))
 	if bytes.Equal(given, raw) {
 		t.Fatal("the transcript was not poisoned")
 	}
-	path := filepath.Join(b.Folders.State, agent.Provided)
-	b.put(path, string(given))
+	path := filepath.Join(b.Folders.State, agent.ProvidedTranscript)
+	b.writePath(path, string(given))
 	query := func(q *runner.Query) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}
 	}
 
-	x := b.Until("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query))
+	x := b.ReadUntil("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	b.End(x)
-	x = b.AskOK(whichNumber, "remember 11.", query)
-	x.CheckErrors()
-	b.CheckLastRequest(append([]string{"number 11"}, p.Present...), append([]string{"talk for ever"}, p.Absent...), 1)
-	own := x.Written()
+	b.ReadToEnd(x)
+	x = b.RunTurnOK(whichNumberQuery, "remember 11.", query)
+	x.CheckErrorCodes()
+	b.CheckLastModelRequest(append([]string{"number 11"}, p.Present...), append([]string{"talk for ever"}, p.Absent...), 1)
+	own := x.TranscriptWritten()
 	if own.AgentSessionID == session {
 		t.Errorf("the session is %s, the caller's own", session)
 	}
@@ -206,23 +208,23 @@ func checkProvided(t *testing.T, s Subject, p Provided) {
 
 	// The next turns are the session's own, also in a new process.
 	b.Supervisor.Kill(t.Context())
-	next := b.AskOK(p.Next.Query, p.Next.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_new", own.AgentSessionID })
+	next := b.RunTurnOK(p.Next.Query, p.Next.Answer, func(q *runner.Query) { q.SessionID, q.Resume = "ses_new", own.AgentSessionID })
 	if p.Next.Check != nil {
 		p.Next.Check(t, b, next)
 	}
-	b.CheckLastRequest([]string{"number 11", whichNumber}, nil, 1)
+	b.CheckLastModelRequest([]string{"number 11", whichNumberQuery}, nil, 1)
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, given) {
 		t.Errorf("the provided transcript has changed: %v", err)
 	}
 	t.Run("without a file", func(t *testing.T) {
-		NewBench(t, s).AskOK("hello", "hello", query).CheckErrors("TRANSCRIPT_LOST")
+		NewHarness(t, s).RunTurnOK("hello", "hello", query).CheckErrorCodes("TRANSCRIPT_LOST")
 	})
 }
 
-// LastText returns the last block with text of the agent's answer in the turn.
-func (x Turn) LastText() events.Block {
+// LastTextBlock returns the last block with text of the agent's answer in the turn.
+func (x Turn) LastTextBlock() events.Block {
 	x.t.Helper()
-	texts := x.Blocks(events.KindAssistantText)
+	texts := x.FinishedBlocks(events.KindAssistantText)
 	if len(texts) == 0 {
 		x.t.Fatalf("no text%s", x)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// updateGoldens is the flag -update of the tests.
 var updateGoldens = flag.Bool("update", false, "write the golden files from what the adapter does now")
 
 // Goldens describe the recordings of an agent's CLI: the folders testdata/NAME, one for each scenario, with
@@ -25,7 +26,7 @@ var updateGoldens = flag.Bool("update", false, "write the golden files from what
 //   - sent.jsonl: what the adapter writes to the CLI's stdin meanwhile.
 type Goldens struct {
 	Scenarios map[string]Scenario // by the name of the folder
-	// Adapter replays the recordings. Its clock has to be Now.
+	// Adapter replays the recordings. Its clock has to be FixedTime.
 	Adapter agent.Adapter
 	Model   string // the model of a scenario that has none
 	// Anchored are the kinds of blocks that all have an anchor.
@@ -33,37 +34,37 @@ type Goldens struct {
 	// Placeholders returns texts that stand for a path in golden files and recordings, in addition to {{workspace}} and
 	// {{state}}: placeholder, text, placeholder, text. May be nil.
 	Placeholders func(agent.Folders) []string
-	Recording    Recording
+	Recording    RecordingFormat
 }
 
-// Step is a line of a recording: an input of the CLI, or a line that it printed.
-type Step struct {
-	Query     *runner.Query   `json:"query,omitempty"`
-	Interrupt bool            `json:"interrupt,omitempty"`
-	Decide    *Choice         `json:"decide,omitempty"`
-	Line      json.RawMessage `json:"line,omitempty"`
+// RecordingStep is a line of a recording: an input of the CLI, or a line that the CLI printed.
+type RecordingStep struct {
+	Query     *runner.Query     `json:"query,omitempty"`
+	Interrupt bool              `json:"interrupt,omitempty"`
+	Decide    *RecordedDecision `json:"decide,omitempty"`
+	Line      json.RawMessage   `json:"line,omitempty"`
 }
 
-// Choice is a decision that a recording contains, on one of the approval requests of its turn.
-type Choice struct {
+// RecordedDecision is a decision in a recording on one of the approval requests of its turn.
+type RecordedDecision struct {
 	Request  int                    `json:"request"` // which of the turn's requests, from 0 on
 	Decision events.ApprovalDecided `json:"decision"`
 }
 
-// applyTo passes the decision to the turn that writes to j.
-func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
+// applyTo passes the decision to turn, whose lines are in j.
+func (c RecordedDecision) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	t.Helper()
-	requests := requestsIn(t, j)
+	requests := lastTurnRequests(t, j)
 	if c.Request >= len(requests) {
 		t.Fatalf("a decision on request %d of %d", c.Request, len(requests))
 	}
 	lines := j.Lines()
 	c.Decision.ApprovalID = runner.ApprovalID(lines[len(lines)-1].ExecutionID, j.Name(), requests[c.Request].ApprovalID)
-	turn.Verdict(runner.Verdict{ApprovalDecided: c.Decision})
+	turn.ApplyVerdict(runner.Verdict{ApprovalDecided: c.Decision})
 }
 
-// requestsIn returns the approval requests of the last turn in j.
-func requestsIn(t testing.TB, j *Journal) []events.ApprovalRequested {
+// lastTurnRequests returns the approval requests of the last turn in the journal j.
+func lastTurnRequests(t testing.TB, j *Journal) []events.ApprovalRequested {
 	t.Helper()
 	lines := j.Lines()
 	for i, l := range slices.Backward(lines) {
@@ -76,7 +77,7 @@ func requestsIn(t testing.TB, j *Journal) []events.ApprovalRequested {
 }
 
 // firstQuery returns the first query of a recording.
-func firstQuery(steps []Step) runner.Query {
+func firstQuery(steps []RecordingStep) runner.Query {
 	for _, s := range steps {
 		if s.Query != nil {
 			return *s.Query
@@ -85,11 +86,11 @@ func firstQuery(steps []Step) runner.Query {
 	return runner.Query{}
 }
 
-// checkGoldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
-// are made first.
-func checkGoldens(t *testing.T, s Subject, g Goldens) {
-	paths := recordings(t)
-	if !*recordAgain {
+// checkGoldens replays every recording and compares the journal and the input of the CLI with the golden files. With
+// -record it makes the recordings first.
+func checkGoldens(t *testing.T, s AgentUnderTest, g Goldens) {
+	paths := recordingPaths(t)
+	if !*recordFlag {
 		var folders []string
 		for _, path := range paths {
 			folders = append(folders, filepath.Base(filepath.Dir(path)))
@@ -102,52 +103,52 @@ func checkGoldens(t *testing.T, s Subject, g Goldens) {
 	for name, scenario := range g.Scenarios {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("testdata", name)
-			if *recordAgain {
-				record(t, s, g, dir, scenario)
+			if *recordFlag {
+				recordScenario(t, s, g, dir, scenario)
 			} else {
 				t.Parallel()
 			}
 			place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-			journal, sent := g.replay(t, place, g.load(t, filepath.Join(dir, "recording.jsonl"), place))
+			journal, sent := g.replayRecording(t, place, g.loadRecording(t, filepath.Join(dir, "recording.jsonl"), place))
 			CheckAnchors(t, journal, g.Anchored...)
-			Compare(t, filepath.Join(dir, "journal.jsonl"), g.withPlaceholders(encodeLines(t, journal), place))
-			Compare(t, filepath.Join(dir, "sent.jsonl"), g.withPlaceholders(encodeLines(t, sent), place))
+			CompareGolden(t, filepath.Join(dir, "journal.jsonl"), g.insertPlaceholders(encodeLines(t, journal), place))
+			CompareGolden(t, filepath.Join(dir, "sent.jsonl"), g.insertPlaceholders(encodeLines(t, sent), place))
 		})
 	}
 }
 
-// recordings returns the paths of all recordings in testdata.
-func recordings(t testing.TB) []string {
+// recordingPaths returns the paths of all recordings in testdata.
+func recordingPaths(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*/recording.jsonl")
-	if err != nil || len(paths) == 0 && !*recordAgain {
+	if err != nil || len(paths) == 0 && !*recordFlag {
 		t.Fatalf("no recordings: %v", err)
 	}
 	slices.Sort(paths)
 	return paths
 }
 
-// replayDisorder passes the lines of recordings to the adapter in a wrong order, twice or not at all. The adapter may
-// refuse lines, but the journal that it writes must be valid.
-func replayDisorder(t *testing.T, s Subject, g Goldens) {
-	paths := recordings(t)
+// checkDisorderedReplay passes the lines of recordings to the adapter in a wrong order, twice or not at all. The
+// adapter may refuse lines, but the journal that it writes must be valid.
+func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
+	paths := recordingPaths(t)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
-	play := func(path string, times func() int, reorder func([]Step)) {
+	play := func(path string, times func() int, reorder func([]RecordingStep)) {
 		place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-		steps := g.load(t, path, place)
+		steps := g.loadRecording(t, path, place)
 		reorder(steps)
 		var journal Journal
 		permissions := firstQuery(steps).Permissions
-		session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
+		session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
 		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace, Permissions: permissions}
 		turn := newQueryTurn(t, &journal, q)
-		if err := session.Begin(q, turn); err != nil {
+		if err := session.BeginTurn(q, turn); err != nil {
 			t.Fatal(err)
 		}
 		for _, step := range steps {
 			for range times() {
 				if step.Line != nil && turn.Ended() == nil {
-					_ = session.Line(step.Line, turn) //nolint:errcheck // a line may be refused
+					_ = session.HandleLine(step.Line, turn) //nolint:errcheck // a line may be refused
 				}
 			}
 		}
@@ -158,7 +159,7 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		}
 	}
 	for range 200 {
-		play(paths[random.IntN(len(paths))], func() int { return []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] }, func(steps []Step) {
+		play(paths[random.IntN(len(paths))], func() int { return []int{1, 1, 1, 1, 1, 0, 2}[random.IntN(7)] }, func(steps []RecordingStep) {
 			for i := range steps {
 				if random.IntN(5) == 0 {
 					j := min(len(steps)-1, i+random.IntN(4))
@@ -168,23 +169,23 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		})
 	}
 	for _, path := range paths {
-		play(path, func() int { return 1 }, func(steps []Step) {
+		play(path, func() int { return 1 }, func(steps []RecordingStep) {
 			random.Shuffle(len(steps), func(a, b int) { steps[a], steps[b] = steps[b], steps[a] })
 		})
 	}
 }
 
-// load reads a recording, and replaces its placeholders by the paths of place.
-func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
+// loadRecording reads the recording at path, and replaces its placeholders by the paths of the folders place.
+func (g Goldens) loadRecording(t testing.TB, path string, place agent.Folders) []RecordingStep {
 	t.Helper()
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw = []byte(strings.NewReplacer(g.placeholders(place)...).Replace(string(raw)))
-	var steps []Step
+	raw = []byte(strings.NewReplacer(g.placeholderPairs(place)...).Replace(string(raw)))
+	var steps []RecordingStep
 	for _, l := range bytes.Split(bytes.TrimSpace(raw), []byte("\n")) {
-		var s Step
+		var s RecordingStep
 		if err := json.Unmarshal(l, &s); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
@@ -193,25 +194,26 @@ func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 	return steps
 }
 
-// replay performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
-func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.Line, []json.RawMessage) {
+// replayRecording performs the steps of a recording on a new session of the adapter. It returns the journal, and the
+// values that the session sent to the CLI's stdin.
+func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []RecordingStep) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
-	session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
+	session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
 	for i, step := range steps {
 		var err error
 		switch {
 		case step.Query != nil:
 			turn = newQueryTurn(t, &journal, *step.Query)
-			err = session.Begin(*step.Query, turn)
+			err = session.BeginTurn(*step.Query, turn)
 		case step.Decide != nil:
 			step.Decide.applyTo(t, &journal, turn)
 		case step.Interrupt:
 			err = session.Interrupt()
 		default:
-			err = session.Line(step.Line, turn)
+			err = session.HandleLine(step.Line, turn)
 		}
 		if err != nil {
 			t.Errorf("step %d: %v", i+1, err)
@@ -220,11 +222,11 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	if turn.Ended() == nil {
 		t.Error("the recording does not end the last turn")
 	}
-	return journal.Lines(), stdin.Sent()
+	return journal.Lines(), stdin.SentValues()
 }
 
-// placeholders returns all placeholders, each followed by the text that it stands for.
-func (g Goldens) placeholders(place agent.Folders) []string {
+// placeholderPairs returns all placeholders, each followed by the text that it stands for.
+func (g Goldens) placeholderPairs(place agent.Folders) []string {
 	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
 	if g.Placeholders != nil {
 		pairs = append(pairs, g.Placeholders(place)...)
@@ -232,16 +234,17 @@ func (g Goldens) placeholders(place agent.Folders) []string {
 	return pairs
 }
 
-// withPlaceholders replaces the paths of place by placeholders, so that golden files do not depend on the machine.
-func (g Goldens) withPlaceholders(raw []byte, place agent.Folders) []byte {
-	pairs := g.placeholders(place)
+// insertPlaceholders replaces the paths of the folders place in raw by placeholders, so that golden files do not depend
+// on the machine.
+func (g Goldens) insertPlaceholders(raw []byte, place agent.Folders) []byte {
+	pairs := g.placeholderPairs(place)
 	for i := 0; i < len(pairs); i += 2 {
 		pairs[i], pairs[i+1] = pairs[i+1], pairs[i]
 	}
 	return []byte(strings.NewReplacer(pairs...).Replace(string(raw)))
 }
 
-// encodeLines returns the values as JSON, one a line.
+// encodeLines returns the values as JSON, one value on each line.
 func encodeLines[T any](t testing.TB, values []T) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -259,11 +262,11 @@ func encodeLines[T any](t testing.TB, values []T) []byte {
 // place of values that differ in every run.
 func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
 	t.Helper()
-	Compare(t, path, stable(encodeLines(t, journal)))
+	CompareGolden(t, path, stable(encodeLines(t, journal)))
 }
 
-// Compare compares got with the golden file at path line by line. With -update it writes the file instead.
-func Compare(t testing.TB, path string, got []byte) {
+// CompareGolden compares got with the golden file at path line by line. With -update it writes the file instead.
+func CompareGolden(t testing.TB, path string, got []byte) {
 	t.Helper()
 	if *updateGoldens {
 		if err := os.WriteFile(path, got, 0o644); err != nil { //nolint:gosec // a golden file

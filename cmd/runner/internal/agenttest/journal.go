@@ -16,14 +16,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Journal is an agent.Journal in memory that is never full.
+// Journal implements agent.Journal in memory. It is never full.
 type Journal struct {
 	mu     sync.Mutex
 	lines  []runner.Line
 	blocks int
 }
 
-// Append numbers the line and stores it.
+// Append numbers a line and stores it.
 func (j *Journal) Append(_ context.Context, l runner.Line) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -42,20 +42,20 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// Lines returns the lines that were appended so far.
+// Lines returns all lines that were appended so far.
 func (j *Journal) Lines() []runner.Line {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return append([]runner.Line(nil), j.lines...)
 }
 
-// Stdin is an agent.Stdin that records the JSON values that a Session sends.
+// Stdin implements agent.Stdin for tests: it stores the values that a Session sends to the agent's process.
 type Stdin struct {
 	mu   sync.Mutex
 	sent []json.RawMessage
 }
 
-// Send records v as JSON.
+// Send stores v as JSON.
 func (s *Stdin) Send(v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -67,23 +67,24 @@ func (s *Stdin) Send(v any) error {
 	return nil
 }
 
-// Sent returns the values that were sent so far.
-func (s *Stdin) Sent() []json.RawMessage {
+// SentValues returns the values that the session has sent so far.
+func (s *Stdin) SentValues() []json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]json.RawMessage(nil), s.sent...)
 }
 
-// Now returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
-func Now() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
+// FixedTime returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
+func FixedTime() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 
-// NewTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
-func NewTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
+// NewJournalTurn begins a turn that writes to the journal j. Text is coalesced until another line follows, and the
+// clock is FixedTime.
+func NewJournalTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
 	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})
 }
 
-// newQueryTurn is NewTurn with the execution and the permission policy of a query.
+// newQueryTurn begins a turn that writes to the journal j, with the execution and the permission policy of a query.
 func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 	t.Helper()
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
@@ -91,35 +92,35 @@ func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 		t.Fatal(err)
 	}
 	return agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: Now, Policy: policy, Approved: q.Approved,
+		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: FixedTime, Policy: policy, Approved: q.Approved,
 	})
 }
 
-// Replay opens a session, begins the query and passes the lines of a recorded stdout to the session. It returns the
-// journal and the values that were sent to stdin.
-func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
+// ReplayLines opens a session of the adapter a, begins the query q and passes recorded lines of the agent's stdout to
+// the session. It returns the journal, and the values that the session sent to the agent's stdin.
+func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var stdin Stdin
 	var journal Journal
-	s := a.Open(l, &stdin)
+	s := a.OpenSession(l, &stdin)
 	turn := newQueryTurn(t, &journal, q)
 	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
-	if err := s.Begin(q, turn); err != nil {
+	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)
 	}
 	for i, line := range stdout {
-		if err := s.Line([]byte(line), turn); err != nil {
+		if err := s.HandleLine([]byte(line), turn); err != nil {
 			t.Errorf("line %d: %v", i+1, err)
 		}
 	}
 	if turn.Ended() == nil {
 		t.Error("the recorded lines do not end the turn")
 	}
-	return journal.Lines(), stdin.Sent()
+	return journal.Lines(), stdin.SentValues()
 }
 
 // CheckAnchors checks the anchors in a journal: only finished blocks of the main conversation have one, no two blocks
-// have the same, and every complete block of the given kinds in the main conversation has one.
+// have the same one, and every complete block of the given kinds in the main conversation has one.
 func CheckAnchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
 	t.Helper()
 	seen := map[string]string{}
@@ -189,8 +190,8 @@ func CheckJournal(t testing.TB, journal []runner.Line) {
 	}
 }
 
-// CheckPinned checks that scripts/agents installs the version of the npm package that the adapter was tested with.
-func CheckPinned(t testing.TB, npm, tested string) {
+// CheckPinnedVersion checks that scripts/agents installs the version of the npm package that the adapter was tested with.
+func CheckPinnedVersion(t testing.TB, npm, tested string) {
 	t.Helper()
 	raw, err := os.ReadFile("../../../../scripts/agents/package.json")
 	if err != nil {

@@ -22,27 +22,28 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-var recordAgain = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
+// recordFlag is the flag -record of the tests.
+var recordFlag = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
 
-// Scenario is a conversation that the suite records with the agent's real CLI.
+// Scenario is a list of queries that the suite sends to the agent's real CLI to make a recording.
 type Scenario struct {
 	Model       string // "" for Goldens.Model
 	Permissions events.Permissions
-	Asks        []Ask
+	Asks        []ScenarioQuery
 }
 
-// Asks returns a scenario of queries that are not interrupted.
-func Asks(texts ...string) Scenario {
+// QueryScenario returns a Scenario with one query for each text, none of which is interrupted.
+func QueryScenario(texts ...string) Scenario {
 	var s Scenario
 	for _, text := range texts {
-		s.Asks = append(s.Asks, Ask{Text: text})
+		s.Asks = append(s.Asks, ScenarioQuery{Text: text})
 	}
 	return s
 }
 
-// AskImage returns a scenario of one query with an image of one pixel.
-func AskImage(text string) Scenario {
-	return Scenario{Asks: []Ask{{Parts: []events.Part{{Type: "text", Text: text}, {
+// ImageScenario returns a Scenario of one query that has a text and an image of one pixel.
+func ImageScenario(text string) Scenario {
+	return Scenario{Asks: []ScenarioQuery{{Parts: []events.Part{{Type: "text", Text: text}, {
 		Type: "image", MediaType: "image/png",
 		Data: "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==",
 	}}}}}
@@ -54,36 +55,36 @@ func (s Scenario) WithModel(model string) Scenario {
 	return s
 }
 
-// Ask is one query of a Scenario.
-type Ask struct {
+// ScenarioQuery is one query of a Scenario, with the interrupt and the decisions that follow it.
+type ScenarioQuery struct {
 	Text      string
 	Parts     []events.Part
-	Interrupt When // when the turn is interrupted; "" for never
+	Interrupt InterruptMoment // when the turn is interrupted; "" for never
 	// Decide are the decisions on the approval requests of the turn, in their order, each given as soon as the request
 	// is recorded. Further requests stay open.
 	Decide []events.ApprovalDecided
 }
 
-// When is the moment of a turn at which the suite interrupts the turn.
-type When string
+// InterruptMoment is the moment of a turn at which the suite interrupts the turn.
+type InterruptMoment string
 
 // The moments of a turn.
 const (
-	AtStart  When = "start"  // as soon as the turn has begun
-	OnText   When = "text"   // when text of the answer arrives; of a recording, at the second piece
-	OnTool   When = "tool"   // when the command that the model asked for runs
-	OnOutput When = "output" // when the command's first output arrives
-	// OnRequest is the moment when an approval request was recorded that Ask.Decide does not decide.
-	OnRequest When = "request"
+	AtStart  InterruptMoment = "start"  // as soon as the turn has begun
+	OnText   InterruptMoment = "text"   // when text of the answer arrives; of a recording, at the second piece
+	OnTool   InterruptMoment = "tool"   // when the command that the model asked for runs
+	OnOutput InterruptMoment = "output" // when the command's first output arrives
+	// OnRequest is the moment when an approval request is journaled that ScenarioQuery.Decide does not decide.
+	OnRequest InterruptMoment = "request"
 )
 
-// Recording describes the output of an agent's CLI, so that it can be recorded and compared.
-type Recording struct {
+// RecordingFormat describes the output of an agent's CLI, so that the output can be recorded and compared.
+type RecordingFormat struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
 	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
 	Trim func(line []byte) ([]byte, error)
-	// Normalize returns the recording with fixed values in place of ids, times and ports. See Number.
+	// Normalize returns the recording with fixed values in place of ids, times and ports. See NumberMatches.
 	Normalize func(recording []byte) []byte
 }
 
@@ -91,7 +92,7 @@ type Recording struct {
 // prints.
 type recorder struct {
 	t         *testing.T
-	recording Recording
+	recording RecordingFormat
 	place     agent.Folders
 	session   agent.Session
 	stdout    *bufio.Reader
@@ -111,8 +112,8 @@ func (r *recorder) Send(v any) error {
 	return err
 }
 
-// step writes one step to the recording.
-func (r *recorder) step(s Step) {
+// writeStep appends one step to the recording.
+func (r *recorder) writeStep(s RecordingStep) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	enc := json.NewEncoder(&r.out)
@@ -122,9 +123,9 @@ func (r *recorder) step(s Step) {
 	}
 }
 
-// record runs the CLI on a scenario and writes dir/recording.jsonl.
-func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
-	mock, err := server.New(server.Config{Script: Script(t)})
+// recordScenario runs the agent's CLI on a scenario and writes dir/recording.jsonl.
+func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scenario Scenario) {
+	mock, err := server.New(server.Config{Script: DefaultScript(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +160,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 		t.Fatal(err)
 	}
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
-	r.session = s.Adapter.Open(launch, r)
+	r.session = s.Adapter.OpenSession(launch, r)
 	for i, ask := range scenario.Asks {
 		r.recordTurn(i, scenario.Permissions, ask)
 	}
@@ -172,26 +173,26 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	raw := g.Recording.Normalize(g.withPlaceholders(r.out.Bytes(), place))
+	raw := g.Recording.Normalize(g.insertPlaceholders(r.out.Bytes(), place))
 	if err := os.WriteFile(filepath.Join(dir, "recording.jsonl"), raw, 0o644); err != nil { //nolint:gosec // a golden file
 		t.Fatal(err)
 	}
 }
 
-// recordTurn sends the i-th query of the scenario, counted from 0, and records until its turn has ended.
-func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
+// recordTurn sends the query number i of the scenario, counted from 0, and records steps until its turn has ended.
+func (r *recorder) recordTurn(i int, permissions events.Permissions, ask ScenarioQuery) {
 	t := r.t
 	q := runner.Query{
 		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace, Permissions: permissions,
 	}
 	var journal Journal
 	turn := newQueryTurn(t, &journal, q)
-	r.step(Step{Query: &q})
-	if err := r.session.Begin(q, turn); err != nil {
+	r.writeStep(RecordingStep{Query: &q})
+	if err := r.session.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)
 	}
 	interrupt := sync.OnceFunc(func() {
-		r.step(Step{Interrupt: true})
+		r.writeStep(RecordingStep{Interrupt: true})
 		if err := r.session.Interrupt(); err != nil {
 			t.Error(err)
 		}
@@ -201,7 +202,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 		interrupt()
 	case OnTool: // the command creates the file "started"
 		go func() {
-			for !exists(filepath.Join(r.place.Workspace, "started")) && t.Context().Err() == nil {
+			for !fileExists(filepath.Join(r.place.Workspace, "started")) && t.Context().Err() == nil {
 				time.Sleep(20 * time.Millisecond)
 			}
 			interrupt()
@@ -219,8 +220,8 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 				t.Fatalf("%v: %s", err, raw)
 			}
 		}
-		r.step(Step{Line: line})
-		if err := r.session.Line(raw, turn); err != nil {
+		r.writeStep(RecordingStep{Line: line})
+		if err := r.session.HandleLine(raw, turn); err != nil {
 			t.Errorf("%v: %s", err, raw)
 		}
 		if bytes.Contains(raw, []byte(r.recording.Text)) {
@@ -228,11 +229,11 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 				interrupt()
 			}
 		}
-		for ; requests < len(requestsIn(t, &journal)); requests++ {
+		for ; requests < len(lastTurnRequests(t, &journal)); requests++ {
 			switch {
 			case requests < len(ask.Decide):
-				c := Choice{Request: requests, Decision: ask.Decide[requests]}
-				r.step(Step{Decide: &c})
+				c := RecordedDecision{Request: requests, Decision: ask.Decide[requests]}
+				r.writeStep(RecordingStep{Decide: &c})
 				c.applyTo(t, &journal, turn)
 			case ask.Interrupt == OnRequest:
 				interrupt()
@@ -244,15 +245,15 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 	}
 }
 
-// exists reports whether a file exists.
-func exists(path string) bool {
+// fileExists reports whether a file exists.
+func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
 
-// Number replaces every match of the pattern in raw by name(match, n). n numbers the different matches from 1 on; equal
-// matches have the same n.
-func Number(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
+// NumberMatches replaces every match of the pattern in raw by name(match, n), where n numbers the different matches
+// from 1 on. Equal matches have the same n.
+func NumberMatches(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
 	names := map[string]string{}
 	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {
 		to, ok := names[string(match)]

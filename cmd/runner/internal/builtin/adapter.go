@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture of the built-in agent.
 const Architecture = architecture.Spool
 
-// Adapter drives the built-in agent.
+// Adapter implements agent.Adapter for the built-in agent.
 type Adapter struct{}
 
 // Command returns the command that starts the runner's own binary as an agent.
@@ -35,59 +35,66 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	set := map[string]string{}
 	if digest := serversDigest(l); digest != "" {
-		set[setupVariable] = digest
+		set[setupDigestVariable] = digest
 	}
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
 
-// Open returns a session. The protocol has no handshake.
-func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+// OpenSession returns the session of a process that was just started. The protocol of the built-in agent has no
+// handshake.
+func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	return &session{in: in, refs: map[string]string{}, lost: whyNotResumable(l)}
 }
 
-// Transcript returns the path of a session's messages.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath returns the path of the file with the messages of an agent session.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	return transcriptPath(p.State, agentSession)
 }
 
-// sessionName matches the ids of sessions, which become a part of file names.
-var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+// sessionIDPattern matches the ids of agent sessions, which become a part of file names.
+var sessionIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// transcriptPath returns the path of an agent session's messages, or an error for an id that cannot be part of a file name.
+// transcriptPath returns the path of the file with the messages of an agent session, or an error for an id that cannot
+// be part of a file name.
 func transcriptPath(state, agentSession string) (string, error) {
-	if !sessionName.MatchString(agentSession) {
+	if !sessionIDPattern.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want 1 to 100 letters, digits, - and _", agentSession)
 	}
 	return filepath.Join(state, "spool", agentSession+".jsonl"), nil
 }
 
-// session implements agent.Session. refs maps the process's references of blocks to the ids of the turn's blocks.
+// session implements agent.Session for one process of the built-in agent. refs maps the process's references of blocks
+// to the ids of the turn's blocks.
 type session struct {
 	in    agent.Stdin
 	refs  map[string]string
 	lost  string // why a conversation cannot be forked, until that is reported
-	plain bool   // the turn's query has no permission policy; see hasNoPolicy
+	plain bool   // the turn's query has no permission policy; see isWithoutPolicy
 }
 
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn sends the query to the process. It first journals that the earlier conversation is lost, if it is.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
-	s.plain = hasNoPolicy(q)
+	s.plain = isWithoutPolicy(q)
 	q.Env, q.Redact = nil, nil // the process has the environment already, and its output is redacted here
-	return s.in.Send(order{Op: "query", Query: &q})
+	return s.in.Send(processOrder{Op: "query", Query: &q})
 }
 
-func (s *session) Line(line []byte, t *agent.Turn) error {
-	var r report
+// HandleLine handles a report that the process printed: it decides a permission request, or applies the report to the
+// turn.
+func (s *session) HandleLine(line []byte, t *agent.Turn) error {
+	var r processReport
 	if err := json.Unmarshal(line, &r); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	if r.Op == "permission" && r.Permission != nil {
-		return s.permit(*r.Permission, t)
+		return s.decidePermission(*r.Permission, t)
 	}
-	return r.apply(t, s.refs)
+	return r.applyTo(t, s.refs)
 }
 
-func (s *session) Interrupt() error { return s.in.Send(order{Op: "interrupt"}) }
+// Interrupt asks the process to stop the turn.
+func (s *session) Interrupt() error { return s.in.Send(processOrder{Op: "interrupt"}) }

@@ -283,7 +283,7 @@ func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("ok"))
 	place := newPlace(t)
-	path, err := builtin.Adapter{}.Transcript(place, "agt-1")
+	path, err := builtin.Adapter{}.TranscriptPath(place, "agt-1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,7 +306,7 @@ func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 func TestProcessRefusesBadSettings(t *testing.T) {
 	t.Parallel()
 	for name, value := range map[string]string{"SPOOL_AGENT_MAX_STEPS": "many", "SPOOL_AGENT_MODEL_TIMEOUT": "-1s", "SPOOL_AGENT_CODE_TIMEOUT": "soon"} {
-		p := builtin.Process{Workspace: t.TempDir(), State: t.TempDir(), Getenv: func(k string) string {
+		p := builtin.AgentProcess{Workspace: t.TempDir(), State: t.TempDir(), Getenv: func(k string) string {
 			if k == name {
 				return value
 			}

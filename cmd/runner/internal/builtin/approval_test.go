@@ -22,18 +22,18 @@ import (
 func asking(q *runner.Query) { q.Permissions = events.Permissions{Default: events.PermissionAsk} }
 
 // write is a call that writes a file.
-func write(path, content string) agenttest.Tool {
-	return agenttest.Tool{Name: "write_file", Input: map[string]string{"path": path, "content": content}}
+func write(path, content string) agenttest.ScriptToolCall {
+	return agenttest.ScriptToolCall{Name: "write_file", Input: map[string]string{"path": path, "content": content}}
 }
 
 // newApprovalBench returns a bench whose model calls the tools in turn.
-func newApprovalBench(t *testing.T, tools ...agenttest.Tool) *agenttest.Bench {
+func newApprovalBench(t *testing.T, tools ...agenttest.ScriptToolCall) *agenttest.Harness {
 	t.Helper()
-	return agenttest.NewBenchWith(t, subject(), agenttest.Rules(t, agenttest.Rule("go", tools...)))
+	return agenttest.NewHarnessWithScript(t, subject(), agenttest.ScriptOfRules(t, agenttest.ScriptRule("go", tools...)))
 }
 
 // isMissing fails the test if the file exists in the workspace.
-func isMissing(t *testing.T, b *agenttest.Bench, name string) {
+func isMissing(t *testing.T, b *agenttest.Harness, name string) {
 	t.Helper()
 	if _, err := os.Lstat(filepath.Join(b.Folders.Workspace, name)); !os.IsNotExist(err) {
 		t.Errorf("%s exists, or %v", name, err)
@@ -43,15 +43,15 @@ func isMissing(t *testing.T, b *agenttest.Bench, name string) {
 func TestApproval_ApprovedCallRuns(t *testing.T) {
 	t.Parallel()
 	b := newApprovalBench(t, write("a.txt", "new\n"))
-	b.Put("a.txt", "old\n")
-	x := b.AskDeciding("go", asking, func(events.ApprovalRequested) events.ApprovalDecided {
-		if got := b.File("a.txt"); got != "old\n" {
+	b.WriteFile("a.txt", "old\n")
+	x := b.RunTurnDeciding("go", asking, func(events.ApprovalRequested) events.ApprovalDecided {
+		if got := b.ReadFile("a.txt"); got != "old\n" {
 			t.Errorf("the file has %q before the decision", got)
 		}
 		return events.ApprovalDecided{Decision: events.DecisionApprove}
 	})
-	if e := x.Ended(); e.Outcome != runner.Completed || b.File("a.txt") != "new\n" {
-		t.Fatalf("ended %+v, file %q%s", e, b.File("a.txt"), x)
+	if e := x.Ended(); e.Outcome != runner.Completed || b.ReadFile("a.txt") != "new\n" {
+		t.Fatalf("ended %+v, file %q%s", e, b.ReadFile("a.txt"), x)
 	}
 	r := x.ApprovalRequests()[0]
 	if r.Kind != events.ApprovalTool || r.ToolName != "write_file" || r.ToolUseID == "" || !r.Editable || r.Title != "Write a.txt" || r.Rule != "default" {
@@ -64,10 +64,10 @@ func TestApproval_ApprovedCallRuns(t *testing.T) {
 	if err := json.Unmarshal(r.Input, &input); err != nil || input["path"] != "a.txt" || input["content"] != "new\n" {
 		t.Errorf("input %s, %v", r.Input, err)
 	}
-	if got := x.Resolutions(); len(got) != 1 || got[0].Outcome != events.OutcomeApproved || len(x.Decisions()) != 0 {
-		t.Errorf("resolutions %+v, decisions of the policy %+v", got, x.Decisions())
+	if got := x.ApprovalResolutions(); len(got) != 1 || got[0].Outcome != events.OutcomeApproved || len(x.PermissionDecisions()) != 0 {
+		t.Errorf("resolutions %+v, decisions of the policy %+v", got, x.PermissionDecisions())
 	}
-	x.CheckErrors()
+	x.CheckErrorCodes()
 }
 
 func TestApproval_DeniedCallDoesNotRun(t *testing.T) {
@@ -83,15 +83,15 @@ func TestApproval_DeniedCallDoesNotRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newApprovalBench(t, write("a.txt", "x"))
-			x := b.AskDeciding("go", asking, agenttest.Always(tc.decision))
+			x := b.RunTurnDeciding("go", asking, agenttest.AlwaysDecide(tc.decision))
 			isMissing(t, b, "a.txt")
 			if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, tc.says) {
 				t.Errorf("ended %+v", e)
 			}
-			if r := x.Blocks(events.KindToolResult); len(r) != 1 || !r[0].IsError || !strings.HasPrefix(r[0].Output, tc.says) {
+			if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !r[0].IsError || !strings.HasPrefix(r[0].Output, tc.says) {
 				t.Errorf("results %+v", r)
 			}
-			if got := x.Resolutions(); len(got) != 1 || got[0].Outcome != tc.outcome {
+			if got := x.ApprovalResolutions(); len(got) != 1 || got[0].Outcome != tc.outcome {
 				t.Errorf("resolutions %+v", got)
 			}
 		})
@@ -101,11 +101,11 @@ func TestApproval_DeniedCallDoesNotRun(t *testing.T) {
 func TestApproval_ApproveAllCoversTheClass(t *testing.T) {
 	t.Parallel()
 	b := newApprovalBench(t, write("a.txt", "1"), write("b.txt", "2"))
-	x := b.AskDeciding("go", asking, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApproveAll}))
-	if b.File("a.txt") != "1" || b.File("b.txt") != "2" {
-		t.Errorf("files %q, %q", b.File("a.txt"), b.File("b.txt"))
+	x := b.RunTurnDeciding("go", asking, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApproveAll}))
+	if b.ReadFile("a.txt") != "1" || b.ReadFile("b.txt") != "2" {
+		t.Errorf("files %q, %q", b.ReadFile("a.txt"), b.ReadFile("b.txt"))
 	}
-	if n, d := len(x.ApprovalRequests()), x.Decisions(); n != 1 || len(d) != 1 || d[0].Decision != events.PermissionAllow {
+	if n, d := len(x.ApprovalRequests()), x.PermissionDecisions(); n != 1 || len(d) != 1 || d[0].Decision != events.PermissionAllow {
 		t.Errorf("%d requests, decisions of the policy %+v", n, d)
 	}
 }
@@ -126,16 +126,16 @@ func TestApproval_ChangedArguments(t *testing.T) {
 			if err := os.Symlink(away, filepath.Join(b.Folders.Workspace, "out")); err != nil {
 				t.Fatal(err)
 			}
-			x := b.AskDeciding("go", asking, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove, Arguments: json.RawMessage(tc.arguments)}))
+			x := b.RunTurnDeciding("go", asking, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove, Arguments: json.RawMessage(tc.arguments)}))
 			isMissing(t, b, "a.txt")
-			if r := x.Blocks(events.KindToolResult); len(r) != 1 || !strings.HasPrefix(r[0].Output, tc.says) || r[0].IsError != (tc.written == "") {
+			if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !strings.HasPrefix(r[0].Output, tc.says) || r[0].IsError != (tc.written == "") {
 				t.Errorf("results %+v, want %q", r, tc.says)
 			}
-			if use := x.Blocks(events.KindToolUse); len(use) != 1 || !strings.Contains(string(use[0].Input), "asked") {
+			if use := x.FinishedBlocks(events.KindToolUse); len(use) != 1 || !strings.Contains(string(use[0].Input), "asked") {
 				t.Errorf("tool_use %+v", use)
 			}
-			if tc.written != "" && b.File(tc.written) != "changed" {
-				t.Errorf("%s has %q", tc.written, b.File(tc.written))
+			if tc.written != "" && b.ReadFile(tc.written) != "changed" {
+				t.Errorf("%s has %q", tc.written, b.ReadFile(tc.written))
 			}
 			isMissing(t, b, "../b.txt")
 			if left, err := os.ReadDir(away); err != nil || len(left) > 0 {
@@ -154,12 +154,12 @@ func TestApproval_UnattendedExecutionAsksNobody(t *testing.T) {
 		t.Run("unattended "+unattended, func(t *testing.T) {
 			t.Parallel()
 			b := newApprovalBench(t, write("a.txt", "x"))
-			x := b.AskOK("go", says, func(q *runner.Query) {
+			x := b.RunTurnOK("go", says, func(q *runner.Query) {
 				asking(q)
 				q.Permissions.Unattended, q.ExecutionPermissions.Unattended = unattended, true
 			})
 			isMissing(t, b, "a.txt")
-			if d := x.Decisions(); len(x.ApprovalRequests()) != 0 || len(d) != 1 || d[0].Decision != events.PermissionDeny || d[0].Rule != "unattended" {
+			if d := x.PermissionDecisions(); len(x.ApprovalRequests()) != 0 || len(d) != 1 || d[0].Decision != events.PermissionDeny || d[0].Rule != "unattended" {
 				t.Errorf("requests %+v, decisions %+v", x.ApprovalRequests(), d)
 			}
 		})
@@ -169,7 +169,7 @@ func TestApproval_UnattendedExecutionAsksNobody(t *testing.T) {
 // The first two of three calls wait, the third is allowed. The second is decided first.
 func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
 	t.Parallel()
-	b := agenttest.NewBenchWith(t, subject(), agenttest.Rules(t, `  - match: {user: go}
+	b := agenttest.NewHarnessWithScript(t, subject(), agenttest.ScriptOfRules(t, `  - match: {user: go}
     steps:
       - tools:
           - {name: write_file, input: {path: one, content: "1"}}
@@ -177,11 +177,11 @@ func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
           - {name: list_directory, input: {path: .}}
       - text: 'Results: {{range results}}[{{.}}]{{end}}'
 `))
-	x := b.MustStart("go", func(q *runner.Query) {
+	x := b.MustStartTurn("go", func(q *runner.Query) {
 		asking(q)
 		q.Permissions.Tools = map[string]string{"list_directory": events.PermissionAllow}
 	})
-	x = b.UntilRequests(2, x)
+	x = b.ReadUntilRequests(2, x)
 	finished := func(n int) func(runner.Line) bool {
 		return func(l runner.Line) bool {
 			if l.Type == (events.BlockComplete{}).EventType() && decode[events.BlockComplete](t, l).Block.Kind == events.KindToolResult {
@@ -190,27 +190,27 @@ func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
 			return n == 0
 		}
 	}
-	x = b.Until("result of the allowed call", finished(1), x)
+	x = b.ReadUntil("result of the allowed call", finished(1), x)
 	isMissing(t, b, "one")
 	isMissing(t, b, "two")
 	requests := x.ApprovalRequests()
-	b.Decide(requests[1], events.ApprovalDecided{Decision: events.DecisionApprove})
-	x = b.Until("result of the second call", finished(1), x)
+	b.DecideRequest(requests[1], events.ApprovalDecided{Decision: events.DecisionApprove})
+	x = b.ReadUntil("result of the second call", finished(1), x)
 	isMissing(t, b, "one")
-	if b.File("two") != "2\n" {
-		t.Errorf("the second call wrote %q", b.File("two"))
+	if b.ReadFile("two") != "2\n" {
+		t.Errorf("the second call wrote %q", b.ReadFile("two"))
 	}
-	b.Decide(requests[0], events.ApprovalDecided{Decision: events.DecisionReject, Comment: "not one"})
-	x = b.End(x)
+	b.DecideRequest(requests[0], events.ApprovalDecided{Decision: events.DecisionReject, Comment: "not one"})
+	x = b.ReadToEnd(x)
 	isMissing(t, b, "one")
 	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, "not one") || !strings.Contains(e.Result, "[exit status 0]") {
 		t.Errorf("ended %+v", e)
 	}
 	var order []string
-	for _, r := range x.Blocks(events.KindToolResult) {
+	for _, r := range x.FinishedBlocks(events.KindToolResult) {
 		order = append(order, r.ToolUseID)
 	}
-	uses := x.Blocks(events.KindToolUse)
+	uses := x.FinishedBlocks(events.KindToolUse)
 	if want := []string{uses[2].ToolUseID, uses[1].ToolUseID, uses[0].ToolUseID}; strings.Join(order, " ") != strings.Join(want, " ") {
 		t.Errorf("results of %v, want %v", order, want)
 	}
@@ -221,23 +221,23 @@ func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
 func TestApproval_InterruptWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := newApprovalBench(t, write("a.txt", "x"))
-	x := b.UntilRequests(1, b.MustStart("go", asking))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("go", asking))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
+	x = b.ReadToEnd(x)
 	isMissing(t, b, "a.txt")
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Errorf("ended %+v", e)
 	}
-	if got := x.Retractions(); len(got) != 1 || got[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.Resolutions()) != 0 {
-		t.Errorf("retractions %+v, resolutions %+v", got, x.Resolutions())
+	if got := x.ApprovalRetractions(); len(got) != 1 || got[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.ApprovalResolutions()) != 0 {
+		t.Errorf("retractions %+v, resolutions %+v", got, x.ApprovalResolutions())
 	}
-	if r := x.Blocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "interrupted by the user before the call was run") {
+	if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !strings.Contains(r[0].Output, "interrupted by the user before the call was run") {
 		t.Errorf("results %+v", r)
 	}
 	// A late decision has no effect, and the same process asks again.
-	b.Decide(x.ApprovalRequests()[0], events.ApprovalDecided{Decision: events.DecisionApprove})
-	x = b.AskDeciding("go", asking, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove}))
-	if !x.Started().Warm || len(x.ApprovalRequests()) != 1 || b.File("a.txt") != "x" {
+	b.DecideRequest(x.ApprovalRequests()[0], events.ApprovalDecided{Decision: events.DecisionApprove})
+	x = b.RunTurnDeciding("go", asking, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
+	if !x.Started().Warm || len(x.ApprovalRequests()) != 1 || b.ReadFile("a.txt") != "x" {
 		t.Errorf("the turn after the interrupt: %s", x)
 	}
 }
@@ -245,20 +245,20 @@ func TestApproval_InterruptWhileWaiting(t *testing.T) {
 func TestApproval_NextAttemptAsksAgain(t *testing.T) {
 	t.Parallel()
 	b := newApprovalBench(t, write("a.txt", "x"))
-	x := b.UntilRequests(1, b.MustStart("go", asking))
-	session := x.Written().AgentSessionID
+	x := b.ReadUntilRequests(1, b.MustStartTurn("go", asking))
+	session := x.TranscriptWritten().AgentSessionID
 	b.Supervisor.Kill(t.Context())
-	x = b.End(x)
-	if e := x.Ended(); e.Outcome != runner.Killed || len(x.Retractions()) != 1 || len(x.Resolutions()) != 0 {
-		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, x.Retractions(), x.Resolutions())
+	x = b.ReadToEnd(x)
+	if e := x.Ended(); e.Outcome != runner.Killed || len(x.ApprovalRetractions()) != 1 || len(x.ApprovalResolutions()) != 0 {
+		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, x.ApprovalRetractions(), x.ApprovalResolutions())
 	}
-	checkNoResult(t, x.Written().Path)
-	x = b.AskDeciding("go", func(q *runner.Query) {
+	checkNoResult(t, x.TranscriptWritten().Path)
+	x = b.RunTurnDeciding("go", func(q *runner.Query) {
 		asking(q)
 		q.Attempt, q.Resume = 2, session
-	}, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove}))
-	if e := x.Ended(); e.Outcome != runner.Completed || len(x.ApprovalRequests()) != 1 || b.File("a.txt") != "x" {
-		t.Errorf("the next attempt ended %+v, file %q%s", e, b.File("a.txt"), x)
+	}, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
+	if e := x.Ended(); e.Outcome != runner.Completed || len(x.ApprovalRequests()) != 1 || b.ReadFile("a.txt") != "x" {
+		t.Errorf("the next attempt ended %+v, file %q%s", e, b.ReadFile("a.txt"), x)
 	}
 }
 
@@ -340,9 +340,9 @@ func TestApproval_OutsideIsDeniedUnderEveryPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newApprovalBench(t, agenttest.Tool{Name: "read_file", Input: map[string]string{"path": "/etc/hostname"}})
-			x := b.AskOK("go", "PERMISSION_DENIED: /etc/hostname is outside the workspace", func(q *runner.Query) { q.Permissions = p })
-			if d := x.Decisions(); len(d) != 1 || d[0].Rule != "workspace.outside" || d[0].Decision != events.PermissionDeny {
+			b := newApprovalBench(t, agenttest.ScriptToolCall{Name: "read_file", Input: map[string]string{"path": "/etc/hostname"}})
+			x := b.RunTurnOK("go", "PERMISSION_DENIED: /etc/hostname is outside the workspace", func(q *runner.Query) { q.Permissions = p })
+			if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "workspace.outside" || d[0].Decision != events.PermissionDeny {
 				t.Errorf("decisions %+v", d)
 			}
 		})
@@ -351,16 +351,16 @@ func TestApproval_OutsideIsDeniedUnderEveryPolicy(t *testing.T) {
 
 func TestApproval_PolicyDecidesByRule(t *testing.T) {
 	t.Parallel()
-	b := newApprovalBench(t, write("a.txt", "x"), agenttest.Tool{Name: "run_code", Input: map[string]string{"language": "bash", "code": "touch ran"}})
-	x := b.Ask("go", func(q *runner.Query) {
+	b := newApprovalBench(t, write("a.txt", "x"), agenttest.ScriptToolCall{Name: "run_code", Input: map[string]string{"language": "bash", "code": "touch ran"}})
+	x := b.RunTurn("go", func(q *runner.Query) {
 		q.Permissions = events.Permissions{Rules: []events.PermissionRule{{Tool: "run_*", Then: events.PermissionDeny}, {Tool: "write_file", Then: events.PermissionAllow}}}
 	})
 	isMissing(t, b, "ran")
-	d := x.Decisions()
-	if len(d) != 2 || d[0].Decision != events.PermissionAllow || d[0].Rule != "rules[1]" || d[1].Decision != events.PermissionDeny || d[1].Rule != "rules[0]" || b.File("a.txt") != "x" {
+	d := x.PermissionDecisions()
+	if len(d) != 2 || d[0].Decision != events.PermissionAllow || d[0].Rule != "rules[1]" || d[1].Decision != events.PermissionDeny || d[1].Rule != "rules[0]" || b.ReadFile("a.txt") != "x" {
 		t.Errorf("decisions %+v", d)
 	}
-	if r := x.Blocks(events.KindToolResult); len(r) != 2 || !strings.HasPrefix(r[1].Output, "PERMISSION_DENIED: "+d[1].Reason) {
+	if r := x.FinishedBlocks(events.KindToolResult); len(r) != 2 || !strings.HasPrefix(r[1].Output, "PERMISSION_DENIED: "+d[1].Reason) {
 		t.Errorf("results %+v", r)
 	}
 }

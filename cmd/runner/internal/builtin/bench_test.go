@@ -27,10 +27,10 @@ func BenchmarkToolCall(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			bench := agenttest.NewBenchWith(b, subject(), script)
-			bench.AskOK("few", "done", change)
+			bench := agenttest.NewHarnessWithScript(b, subject(), script)
+			bench.RunTurnOK("few", "done", change)
 			for b.Loop() {
-				bench.AskOK("many", "done", change)
+				bench.RunTurnOK("many", "done", change)
 			}
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*calls), "µs/call")
 		})
@@ -38,8 +38,8 @@ func BenchmarkToolCall(b *testing.B) {
 }
 
 // subject is the agent as the supervisor runs it.
-func subject() agenttest.Subject {
-	return agenttest.Subject{
+func subject() agenttest.AgentUnderTest {
+	return agenttest.AgentUnderTest{
 		Architecture: builtin.Architecture, Adapter: builtin.Adapter{},
 		Env: func(url string) map[string]string {
 			return map[string]string{"OPENAI_BASE_URL": url + "/v1", "OPENAI_API_KEY": "sk-secret"}

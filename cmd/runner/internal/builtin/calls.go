@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// toolCall is a call of the model whose result is not in the transcript yet.
+// toolCall is a tool call that the model requested and whose result is not in the transcript yet.
 type toolCall struct {
 	model.Call
 	tool    tool.Tool
@@ -22,39 +22,39 @@ type toolCall struct {
 	waiting bool   // a person decides
 }
 
-// callRunner runs the calls of one answer of the model, one at a time.
+// callRunner runs the tool calls of one answer of the model, one at a time.
 type callRunner struct {
 	*turn
 	open []*toolCall // calls whose permission was requested and that were not run, in the order of the answer
 }
 
-// runCalls runs the calls of an answer in order, and adds their results to the transcript. A call that a person decides does
-// not hold up the others: it is run after the decision. When ctx ends, runCalls returns with calls left. An error means
-// that the transcript cannot be written.
+// runCalls runs the tool calls of an answer in order, and adds their results to the transcript. While a call waits for a person's decision, the
+// others run. When ctx ends, runCalls returns although calls are left. An error means that the transcript cannot be written.
 func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
 	r := callRunner{turn: t}
 	for _, call := range calls {
 		if ctx.Err() != nil {
 			break
 		}
-		if err := r.begin(call); err != nil {
+		if err := r.beginCall(call); err != nil {
 			return err
 		}
 		// A reply comes at once, also if a person decides.
-		if err := r.serve(ctx, func(c *toolCall) bool { return c.waiting }); err != nil {
+		if err := r.serveReplies(ctx, func(c *toolCall) bool { return c.waiting }); err != nil {
 			return err
 		}
 	}
-	if err := r.serve(ctx, func(*toolCall) bool { return false }); err != nil {
+	if err := r.serveReplies(ctx, func(*toolCall) bool { return false }); err != nil {
 		return err
 	}
-	return r.interrupted(ctx)
+	return r.finishInterruptedCalls(ctx)
 }
 
-// begin requests the permission for a call. A call that cannot run gets its result.
-func (r *callRunner) begin(call model.Call) error {
-	c := &toolCall{Call: call, ref: r.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
-	failed := r.recovered(c, func() tool.Result {
+// beginCall requests the permission for a call. If the call cannot run, because its tool or its arguments are invalid, beginCall adds the failure
+// as its result.
+func (r *callRunner) beginCall(call model.Call) error {
+	c := &toolCall{Call: call, ref: r.record.OpenBlock(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
+	failed := r.runRecovered(c, func() tool.Result {
 		i := slices.IndexFunc(r.tools, func(tl tool.Tool) bool { return tl.Name() == call.Name })
 		if i < 0 {
 			return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}
@@ -66,32 +66,33 @@ func (r *callRunner) begin(call model.Call) error {
 		}
 		request := r.permissionRequest(c.tool, call.Arguments, paths)
 		request.ToolUseID = call.ID
-		c.request = r.permits.request(request)
+		c.request = r.permits.sendRequest(request)
 		return tool.Result{}
 	})
 	if failed.Code != "" {
-		return r.finish(c, failed, 0)
+		return r.finishCall(c, failed, 0)
 	}
 	r.open = append(r.open, c)
 	return nil
 }
 
-// serve applies replies to permission requests until mayStayOpen is true for every open call, or ctx ends.
-func (r *callRunner) serve(ctx context.Context, mayStayOpen func(*toolCall) bool) error {
+// serveReplies receives and applies replies to permission requests until mayStayOpen returns true for every open call, or ctx ends.
+func (r *callRunner) serveReplies(ctx context.Context, mayStayOpen func(*toolCall) bool) error {
 	for slices.ContainsFunc(r.open, func(c *toolCall) bool { return !mayStayOpen(c) }) {
-		reply, ok := r.permits.next(ctx)
+		reply, ok := r.permits.nextReply(ctx)
 		if !ok {
 			return nil
 		}
-		if err := r.apply(ctx, reply); err != nil {
+		if err := r.applyReply(ctx, reply); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// apply runs the call of a reply, or adds the denial as its result. It ignores a reply to a request that is not open.
-func (r *callRunner) apply(ctx context.Context, reply permissionReply) error {
+// applyReply runs the call that a permission reply allows, or adds the denial as the call's result. It ignores a reply to a request that is not
+// open.
+func (r *callRunner) applyReply(ctx context.Context, reply permissionReply) error {
 	i := slices.IndexFunc(r.open, func(c *toolCall) bool { return c.request == reply.ID })
 	if i < 0 {
 		return nil
@@ -103,11 +104,11 @@ func (r *callRunner) apply(ctx context.Context, reply permissionReply) error {
 	}
 	r.open = slices.Delete(r.open, i, i+1)
 	start := r.Now()
-	result := r.recovered(c, func() tool.Result { return c.run(ctx, reply) })
-	return r.finish(c, result, r.Now().Sub(start))
+	result := r.runRecovered(c, func() tool.Result { return c.run(ctx, reply) })
+	return r.finishCall(c, result, r.Now().Sub(start))
 }
 
-// run runs the call if the reply allows it.
+// run runs the tool call if the permission reply allows it, and returns the result.
 func (c *toolCall) run(ctx context.Context, reply permissionReply) tool.Result {
 	if !reply.Allowed {
 		return tool.Result{Code: tool.PermissionDenied, Output: reply.Message}
@@ -116,18 +117,18 @@ func (c *toolCall) run(ctx context.Context, reply permissionReply) tool.Result {
 		return c.tool.Run(ctx, c.Arguments)
 	}
 	var result tool.Result
-	if err := c.check(reply.Arguments); err != nil {
+	if err := c.checkArguments(reply.Arguments); err != nil {
 		result = tool.Result{Code: tool.ExecutionError, Output: err.Error()}
 	} else {
 		result = c.tool.Run(ctx, reply.Arguments)
 	}
-	result.Output = changedNote(reply.Arguments) + result.Output
+	result.Output = argumentsChangedNote(reply.Arguments) + result.Output
 	return result
 }
 
-// check returns an error if the arguments that a person changed are not valid. Whether their paths are in the workspace is
-// checked by the tool.
-func (c *toolCall) check(arguments json.RawMessage) error {
+// checkArguments returns an error if the arguments that a person changed are not valid JSON for the tool. The tool itself checks whether their
+// paths are in the workspace.
+func (c *toolCall) checkArguments(arguments json.RawMessage) error {
 	if !bytes.HasPrefix(bytes.TrimSpace(arguments), []byte("{")) {
 		return fmt.Errorf("arguments: not a JSON object")
 	}
@@ -135,8 +136,8 @@ func (c *toolCall) check(arguments json.RawMessage) error {
 	return err
 }
 
-// recovered returns the result of f. A panic is a result with a code.
-func (r *callRunner) recovered(c *toolCall, f func() tool.Result) (result tool.Result) {
+// runRecovered calls f and returns its result. If f panics, the result is a failure.
+func (r *callRunner) runRecovered(c *toolCall, f func() tool.Result) (result tool.Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			r.Log.Error("panic in a tool", "name", c.Name, "panic", p)
@@ -146,24 +147,24 @@ func (r *callRunner) recovered(c *toolCall, f func() tool.Result) (result tool.R
 	return f()
 }
 
-// finish completes the block of a call and adds the result to the transcript.
-func (r *callRunner) finish(c *toolCall, result tool.Result, took time.Duration) error {
+// finishCall completes the block of a call, and adds the result of the call to the transcript.
+func (r *callRunner) finishCall(c *toolCall, result tool.Result, took time.Duration) error {
 	r.Log.Debug("tool", "name", c.Name, "call", c.ID, "code", result.Code, "took", took)
-	text := result.Text()
-	r.record.Complete(c.ref, events.Block{
+	text := result.ModelText()
+	r.record.CompleteBlock(c.ref, events.Block{
 		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: nextAnchor(r.said), //nolint:gosec // a minute
 	})
-	return r.said.Add(model.Message{Role: model.Tool, CallID: c.ID, Text: text})
+	return r.said.AppendMessage(model.Message{Role: model.RoleTool, CallID: c.ID, Text: text})
 }
 
-// interrupted finishes the open calls if the user interrupted the turn. If the process ends, they stay open: nobody has
-// decided, and the transcript must not say so.
-func (r *callRunner) interrupted(ctx context.Context) error {
+// finishInterruptedCalls finishes the open calls if the user interrupted the turn. If the process ends for another reason, the calls stay open:
+// nobody has decided about them, and the transcript must not say so.
+func (r *callRunner) finishInterruptedCalls(ctx context.Context) error {
 	if !isInterrupted(ctx) {
 		return nil
 	}
 	for _, c := range r.open {
-		if err := r.finish(c, tool.Result{Code: tool.ExecutionError, Output: interruptedBeforeRun}, 0); err != nil {
+		if err := r.finishCall(c, tool.Result{Code: tool.ExecutionError, Output: interruptedBeforeRun}, 0); err != nil {
 			return err
 		}
 	}

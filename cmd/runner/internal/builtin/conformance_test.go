@@ -15,7 +15,7 @@ import (
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	const key = "sk-a-key-that-nobody-may-write-down"
-	agenttest.Exercise(t, agenttest.Subject{
+	agenttest.RunSuite(t, agenttest.AgentUnderTest{
 		Architecture: builtin.Architecture,
 		Adapter:      builtin.Adapter{},
 		Env: func(url string) map[string]string {
@@ -24,12 +24,12 @@ func TestConformance(t *testing.T) {
 	}, agenttest.Capabilities{
 		Conversation: &agenttest.Conversation{
 			Usage: true,
-			Edit: []agenttest.Decision{
+			Edit: []agenttest.ExpectedDecision{
 				{Tool: "read_file", Decision: "allow", Rule: "workspace.inside"}, {Tool: "write_file", Decision: "allow", Rule: "workspace.inside"},
 			},
 			Command: "[exit status 3]",
 			Sleeps:  true,
-			Failures: []agenttest.Failure{
+			Failures: []agenttest.ExpectedFailure{
 				{Query: "bad request please", Code: "MODEL_ERROR", Message: "scripted refusal"},
 				{Query: "wrong key please", Code: "MODEL_UNAUTHORIZED", Message: "invalid api key"},
 				{Query: "wrong model please", Code: "MODEL_NOT_FOUND", Message: "no-such-model"},
@@ -37,32 +37,32 @@ func TestConformance(t *testing.T) {
 			Transcript: true,
 			Secrets:    []string{key},
 		},
-		Confinement: &agenttest.Confinement{
+		Confinement: &agenttest.ConfinementCheck{
 			Refused: []string{"write outside please", "write through the link", "read outside please"},
 			Answer:  "PERMISSION_DENIED",
 			Rule:    "workspace.outside",
 		},
-		Resume: &agenttest.Resume{Usage: true, UnknownSession: "agt-UNKNOWN", OtherModel: "some-model"},
+		Resume: &agenttest.ResumeCheck{Usage: true, UnknownSession: "agt-UNKNOWN", OtherModel: "some-model"},
 		Bare:   bareagent.BuiltIn,
-		Fork: &agenttest.Fork{
+		Fork: &agenttest.ForkCheck{
 			Copy: func(t testing.TB, from, to string) {
 				t.Helper()
 				if err := os.CopyFS(filepath.Join(to, "spool"), os.DirFS(filepath.Join(from, "spool"))); err != nil {
 					t.Fatal(err)
 				}
 			},
-			Cases: func(p agenttest.Parent) map[string]agenttest.ForkCase {
+			Cases: func(p agenttest.ForkParent) map[string]agenttest.ForkCase {
 				whole := []string{"number 11", "The file is written", "Results:", "number 22"}
 				return map[string]agenttest.ForkCase{
 					"at a tool's result in a turn": {
-						Anchor: p.Write.Blocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
+						Anchor: p.Write.FinishedBlocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
 						Present: []string{"I will write hello.txt.", "hello.txt"}, Absent: []string{"The file is written", "two at once", "number 22"},
 					},
 					"at the last of parallel results": {
-						Anchor: p.Pair.Blocks(events.KindToolResult)[1].Anchor, Answer: "remember 11.",
+						Anchor: p.Pair.FinishedBlocks(events.KindToolResult)[1].Anchor, Answer: "remember 11.",
 						Present: []string{"The file is written", "two at once", "one", "two"}, Absent: []string{"Results:", "number 22"},
 					},
-					"at the end":                {Anchor: p.Last.LastText().Anchor, Answer: "remember 22.", Present: whole},
+					"at the end":                {Anchor: p.Last.LastTextBlock().Anchor, Answer: "remember 22.", Present: whole},
 					"of the whole conversation": {Answer: "remember 22.", Present: whole},
 				}
 			},

@@ -13,12 +13,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// setupVariable is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
-// another process.
-const setupVariable = "SPOOL_AGENT_SETUP_SHA256"
+// setupDigestVariable is an environment variable of the agent's process that holds the hash of the MCP servers. The
+// process keeps connections to its servers, so a change of the servers needs another process.
+const setupDigestVariable = "SPOOL_AGENT_SETUP_SHA256"
 
-// serversDigest returns the hash of the MCP servers, "" without servers. The rest of a definition comes with each
-// query.
+// serversDigest returns the hash of the MCP servers of a launch, "" without servers. The rest of the agent's definition
+// is sent with each query.
 func serversDigest(l agent.Launch) string {
 	if len(l.MCPServers) == 0 {
 		return ""
@@ -31,9 +31,9 @@ func serversDigest(l agent.Launch) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// chooseTools returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
-// that server's tools by name.
-func chooseTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
+// filterTools returns the tools in all that the agent's definition allows. The agent has all tools of an MCP server,
+// unless the definition allows some of that server's tools by name.
+func filterTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	return slices.DeleteFunc(slices.Clone(all), func(t tool.Tool) bool {
 		name := t.Name()
 		if slices.Contains(c.Deny, name) {
@@ -42,15 +42,16 @@ func chooseTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 		if len(c.Allow) == 0 || slices.Contains(c.Allow, name) {
 			return false
 		}
-		if !strings.HasPrefix(name, mcptool.Prefix) {
+		if !strings.HasPrefix(name, mcptool.ToolNamePrefix) {
 			return true
 		}
-		server, _, _ := strings.Cut(strings.TrimPrefix(name, mcptool.Prefix), "__")
-		return slices.ContainsFunc(c.Allow, func(a string) bool { return strings.HasPrefix(a, mcptool.Prefix+server+"__") })
+		server, _, _ := strings.Cut(strings.TrimPrefix(name, mcptool.ToolNamePrefix), "__")
+		return slices.ContainsFunc(c.Allow, func(a string) bool { return strings.HasPrefix(a, mcptool.ToolNamePrefix+server+"__") })
 	})
 }
 
-// expandCommand replaces /name and its arguments by the prompt of the command of that name.
+// expandCommand returns the query content, in which /name and the arguments at the beginning are replaced by the prompt
+// of the command of that name.
 func expandCommand(content string, commands []events.CommandSpec) string {
 	rest, ok := strings.CutPrefix(content, "/")
 	if !ok {
@@ -71,5 +72,5 @@ func expandCommand(content string, commands []events.CommandSpec) string {
 	return strings.ReplaceAll(prompt, argumentsPlaceholder, arguments)
 }
 
-// argumentsPlaceholder is replaced by the text after a command's name.
+// argumentsPlaceholder is the text in a command's prompt that is replaced by the text after the command's name.
 const argumentsPlaceholder = "$ARGUMENTS"

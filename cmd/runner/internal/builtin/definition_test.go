@@ -85,7 +85,7 @@ func TestDefinition_LimitsTurns(t *testing.T) {
 
 func TestDefinitionServers(t *testing.T) {
 	t.Parallel()
-	web, file := mcptest.HTTP(t), filepath.Join(t.TempDir(), "note.txt")
+	web, file := mcptest.StartHTTPServer(t), filepath.Join(t.TempDir(), "note.txt")
 	e := newEndpoint(t,
 		calls("call_1", "mcp__desk__note", fmt.Sprintf(`{"path":%q,"text":"noted by the server"}`, file)), says("ok"),
 		calls("call_2", "mcp__desk__variable", `{"name":"TOKEN"}`), says("ok"),
@@ -96,10 +96,10 @@ func TestDefinitionServers(t *testing.T) {
 		calls("call_7", "mcp__web__echo", `{"text":7}`), says("ok"),
 		calls("call_8", "mcp__box__variable", `{"name":"TOKEN"}`), says("ok"))
 	s := startSpool(t, e, newPlace(t), "", nil)
-	desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-1"}), mcptest.Stdio(t, "late", nil)
+	desk, late := mcptest.StdioServer(t, "desk", map[string]string{"TOKEN": "t-1"}), mcptest.StdioServer(t, "late", nil)
 	desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 200
-	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"})
-	box.Type, box.Command = "stdio", mcpsidecar.Command(desk.Command[0], box) // as the supervisor gives it
+	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "b-1"})
+	box.Type, box.Command = "stdio", mcpsidecar.JoinCommand(desk.Command[0], box) // as the supervisor gives it
 	s.query.MCPServers = []runner.MCPServer{
 		desk, late, box,
 		{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
@@ -130,7 +130,7 @@ func TestDefinitionServers(t *testing.T) {
 	if _, err := os.Stat(file + ".hidden"); err == nil {
 		t.Error("a tool that was left out was run")
 	}
-	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+	if got := web.HeaderValues("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
 	if got := e.seen()[0].tools(); slices.Contains(got, "mcp__desk__hidden") || slices.Contains(got, "run_code") || !slices.Contains(got, "mcp__web__slow") {

@@ -28,7 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	mcptest.ServeIfAsked()
+	mcptest.ServeIfRequested()
 	goleak.VerifyTestMain(m)
 }
 
@@ -196,7 +196,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 	in, orders := io.Pipe()
 	reports, out := io.Pipe()
 	done := make(chan error, 1)
-	p := builtin.Process{
+	p := builtin.AgentProcess{
 		Workspace: place.Workspace, State: place.State, Resume: resume,
 		Getenv: func(k string) string { return all[k] }, Environ: append(os.Environ(), "OPENAI_API_KEY=sk-secret", "MY_TOKEN=t0p"),
 		Log: slog.New(slog.DiscardHandler),
@@ -220,7 +220,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 		}
 	}
 	t.Cleanup(s.close)
-	s.session = builtin.Adapter{}.Open(l, pipeStdin{orders})
+	s.session = builtin.Adapter{}.OpenSession(l, pipeStdin{orders})
 	return s
 }
 
@@ -246,10 +246,10 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 		s.t.Fatal(err)
 	}
 	t := agent.NewTurn(s.t.Context(), agent.TurnConfig{
-		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
+		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
 	t.Start(runner.Started{Attempt: 1, PID: 1, Policy: q.Policy})
-	if err := s.session.Begin(q, t); err != nil {
+	if err := s.session.BeginTurn(q, t); err != nil {
 		s.t.Fatal(err)
 	}
 	for t.Ended() == nil {
@@ -257,7 +257,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 		if err != nil {
 			s.t.Fatalf("the agent's process ended: %v", errors.Unwrap(err))
 		}
-		if err := s.session.Line(raw, t); err != nil {
+		if err := s.session.HandleLine(raw, t); err != nil {
 			s.t.Errorf("%v: %s", err, raw)
 		}
 		if watch != nil {

@@ -9,19 +9,21 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nextAnchor returns the anchor of the last block of the message that is added next: the number of messages with it.
+// nextAnchor returns the anchor of the last block of the next message of the transcript: the number of messages
+// including that one.
 func nextAnchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
 
-// forkID returns the id of the new agent session of a launch with a Fork.
-func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
+// forkedSessionID returns the id of the new agent session of a launch with a Fork.
+func forkedSessionID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }
 
-// sessionToResume returns the agent session to resume, "" for a new one. A fork is a copy of the transcript, cut after the
-// anchor's message. If the copy cannot be made, none is left, and Open reports that the conversation is lost.
+// sessionToResume returns the id of the agent session to resume, "" for a new one. For a launch with a Fork it first
+// copies the transcript up to the anchor's message. If the copy cannot be made, none is left, and OpenSession reports
+// that the conversation is lost.
 func sessionToResume(l agent.Launch) (string, error) {
 	if l.Resume == "" || l.Fork == nil {
 		return l.Resume, nil
 	}
-	to, err := transcriptPath(l.State, forkID(l))
+	to, err := transcriptPath(l.State, forkedSessionID(l))
 	if err != nil {
 		return "", err
 	}
@@ -30,14 +32,14 @@ func sessionToResume(l agent.Launch) (string, error) {
 		return "", nil //nolint:nilerr // see above
 	}
 	messages := 0
-	err = transcript.Copy(from, to, l.Fork.Anchor, func(line transcript.Line) (transcript.Line, transcript.Verdict) {
+	err = transcript.Copy(from, to, l.Fork.Anchor, func(line transcript.Line) (transcript.Line, transcript.LineAction) {
 		if messages++; strconv.Itoa(messages) == l.Fork.Anchor {
-			return line, transcript.Last
+			return line, transcript.KeepLineAndStop
 		}
-		return line, transcript.Keep
+		return line, transcript.KeepLine
 	})
 	if err == nil {
-		return forkID(l), nil
+		return forkedSessionID(l), nil
 	}
 	if _, missing := os.Lstat(to); missing == nil {
 		return "", fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -45,12 +47,12 @@ func sessionToResume(l agent.Launch) (string, error) {
 	return "", nil
 }
 
-// whyNotResumable returns why the conversation of a launch cannot be forked, "" if it can.
+// whyNotResumable returns the reason why the conversation of a launch cannot be forked, or "" if it can.
 func whyNotResumable(l agent.Launch) string {
 	if l.Resume == "" || l.Fork == nil {
 		return ""
 	}
-	if path, err := transcriptPath(l.State, forkID(l)); err == nil {
+	if path, err := transcriptPath(l.State, forkedSessionID(l)); err == nil {
 		if _, err := os.Lstat(path); err == nil {
 			return ""
 		}

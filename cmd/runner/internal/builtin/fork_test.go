@@ -103,7 +103,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 			t.Parallel()
 			e := newEndpoint(t, says("ok"))
 			place := newPlace(t)
-			path, err := builtin.Adapter{}.Transcript(place, "agt-1")
+			path, err := builtin.Adapter{}.TranscriptPath(place, "agt-1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +133,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 
 func record(t *testing.T, place agent.Folders, id string) string {
 	t.Helper()
-	path, err := builtin.Adapter{}.Transcript(place, id)
+	path, err := builtin.Adapter{}.TranscriptPath(place, id)
 	if err != nil {
 		t.Fatal(err)
 	}

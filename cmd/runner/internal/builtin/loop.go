@@ -15,17 +15,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// DefaultMaxSteps is the largest number of the model's answers in one turn.
+// DefaultMaxSteps is the default of the maximum number of answers of the model in one turn.
 const DefaultMaxSteps = 50
 
-// Model is a language model.
+// Model requests answers from a language model.
 type Model interface {
 	// Stream passes the pieces of an answer to each and returns the complete answer. If it returns an error, the answer
 	// holds what came before it.
 	Stream(ctx context.Context, r model.Request, each func(model.Delta)) (model.Answer, error)
 }
 
-// Loop runs turns, one at a time.
+// Loop runs the turns of the built-in agent, one at a time: it requests answers of the model and runs the tool calls in
+// them.
 type Loop struct {
 	Model        Model
 	DefaultModel string
@@ -38,23 +39,24 @@ type Loop struct {
 	Log          *slog.Logger
 }
 
-// turn is the state of one turn.
+// turn is the state of one turn of the built-in agent.
 type turn struct {
 	*Loop
 	query   runner.Query
-	record  Record
-	permits *permits
+	record  TurnRecorder
+	permits *permissionQueue
 	tools   []tool.Tool
 	said    *Transcript
 	usage   events.Usage
 	model   string
 }
 
-// Run runs one turn: it appends to the transcript, reports to the record, and runs the calls of tools that permits allows.
-// Cancelling ctx interrupts the turn. A model accepts the transcript, unless ctx ended for another reason than
-// errInterrupted: then the process ends, and the transcript is completed when it is opened again.
-func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record, permits *permits) runner.Ended {
-	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: chooseTools(l.Tools, q.Tools), said: said, model: q.Model}
+// Run runs one turn: it appends messages to the transcript, reports blocks and events to the record, and runs the tool
+// calls that permits allows. The end of ctx interrupts the turn. After Run, every call in the transcript has a result,
+// as model APIs require, unless ctx ended for another reason than errInterrupted: then the process ends, and
+// openTranscript adds the missing results later.
+func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record TurnRecorder, permits *permissionQueue) runner.Ended {
+	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: filterTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
@@ -71,15 +73,15 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 		reason = interruptedBeforeRun
 	}
 	if err := said.answerOpenCalls(reason); err != nil {
-		record.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+		record.RecordEvent(events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
 	return ended
 }
 
-// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the limit is reached. An error
-// means that the transcript cannot be written.
+// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the maximum
+// number of answers is reached. An error means that the transcript cannot be written.
 func (t *turn) run(ctx context.Context) (runner.Ended, error) {
-	if err := t.said.Add(userMessage(t.query)); err != nil {
+	if err := t.said.AppendMessage(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
 	}
 	limit, raise := t.MaxSteps, "SPOOL_AGENT_MAX_STEPS raises the limit"
@@ -90,9 +92,9 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 		limit = DefaultMaxSteps
 	}
 	for range limit {
-		answer, err := t.ask(ctx)
+		answer, err := t.requestAnswer(ctx)
 		if !answer.Message.Partial || answer.Message.Text != "" {
-			if addErr := t.said.Add(answer.Message); addErr != nil {
+			if addErr := t.said.AppendMessage(answer.Message); addErr != nil {
 				return runner.Ended{}, addErr
 			}
 		}
@@ -100,7 +102,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			return t.modelErrorEnd(ctx, err), nil
 		}
 		if answer.Cut {
-			t.record.Event(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
+			t.record.RecordEvent(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
 		}
 		if len(answer.Message.Calls) == 0 {
 			return runner.Ended{Outcome: runner.Completed, Result: answer.Message.Text}, nil
@@ -118,13 +120,13 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	}, nil
 }
 
-// userMessage returns the query as a message for the model.
+// userMessage converts a query to a message for the model.
 func userMessage(q runner.Query) model.Message {
-	m := model.Message{Role: model.User, Text: expandCommand(q.Content, q.Commands)}
+	m := model.Message{Role: model.RoleUser, Text: expandCommand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
 		switch p.Type {
 		case "image":
-			m.Images = append(m.Images, model.URL("data:"+p.MediaType+";base64,"+p.Data))
+			m.Images = append(m.Images, model.ImageURL("data:"+p.MediaType+";base64,"+p.Data))
 		default:
 			if m.Text != "" {
 				m.Text += "\n"
@@ -138,13 +140,13 @@ func userMessage(q runner.Query) model.Message {
 // interruptedBeforeRun is the result of a call that was not run because the user interrupted the turn.
 const interruptedBeforeRun = "interrupted by the user before the call was run"
 
-// isInterrupted reports whether the user interrupted the turn. It returns false if the process ends.
+// isInterrupted reports whether the user interrupted the turn. It returns false if ctx ended because the process ends.
 func isInterrupted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errInterrupted) }
 
 // interruptedEnd returns the outcome of a turn that was interrupted.
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
-// modelErrorEnd returns the outcome of a turn whose model gave no answer.
+// modelErrorEnd returns the outcome of a turn that ends because the model did not answer.
 func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
 		return interruptedEnd()
@@ -156,24 +158,24 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
-// ask requests one answer and shows it as it comes.
-func (t *turn) ask(ctx context.Context) (model.Answer, error) {
-	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
+// requestAnswer requests one answer of the model, and shows the pieces of the answer in blocks as they arrive.
+func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
+	s := &answerBlocks{turn: t, calls: map[int]*openCallBlock{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
-		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.toolOffers(),
-	}, s.addDelta)
-	s.finish(answer, err)
+		Model: t.model, System: t.systemPrompt(), Messages: t.said.Messages(), Tools: t.toolOffers(),
+	}, s.showDelta)
+	s.completeAnswer(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
 	t.usage.CacheReadTokens += answer.Usage.CacheRead
 	if answer.Usage != (model.Usage{}) {
-		t.record.Event(events.MetadataUpdate{Usage: t.usage, Model: answer.Model})
+		t.record.RecordEvent(events.MetadataUpdate{Usage: t.usage, Model: answer.Model})
 	}
 	return answer, err
 }
 
-// system returns the system prompt: the query's or the default, and the memory file.
-func (t *turn) system() string {
+// systemPrompt returns the system prompt for the model: the query's or the default one, followed by the memory file.
+func (t *turn) systemPrompt() string {
 	s := t.query.SystemPrompt
 	if s == "" {
 		s = t.System
@@ -184,75 +186,76 @@ func (t *turn) system() string {
 	return s
 }
 
-// toolOffers returns the tools in the form that the model receives.
-func (t *turn) toolOffers() []model.Offer {
-	var out []model.Offer
+// toolOffers returns the agent's tools in the form in which they are sent to the model.
+func (t *turn) toolOffers() []model.ToolOffer {
+	var out []model.ToolOffer
 	for _, tl := range t.tools {
-		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
+		out = append(out, model.ToolOffer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
 	}
 	return out
 }
 
-// answerBlocks shows an answer in blocks as it comes.
+// answerBlocks opens and completes the blocks that show an answer of the model while it arrives.
 type answerBlocks struct {
 	*turn
 	thinking, text string // refs of the open blocks
-	calls          map[int]*shownCall
-	order          []*shownCall
+	calls          map[int]*openCallBlock
+	order          []*openCallBlock
 }
 
-// shownCall is the open block of a tool call: its reference, and the id of the call.
-type shownCall struct{ ref, id string }
+// openCallBlock is the open block of a tool call: ref is the reference of the block, and id that of the call.
+type openCallBlock struct{ ref, id string }
 
-// addDelta shows a piece of the answer. It opens a block for the first piece of a kind, and completes the block before it.
-func (s *answerBlocks) addDelta(d model.Delta) {
+// showDelta appends a piece of the answer to its block. The first piece of a kind completes the block before it and
+// opens another.
+func (s *answerBlocks) showDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {
-			s.thinking = s.record.Open(events.Block{Kind: events.KindThinking})
+			s.thinking = s.record.OpenBlock(events.Block{Kind: events.KindThinking})
 		}
-		s.record.Text(s.thinking, d.Thinking)
+		s.record.AppendText(s.thinking, d.Thinking)
 	case d.Text != "":
-		s.stopThinking(events.Block{})
+		s.completeThinking(events.Block{})
 		if s.text == "" {
-			s.text = s.record.Open(events.Block{Kind: events.KindAssistantText, Model: s.model})
+			s.text = s.record.OpenBlock(events.Block{Kind: events.KindAssistantText, Model: s.model})
 		}
-		s.record.Text(s.text, d.Text)
+		s.record.AppendText(s.text, d.Text)
 	case d.Call != nil:
-		s.stopThinking(events.Block{})
+		s.completeThinking(events.Block{})
 		c := s.calls[d.Call.Index]
 		if c == nil {
-			s.stopText(events.Block{Model: s.model})
-			c = &shownCall{id: d.Call.ID}
-			c.ref = s.record.Open(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
+			s.completeText(events.Block{Model: s.model})
+			c = &openCallBlock{id: d.Call.ID}
+			c.ref = s.record.OpenBlock(events.Block{Kind: events.KindToolUse, ToolName: d.Call.Name, ToolUseID: d.Call.ID})
 			s.calls[d.Call.Index] = c
 			s.order = append(s.order, c)
 		}
 		if d.Call.Arguments != "" {
-			s.record.Text(c.ref, d.Call.Arguments)
+			s.record.AppendText(c.ref, d.Call.Arguments)
 		}
 	}
 }
 
-// stopThinking completes the open block of thinking, if there is one, with the fields of b.
-func (s *answerBlocks) stopThinking(b events.Block) {
+// completeThinking completes the open block of thinking, if there is one, with the fields of b.
+func (s *answerBlocks) completeThinking(b events.Block) {
 	if s.thinking != "" {
-		s.record.Complete(s.thinking, b)
+		s.record.CompleteBlock(s.thinking, b)
 		s.thinking = ""
 	}
 }
 
-// stopText completes the open block of text, if there is one, with the fields of b.
-func (s *answerBlocks) stopText(b events.Block) {
+// completeText completes the open block of text, if there is one, with the fields of b.
+func (s *answerBlocks) completeText(b events.Block) {
 	if s.text != "" {
-		s.record.Complete(s.text, b)
+		s.record.CompleteBlock(s.text, b)
 		s.text = ""
 	}
 }
 
-// finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
-// whole message, so only the last block has an anchor.
-func (s *answerBlocks) finish(a model.Answer, err error) {
+// completeAnswer completes all blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut
+// only after a whole message, so only the last block has an anchor.
+func (s *answerBlocks) completeAnswer(a model.Answer, err error) {
 	status, last := events.StatusComplete, nextAnchor(s.said)
 	if err != nil {
 		status, last = events.StatusError, ""
@@ -263,13 +266,13 @@ func (s *answerBlocks) finish(a model.Answer, err error) {
 		}
 		return ""
 	}
-	s.stopThinking(events.Block{Status: status, Anchor: anchorAt(s.text == "" && len(s.order) == 0)})
-	s.stopText(events.Block{Status: status, Model: a.Model, Anchor: anchorAt(len(s.order) == 0)})
+	s.completeThinking(events.Block{Status: status, Anchor: anchorAt(s.text == "" && len(s.order) == 0)})
+	s.completeText(events.Block{Status: status, Model: a.Model, Anchor: anchorAt(len(s.order) == 0)})
 	inputs := map[string]json.RawMessage{}
 	for _, c := range a.Message.Calls {
 		inputs[c.ID] = c.Arguments
 	}
 	for i, c := range s.order {
-		s.record.Complete(c.ref, events.Block{Status: status, Input: inputs[c.id], Anchor: anchorAt(i == len(s.order)-1)})
+		s.record.CompleteBlock(c.ref, events.Block{Status: status, Input: inputs[c.id], Anchor: anchorAt(i == len(s.order)-1)})
 	}
 }

@@ -22,21 +22,23 @@ import (
 
 // Rules that decide a call without the permission policy.
 const (
-	ruleInside    = "workspace.inside"    // allow: files inside the workspace
-	ruleOutside   = "workspace.outside"   // deny: the tools refuse these files whatever a policy allows
-	ruleSandboxed = "workspace.sandboxed" // allow: the sandbox limits what a program can reach
-	ruleServer    = "mcp.server"          // allow: a tool of one of the agent's MCP servers
+	ruleInsideWorkspace  = "workspace.inside"    // allow: files inside the workspace
+	ruleOutsideWorkspace = "workspace.outside"   // deny: the tools refuse these files whatever a policy allows
+	ruleLeftToSandbox    = "workspace.sandboxed" // allow: the sandbox limits what a program can reach
+	ruleMCPServer        = "mcp.server"          // allow: a tool of one of the agent's MCP servers
 )
 
 const (
-	// maxRequestArguments is the size in bytes up to which a request contains the arguments, so that it fits into a line.
+	// maxRequestArguments is the maximum size in bytes of arguments that a permission request contains, so that the
+	// request fits into a line. Larger arguments are left out.
 	maxRequestArguments = 1 << 20
-	// maxRequestText is the maximum size of a text of a request in bytes. It is larger than what the turn records, so that
-	// the turn notices that a text is cut.
+	// maxRequestText is the maximum size in bytes of each text of a permission request. It is larger than what the turn
+	// journals, so that the turn notices that a text is cut.
 	maxRequestText = 64 << 10
 )
 
-// permissionRequest asks whether a call of a tool may run. A request under no policy has no field after Outside.
+// permissionRequest is the question of the agent's process to the runner whether a tool call may run. If the agent has
+// no policy, no field after Outside is set.
 type permissionRequest struct {
 	ID        string `json:"id"` // unique in the process
 	Tool      string `json:"tool"`
@@ -54,8 +56,8 @@ type permissionRequest struct {
 	Schema      json.RawMessage        `json:"schema,omitempty"`
 }
 
-// permissionReply answers a permissionRequest. A reply with Waiting may come first: a person decides, and another reply
-// follows. If the request ends without a decision, the call is not allowed.
+// permissionReply is the runner's answer to a permissionRequest. If a person has to decide, a reply with Waiting comes
+// first and another one follows. If the request ends without a decision, the call is not allowed.
 type permissionReply struct {
 	ID        string          `json:"id"`
 	Waiting   bool            `json:"waiting,omitempty"`
@@ -64,67 +66,70 @@ type permissionReply struct {
 	Arguments json.RawMessage `json:"arguments,omitempty"` // replace those of the call; absent if they are not changed
 }
 
-// hasNoPolicy reports whether the query is of an agent without permissions, and nothing adapts them to the execution. Then
-// the paths of a call decide alone.
-func hasNoPolicy(q runner.Query) bool {
+// isWithoutPolicy reports whether the query is for an agent without permissions, and the execution has no rules either.
+// Then only the paths of a call decide whether it may run.
+func isWithoutPolicy(q runner.Query) bool {
 	return reflect.ValueOf(q.Permissions).IsZero() && len(q.ExecutionPermissions.Rules) == 0
 }
 
-// permit decides a request by the policy of the turn, and replies to it at once or when a person has decided.
-func (s *session) permit(r permissionRequest, t *agent.Turn) error {
+// decidePermission lets the turn decide a permission request of the process, and sends the reply: at once if the policy
+// decides, otherwise when a person has decided.
+func (s *session) decidePermission(r permissionRequest, t *agent.Turn) error {
 	replied := false
-	t.Permit(events.MainConversation, r.forTurn(s.plain), func(a agent.PermissionAnswer) {
+	t.RequestPermission(events.MainConversation, r.turnRequest(s.plain), func(a agent.PermissionAnswer) {
 		replied = true
-		reply := permissionReply{ID: r.ID, Allowed: a.Allowed(), Message: a.Message, Arguments: a.Arguments}
-		if err := s.in.Send(order{Op: "permission", Permission: &reply}); err != nil {
+		reply := permissionReply{ID: r.ID, Allowed: a.IsAllowed(), Message: a.Message, Arguments: a.Arguments}
+		if err := s.in.Send(processOrder{Op: "permission", Permission: &reply}); err != nil {
 			denial := permissionReply{ID: r.ID, Message: "the decision cannot be sent to the agent: " + err.Error()}
-			_ = s.in.Send(order{Op: "permission", Permission: &denial}) // two strings are always encoded
+			_ = s.in.Send(processOrder{Op: "permission", Permission: &denial}) // two strings are always encoded
 		}
 	})
 	if replied {
 		return nil
 	}
-	return s.in.Send(order{Op: "permission", Permission: &permissionReply{ID: r.ID, Waiting: true}})
+	return s.in.Send(processOrder{Op: "permission", Permission: &permissionReply{ID: r.ID, Waiting: true}})
 }
 
-// forTurn returns the request in the form of package agent. plain means that the query has no policy.
-func (r permissionRequest) forTurn(plain bool) agent.PermissionRequest {
+// turnRequest converts the request to the form of package agent. plain means that the query has no policy.
+func (r permissionRequest) turnRequest(plain bool) agent.PermissionRequest {
 	call := permission.Call{Tool: r.Tool, Kind: r.Kind, Command: r.Command, Destructive: r.Destructive}
 	for _, p := range r.Paths {
 		call.Paths = append(call.Paths, permission.Path{Path: p})
 	}
 	return agent.PermissionRequest{
-		Key: r.ID, ToolUseID: r.ToolUseID, Call: call, Decided: r.decided(plain),
+		Key: r.ID, ToolUseID: r.ToolUseID, Call: call, Decided: r.fixedDecision(plain),
 		Title: strings.Join(strings.Fields(r.Title), " "), Preview: r.Preview, Input: r.Arguments, Editable: true, Schema: r.Schema,
 	}
 }
 
-// decided returns the decision that no policy changes, or nil if the policy decides.
-func (r permissionRequest) decided(plain bool) *permission.Decision {
-	d := permission.Decision{Action: events.PermissionAllow, Rule: ruleSandboxed}
+// fixedDecision returns the decision on the request that no policy can change, or nil if the policy decides. plain
+// means that the query has no policy.
+func (r permissionRequest) fixedDecision(plain bool) *permission.Decision {
+	d := permission.Decision{Action: events.PermissionAllow, Rule: ruleLeftToSandbox}
 	switch {
 	case r.Outside != "":
-		return &permission.Decision{Action: events.PermissionDeny, Rule: ruleOutside, Reason: r.Outside + " is outside the workspace"}
+		return &permission.Decision{Action: events.PermissionDeny, Rule: ruleOutsideWorkspace, Reason: r.Outside + " is outside the workspace"}
 	case !plain:
 		return nil
 	case r.HasPaths:
-		d.Rule = ruleInside
-	case strings.HasPrefix(r.Tool, mcptool.Prefix):
-		d.Rule = ruleServer
+		d.Rule = ruleInsideWorkspace
+	case strings.HasPrefix(r.Tool, mcptool.ToolNamePrefix):
+		d.Rule = ruleMCPServer
 	}
 	return &d
 }
 
-// permissionRequest returns the request for a call with valid arguments, which names paths.
+// permissionRequest returns the permission request for a call of the tool tl. The arguments must be valid, and paths
+// are the paths that they name.
 func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths []string) permissionRequest {
 	r := permissionRequest{Tool: tl.Name(), HasPaths: len(paths) > 0}
 	for _, p := range paths {
-		if _, err := t.Workspace.Rel(p); workspace.Outside(err) {
+		if _, err := t.Workspace.RelativePath(p); workspace.IsOutside(err) {
 			r.Outside = p
 			return r
 		}
 	}
-	if hasNoPolicy(t.query) {
+	if isWithoutPolicy(t.query) {
 		return r
 	}
 	for _, p := range paths {
@@ -142,10 +147,10 @@ func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths 
 	return r
 }
 
-// policyPaths returns a path of the workspace in the form of permission.Path. A path whose last element is a symbolic link
-// has two: a tool may follow the link or replace it.
+// policyPaths converts a path of the workspace to the form of permission.Path. A path whose last element is a symbolic
+// link yields two paths: a tool may follow the link or replace it.
 func policyPaths(w *workspace.Workspace, path string) []string {
-	rel, err := w.Rel(path)
+	rel, err := w.RelativePath(path)
 	if err != nil {
 		return []string{filepath.ToSlash(filepath.Clean(path))} // the tool fails
 	}
@@ -176,7 +181,7 @@ func resolveLinks(path string) string {
 	return path
 }
 
-// relativeTo returns path relative to root, with slashes.
+// relativeTo returns path relative to root, with slashes as separators.
 func relativeTo(root, path string) string {
 	rel, err := filepath.Rel(root, path)
 	if err != nil {
@@ -185,9 +190,10 @@ func relativeTo(root, path string) string {
 	return filepath.ToSlash(rel)
 }
 
-// permits sends the permission requests of a turn and holds the replies until the turn takes them.
-type permits struct {
-	pipe  *pipe
+// permissionQueue sends the permission requests of a turn to the runner, and holds the replies until the turn takes
+// them.
+type permissionQueue struct {
+	pipe  *reportWriter
 	turn  int
 	count int // requests so far
 
@@ -196,21 +202,22 @@ type permits struct {
 	added   chan struct{} // signalled after a reply was added
 }
 
-// newPermits returns the permits of the turn with that number in the process.
-func newPermits(p *pipe, turn int) *permits {
-	return &permits{pipe: p, turn: turn, added: make(chan struct{}, 1)}
+// newPermissionQueue returns the permissionQueue of a turn. turn is the number of the turn in the process and makes the
+// ids of requests unique.
+func newPermissionQueue(p *reportWriter, turn int) *permissionQueue {
+	return &permissionQueue{pipe: p, turn: turn, added: make(chan struct{}, 1)}
 }
 
-// request sends a request and returns its id. Only the goroutine of the turn may call it.
-func (p *permits) request(r permissionRequest) string {
+// sendRequest sends a permission request and returns its id. Only the goroutine of the turn may call it.
+func (p *permissionQueue) sendRequest(r permissionRequest) string {
 	p.count++
 	r.ID = "p" + strconv.Itoa(p.turn) + "." + strconv.Itoa(p.count)
-	p.pipe.write(report{Op: "permission", Permission: &r})
+	p.pipe.write(processReport{Op: "permission", Permission: &r})
 	return r.ID
 }
 
-// add adds a reply. It does not block.
-func (p *permits) add(r permissionReply) {
+// addReply adds a reply of the runner to the queue. It does not block.
+func (p *permissionQueue) addReply(r permissionReply) {
 	p.mu.Lock()
 	p.replies = append(p.replies, r)
 	p.mu.Unlock()
@@ -220,8 +227,9 @@ func (p *permits) add(r permissionReply) {
 	}
 }
 
-// next returns the next reply, in the order of arrival. It blocks until there is one, or returns false when ctx ends.
-func (p *permits) next(ctx context.Context) (permissionReply, bool) {
+// nextReply returns the next reply of the runner, in the order of arrival. It blocks until there is one, or returns
+// false when ctx ends.
+func (p *permissionQueue) nextReply(ctx context.Context) (permissionReply, bool) {
 	for ctx.Err() == nil {
 		p.mu.Lock()
 		if len(p.replies) > 0 {
@@ -239,8 +247,9 @@ func (p *permits) next(ctx context.Context) (permissionReply, bool) {
 	return permissionReply{}, false
 }
 
-// changedNote returns the note that precedes the result of a call whose arguments a person changed.
-func changedNote(arguments json.RawMessage) string {
+// argumentsChangedNote returns the note that precedes the result of a call whose arguments a person changed. The note
+// shows the model the arguments that were used.
+func argumentsChangedNote(arguments json.RawMessage) string {
 	const limit = 2 << 10
 	text := string(arguments)
 	if len(text) > limit {

@@ -32,9 +32,9 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 	}
 	var stdin agenttest.Stdin
 	var journal agenttest.Journal
-	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &journal, ExecutionID: "exe_1", Now: agenttest.Now, Policy: policy})
-	s := Adapter{}.Open(agent.Launch{}, &stdin).(*session)
-	if err := s.Begin(q, turn); err != nil {
+	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &journal, ExecutionID: "exe_1", Now: agenttest.FixedTime, Policy: policy})
+	s := Adapter{}.OpenSession(agent.Launch{}, &stdin).(*session)
+	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)
 	}
 	return s, &stdin, &journal, turn
@@ -43,8 +43,8 @@ func newSession(t testing.TB, q runner.Query) (*session, *agenttest.Stdin, *agen
 // replies returns the replies to permission requests that a session sent.
 func replies(t testing.TB, stdin *agenttest.Stdin) (list []permissionReply) {
 	t.Helper()
-	for _, raw := range stdin.Sent() {
-		var o order
+	for _, raw := range stdin.SentValues() {
+		var o processOrder
 		if err := json.Unmarshal(raw, &o); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +70,7 @@ func TestPermit_WithoutPolicy_UsesTheRulesOfTheWorkspace(t *testing.T) {
 			t.Parallel()
 			s, stdin, journal, turn := newSession(t, runner.Query{ExecutionPermissions: events.ExecutionPermissions{Unattended: true}})
 			tc.request.ID, tc.request.ToolUseID = "p1.1", "call_1"
-			if err := s.permit(tc.request, turn); err != nil {
+			if err := s.decidePermission(tc.request, turn); err != nil {
 				t.Fatal(err)
 			}
 			tc.decision.ToolName, tc.decision.ToolUseID = tc.request.Tool, "call_1"
@@ -95,28 +95,28 @@ func TestPermit_WaitsForAPerson(t *testing.T) {
 	}{
 		"approved": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{"path":"b"}`)
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Allowed: true, Arguments: json.RawMessage(`{"path":"b"}`)}},
 		"rejected": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Comment = events.DecisionReject, "no"
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "The user rejected this call: no"}},
 		"timed out": {func(t *agent.Turn, v runner.Verdict) {
 			v.Timeout = true
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "Nobody decided about this call in time, so that it was denied. Go on without it."}},
-		"retracted":   {func(t *agent.Turn, _ runner.Verdict) { t.Retract("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
+		"retracted":   {func(t *agent.Turn, _ runner.Verdict) { t.RetractRequests("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
 		"end of turn": {func(t *agent.Turn, _ runner.Verdict) { t.End(runner.Ended{Outcome: runner.Killed}) }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
 		"not encodable": {func(t *agent.Turn, v runner.Verdict) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{`)
-			t.Verdict(v)
+			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "the decision cannot be sent to the agent: "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, stdin, journal, turn := newSession(t, runner.Query{Permissions: events.Permissions{Default: events.PermissionAsk}})
 			line := `{"op":"permission","permission":{"id":"p1.1","tool":"write_file","kind":"edit","paths":["a"],"title":"two\nlines","arguments":{"path":"a"}}}`
-			if err := s.Line([]byte(line), turn); err != nil {
+			if err := s.HandleLine([]byte(line), turn); err != nil {
 				t.Fatal(err)
 			}
 			if r := replies(t, stdin); len(r) != 1 || !r[0].Waiting || r[0].Allowed || r[0].ID != "p1.1" {
@@ -142,7 +142,7 @@ func TestLine_RefusesDecisionsOfTheProcess(t *testing.T) {
 	t.Parallel()
 	s, _, journal, turn := newSession(t, runner.Query{})
 	for _, line := range []string{`{"op":"permission"}`, `{"op":"event","type":"permission_decided","data":{"toolName":"x","decision":"allow"}}`} {
-		if err := s.Line([]byte(line), turn); err == nil {
+		if err := s.HandleLine([]byte(line), turn); err == nil {
 			t.Errorf("%s is accepted", line)
 		}
 	}
@@ -154,20 +154,20 @@ func TestLine_RefusesDecisionsOfTheProcess(t *testing.T) {
 func TestPermits_NextReturnsRepliesInOrderUntilTheContextEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	p := newPermits(newPipe(&bytes.Buffer{}), 3)
-	if one, two := p.request(permissionRequest{}), p.request(permissionRequest{}); one != "p3.1" || two != "p3.2" {
+	p := newPermissionQueue(newReportWriter(&bytes.Buffer{}), 3)
+	if one, two := p.sendRequest(permissionRequest{}), p.sendRequest(permissionRequest{}); one != "p3.1" || two != "p3.2" {
 		t.Errorf("ids %q, %q", one, two)
 	}
-	p.add(permissionReply{ID: "a"})
-	p.add(permissionReply{ID: "b"})
+	p.addReply(permissionReply{ID: "a"})
+	p.addReply(permissionReply{ID: "b"})
 	for _, want := range []string{"a", "b"} {
-		if r, ok := p.next(ctx); !ok || r.ID != want {
+		if r, ok := p.nextReply(ctx); !ok || r.ID != want {
 			t.Errorf("reply %+v, %v, want %s", r, ok, want)
 		}
 	}
-	p.add(permissionReply{ID: "c", Allowed: true})
+	p.addReply(permissionReply{ID: "c", Allowed: true})
 	cancel(errors.New("ended"))
-	if r, ok := p.next(ctx); ok {
+	if r, ok := p.nextReply(ctx); ok {
 		t.Errorf("reply %+v after the end", r)
 	}
 }
@@ -215,18 +215,18 @@ func BenchmarkPermission(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			s := &session{in: fileStdin{json.NewEncoder(in)}, plain: hasNoPolicy(q)}
+			s := &session{in: fileStdin{json.NewEncoder(in)}, plain: isWithoutPolicy(q)}
 			_, _, _, on := newSession(b, q)
 			var wg sync.WaitGroup
 			wg.Go(func() { // the supervisor
 				for lines := bufio.NewScanner(reports); lines.Scan(); {
-					if err := s.Line(lines.Bytes(), on); err != nil {
+					if err := s.HandleLine(lines.Bytes(), on); err != nil {
 						b.Error(err)
 					}
 				}
 			})
-			p := newPermits(newPipe(out), 1)
-			replies := make(chan order)
+			p := newPermissionQueue(newReportWriter(out), 1)
+			replies := make(chan processOrder)
 			wg.Go(func() { // the process's stdin
 				if err := readOrders(b.Context(), orders, replies); err != nil {
 					b.Error(err)
@@ -235,19 +235,19 @@ func BenchmarkPermission(b *testing.B) {
 			})
 			wg.Go(func() {
 				for o := range replies {
-					p.add(*o.Permission)
+					p.addReply(*o.Permission)
 				}
 			})
 			w, err := workspace.Open(b.TempDir())
 			if err != nil {
 				b.Fatal(err)
 			}
-			files := tool.Files(w)
+			files := tool.FileTools(w)
 			process := &turn{Loop: &Loop{Workspace: w}, query: q}
 			arguments := json.RawMessage(`{"path":"a.txt"}`)
 			for b.Loop() {
-				id := p.request(process.permissionRequest(files[0], arguments, []string{"a.txt"}))
-				if r, ok := p.next(b.Context()); !ok || r.ID != id || !r.Allowed {
+				id := p.sendRequest(process.permissionRequest(files[0], arguments, []string{"a.txt"}))
+				if r, ok := p.nextReply(b.Context()); !ok || r.ID != id || !r.Allowed {
 					b.Fatalf("reply %+v, %v", r, ok)
 				}
 			}

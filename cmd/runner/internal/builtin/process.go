@@ -25,12 +25,12 @@ import (
 // defaultModel is used when neither the query nor OPENAI_MODEL names a model.
 const defaultModel = "gpt-4.1-mini"
 
-// defaultPrompt is the system prompt for a query without one.
+// defaultPrompt is the system prompt for a query without a system prompt.
 const defaultPrompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
-// Process is the process of `runner agent`.
-type Process struct {
+// AgentProcess is the process of `runner agent`, which runs the built-in agent.
+type AgentProcess struct {
 	Workspace string
 	State     string
 	Resume    string              // the agent's own session id, "" for a new one
@@ -39,8 +39,8 @@ type Process struct {
 	Log       *slog.Logger
 }
 
-// settings parses the agent's variables.
-func (p Process) settings() (cfg model.Config, steps int, code time.Duration, err error) {
+// parseSettings parses the environment variables of the agent's process.
+func (p AgentProcess) parseSettings() (cfg model.Config, steps int, code time.Duration, err error) {
 	cfg = model.Config{BaseURL: p.Getenv("OPENAI_BASE_URL"), APIKey: p.Getenv("OPENAI_API_KEY")}
 	if s := p.Getenv("SPOOL_AGENT_MAX_STEPS"); s != "" {
 		if steps, err = strconv.Atoi(s); err != nil || steps < 1 {
@@ -57,11 +57,11 @@ func (p Process) settings() (cfg model.Config, steps int, code time.Duration, er
 	return cfg, steps, code, nil
 }
 
-// Run executes the orders in in until it ends, or ctx does, and writes reports to out.
-func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+// Run reads orders, such as queries, from in and writes reports about the turns to out. It returns when in or ctx ends.
+func (p AgentProcess) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	cfg, steps, codeLimit, err := p.settings()
+	cfg, steps, codeLimit, err := p.parseSettings()
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer w.Close() //nolint:errcheck // nothing is buffered
 	said, err := openTranscript(p.State, p.Resume)
 	lost := ""
-	if errors.Is(err, errNoTranscript) {
+	if errors.Is(err, errTranscriptMissing) {
 		lost, err = err.Error(), nil
 	}
 	if err != nil {
@@ -87,9 +87,9 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: defaultPrompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
-	s := &server{
-		loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out),
-		own:     append(tool.Files(w), tool.RunCode{Dir: p.Workspace, Environ: environ, Limit: codeLimit}),
+	s := &orderServer{
+		loop: loop, said: said, state: p.State, lost: lost, pipe: newReportWriter(out),
+		own:     append(tool.FileTools(w), tool.RunCode{Dir: p.Workspace, Environ: environ, Limit: codeLimit}),
 		servers: mcptool.New(mcptool.Config{Dir: p.Workspace, Environ: environ}),
 	}
 	defer func() {
@@ -100,14 +100,14 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.run(ctx, in)
 }
 
-// server reads orders and runs turns.
-type server struct {
+// orderServer executes the orders that the runner sends to the agent's process: it runs the turns of queries.
+type orderServer struct {
 	loop     *Loop
 	said     *Transcript
 	state    string
 	lost     string // why the transcript is missing, until that is reported
 	reported bool   // the path of the transcript was reported
-	pipe     *pipe
+	pipe     *reportWriter
 	turns    int // number of turns so far
 
 	own     []tool.Tool
@@ -118,31 +118,31 @@ type server struct {
 // another reason, such as the end of stdin, belongs to a process that ends.
 var errInterrupted = errors.New("interrupted by the user")
 
-// runningTurn is the current turn.
+// runningTurn is the turn that the process runs now.
 type runningTurn struct {
 	stop    context.CancelCauseFunc
 	done    chan struct{} // closed when the turn has ended
-	permits *permits
+	permits *permissionQueue
 }
 
-// end stops the turn, because the process ends, and waits until it has ended. It does nothing for nil.
-func (r *runningTurn) end() {
+// stopAndWait stops the turn, because the process ends, and waits until the turn has ended. It does nothing for nil.
+func (r *runningTurn) stopAndWait() {
 	if r != nil {
 		r.stop(nil)
 		<-r.done
 	}
 }
 
-// run executes orders until in or ctx ends. A query waits for the end of the turn before it.
-func (s *server) run(ctx context.Context, in io.Reader) error {
-	orders := make(chan order)
+// run reads and executes orders until in or ctx ends. A query waits for the end of the turn before it.
+func (s *orderServer) run(ctx context.Context, in io.Reader) error {
+	orders := make(chan processOrder)
 	readErr := make(chan error, 1)
 	go func() { // ends when in ends, at the latest with the process
 		defer close(orders)
 		readErr <- readOrders(ctx, in, orders)
 	}()
 	var now *runningTurn
-	defer func() { now.end() }()
+	defer func() { now.stopAndWait() }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -150,7 +150,7 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 		case o, ok := <-orders:
 			switch {
 			case !ok:
-				now.end()
+				now.stopAndWait()
 				return errors.Join(<-readErr, s.pipe.err)
 			case o.Op == "interrupt":
 				if now != nil {
@@ -158,13 +158,13 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 				}
 			case o.Op == "permission" && o.Permission != nil:
 				if now != nil {
-					now.permits.add(*o.Permission) // does nothing if the turn has ended
+					now.permits.addReply(*o.Permission) // does nothing if the turn has ended
 				}
 			case o.Op == "query" && o.Query != nil:
 				if now != nil {
 					<-now.done // wait until its end was reported
 				}
-				now.end()
+				now.stopAndWait()
 				now = s.start(ctx, *o.Query)
 			default:
 				return fmt.Errorf("order %q is not known, or incomplete", o.Op)
@@ -173,11 +173,11 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// start starts a turn in the background.
-func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
+// start starts the turn of a query in its own goroutine.
+func (s *orderServer) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancelCause(ctx)
 	s.turns++
-	r := &runningTurn{stop: stop, done: make(chan struct{}), permits: newPermits(s.pipe, s.turns)}
+	r := &runningTurn{stop: stop, done: make(chan struct{}), permits: newPermissionQueue(s.pipe, s.turns)}
 	go func() {
 		defer close(r.done)
 		s.runTurn(ctx, q, r.permits)
@@ -185,8 +185,8 @@ func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	return r
 }
 
-// readOrders sends each order in in to orders, until in or ctx ends.
-func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
+// readOrders decodes the lines of in and sends each order to the channel, until in or ctx ends.
+func readOrders(ctx context.Context, in io.Reader, orders chan<- processOrder) error {
 	lines := bufio.NewReader(in)
 	for {
 		raw, err := lines.ReadBytes('\n')
@@ -196,7 +196,7 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 		if err != nil {
 			return fmt.Errorf("read orders: %w", err)
 		}
-		var o order
+		var o processOrder
 		if err := json.Unmarshal(raw, &o); err != nil {
 			return fmt.Errorf("read orders: %w", err)
 		}
@@ -208,11 +208,11 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 	}
 }
 
-// runTurn runs one query and reports its end.
-func (s *server) runTurn(ctx context.Context, q runner.Query, permits *permits) {
-	s.pipe.write(report{Op: "begin"})
+// runTurn runs the turn of one query and reports how the turn ended.
+func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *permissionQueue) {
+	s.pipe.write(processReport{Op: "begin"})
 	if s.lost != "" {
-		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
+		s.pipe.RecordEvent(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
 	if !s.reported {
@@ -222,32 +222,33 @@ func (s *server) runTurn(ctx context.Context, q runner.Query, permits *permits) 
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
 		p, err := profile.Load(s.state)
 		if err != nil {
-			s.pipe.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
+			s.pipe.RecordEvent(events.Error{Code: "INTERNAL", Message: err.Error()})
 		}
 		s.loop.Memory = p.MemoryFile
 	}
-	more, err := s.servers.Tools(ctx, q.MCPServers)
+	more, err := s.servers.ConnectAndListTools(ctx, q.MCPServers)
 	if err != nil {
-		s.pipe.Event(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
+		s.pipe.RecordEvent(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
 	}
 	s.loop.Tools = append(slices.Clone(s.own), more...)
 	ended := s.loop.Run(ctx, q, s.said, s.pipe, permits)
 	s.reportTranscript()
-	s.pipe.write(report{Op: "end", Ended: &ended})
+	s.pipe.write(processReport{Op: "end", Ended: &ended})
 }
 
-// reportTranscript reports the transcript's path and size.
-func (s *server) reportTranscript() {
-	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
+// reportTranscript reports the path and the size of the transcript to the runner.
+func (s *orderServer) reportTranscript() {
+	s.pipe.RecordEvent(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
-// ownPrefixes are the prefixes of the agent's own variables, among them the model's key.
-var ownPrefixes = []string{"SPOOL_", "OPENAI_"}
+// ownVariablePrefixes are the prefixes of the environment variables that only the agent's process may have, among them
+// the model's key.
+var ownVariablePrefixes = []string{"SPOOL_", "OPENAI_"}
 
-// withoutOwnVariables returns the environment for the model's programs. It holds the variables of the agent's environments,
-// secrets included, as it does for other agents.
+// withoutOwnVariables returns the environment for programs that the model runs: environ without the variables of
+// ownVariablePrefixes. It keeps the variables of the agent's environments, secrets included, as other agents do.
 func withoutOwnVariables(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
-		return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
+		return slices.ContainsFunc(ownVariablePrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
 	})
 }

@@ -16,15 +16,15 @@ import (
 // called on the turn, one call a line. Before the process runs a tool, it
 // sends a permission request and waits for the reply; see permissionReply.
 
-// order is a line to the agent's process.
-type order struct {
+// processOrder is a line from the runner to the agent's process: a query, an interrupt or a permission reply.
+type processOrder struct {
 	Op         string           `json:"op"` // query, interrupt, permission
 	Query      *runner.Query    `json:"query,omitempty"`
 	Permission *permissionReply `json:"permission,omitempty"`
 }
 
-// report is a line from the agent's process.
-type report struct {
+// processReport is a line from the agent's process to the runner about the running turn.
+type processReport struct {
 	Op         string             `json:"op"` // begin, open, text, complete, event, permission, end
 	Ref        string             `json:"ref,omitempty"`
 	Block      *events.Block      `json:"block,omitempty"`
@@ -35,35 +35,36 @@ type report struct {
 	Ended      *runner.Ended      `json:"ended,omitempty"`
 }
 
-// Record receives what the loop does.
-type Record interface {
-	// Open opens a block and returns its reference.
-	Open(events.Block) (ref string)
-	// Text appends to the text of an open block.
-	Text(ref, piece string)
-	// Complete finishes a block. The given fields are added to those with which it was opened.
-	Complete(ref string, b events.Block)
-	// Event records an event that is not a block.
-	Event(events.Payload)
+// TurnRecorder receives the blocks and events of a turn of the built-in agent.
+type TurnRecorder interface {
+	// OpenBlock opens a block and returns its reference.
+	OpenBlock(events.Block) (ref string)
+	// AppendText appends to the text of an open block.
+	AppendText(ref, piece string)
+	// CompleteBlock finishes a block. The given fields are added to those with which it was opened.
+	CompleteBlock(ref string, b events.Block)
+	// RecordEvent records an event that is not a block.
+	RecordEvent(events.Payload)
 }
 
-// pipe is the Record of the agent's process: it writes lines to stdout. It keeps the first error, after which it writes
-// nothing, because the runner is gone.
-type pipe struct {
+// reportWriter is the TurnRecorder of the agent's process: it writes reports to stdout. It keeps the first error and
+// writes nothing after it, because the runner is gone then.
+type reportWriter struct {
 	mu   sync.Mutex
 	enc  *json.Encoder
 	refs int
 	err  error
 }
 
-func newPipe(w io.Writer) *pipe {
+// newReportWriter returns a reportWriter that writes lines to w.
+func newReportWriter(w io.Writer) *reportWriter {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	return &pipe{enc: enc}
+	return &reportWriter{enc: enc}
 }
 
-// write writes a report as a line.
-func (p *pipe) write(r report) {
+// write writes a report as one line of JSON.
+func (p *reportWriter) write(r processReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil {
@@ -71,42 +72,50 @@ func (p *pipe) write(r report) {
 	}
 }
 
-func (p *pipe) Open(b events.Block) string {
+// OpenBlock implements TurnRecorder.
+func (p *reportWriter) OpenBlock(b events.Block) string {
 	p.mu.Lock()
 	p.refs++
 	ref := "r" + strconv.Itoa(p.refs)
 	p.mu.Unlock()
-	p.write(report{Op: "open", Ref: ref, Block: &b})
+	p.write(processReport{Op: "open", Ref: ref, Block: &b})
 	return ref
 }
 
-func (p *pipe) Text(ref, piece string) { p.write(report{Op: "text", Ref: ref, Text: piece}) }
-func (p *pipe) Complete(ref string, b events.Block) {
-	p.write(report{Op: "complete", Ref: ref, Block: &b})
+// AppendText implements TurnRecorder.
+func (p *reportWriter) AppendText(ref, piece string) {
+	p.write(processReport{Op: "text", Ref: ref, Text: piece})
 }
 
-func (p *pipe) Event(e events.Payload) {
+// CompleteBlock implements TurnRecorder.
+func (p *reportWriter) CompleteBlock(ref string, b events.Block) {
+	p.write(processReport{Op: "complete", Ref: ref, Block: &b})
+}
+
+// RecordEvent implements TurnRecorder.
+func (p *reportWriter) RecordEvent(e events.Payload) {
 	raw, err := json.Marshal(e)
 	if err != nil {
 		raw, e = []byte(fmt.Sprintf(`{"code":"INTERNAL","message":%q}`, err.Error())), events.Error{}
 	}
-	p.write(report{Op: "event", Type: e.EventType(), Data: raw})
+	p.write(processReport{Op: "event", Type: e.EventType(), Data: raw})
 }
 
-// apply applies a report to the turn. refs maps the process's references of blocks to those of the turn.
-func (r report) apply(t *agent.Turn, refs map[string]string) error {
+// applyTo applies a report of the agent's process to the turn t. refs maps the process's references of blocks to the
+// ids of the turn's blocks.
+func (r processReport) applyTo(t *agent.Turn, refs map[string]string) error {
 	switch {
 	case r.Op == "begin":
 		clear(refs)
 	case r.Op == "open" && r.Block != nil:
-		refs[r.Ref] = t.Open(events.MainConversation, *r.Block)
+		refs[r.Ref] = t.OpenBlock(events.MainConversation, *r.Block)
 	case r.Op == "text":
-		t.Text(refs[r.Ref], r.Text)
+		t.AppendText(refs[r.Ref], r.Text)
 	case r.Op == "complete" && r.Block != nil:
-		t.Complete(refs[r.Ref], r.finish)
+		t.CompleteBlock(refs[r.Ref], r.addFinalFields)
 		delete(refs, r.Ref)
 	case r.Op == "event":
-		return r.emit(t)
+		return r.emitEvent(t)
 	case r.Op == "end" && r.Ended != nil:
 		t.End(*r.Ended)
 	default:
@@ -115,8 +124,8 @@ func (r report) apply(t *agent.Turn, refs map[string]string) error {
 	return nil
 }
 
-// finish adds the fields that the process knows at the end.
-func (r report) finish(b *events.Block) {
+// addFinalFields sets the fields of b that the process knows only when the block is complete.
+func (r processReport) addFinalFields(b *events.Block) {
 	if r.Block.Status == events.StatusError {
 		b.Status = events.StatusError
 	}
@@ -132,8 +141,8 @@ func (r report) finish(b *events.Block) {
 	}
 }
 
-// emit emits an event of a type that an agent may report.
-func (r report) emit(t *agent.Turn) error {
+// emitEvent journals the event in the report, if it has a type that an agent may report.
+func (r processReport) emitEvent(t *agent.Turn) error {
 	switch p := events.DecodePayload(r.Type, r.Data).(type) {
 	case events.MetadataUpdate, events.TranscriptWritten, events.Error, events.Log:
 		t.Emit(events.MainConversation, p)

@@ -14,10 +14,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 )
 
-// errNoTranscript is returned when a session to resume has no transcript here.
-var errNoTranscript = errors.New("no transcript")
+// errTranscriptMissing is returned when the agent session to resume has no transcript in the state folder.
+var errTranscriptMissing = errors.New("no transcript")
 
-// Transcript is a conversation, in memory and on disk: one message a line in JSON, appended as it comes.
+// Transcript is the conversation of an agent session, in memory and in a file with one message in JSON on each line.
 type Transcript struct {
 	ID       string // the agent's own session id
 	path     string
@@ -26,8 +26,8 @@ type Transcript struct {
 	bytes    int64
 }
 
-// openTranscript resumes a session, or begins a new one with a new id. If the session to resume does not exist, it
-// returns an empty transcript with that id, and errNoTranscript.
+// openTranscript opens the transcript of the agent session resume, or begins a new one with a new id if resume is "".
+// If the session to resume does not exist, it returns an empty transcript with that id, and errTranscriptMissing.
 func openTranscript(state, resume string) (*Transcript, error) {
 	t := &Transcript{ID: resume}
 	if resume == "" {
@@ -44,17 +44,18 @@ func openTranscript(state, resume string) (*Transcript, error) {
 	if t.file, err = os.OpenFile(t.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, fmt.Errorf("open transcript: %w", err)
 	}
-	if err := t.load(); err != nil {
+	if err := t.readMessages(); err != nil {
 		return nil, errors.Join(err, t.file.Close())
 	}
 	if resume != "" && errors.Is(statErr, fs.ErrNotExist) {
-		return t, fmt.Errorf("session %s: %w in %s", resume, errNoTranscript, filepath.Dir(t.path))
+		return t, fmt.Errorf("session %s: %w in %s", resume, errTranscriptMissing, filepath.Dir(t.path))
 	}
 	return t, nil
 }
 
-// load reads the messages from disk. It removes a last line that was cut by a crash, so that further messages begin on a new line.
-func (t *Transcript) load() error {
+// readMessages reads the messages from the file. It removes a last line that was cut by a crash, so that further
+// messages begin on a new line.
+func (t *Transcript) readMessages() error {
 	in := bufio.NewReader(t.file)
 	for {
 		line, err := in.ReadBytes('\n')
@@ -80,8 +81,8 @@ func (t *Transcript) load() error {
 	return t.answerOpenCalls("the agent's process ended before the call was finished")
 }
 
-// Add appends a message.
-func (t *Transcript) Add(m model.Message) error {
+// AppendMessage appends a message to the conversation and to the file.
+func (t *Transcript) AppendMessage(m model.Message) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encode transcript: %w", err)
@@ -95,7 +96,7 @@ func (t *Transcript) Add(m model.Message) error {
 	return nil
 }
 
-// Messages returns the messages so far. The caller must not change them.
+// Messages returns the messages of the conversation. The caller must not change them.
 func (t *Transcript) Messages() []model.Message { return t.messages }
 
 // answerOpenCalls appends a result with the text "[reason]" for each tool call that has no result, because every model API requires
@@ -113,7 +114,7 @@ func (t *Transcript) answerOpenCalls(reason string) error {
 	for _, id := range order {
 		if open[id] {
 			delete(open, id)
-			if err := t.Add(model.Message{Role: model.Tool, CallID: id, Text: "[" + reason + "]"}); err != nil {
+			if err := t.AppendMessage(model.Message{Role: model.RoleTool, CallID: id, Text: "[" + reason + "]"}); err != nil {
 				return err
 			}
 		}
@@ -121,5 +122,5 @@ func (t *Transcript) answerOpenCalls(reason string) error {
 	return nil
 }
 
-// Close closes the file.
+// Close closes the file of the transcript.
 func (t *Transcript) Close() error { return t.file.Close() }

@@ -20,7 +20,7 @@ import (
 func installed(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, programName), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	return agent.Launch{
@@ -102,19 +102,19 @@ func TestCommandPromptNeedsNoArgument(t *testing.T) {
 			t.Fatalf("an argument of %d bytes", len(arg))
 		}
 	}
-	if want := (agent.File{Path: "claude/CLAUDE.md", Content: "remember this"}); !slices.Contains(c.Files, want) {
+	if want := (agent.LaunchFile{Path: "claude/CLAUDE.md", Content: "remember this"}); !slices.Contains(c.Files, want) {
 		t.Errorf("files %.200v, want %v", c.Files, want)
 	}
 	var in agenttest.Stdin
-	Adapter{}.Open(l, &in)
+	Adapter{}.OpenSession(l, &in)
 	var sent struct {
 		Request struct{ Subtype, AppendSystemPrompt string }
 	}
-	if err := json.Unmarshal(in.Sent()[0], &sent); err != nil {
+	if err := json.Unmarshal(in.SentValues()[0], &sent); err != nil {
 		t.Fatal(err)
 	}
 	if p := sent.Request.AppendSystemPrompt; sent.Request.Subtype != "initialize" || p != l.SystemPrompt {
-		t.Errorf("sent %.100s", in.Sent()[0])
+		t.Errorf("sent %.100s", in.SentValues()[0])
 	}
 }
 
@@ -126,7 +126,7 @@ func TestCommandResumesWhatIsThere(t *testing.T) {
 	if args := command(t, l).Args; slices.Contains(args, "--resume") {
 		t.Errorf("a session without a transcript is resumed: %v", args)
 	}
-	path, err := Adapter{}.Transcript(l.Folders, id)
+	path, err := Adapter{}.TranscriptPath(l.Folders, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, program), []byte("not executable"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, programName), []byte("not executable"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	l.Environ = []string{"PATH=.:" + dir + ":/no/such/folder"}
@@ -160,7 +160,7 @@ func TestTranscriptPath(t *testing.T) {
 	t.Parallel()
 	p := agent.Folders{Workspace: t.TempDir(), State: "/state"}
 	for _, bad := range []string{"", "../../etc/passwd", "11111111-2222-4333-8444-55555555555", "11111111-2222-4333-8444-55555555555G", "11111111/2222-4333-8444-555555555555"} {
-		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
+		if path, err := (Adapter{}).TranscriptPath(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)
 		}
 	}
@@ -169,11 +169,11 @@ func TestTranscriptPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	const id = "11111111-2222-4333-8444-555555555555"
-	direct, err := Adapter{}.Transcript(p, id)
+	direct, err := Adapter{}.TranscriptPath(p, id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	through, err := Adapter{}.Transcript(agent.Folders{Workspace: link, State: "/state"}, id)
+	through, err := Adapter{}.TranscriptPath(agent.Folders{Workspace: link, State: "/state"}, id)
 	if err != nil || through != direct {
 		t.Errorf("%s through a link, %s directly, %v", through, direct, err)
 	}
@@ -188,7 +188,7 @@ func TestFolder_IsNamedAsTheCLINamesIt(t *testing.T) {
 		"/home/é/😀":      "-home-----",
 		long:             strings.NewReplacer("/", "-").Replace(long)[:200] + "-ivdkwm",
 	} {
-		if got := folder(dir); got != want {
+		if got := projectFolderName(dir); got != want {
 			t.Errorf("folder(%q) = %q, want %q", dir, got, want)
 		}
 	}

@@ -25,15 +25,15 @@ func newPolicyStage(t *testing.T, l agent.Launch) *stage {
 	t.Helper()
 	st := &stage{t: t}
 	l.Folders = agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
-	st.session = Adapter{Now: agenttest.Now}.Open(l, &st.in)
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(l, &st.in)
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
 	if err != nil {
 		t.Fatal(err)
 	}
 	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: &st.journal, ExecutionID: "exe_1", Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
+		Journal: &st.journal, ExecutionID: "exe_1", Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		t.Fatal(err)
 	}
 	return st
@@ -53,7 +53,7 @@ func useTool(id, tool, input string) string {
 func (st *stage) answers() map[string]json.RawMessage {
 	st.t.Helper()
 	out := map[string]json.RawMessage{}
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		var r struct {
 			Type     string
 			Response struct {
@@ -83,7 +83,7 @@ func (st *stage) decide(n int, d events.ApprovalDecided) {
 	st.t.Helper()
 	requests := of[events.ApprovalRequested](st, "approval_requested")
 	d.ApprovalID = runner.ApprovalID("exe_1", st.journal.Name(), requests[n].ApprovalID)
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: d})
+	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
 }
 
 func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {
@@ -108,7 +108,7 @@ func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {
 		t.Errorf("retracted for %q", reasons)
 	}
 	st.prints(useTool("late", "Bash", `{"command":"ls"}`), controlLine("late form", `{"subtype":"elicitation"}`))
-	if got := st.answers(); !strings.Contains(string(got["late"]), noQuery) || string(got["late form"]) != `{"action":"cancel"}` {
+	if got := st.answers(); !strings.Contains(string(got["late"]), outsideTurnMessage) || string(got["late form"]) != `{"action":"cancel"}` {
 		t.Errorf("answered %s", got)
 	}
 }
@@ -131,7 +131,7 @@ func TestHook_HasTheCLIAskAboutEveryCall(t *testing.T) {
 		t.Errorf("answered %s", got)
 	}
 	bin := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bin, program), []byte("#!"), 0o700); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, programName), []byte("#!"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -158,9 +158,9 @@ func TestHook_HasTheCLIAskAboutEveryCall(t *testing.T) {
 				t.Errorf("arguments %q", command.Args)
 			}
 			var in agenttest.Stdin
-			Adapter{}.Open(c.launch, &in)
-			if got := strings.Contains(string(in.Sent()[0]), `"PreToolUse"`); got != c.hook {
-				t.Errorf("handshake %s", in.Sent()[0])
+			Adapter{}.OpenSession(c.launch, &in)
+			if got := strings.Contains(string(in.SentValues()[0]), `"PreToolUse"`); got != c.hook {
+				t.Errorf("handshake %s", in.SentValues()[0])
 			}
 			out := strings.Split(command.Args[slices.Index(command.Args, "--disallowedTools")+1], ",")
 			for _, name := range []string{askUserQuestion, enterPlanMode, exitPlanMode} {
@@ -184,7 +184,7 @@ func TestCheck_DescribesACallForAPolicyWithRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	plans := filepath.Join(t.TempDir(), "plans")
-	s := scope{root: root, home: home, plans: plans, checked: true, deny: []string{"Grep"}}
+	s := policyScope{root: root, home: home, plans: plans, checked: true, deny: []string{"Grep"}}
 	file := func(path string) string { return fmt.Sprintf(`{"file_path":%q}`, path) }
 	inWorkspace := func(path string) []permission.Path { return []permission.Path{{Path: path}} }
 	elsewhere := func(path string) []permission.Path { return []permission.Path{{Path: path, Outside: true}} }
@@ -210,16 +210,16 @@ func TestCheck_DescribesACallForAPolicyWithRules(t *testing.T) {
 		"a pattern that leads out":       {"Glob", `{"pattern":"../*"}`, permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
 		"a tool that is left out":        {"Grep", `{"path":7}`, permission.Call{Kind: permission.Read, LeftOut: true}, "", `{"path":7}`},
 		"a command":                      {"Bash", `{"command":"rm x","Command":"ls"}`, permission.Call{Kind: permission.Shell, Command: "rm x"}, "", `{"command":"rm x","Command":"ls"}`},
-		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.Shell}, ruleUnreadable, ""},
+		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.Shell}, ruleUnreadableRequest, ""},
 		"a host":                         {"WebFetch", `{"url":"http://a@EVIL.example:80/x"}`, permission.Call{Kind: permission.Network, Hosts: []string{"EVIL.example"}}, "", `{"url":"http://a@EVIL.example:80/x"}`},
-		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.Network}, ruleUnreadable, ""},
-		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.Network}, ruleUnreadable, ""},
+		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
+		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
 		"a message to a sub-agent":       {"SendMessage", `{}`, permission.Call{Kind: permission.Agent}, "", `{}`},
 		"a tool that nobody knows":       {"New", `{}`, permission.Call{Kind: permission.Unknown}, "", `{}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := s.check(c.tool, json.RawMessage(c.input))
+			got := s.checkCall(c.tool, json.RawMessage(c.input))
 			if c.want.Tool = c.tool; fmt.Sprintf("%+v", got.Call) != fmt.Sprintf("%+v", c.want) {
 				t.Errorf("call %+v, want %+v", got.Call, c.want)
 			}
@@ -240,11 +240,11 @@ func TestCheck_KnowsWhichToolsOfServersDestroyData(t *testing.T) {
 	l := agent.Launch{Permissions: askAll, MCPServers: []runner.MCPServer{{Name: "desk"}}}
 	st := newPolicyStage(t, l).prints(initLine, `{"type":"control_response","response":{"subtype":"success","request_id":"spool-2","response":{"mcpServers":[{"name":"desk","status":"connected",
 		"tools":[{"name":"echo","annotations":{}},{"name":"wipe.all","annotations":{"destructive":true}}]}]}}}`)
-	if sent := string(st.in.Sent()[2]); !strings.Contains(sent, `"mcp_status"`) {
+	if sent := string(st.in.SentValues()[2]); !strings.Contains(sent, `"mcp_status"`) {
 		t.Errorf("sent %s", sent)
 	}
 	s := st.session.(*session).scope
-	if s.check("mcp__desk__echo", json.RawMessage(`{}`)).Destructive || !s.check("mcp__desk__wipe_all", json.RawMessage(`{}`)).Destructive {
+	if s.checkCall("mcp__desk__echo", json.RawMessage(`{}`)).Destructive || !s.checkCall("mcp__desk__wipe_all", json.RawMessage(`{}`)).Destructive {
 		t.Errorf("destructive tools %v", s.destructive)
 	}
 }
@@ -272,7 +272,7 @@ func TestPreview_ShowsWhatACallWouldDo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := s.preview(s.scope.check(c.tool, json.RawMessage(c.input)))
+			r := s.callPreview(s.scope.checkCall(c.tool, json.RawMessage(c.input)))
 			if r.Title != c.title || r.Preview.Diff != c.diff || r.Preview.Text != c.text || !r.Editable {
 				t.Errorf("title %q, diff %q, text %q", r.Title, r.Preview.Diff, r.Preview.Text)
 			}

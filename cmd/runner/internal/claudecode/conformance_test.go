@@ -21,7 +21,7 @@ import (
 // unknownSession is a session id that no test uses.
 const unknownSession = "11111111-2222-4333-8444-555555555555"
 
-var subject = agenttest.Subject{
+var subject = agenttest.AgentUnderTest{
 	Architecture: claudecode.Architecture,
 	Adapter:      claudecode.Adapter{},
 	Program:      "claude",
@@ -32,7 +32,7 @@ var subject = agenttest.Subject{
 	},
 }
 
-var confinement = agenttest.Confinement{
+var confinement = agenttest.ConfinementCheck{
 	Refused: []string{"write outside please", "write through the link", "read outside please"},
 	Answer:  "outside of the workspace",
 	Network: "network",
@@ -40,26 +40,26 @@ var confinement = agenttest.Confinement{
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	agenttest.Exercise(t, subject, agenttest.Capabilities{
+	agenttest.RunSuite(t, subject, agenttest.Capabilities{
 		Goldens: &goldens,
 		Conversation: &agenttest.Conversation{
 			Usage: true, Cost: true,
-			Edit:     []agenttest.Decision{{Tool: "Edit", Decision: "allow", Rule: "workspace-path"}},
+			Edit:     []agenttest.ExpectedDecision{{Tool: "Edit", Decision: "allow", Rule: "workspace-path"}},
 			Command:  "Exit code 3",
 			Subagent: true,
 			Sleeps:   true,
-			Failures: []agenttest.Failure{{Query: "bad request please", Code: "MODEL_ERROR", Message: "scripted refusal"}},
+			Failures: []agenttest.ExpectedFailure{{Query: "bad request please", Code: "MODEL_ERROR", Message: "scripted refusal"}},
 
 			Transcript: true,
 		},
 		Confinement: &confinement,
-		Resume:      &agenttest.Resume{Usage: true, UnknownSession: unknownSession, OtherModel: "claude-test-model", Rules: "CLAUDE.md"},
+		Resume:      &agenttest.ResumeCheck{Usage: true, UnknownSession: unknownSession, OtherModel: "claude-test-model", Rules: "CLAUDE.md"},
 		Settings: &agenttest.WorkspaceSettings{Files: func(string) map[string]string {
 			settings := `{"permissions":{"defaultMode":"bypassPermissions","allow":["WebFetch","WebSearch","Write(//**)","Edit(//**)","Write","Edit"],"additionalDirectories":["/etc"]}}`
 			return map[string]string{".claude/settings.json": settings, ".claude/settings.local.json": settings}
 		}},
 		Bare: bareagent.ClaudeCode,
-		Fork: &agenttest.Fork{
+		Fork: &agenttest.ForkCheck{
 			Copy: func(t testing.TB, from, to string) {
 				t.Helper()
 				if err := os.CopyFS(filepath.Join(to, "claude"), os.DirFS(filepath.Join(from, "claude"))); err != nil {
@@ -73,32 +73,32 @@ func TestConformance(t *testing.T) {
 			File:          true,
 			Records:       "claude/projects/*/*.jsonl",
 		},
-		Provided: &agenttest.Provided{
+		Provided: &agenttest.ProvidedCheck{
 			Bare: runBareCLI, Poison: poison,
 			Absent: []string{"it was queued", "it was hidden", "No response requested"},
 			Check:  checkCopy,
-			Next:   agenttest.Extra{Query: "write a file please", Answer: "written"},
+			Next:   agenttest.ExtraQuery{Query: "write a file please", Answer: "written"},
 		},
 	})
 }
 
-func forks(p agenttest.Parent) map[string]agenttest.ForkCase {
-	results := p.Pair.Blocks(events.KindToolResult)
+func forks(p agenttest.ForkParent) map[string]agenttest.ForkCase {
+	results := p.Pair.FinishedBlocks(events.KindToolResult)
 	whole := []string{"number 11", "The file is written", "Results:", "number 22"}
 	return map[string]agenttest.ForkCase{
 		"at a text in a turn": {
-			Anchor: p.Write.Blocks(events.KindAssistantText)[0].Anchor, Answer: "remember 11.",
+			Anchor: p.Write.FinishedBlocks(events.KindAssistantText)[0].Anchor, Answer: "remember 11.",
 			Present: []string{"I will write hello.txt."}, Absent: []string{"File created", "The file is written", "two at once", "number 22"},
 		},
 		"at a tool's result in a turn": {
-			Anchor: p.Write.Blocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
+			Anchor: p.Write.FinishedBlocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
 			Present: []string{"I will write hello.txt.", "File created"}, Absent: []string{"The file is written", "two at once", "number 22", "No response requested"},
 		},
 		"at the last of parallel results": {
 			Anchor: results[1].Anchor, Answer: "remember 11.",
 			Present: []string{"The file is written", "two at once", results[0].Output, results[1].Output}, Absent: []string{"Results:", "number 22", "No response requested", "Tool result missing"},
 		},
-		"at the end":                {Anchor: p.Last.Blocks(events.KindAssistantText)[0].Anchor, Answer: "remember 22.", Present: whole, Absent: []string{"No response requested"}},
+		"at the end":                {Anchor: p.Last.FinishedBlocks(events.KindAssistantText)[0].Anchor, Answer: "remember 22.", Present: whole, Absent: []string{"No response requested"}},
 		"of the whole conversation": {Answer: "remember 22.", Present: whole, Absent: []string{"No response requested"}},
 	}
 }
@@ -140,7 +140,7 @@ func poison(_ testing.TB, session string, transcript []byte) []byte {
 }
 
 // checkCopy checks that every line of the copy is of the new session in this workspace, with no other permissions.
-func checkCopy(t testing.TB, b *agenttest.Bench, session, _ string) {
+func checkCopy(t testing.TB, b *agenttest.Harness, session, _ string) {
 	t.Helper()
 	workspace, err := filepath.EvalSymlinks(b.Folders.Workspace)
 	if err != nil {
@@ -168,68 +168,68 @@ func checkCopy(t testing.TB, b *agenttest.Bench, session, _ string) {
 
 var goldens = agenttest.Goldens{
 	Scenarios: map[string]agenttest.Scenario{
-		"two-turns":          agenttest.Asks("Remember the number 4711 please", "which number was it?"),
-		"thinking":           agenttest.Asks("think first please"),
-		"write-then-edit":    agenttest.Asks("write a file please", "edit the file please"),
-		"write-outside":      agenttest.Asks("write outside please"),
-		"read-outside":       agenttest.Asks("read outside please"),
-		"network":            agenttest.Asks("fetch a page please"),
-		"bash":               agenttest.Asks("run a command please"),
-		"bash-parallel":      agenttest.Asks("two at once please"),
-		"subagent":           agenttest.Asks("delegate this please"),
-		"tasks":              agenttest.Asks("make a plan please"),
+		"two-turns":          agenttest.QueryScenario("Remember the number 4711 please", "which number was it?"),
+		"thinking":           agenttest.QueryScenario("think first please"),
+		"write-then-edit":    agenttest.QueryScenario("write a file please", "edit the file please"),
+		"write-outside":      agenttest.QueryScenario("write outside please"),
+		"read-outside":       agenttest.QueryScenario("read outside please"),
+		"network":            agenttest.QueryScenario("fetch a page please"),
+		"bash":               agenttest.QueryScenario("run a command please"),
+		"bash-parallel":      agenttest.QueryScenario("two at once please"),
+		"subagent":           agenttest.QueryScenario("delegate this please"),
+		"tasks":              agenttest.QueryScenario("make a plan please"),
 		"interrupt-text":     interrupted("talk for ever", agenttest.OnText),
 		"interrupt-tool":     interrupted("sleep long", agenttest.OnTool),
 		"interrupt-early":    interrupted("talk for ever", agenttest.AtStart),
-		"error-400":          agenttest.Asks("bad request please", "hello after the error"),
-		"error-401":          agenttest.Asks("wrong key please"),
-		"error-404":          agenttest.Asks("wrong model please"),
-		"error-429":          agenttest.Asks("always limited"),
-		"error-529":          agenttest.Asks("always overloaded"),
-		"rate-limited":       agenttest.Asks("rate limited please"),
-		"stream-breaks":      agenttest.Asks("break once please"),
-		"stream-breaks-late": agenttest.Asks("break later please"),
-		"error-after-block":  agenttest.Asks("error between blocks please", "hello after the error"),
-		"length":             agenttest.Asks("cut by length"),
-		"command":            agenttest.Asks("/nonsense"),
-		"image":              agenttest.AskImage("what is this?"),
+		"error-400":          agenttest.QueryScenario("bad request please", "hello after the error"),
+		"error-401":          agenttest.QueryScenario("wrong key please"),
+		"error-404":          agenttest.QueryScenario("wrong model please"),
+		"error-429":          agenttest.QueryScenario("always limited"),
+		"error-529":          agenttest.QueryScenario("always overloaded"),
+		"rate-limited":       agenttest.QueryScenario("rate limited please"),
+		"stream-breaks":      agenttest.QueryScenario("break once please"),
+		"stream-breaks-late": agenttest.QueryScenario("break later please"),
+		"error-after-block":  agenttest.QueryScenario("error between blocks please", "hello after the error"),
+		"length":             agenttest.QueryScenario("cut by length"),
+		"command":            agenttest.QueryScenario("/nonsense"),
+		"image":              agenttest.ImageScenario("what is this?"),
 
-		"approval": decided(agenttest.Ask{Text: "look around please", Decide: []events.ApprovalDecided{
+		"approval": decided(agenttest.ScenarioQuery{Text: "look around please", Decide: []events.ApprovalDecided{
 			{Decision: events.DecisionApprove}, {Decision: events.DecisionReject, Comment: "Take another name."},
 		}}),
-		"approval-changed": decided(agenttest.Ask{Text: "three commands please", Decide: []events.ApprovalDecided{
+		"approval-changed": decided(agenttest.ScenarioQuery{Text: "three commands please", Decide: []events.ApprovalDecided{
 			{Decision: events.DecisionApproveAll}, {Decision: events.DecisionApprove, Arguments: json.RawMessage(`{"command":"echo after"}`)},
 		}}),
-		"approval-subagent": decided(agenttest.Ask{Text: "delegate this please", Decide: []events.ApprovalDecided{
+		"approval-subagent": decided(agenttest.ScenarioQuery{Text: "delegate this please", Decide: []events.ApprovalDecided{
 			{Decision: events.DecisionApprove}, {Decision: events.DecisionSkip},
 		}}),
-		"approval-interrupt": decided(agenttest.Ask{Text: "look around please", Interrupt: agenttest.OnRequest}, agenttest.Ask{Text: "hello after the interrupt"}),
-		"question": decided(agenttest.Ask{Text: "ask me please", Decide: []events.ApprovalDecided{
+		"approval-interrupt": decided(agenttest.ScenarioQuery{Text: "look around please", Interrupt: agenttest.OnRequest}, agenttest.ScenarioQuery{Text: "hello after the interrupt"}),
+		"question": decided(agenttest.ScenarioQuery{Text: "ask me please", Decide: []events.ApprovalDecided{
 			{Decision: events.DecisionAnswer, Answers: map[string][]string{"q1": {"Blue"}}},
 		}}),
-		"plan": decided(agenttest.Ask{Text: "plan it please", Decide: []events.ApprovalDecided{
+		"plan": decided(agenttest.ScenarioQuery{Text: "plan it please", Decide: []events.ApprovalDecided{
 			{Decision: events.DecisionApprove}, {Decision: events.DecisionApprove}, {Decision: events.DecisionApprove},
 		}}),
 	},
-	Adapter:  claudecode.Adapter{Now: agenttest.Now},
+	Adapter:  claudecode.Adapter{Now: agenttest.FixedTime},
 	Anchored: []events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult, events.KindSubagent},
 	Placeholders: func(p agent.Folders) []string {
-		path, err := claudecode.Adapter{}.Transcript(p, unknownSession)
+		path, err := claudecode.Adapter{}.TranscriptPath(p, unknownSession)
 		if err != nil {
 			panic(err) // the session id is valid
 		}
 		return []string{"{{folder}}", filepath.Base(filepath.Dir(path))}
 	},
-	Recording: agenttest.Recording{Text: `"content_block_delta"`, Trim: trim, Normalize: normalize},
+	Recording: agenttest.RecordingFormat{Text: `"content_block_delta"`, Trim: trim, Normalize: normalize},
 }
 
 // decided returns a scenario in which a person decides every call.
-func decided(asks ...agenttest.Ask) agenttest.Scenario {
+func decided(asks ...agenttest.ScenarioQuery) agenttest.Scenario {
 	return agenttest.Scenario{Permissions: events.Permissions{Default: events.PermissionAsk}, Asks: asks}
 }
 
-func interrupted(text string, when agenttest.When) agenttest.Scenario {
-	return agenttest.Scenario{Asks: []agenttest.Ask{{Text: text, Interrupt: when}, {Text: "hello after the interrupt"}}}
+func interrupted(text string, when agenttest.InterruptMoment) agenttest.Scenario {
+	return agenttest.Scenario{Asks: []agenttest.ScenarioQuery{{Text: text, Interrupt: when}, {Text: "hello after the interrupt"}}}
 }
 
 // trim removes the long lists that the CLI begins with, and that the adapter does not read.
@@ -276,10 +276,10 @@ func normalize(raw []byte) []byte {
 	raw = ports.ReplaceAll(raw, []byte("127.0.0.1:7799"))
 	raw = plans.ReplaceAll(raw, []byte("plans/plan.md"))
 	raw = times.ReplaceAll(raw, []byte(`"timestamp":"2026-01-02T03:04:05Z"`))
-	raw = agenttest.Number(raw, uuids, func(_ []byte, n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) })
-	raw = agenttest.Number(raw, ids, func(id []byte, n int) string {
+	raw = agenttest.NumberMatches(raw, uuids, func(_ []byte, n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) })
+	raw = agenttest.NumberMatches(raw, ids, func(id []byte, n int) string {
 		prefix, _, _ := bytes.Cut(id, []byte("_"))
 		return fmt.Sprintf("%s_%d", prefix, n)
 	})
-	return agenttest.Number(raw, agents, func(_ []byte, n int) string { return fmt.Sprintf("agent%d", n) })
+	return agenttest.NumberMatches(raw, agents, func(_ []byte, n int) string { return fmt.Sprintf("agent%d", n) })
 }

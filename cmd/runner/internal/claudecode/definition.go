@@ -15,20 +15,21 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// mcpPrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
-const mcpPrefix = "mcp__"
+// mcpToolPrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
+const mcpToolPrefix = "mcp__"
 
-// mcpConfig is the file with the MCP servers for the CLI. Their variables and headers may be secrets.
-const mcpConfig = agent.Unkept + "/claude-mcp.json"
+// mcpConfigFile is the path, relative to the state folder, of the file that lists the MCP servers for the CLI. Their variables and headers may be
+// secrets.
+const mcpConfigFile = agent.UnsavedFolder + "/claude-mcp.json"
 
-// toolName matches the name of a tool, but not a rule such as Bash(git *).
-var toolName = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
+// toolNamePattern matches the name of a tool, but not a permission rule such as Bash(git *).
+var toolNamePattern = regexp.MustCompile(`^[A-Za-z0-9_.:-]+$`)
 
-// checkTools returns an error for names that the CLI's arguments would give another meaning.
-func checkTools(l agent.Launch) error {
+// checkToolNames returns an error if the agent's definition lists a tool by a name to which the CLI's arguments would give another meaning.
+func checkToolNames(l agent.Launch) error {
 	for field, names := range map[string][]string{"allow": l.Tools.Allow, "deny": l.Tools.Deny} {
 		for i, name := range names {
-			if !toolName.MatchString(name) {
+			if !toolNamePattern.MatchString(name) {
 				return &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("query.tools.%s[%d]: %q is not a tool's name", field, i, name)}
 			}
 		}
@@ -36,23 +37,23 @@ func checkTools(l agent.Launch) error {
 	return nil
 }
 
-// definitionArgs returns the CLI's flags for the agent's definition: tools and MCP servers.
-func definitionArgs(l agent.Launch) []string {
+// definitionArguments returns the CLI's flags for the agent's definition: tools and MCP servers.
+func definitionArguments(l agent.Launch) []string {
 	// Only the MCP servers of the agent are started: those of a workspace would be unknown programs.
 	args := []string{
 		"--strict-mcp-config",
-		"--disallowedTools", strings.Join(slices.Concat(unavailableQuestions(l), excludedTools, l.Tools.Deny), ","),
+		"--disallowedTools", strings.Join(slices.Concat(deniedQuestionTools(l), excludedTools, l.Tools.Deny), ","),
 	}
-	if checkEachCall(l) {
+	if asksAboutEachCall(l) {
 		// The settings of the workspace could name commands that the CLI runs by itself. With --add-dir the CLI reads the
 		// workspace's CLAUDE.md all the same.
-		args = append(args, "--settings", settings(l), "--setting-sources", "user", "--add-dir", l.Workspace)
+		args = append(args, "--settings", cliSettings(l), "--setting-sources", "user", "--add-dir", l.Workspace)
 	}
 	if len(l.Tools.Allow) > 0 {
-		args = append(args, "--tools", strings.Join(ownTools(l), ","))
+		args = append(args, "--tools", strings.Join(allowedCLITools(l), ","))
 	}
 	if len(l.MCPServers) > 0 {
-		args = append(args, "--mcp-config", filepath.Join(l.State, mcpConfig))
+		args = append(args, "--mcp-config", filepath.Join(l.State, mcpConfigFile))
 	}
 	if l.MaxTurns > 0 {
 		args = append(args, "--max-turns", strconv.FormatUint(uint64(l.MaxTurns), 10))
@@ -60,37 +61,37 @@ func definitionArgs(l agent.Launch) []string {
 	return args
 }
 
-// ownTools returns those of the CLI's own tools that are allowed: the named ones, and those that the agent's
-// sub-agents and skills need.
-func ownTools(l agent.Launch) []string {
-	own := slices.DeleteFunc(slices.Clone(l.Tools.Allow), isMCP)
-	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isAgent) {
+// allowedCLITools returns the CLI's own tools that the agent may use: those that its definition names, and those that its sub-agents and skills
+// need.
+func allowedCLITools(l agent.Launch) []string {
+	own := slices.DeleteFunc(slices.Clone(l.Tools.Allow), isMCPTool)
+	if len(l.Subagents) > 0 && !slices.ContainsFunc(own, isSubagentTool) {
 		own = append(own, "Agent")
 	}
-	if len(l.Listed()) > 0 && !slices.Contains(own, "Skill") {
+	if len(l.MainAgentSkills()) > 0 && !slices.Contains(own, "Skill") {
 		own = append(own, "Skill")
 	}
 	return own
 }
 
 // definitionFiles returns the files of the configuration folder for the definition of the agent.
-func definitionFiles(l agent.Launch) ([]agent.File, error) {
-	var files []agent.File
-	add := func(path, content string) { files = append(files, agent.File{Path: path, Content: content}) }
+func definitionFiles(l agent.Launch) ([]agent.LaunchFile, error) {
+	var files []agent.LaunchFile
+	add := func(path, content string) { files = append(files, agent.LaunchFile{Path: path, Content: content}) }
 	if l.MemoryFile != "" {
-		add(configName+"/CLAUDE.md", l.MemoryFile)
+		add(configDirName+"/CLAUDE.md", l.MemoryFile)
 	}
 	for _, c := range l.Commands {
 		front := ""
 		if c.Description != "" {
-			front = "---\ndescription: " + quote(c.Description) + "\n---\n"
+			front = "---\ndescription: " + quoteYAML(c.Description) + "\n---\n"
 		} else if strings.HasPrefix(c.Prompt, "---") {
 			front = "---\n---\n" // the prompt's own dashes are no front matter
 		}
-		add(configName+"/commands/"+c.Name+".md", front+c.Prompt)
+		add(configDirName+"/commands/"+c.Name+".md", front+c.Prompt)
 	}
-	for _, s := range l.Listed() {
-		files = append(files, agent.File{Path: configName + "/skills/" + s.Name, Link: s.Dir})
+	for _, s := range l.MainAgentSkills() {
+		files = append(files, agent.LaunchFile{Path: configDirName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	if len(l.MCPServers) > 0 {
 		servers, _ := mcpServers(l)
@@ -98,13 +99,13 @@ func definitionFiles(l agent.Launch) ([]agent.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("configuration of MCP servers: %w", err)
 		}
-		add(mcpConfig, string(raw))
+		add(mcpConfigFile, string(raw))
 	}
 	return files, nil
 }
 
-// quote returns s as a scalar of YAML. A string of JSON is one.
-func quote(s string) string {
+// quoteYAML returns s as a scalar of YAML. JSON strings are such scalars.
+func quoteYAML(s string) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
 		return `""` // strings always marshal
@@ -123,8 +124,9 @@ type mcpServer struct {
 	Timeout uint32            `json:"timeout,omitempty"` // milliseconds for a call
 }
 
-// mcpServers returns the servers in the format of the CLI. The CLI expands ${VAR}, but all variables have been
-// expanded before: so text that looks like a variable is passed by a variable of its own.
+// mcpServers returns the MCP servers of the agent in the format of the CLI, and environment variables that they need. The CLI expands ${VAR} in the
+// definitions of servers, where Spool has expanded all variables already. Text that still looks like a variable is therefore passed in an
+// environment variable of its own.
 func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[string]string) {
 	servers, variables = map[string]mcpServer{}, map[string]string{}
 	literal := func(s string) string {
@@ -156,7 +158,7 @@ func mcpServers(l agent.Launch) (servers map[string]mcpServer, variables map[str
 	return servers, variables
 }
 
-// subagent is a sub-agent in the format of the handshake.
+// subagent is the definition of a sub-agent in the format of the CLI's handshake.
 type subagent struct {
 	Description string   `json:"description"`
 	Prompt      string   `json:"prompt"`
@@ -165,7 +167,7 @@ type subagent struct {
 	Model       string   `json:"model,omitempty"`
 }
 
-// subagents returns the sub-agents of the agent by name, nil if it has none.
+// subagents returns the definitions of the agent's sub-agents by name, nil if it has none.
 func subagents(l agent.Launch) map[string]subagent {
 	if len(l.Subagents) == 0 {
 		return nil
@@ -174,19 +176,19 @@ func subagents(l agent.Launch) map[string]subagent {
 	for _, a := range l.Subagents {
 		x := subagent{Description: a.Description, Prompt: a.Instructions, Tools: a.Tools, Model: a.Model}
 		if len(a.MCPServers) > 0 {
-			x.Tools, x.Without = withServers(l, a)
+			x.Tools, x.Without = subagentTools(l, a)
 		}
 		out[a.Name] = x
 	}
 	return out
 }
 
-// withServers returns the tools that a sub-agent has and those that it has not, so that it can call only the MCP servers that it names. It
-// cannot start sub-agents either, which could call other servers, unless its list of tools has that tool.
-func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
+// subagentTools returns the tools that a sub-agent may use and those that it may not use, so that it can call only the MCP servers that its
+// definition names. A sub-agent cannot start other sub-agents, which could call other servers, unless its list of tools has that tool.
+func subagentTools(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
 	tools = slices.Clone(a.Tools)
 	for _, s := range l.MCPServers {
-		prefix := mcpPrefix + s.Name + "__"
+		prefix := mcpToolPrefix + s.Name + "__"
 		switch named := slices.ContainsFunc(a.Tools, func(t string) bool { return strings.HasPrefix(t, prefix) }); {
 		case !slices.Contains(a.MCPServers, s.Name):
 			without = append(without, prefix+"*")
@@ -194,50 +196,52 @@ func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string
 			tools = append(tools, prefix+"*")
 		}
 	}
-	if !slices.ContainsFunc(a.Tools, isAgent) {
+	if !slices.ContainsFunc(a.Tools, isSubagentTool) {
 		without = append(without, "Agent")
 	}
 	return tools, without
 }
 
-func isMCP(tool string) bool { return strings.HasPrefix(tool, mcpPrefix) }
+// isMCPTool reports whether a tool belongs to an MCP server, by its name.
+func isMCPTool(tool string) bool { return strings.HasPrefix(tool, mcpToolPrefix) }
 
-// notInNames matches the characters that the CLI replaces by an underscore in names of tools.
-var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+// replacedNameCharacters matches the characters that the CLI replaces by an underscore in the names of MCP servers and their tools.
+var replacedNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// scope holds the properties of the agent that the permission policy needs.
-type scope struct {
-	root    string      // the workspace
-	skills  []string    // folders that may be read
-	allow   []string    // tools that the definition names
-	deny    []string    // tools that the definition excludes
-	servers []mcpServed // the agent's MCP servers
-	checked bool        // the CLI asks about every call; see checkEachCall
-	home    string      // the agent's home folder
-	plans   string      // the folder of the plans of plan mode; "" if the agent has no plan mode
+// policyScope holds the properties of the agent that are needed to describe its tool calls to the permission policy, such as its folders and MCP
+// servers.
+type policyScope struct {
+	root    string           // the workspace
+	skills  []string         // folders that may be read
+	allow   []string         // tools that the definition names
+	deny    []string         // tools that the definition excludes
+	servers []mcpServerTools // the agent's MCP servers
+	checked bool             // the CLI asks about every call; see asksAboutEachCall
+	home    string           // the agent's home folder
+	plans   string           // the folder of the plans of plan mode; "" if the agent has no plan mode
 
 	destructive map[string]bool // tools of MCP servers that destroy data, as their servers say
 }
 
-// mcpServed is the prefix of the tools of a server, and which of them the agent has.
-type mcpServed struct {
+// mcpServerTools is the prefix of the names of an MCP server's tools, and the list of those tools that the agent may use.
+type mcpServerTools struct {
 	prefix string
 	only   []string // full names; nil for all
 }
 
-// newScope returns the scope of the agent of a launch.
-func newScope(l agent.Launch) scope {
-	s := scope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny, checked: checkEachCall(l), home: variable(l, "HOME")}
-	if s.checked && !slices.Contains(unavailableQuestions(l), exitPlanMode) {
-		s.plans = filepath.Join(config(l.Folders), "plans")
+// newPolicyScope returns the policyScope of the agent of a launch.
+func newPolicyScope(l agent.Launch) policyScope {
+	s := policyScope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny, checked: asksAboutEachCall(l), home: environmentVariable(l, "HOME")}
+	if s.checked && !slices.Contains(deniedQuestionTools(l), exitPlanMode) {
+		s.plans = filepath.Join(configDir(l.Folders), "plans")
 	}
 	for _, k := range l.Skills {
 		s.skills = append(s.skills, k.Dir)
 	}
 	for _, server := range l.MCPServers {
-		m := mcpServed{prefix: mcpPrefix + server.Name + "__"}
+		m := mcpServerTools{prefix: mcpToolPrefix + server.Name + "__"}
 		for _, t := range server.Tools {
-			m.only = append(m.only, m.prefix+notInNames.ReplaceAllString(t, "_"))
+			m.only = append(m.only, m.prefix+replacedNameCharacters.ReplaceAllString(t, "_"))
 		}
 		// If the definition allows some tools of a server by name, the agent has only these.
 		named := slices.DeleteFunc(slices.Clone(l.Tools.Allow), func(t string) bool { return !strings.HasPrefix(t, m.prefix) })
@@ -252,9 +256,9 @@ func newScope(l agent.Launch) scope {
 	return s
 }
 
-// belongsToServer reports whether a tool belongs to an MCP server of the agent (known), and if so, whether the agent may call it (has).
-func (s scope) belongsToServer(tool string) (known, has bool) {
-	var of mcpServed // the longest match: a server's name may be a prefix of another's
+// serverToolStatus reports whether a tool belongs to an MCP server of the agent (known), and if so, whether the agent may call the tool (has).
+func (s policyScope) serverToolStatus(tool string) (known, has bool) {
+	var of mcpServerTools // the longest match: a server's name may be a prefix of another's
 	for _, m := range s.servers {
 		if strings.HasPrefix(tool, m.prefix) && len(m.prefix) > len(of.prefix) {
 			of = m
@@ -263,8 +267,9 @@ func (s scope) belongsToServer(tool string) (known, has bool) {
 	return of.prefix != "", of.only == nil || slices.Contains(of.only, tool)
 }
 
-// skillFile returns an absolute path with its symbolic links resolved, and reports whether it is in the folder of one of the agent's skills.
-func (s scope) skillFile(path string) (string, bool) {
+// resolveSkillFile returns the absolute path with its symbolic links resolved, and reports whether it is inside the folder of one of the agent's
+// skills.
+func (s policyScope) resolveSkillFile(path string) (string, bool) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {
 		return "", false

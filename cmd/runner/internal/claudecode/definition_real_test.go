@@ -18,11 +18,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestMain(m *testing.M) { mcptest.Main(m) }
+func TestMain(m *testing.M) { mcptest.RunTestsOrServer(m) }
 
 // call returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
 func call(text, tool string, input any) string {
-	return agenttest.Rule(text, agenttest.Tool{Name: tool, Input: input})
+	return agenttest.ScriptRule(text, agenttest.ScriptToolCall{Name: tool, Input: input})
 }
 
 // request is a request to the model.
@@ -33,7 +33,7 @@ type request struct {
 }
 
 // requests returns the requests to the model whose body contains text. There has to be one.
-func requests(t *testing.T, b *agenttest.Bench, text string) []request {
+func requests(t *testing.T, b *agenttest.Harness, text string) []request {
 	t.Helper()
 	var out []request
 	for _, r := range b.Model.Requests() {
@@ -89,8 +89,8 @@ func TestRealDefinition_ReachesTheModel(t *testing.T) {
 }
 
 func realPrompts(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.SystemPrompt, q.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
 	})
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
@@ -103,22 +103,22 @@ func realPrompts(t *testing.T) {
 }
 
 func realTools(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("fetch", "WebFetch", map[string]any{"url": "http://127.0.0.1:9/", "prompt": "What?"})))
-	x := b.Ask("fetch", func(q *runner.Query) { q.Tools.Allow = []string{"Read", "WebFetch"} })
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, call("fetch", "WebFetch", map[string]any{"url": "http://127.0.0.1:9/", "prompt": "What?"})))
+	x := b.RunTurn("fetch", func(q *runner.Query) { q.Tools.Allow = []string{"Read", "WebFetch"} })
 	if got := requests(t, b, "fetch")[0].tools; !slices.Equal(slices.Sorted(slices.Values(got)), []string{"Read", "WebFetch"}) {
 		t.Errorf("the model is offered %v", got)
 	}
 	// A tool that the policy would deny is allowed if the agent's definition names it.
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "named-tool" {
 		t.Errorf("decisions %+v", d)
 	}
 }
 
 func realDenied(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.Tools.Deny = []string{"Bash", "WebSearch", "mcp__desk__echo"}
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 	})
 	got := requests(t, b, "hello")[0].tools
 	for _, gone := range []string{"Bash", "WebSearch", "mcp__desk__echo", "AskUserQuestion"} {
@@ -134,10 +134,10 @@ func realDenied(t *testing.T) {
 }
 
 func realSubagents(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
 		call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
-	x := b.AskOK("delegate", "The reviewer looked", func(q *runner.Query) {
+	x := b.RunTurnOK("delegate", "The reviewer looked", func(q *runner.Query) {
 		q.Subagents = []events.SubagentSpec{{
 			Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-REVIEWER", Model: "claude-reviewer", Tools: []string{"Read", "Grep"},
 		}}
@@ -146,7 +146,7 @@ func realSubagents(t *testing.T) {
 	if sub := requests(t, b, "YOU-ARE-THE-REVIEWER"); sub[0].Model != "claude-reviewer" || !slices.Contains(sub[0].tools, "Read") || slices.Contains(sub[0].tools, "Bash") {
 		t.Errorf("the sub-agent asked as %s with %v", sub[0].Model, sub[0].tools)
 	}
-	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Fatalf("spawned %+v", spawned)
 	}
@@ -158,15 +158,15 @@ func realSubagents(t *testing.T) {
 }
 
 func realCommands(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t))
 	with := func(q *runner.Query) {
 		q.Commands = []events.CommandSpec{
 			{Name: "deploy", Description: `Deploys: "all" of it`, Prompt: "Deploy $ARGUMENTS with care."},
 			{Name: "plain", Prompt: "---\nNo front matter."},
 		}
 	}
-	b.AskOK("/deploy the shop", "Deploy the shop with care.", with)
-	b.AskOK("/plain", "No front matter.", with)
+	b.RunTurnOK("/deploy the shop", "Deploy the shop with care.", with)
+	b.RunTurnOK("/plain", "No front matter.", with)
 }
 
 func realSkills(t *testing.T) {
@@ -181,43 +181,43 @@ func realSkills(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("use the skill", "Skill", map[string]any{"skill": "greet"}),
 		call("read the words", "Read", map[string]any{"file_path": filepath.Join(dir, "words.txt")}),
 		call("change the words", "Write", map[string]any{"file_path": filepath.Join(dir, "words.txt"), "content": "no"})))
 	with := func(q *runner.Query) {
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}
 	}
-	b.AskOK("hello", "hello", with)
+	b.RunTurnOK("hello", "hello", with)
 	requests(t, b, "GREETS-PEOPLE")
-	b.Ask("use the skill", with)
+	b.RunTurn("use the skill", with)
 	requests(t, b, "SKILL-BODY")
-	b.AskOK("read the words", "WORDS-OF-THE-SKILL", with)
-	if d := b.AskOK("change the words", "outside of the workspace", with).Decisions(); len(d) != 1 || d[0].Decision != "deny" {
+	b.RunTurnOK("read the words", "WORDS-OF-THE-SKILL", with)
+	if d := b.RunTurnOK("change the words", "outside of the workspace", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "deny" {
 		t.Errorf("decisions %+v", d)
 	}
 }
 
 func realStdio(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("take a note", "mcp__desk__note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("tell the token", "mcp__desk__variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "mcp__desk__hidden", map[string]any{"path": file + ".hidden", "text": "x"})))
 	with := func(q *runner.Query) {
-		desk := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-${HOME}-1"})
+		desk := mcptest.StdioServer(t, "desk", map[string]string{"TOKEN": "t-${HOME}-1"})
 		desk.Tools = []string{"note", "variable"}
 		q.MCPServers = []runner.MCPServer{desk}
 	}
-	if d := b.AskOK("take a note", "noted", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("take a note", "noted", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
 	// Text that looks like a variable is not expanded again.
-	b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with)
-	if d := b.AskOK("the hidden one", "not one that this agent has", with).Decisions(); len(d) != 1 || d[0].Rule != "left-out" {
+	b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with)
+	if d := b.RunTurnOK("the hidden one", "not one that this agent has", with).PermissionDecisions(); len(d) != 1 || d[0].Rule != "left-out" {
 		t.Errorf("decisions %+v", d)
 	}
 	if _, err := os.Stat(file + ".hidden"); err == nil {
@@ -231,36 +231,36 @@ func realStdio(t *testing.T) {
 
 func realDocker(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("tell the token", "mcp__box__variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "mcp__box__hidden", map[string]any{"path": file, "text": "x"})))
-	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
+	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
-	if d := b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
-	b.AskOK("the hidden one", "not one that this agent has", with)
+	b.RunTurnOK("the hidden one", "not one that this agent has", with)
 	if _, err := os.Stat(file); err == nil {
 		t.Error("a tool that was left out was run")
 	}
 }
 
 func realHTTP(t *testing.T) {
-	web := mcptest.HTTP(t)
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("say it back", "mcp__web__echo", map[string]any{"text": "over HTTP"})))
-	b.AskOK("say it back", "echoed over HTTP", func(q *runner.Query) {
+	web := mcptest.StartHTTPServer(t)
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, call("say it back", "mcp__web__echo", map[string]any{"text": "over HTTP"})))
+	b.RunTurnOK("say it back", "echoed over HTTP", func(q *runner.Query) {
 		q.MCPServers = []runner.MCPServer{{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	})
-	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+	if got := web.HeaderValues("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
 }
 
 func realTimeout(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("wait for it", "mcp__desk__slow", map[string]any{"ms": 60_000})))
-	b.AskOK("wait for it", "timed out", func(q *runner.Query) {
-		desk := mcptest.Stdio(t, "desk", nil)
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, call("wait for it", "mcp__desk__slow", map[string]any{"ms": 60_000})))
+	b.RunTurnOK("wait for it", "timed out", func(q *runner.Query) {
+		desk := mcptest.StdioServer(t, "desk", nil)
 		desk.TimeoutMs = 1000
 		q.MCPServers = []runner.MCPServer{desk}
 	})
@@ -268,9 +268,9 @@ func realTimeout(t *testing.T) {
 
 // The first turn has the tools of a server for which the CLI by itself would not wait.
 func realSlowStart(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
-		desk := mcptest.Stdio(t, "desk", nil)
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
+		desk := mcptest.StdioServer(t, "desk", nil)
 		desk.Command = []string{"/bin/sh", "-c", `sleep 7; exec "$0"`, desk.Command[0]}
 		q.MCPServers = []runner.MCPServer{desk}
 	})
@@ -289,28 +289,28 @@ func realTurns(t *testing.T) {
 		}
 		rule += fmt.Sprintf("      - tool: %s\n", raw)
 	}
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rule+"      - text: All the rounds.\n"))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, rule+"      - text: All the rounds.\n"))
 	with := func(q *runner.Query) { q.MaxTurns = 2 }
 	for range 2 { // each turn has its own
-		if e := b.Ask("go round", with).Ended(); e.Outcome != runner.Failed || e.Code != "TURN_LIMIT" {
+		if e := b.RunTurn("go round", with).Ended(); e.Outcome != runner.Failed || e.Code != "TURN_LIMIT" {
 			t.Errorf("ended %+v", e)
 		}
 	}
 	if n := len(requests(t, b, "go round")); n != 4 {
 		t.Errorf("the model was asked %d times in two turns of two", n)
 	}
-	b.AskOK("go round", "All the rounds", nil)
+	b.RunTurnOK("go round", "All the rounds", nil)
 }
 
 // Another definition needs another process, which has nothing of the previous one.
 func realOther(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t))
-	first := b.AskOK("/deploy it", "Deploy it now", func(q *runner.Query) {
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t))
+	first := b.RunTurnOK("/deploy it", "Deploy it now", func(q *runner.Query) {
 		q.MemoryFile = "OLD-MEMORY"
 		q.Commands = []events.CommandSpec{{Name: "deploy", Prompt: "Deploy $ARGUMENTS now"}}
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 	})
-	second := b.AskOK("hello again", "hello again", nil)
+	second := b.RunTurnOK("hello again", "hello again", nil)
 	if s := second.Started(); s.Warm || s.PID == first.Started().PID {
 		t.Errorf("start %+v after %+v", s, first.Started())
 	}
@@ -327,7 +327,7 @@ func realOther(t *testing.T) {
 // The agent works with a secret that no line contains, however it is printed and streamed.
 func realRedact(t *testing.T) {
 	const key = "s3cr3t-Value/42"
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
 		call("use the key", "Bash", map[string]any{"command": "printf %s \"$KEY\" | tee key.txt; printf ' %s' \"$KEY\" | base64; echo '" + key + "'", "description": "Use " + key})))
 	with := func(q *runner.Query) {
@@ -335,12 +335,12 @@ func realRedact(t *testing.T) {
 		q.Env["KEY"] = key
 	}
 	for _, query := range []string{"say the key", "use the key"} {
-		x := b.AskOK(query, "[redacted]", with)
+		x := b.RunTurnOK(query, "[redacted]", with)
 		if said := x.String(); strings.Contains(said, key) || strings.Contains(said, "czNjcjN0") || strings.Contains(said, base64.StdEncoding.EncodeToString([]byte(" "+key))) {
 			t.Errorf("%s: %s", query, said)
 		}
 	}
-	if got := b.File("key.txt"); got != key {
+	if got := b.ReadFile("key.txt"); got != key {
 		t.Errorf("the agent wrote %q", got)
 	}
 }

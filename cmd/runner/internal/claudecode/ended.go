@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// tally is the usage and the cost in dollars of a CLI process since it was started.
-type tally struct {
+// usageTotal is the token usage and the cost in dollars of a process of the CLI since its start.
+type usageTotal struct {
 	input, output, cacheRead, cacheWrite uint64
 	cost                                 float64
 }
 
-// tally returns the tally that a result line states, over all models.
-func (r result) tally() tally {
-	sum := tally{cost: r.TotalCostUSD}
+// usageTotal returns the usage of the process that a result line states, over all models.
+func (r resultLine) usageTotal() usageTotal {
+	sum := usageTotal{cost: r.TotalCostUSD}
 	for _, m := range r.ModelUsage {
 		sum.input += m.Input
 		sum.output += m.Output
@@ -30,8 +30,9 @@ func (r result) tally() tally {
 	return sum
 }
 
-// since returns the usage and cost between two tallies. If a counter went down, the CLI has reset it in between, and its whole value counts.
-func (now tally) since(before tally) (events.Usage, float64) {
+// difference returns the usage and the cost in dollars between two totals of a process. If a counter went down, the CLI has reset it in between,
+// and its whole value counts.
+func (now usageTotal) difference(before usageTotal) (events.Usage, float64) {
 	sub := func(a, b uint64) uint32 {
 		if a < b {
 			b = 0
@@ -48,24 +49,24 @@ func (now tally) since(before tally) (events.Usage, float64) {
 	}, cost
 }
 
-// handleResult handles a result line: it completes open blocks, journals usage and cost, and ends the turn. It only logs the result of a turn
-// that the CLI began without a query.
-func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
-	r, err := decode[result](raw, "result")
+// handleResult handles a result line, with which the CLI ends a turn: it completes open blocks, journals usage and cost, and ends the turn. It only
+// logs the result of a turn that the CLI began without a query.
+func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
+	r, err := decode[resultLine](raw, "result")
 	if err != nil {
 		return err
 	}
-	total := r.tally()
-	spent, cost := total.since(s.spent)
+	total := r.usageTotal()
+	spent, cost := total.difference(s.spent)
 	s.spent = total
 	if !s.pending || s.foreign && !s.taken {
 		s.foreign = false
-		logf(t, "warn", "the agent ended a turn that no query asked for: %s", raw)
+		journalLogf(t, "warn", "the agent ended a turn that no query asked for: %s", raw)
 		return nil
 	}
 	s.foreign, s.pending = false, false
 	if spent == (events.Usage{}) {
-		spent = plus(events.Usage{}, r.Usage)
+		spent = addUsage(events.Usage{}, r.Usage)
 	}
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
@@ -73,8 +74,8 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
-	s.expectLastLine(t)
-	ended := s.outcome(r)
+	s.expectLastTranscriptLine(t)
+	ended := s.turnOutcome(r)
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
 	s.turn = newTurnState()
@@ -85,19 +86,19 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 // each sub-agent without a result, which gets status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
-		t.Complete(s.turn.todo, nil)
+		t.CompleteBlock(s.turn.todo, nil)
 	}
 	for id, c := range s.turn.conversations {
 		if c.block != "" {
-			t.Complete(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
+			t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
 			t.Emit(c.parent, events.SubagentCompleted{SubagentID: id, Conversation: c.id, IsError: true})
 		}
 	}
 }
 
-// outcome returns the end of the turn for a result line. A result is a failure by is_error, because its subtype is success for some failures
-// too.
-func (s *session) outcome(r result) runner.Ended {
+// turnOutcome returns the outcome of the turn for a result line. The turn has failed if is_error is set, because subtype is success for some
+// failures too.
+func (s *session) turnOutcome(r resultLine) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
@@ -105,7 +106,7 @@ func (s *session) outcome(r result) runner.Ended {
 	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
 		return runner.Ended{Outcome: runner.Interrupted}
 	case r.Subtype == "success":
-		return runner.Ended{Outcome: runner.Failed, Code: modelCode(r.APIErrorStatus, s.turn.why), Message: message}
+		return runner.Ended{Outcome: runner.Failed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why), Message: message}
 	}
 	code := "AGENT_PROTOCOL"
 	if r.Subtype == "error_max_turns" {
@@ -117,9 +118,9 @@ func (s *session) outcome(r result) runner.Ended {
 	}
 }
 
-// modelCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of the
-// failure.
-func modelCode(status int, why string) string {
+// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of
+// the failure.
+func modelErrorCode(status int, why string) string {
 	switch {
 	case status == 401, status == 403, status == 0 && why == "authentication_failed":
 		return "MODEL_UNAUTHORIZED"
@@ -138,7 +139,7 @@ func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 		return
 	}
 	s.agentSession = agentSession
-	path, err := (Adapter{}).Transcript(s.place, agentSession)
+	path, err := (Adapter{}).TranscriptPath(s.place, agentSession)
 	if err != nil {
 		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error()})
 		return
@@ -146,23 +147,23 @@ func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 	t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: agentSession, Path: path})
 }
 
-// expectLastLine makes the next snapshot wait for the last line of the turn's answer, which the CLI writes to the
-// transcript a tenth of a second after it has reported the end of the turn.
-func (s *session) expectLastLine(t *agent.Turn) {
+// expectLastTranscriptLine makes the next snapshot wait for the last line of the turn's answer, because the CLI writes that line to the transcript
+// a tenth of a second after it has reported the end of the turn.
+func (s *session) expectLastTranscriptLine(t *agent.Turn) {
 	if s.turn.last == "" || s.agentSession == "" {
 		return
 	}
-	path, err := (Adapter{}).Transcript(s.place, s.agentSession)
+	path, err := (Adapter{}).TranscriptPath(s.place, s.agentSession)
 	if err == nil {
-		err = record.Expect(s.place.State, path, s.turn.last)
+		err = record.ExpectText(s.place.State, path, s.turn.last)
 	}
 	if err != nil {
-		logf(t, "warn", "the next snapshot may miss the end of the agent's record: %v", err)
+		journalLogf(t, "warn", "the next snapshot may miss the end of the agent's record: %v", err)
 	}
 }
 
-// notice is a line of type system.
-type notice struct {
+// systemLine is a line of the CLI with type system, such as a status or a notification about a sub-agent.
+type systemLine struct {
 	Status       string  `json:"status"`
 	Attempt      int     `json:"attempt"` // api_retry
 	MaxRetries   int     `json:"max_retries"`
@@ -183,9 +184,9 @@ type notice struct {
 	} `json:"compact_metadata"`
 }
 
-// handleSystem handles lines of type system.
-func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
-	var n notice
+// handleSystem handles a line of the CLI with type system.
+func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
+	var n systemLine
 	if err := json.Unmarshal(raw, &n); err != nil {
 		return fmt.Errorf("system line: %w", err)
 	}
@@ -195,8 +196,8 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		s.foreign = !s.pending
 		if l.Version != s.version {
 			s.version = l.Version
-			if l.Version != Tested {
-				logf(t, "warn", "Claude Code is version %q; this runner was tested with %s", l.Version, Tested)
+			if l.Version != TestedVersion {
+				journalLogf(t, "warn", "Claude Code is version %q; this runner was tested with %s", l.Version, TestedVersion)
 			}
 		}
 		if l.SessionID != s.agentSession {
@@ -205,15 +206,15 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		return s.requestAnnotations()
 	case "status":
 		if n.Status != "" && n.Status != "requesting" {
-			t.Whole(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
+			t.AddBlock(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
 		}
 	case "compact_boundary":
-		t.Whole(events.MainConversation, events.Block{
+		t.AddBlock(events.MainConversation, events.Block{
 			Kind: events.KindSystem, Subtype: l.Subtype,
 			Message: fmt.Sprintf("The conversation was compacted (%s, from %d tokens).", n.Compact.Trigger, n.Compact.PreTokens),
 		})
 	case "api_retry":
-		logf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
+		journalLogf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
 	case "permission_denied":
 		t.Emit(s.conversationOf(n.ToolUseID, ""), events.AgentDenied{
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
@@ -223,7 +224,7 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:
-		logf(t, "info", "%s", raw)
+		journalLogf(t, "info", "%s", raw)
 	}
 	return nil
 }

@@ -30,21 +30,21 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return []string{"--resume", l.Resume}, nil
 	}
 	id := transcript.ForkID(l)
-	to, err := Adapter{}.Transcript(l.Folders, id)
+	to, err := Adapter{}.TranscriptPath(l.Folders, id)
 	if err != nil {
 		return nil, err
 	}
 	if l.Fork.Provided {
-		return copyProvided(l, id, to)
+		return copyProvidedTranscript(l, id, to)
 	}
-	from, err := originals(l)
+	from, err := originalTranscripts(l)
 	if err != nil {
 		return nil, err
 	}
 	for _, path := range from {
-		cut := cutter{anchor: l.Fork.Anchor}
+		cut := transcriptCutter{anchor: l.Fork.Anchor}
 		if err := transcript.Copy(path, to, cut.anchor, cut.cutLine); err != nil {
-			continue // Open reports that the conversation is lost
+			continue // OpenSession reports that the conversation is lost
 		}
 		args := []string{"--resume", id}
 		if cut.kind == "user" {
@@ -54,18 +54,19 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		}
 		return args, nil
 	}
-	return nil, removeCopy(to)
+	return nil, removeTranscriptCopy(to)
 }
 
-// removeCopy removes the copy of a transcript that an earlier attempt has written, if there is one.
-func removeCopy(to string) error {
+// removeTranscriptCopy removes the copy of a transcript at the path to, which an earlier attempt may have written.
+func removeTranscriptCopy(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 	}
 	return nil
 }
 
-// whyNotResumable returns the reason why the session of a launch cannot be resumed, or "" if it can or there is none.
+// whyNotResumable returns the reason why the session of a launch cannot be resumed, or "" if it can be, or there is
+// none.
 func whyNotResumable(l agent.Launch) string {
 	switch {
 	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Folders, l.Resume) || l.Fork != nil && hasTranscript(l.Folders, transcript.ForkID(l)):
@@ -76,10 +77,11 @@ func whyNotResumable(l agent.Launch) string {
 	return fmt.Sprintf("session %.100s of Claude Code has no transcript here", l.Resume)
 }
 
-// originals returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
-// workspace path they are in the folder of the path where they were written.
-func originals(l agent.Launch) ([]string, error) {
-	own, err := Adapter{}.Transcript(l.Folders, l.Resume)
+// originalTranscripts returns the paths of the transcripts of the session to fork. The one of this workspace comes
+// first: if the session has run in a sandbox with another workspace path, its transcript is in the folder for that
+// path.
+func originalTranscripts(l agent.Launch) ([]string, error) {
+	own, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
 		return nil, nil //nolint:nilerr // no id of the CLI's: the session is lost
 	}
@@ -97,24 +99,25 @@ func originals(l agent.Launch) ([]string, error) {
 	return list, nil
 }
 
-// cutter cuts a transcript after the line of an anchor.
-type cutter struct {
+// transcriptCutter cuts a transcript after the line of an anchor.
+type transcriptCutter struct {
 	anchor string
 	kind   string // type of the anchor's line; "" until cutLine has found it
 }
 
-// cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.Edit.
-func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+// cutLine keeps every line up to the line of the anchor, which is the last one of the copy. It is a
+// transcript.EditLine.
+func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	var l struct {
 		UUID string `json:"uuid"`
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(raw, &l) != nil || l.UUID != c.anchor {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	c.kind = l.Type
-	return raw, transcript.Last
+	return raw, transcript.KeepLineAndStop
 }

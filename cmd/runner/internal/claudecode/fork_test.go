@@ -36,7 +36,7 @@ func forkable(t *testing.T, content, anchor string) agent.Launch {
 	t.Helper()
 	l := installed(t)
 	l.Resume, l.Fork = parentID, &runner.Fork{Anchor: anchor}
-	folder := filepath.Join(config(l.Folders), "projects", "-elsewhere")
+	folder := filepath.Join(configDir(l.Folders), "projects", "-elsewhere")
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestCommandForks(t *testing.T) {
 				if want := append([]string{"--resume", id}, c.args...); !slices.Equal(args[max(0, len(args)-len(want)):], want) {
 					t.Fatalf("arguments %v, want %v at the end", args, want)
 				}
-				path, err := Adapter{}.Transcript(l.Folders, id)
+				path, err := Adapter{}.TranscriptPath(l.Folders, id)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -82,7 +82,7 @@ func TestCommandForks(t *testing.T) {
 			if told := loss(t, l); len(told) != 0 {
 				t.Errorf("told %v", told)
 			}
-			if raw, err := os.ReadFile(filepath.Join(config(l.Folders), "projects", "-elsewhere", parentID+".jsonl")); err != nil || string(raw) != original {
+			if raw, err := os.ReadFile(filepath.Join(configDir(l.Folders), "projects", "-elsewhere", parentID+".jsonl")); err != nil || string(raw) != original {
 				t.Errorf("the original is\n%s\n%v", raw, err)
 			}
 		})
@@ -109,7 +109,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 			t.Parallel()
 			l := forkable(t, c.content, c.anchor)
 			l.Resume = c.resume
-			stale, err := Adapter{}.Transcript(l.Folders, transcript.ForkID(l))
+			stale, err := Adapter{}.TranscriptPath(l.Folders, transcript.ForkID(l))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -135,7 +135,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 func loss(t *testing.T, l agent.Launch) []events.Error {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{Now: agenttest.Now}.Open(l, &agenttest.Stdin{})
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(l, &agenttest.Stdin{})
 	st.begin()
 	return of[events.Error](st, "error")
 }

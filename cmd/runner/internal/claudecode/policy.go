@@ -21,8 +21,8 @@ import (
 
 // Rules of decisions that the adapter itself makes, as permission_decided names them.
 const (
-	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
+	ruleUnreadableRequest = "unreadable-request" // deny
+	ruleOutsideTurn       = "no-query"           // deny: its events would not be recorded
 )
 
 // Tools that ask the user. The CLI has them only if the agent's policy has a person decide.
@@ -32,8 +32,9 @@ const (
 	exitPlanMode    = "ExitPlanMode"
 )
 
-// paths names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
-var paths = map[string]struct {
+// pathArguments maps each file tool of the CLI to the argument that holds the path. The argument of a search tool is optional: without it the tool
+// searches the workspace.
+var pathArguments = map[string]struct {
 	argument string
 	optional bool
 }{
@@ -42,7 +43,7 @@ var paths = map[string]struct {
 	"Glob": {"path", true}, "Grep": {"path", true}, "LS": {"path", true},
 }
 
-// toolsByKind are the CLI's own tools.
+// toolsByKind lists the CLI's own tools by the permission kind of their calls.
 var toolsByKind = map[permission.Kind][]string{
 	permission.Read:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
 	permission.Edit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
@@ -56,8 +57,8 @@ var toolsByKind = map[permission.Kind][]string{
 	permission.Question: {askUserQuestion, exitPlanMode},
 }
 
-// kindOf returns the kind of a tool of the CLI itself.
-func kindOf(tool string) permission.Kind {
+// toolKind returns the permission kind of a tool of the CLI itself.
+func toolKind(tool string) permission.Kind {
 	for kind, tools := range toolsByKind {
 		if slices.Contains(tools, tool) {
 			return kind
@@ -66,20 +67,20 @@ func kindOf(tool string) permission.Kind {
 	return permission.Unknown
 }
 
-// checkEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
-// CLI, which reads files of the workspace and runs harmless commands without asking. It is false for the policy of an agent
-// without permissions.
-func checkEachCall(l agent.Launch) bool {
+// asksAboutEachCall reports whether the CLI has to request a permission for every tool call. It must if the policy may decide differently from the
+// CLI, which reads files of the workspace and runs harmless commands without a request. The result is false for the policy of an agent without
+// permissions.
+func asksAboutEachCall(l agent.Launch) bool {
 	return !reflect.ValueOf(l.Permissions).IsZero() || len(l.ExecutionPermissions.Rules) > 0
 }
 
-// unavailableQuestions returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
-// every call of them. The rules of an execution do not count, so that they need no other process.
-func unavailableQuestions(l agent.Launch) []string {
+// deniedQuestionTools returns the tools that ask the user and that are taken away from the CLI, because the agent's policy denies every call of
+// them. The rules of an execution are ignored, so that a change of them needs no other process.
+func deniedQuestionTools(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
 		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
-		return err == nil && checkEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
+		return err == nil && asksAboutEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
 	}
 	var out []string
 	if !isAsked(askUserQuestion) {
@@ -91,15 +92,16 @@ func unavailableQuestions(l agent.Launch) []string {
 	return out
 }
 
-// askRules are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
-var askRules = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
+// toolsWithAskRule are the tools for which the CLI's settings get a rule of the kind "ask". The CLI complains about names of tools that it does not
+// know.
+var toolsWithAskRule = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
 
-// settings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
-// its simple mode.
-func settings(l agent.Launch) string {
-	ask := slices.Clone(askRules)
+// cliSettings returns the settings with which the CLI requests permissions where the hook of the handshake does not run, as in the CLI's simple
+// mode.
+func cliSettings(l agent.Launch) string {
+	ask := slices.Clone(toolsWithAskRule)
 	for _, s := range l.MCPServers {
-		ask = append(ask, mcpPrefix+s.Name)
+		ask = append(ask, mcpToolPrefix+s.Name)
 	}
 	raw, err := json.Marshal(map[string]any{
 		"permissions": map[string]any{"ask": ask},
@@ -111,22 +113,22 @@ func settings(l agent.Launch) string {
 	return string(raw)
 }
 
-// checkedCall is a call of a tool with the input that an allowed call is run with. Its paths are those that were checked,
-// because the CLI expands and trims paths by rules of its own.
-type checkedCall struct {
+// callToDecide is a tool call in the form of the permission policy, with the input that the tool gets if the call is allowed. The paths in that
+// input are those that were checked, because the CLI expands and trims paths by rules of its own.
+type callToDecide struct {
 	permission.Call
 	input  json.RawMessage
 	denied *permission.Decision // the adapter's own decision, for a call that it cannot read
 }
 
-// check describes a call for the permission policy.
-func (s scope) check(tool string, input json.RawMessage) checkedCall {
-	c := checkedCall{Call: permission.Call{Tool: tool, Kind: kindOf(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
+// checkCall describes a tool call for the permission policy.
+func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide {
+	c := callToDecide{Call: permission.Call{Tool: tool, Kind: toolKind(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
 	var args map[string]json.RawMessage
 	if json.Unmarshal(input, &args) != nil || args == nil {
-		return c.deny(ruleUnreadable, "the request has no readable input")
+		return c.withDenial(ruleUnreadableRequest, "the request has no readable input")
 	}
-	served, has := s.belongsToServer(tool)
+	served, has := s.serverToolStatus(tool)
 	if slices.Contains(s.deny, tool) || served && !has {
 		c.LeftOut = true
 		return c
@@ -137,95 +139,95 @@ func (s scope) check(tool string, input json.RawMessage) checkedCall {
 	}
 	switch c.Kind {
 	case permission.Read, permission.Edit:
-		return s.checkPath(c, args)
+		return s.addPath(c, args)
 	case permission.Shell:
-		if c.Command = text(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
-			return c.deny(ruleUnreadable, "command is missing")
+		if c.Command = textArgument(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
+			return c.withDenial(ruleUnreadableRequest, "command is missing")
 		}
 	case permission.Network:
-		return s.checkURL(c, args)
+		return s.addHost(c, args)
 	}
 	return c
 }
 
-// deny returns the call with a denial of the adapter.
-func (c checkedCall) deny(rule, reason string) checkedCall {
+// withDenial returns the call with a denial by a rule of the adapter.
+func (c callToDecide) withDenial(rule, reason string) callToDecide {
 	c.denied = &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 	return c
 }
 
-// withArgument returns the call with another value of an argument.
-func (c checkedCall) withArgument(args map[string]json.RawMessage, name, value string) checkedCall {
+// withArgument returns the call with another value of the argument name.
+func (c callToDecide) withArgument(args map[string]json.RawMessage, name, value string) callToDecide {
 	raw, err := json.Marshal(value)
 	if err != nil {
-		return c.deny(ruleUnreadable, name+" cannot be written as JSON")
+		return c.withDenial(ruleUnreadableRequest, name+" cannot be written as JSON")
 	}
 	args = maps.Clone(args)
 	args[name] = raw
 	if c.input, err = json.Marshal(args); err != nil {
-		return c.deny(ruleUnreadable, "the input cannot be written as JSON")
+		return c.withDenial(ruleUnreadableRequest, "the input cannot be written as JSON")
 	}
 	return c
 }
 
-// checkPath adds the path of a file tool to the call.
-func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checkedCall {
-	where := paths[c.Tool]
+// addPath adds the path that a call of a file tool names to the description of the call.
+func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) callToDecide {
+	where := pathArguments[c.Tool]
 	var path string
 	if raw, ok := args[where.argument]; ok && json.Unmarshal(raw, &path) != nil {
-		return c.deny(ruleUnreadable, where.argument+" is not a text")
+		return c.withDenial(ruleUnreadableRequest, where.argument+" is not a text")
 	}
 	if pattern, ok := args["pattern"]; ok && c.Tool == "Glob" {
 		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
+			return c.withDenial(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
-	path = strings.TrimFunc(path, isSpace)
+	path = strings.TrimFunc(path, isJavaScriptSpace)
 	if path == "" {
 		if !where.optional {
-			return c.deny(ruleUnreadable, where.argument+" is missing")
+			return c.withDenial(ruleUnreadableRequest, where.argument+" is missing")
 		}
 		c.Paths = []permission.Path{{Path: "."}}
 		return c
 	}
-	if rel, ok := inside(s.root, path); ok {
-		return s.insidePath(c, args, where.argument, rel)
+	if rel, ok := pathInside(s.root, path); ok {
+		return s.addInsidePath(c, args, where.argument, rel)
 	}
-	if real, ok := s.skillFile(path); ok && c.Kind == permission.Read {
+	if real, ok := s.resolveSkillFile(path); ok && c.Kind == permission.Read {
 		c.Paths = []permission.Path{{Path: real, Outside: true, Skill: true}}
 		return c.withArgument(args, where.argument, real)
 	}
 	if !s.checked { // denied whatever it is
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
+		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
 	}
-	real, err := s.resolveOutside(path)
+	real, err := s.resolveOutsidePath(path)
 	if err != nil {
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
+		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
 	c.Paths = []permission.Path{{Path: real, Outside: true}}
-	if s.isPlan(real) {
+	if s.isPlanPath(real) {
 		c.Kind = permission.Bookkeeping
 	}
 	return c.withArgument(args, where.argument, real)
 }
 
-// insidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
+// addInsidePath adds the path rel, which is inside the workspace, to the call. A policy with rules checks the path with its symbolic links
 // resolved, and the tool then gets that path.
-func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argument, rel string) checkedCall {
+func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessage, argument, rel string) callToDecide {
 	given := filepath.Join(s.root, rel)
 	if s.checked {
 		root, err := filepath.EvalSymlinks(s.root)
 		if err != nil {
-			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+			return c.withDenial(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
-		real, err := resolve(given)
+		real, err := resolveLinks(given)
 		if err != nil || !isWithin(root, real) {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
+			return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
 		}
 		if rel, err = filepath.Rel(root, real); err != nil {
-			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+			return c.withDenial(ruleUnreadableRequest, argument+" cannot be resolved")
 		}
 		given = filepath.Join(s.root, rel)
 	}
@@ -233,8 +235,8 @@ func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argume
 	return c.withArgument(args, argument, given)
 }
 
-// text returns an argument that is a text, or "". Names of arguments are case-sensitive, as for the CLI.
-func text(args map[string]json.RawMessage, name string) string {
+// textArgument returns the argument name of a tool call, or "" if it is not a string. Names of arguments are case-sensitive, as for the CLI.
+func textArgument(args map[string]json.RawMessage, name string) string {
 	var s string
 	if raw, ok := args[name]; !ok || json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -242,37 +244,36 @@ func text(args map[string]json.RawMessage, name string) string {
 	return s
 }
 
-// checkURL adds the host that a tool reaches to the call.
-func (s scope) checkURL(c checkedCall, args map[string]json.RawMessage) checkedCall {
+// addHost adds the host that a call of a network tool connects to.
+func (s policyScope) addHost(c callToDecide, args map[string]json.RawMessage) callToDecide {
 	raw, ok := args["url"]
 	if !ok || !s.checked {
 		return c
 	}
 	var text string
 	if json.Unmarshal(raw, &text) != nil {
-		return c.deny(ruleUnreadable, "url is not a text")
+		return c.withDenial(ruleUnreadableRequest, "url is not a text")
 	}
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || strings.ContainsAny(text, `\`) {
-		return c.deny(ruleUnreadable, "url has no readable host")
+		return c.withDenial(ruleUnreadableRequest, "url has no readable host")
 	}
 	c.Hosts = []string{u.Hostname()}
 	return c.withArgument(args, "url", u.String()) // the CLI would read some URLs differently
 }
 
-// isPlan reports whether a path is a plan of plan mode, which the CLI keeps in its configuration folder and writes without
-// asking.
-func (s scope) isPlan(real string) bool {
+// isPlanPath reports whether a path is a plan file of plan mode. The CLI keeps plans in its configuration folder and writes them without a
+// permission request.
+func (s policyScope) isPlanPath(real string) bool {
 	if s.plans == "" {
 		return false
 	}
-	dir, err := resolve(s.plans)
+	dir, err := resolveLinks(s.plans)
 	return err == nil && filepath.Dir(real) == dir && filepath.Ext(real) == ".md"
 }
 
-// resolveOutside returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
-// links resolved.
-func (s scope) resolveOutside(path string) (string, error) {
+// resolveOutsidePath returns the absolute path, with symbolic links resolved, for a path outside of the workspace, as the CLI interprets it.
+func (s policyScope) resolveOutsidePath(path string) (string, error) {
 	switch {
 	case strings.ContainsRune(path, 0):
 		return "", errors.New("it has a NUL")
@@ -286,17 +287,17 @@ func (s scope) resolveOutside(path string) (string, error) {
 	case !filepath.IsAbs(path):
 		path = filepath.Join(s.root, path)
 	}
-	return resolve(filepath.Clean(path))
+	return resolveLinks(filepath.Clean(path))
 }
 
-// resolve returns a clean absolute path with its symbolic links resolved. The end of the path need not exist.
-func resolve(path string) (string, error) {
+// resolveLinks returns a clean absolute path with its symbolic links resolved. The last elements of the path need not exist.
+func resolveLinks(path string) (string, error) {
 	for range 40 { // as many links as Linux follows
 		real, err := filepath.EvalSymlinks(path)
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return real, err
 		}
-		dir, err := resolve(filepath.Dir(path))
+		dir, err := resolveLinks(filepath.Dir(path))
 		if err != nil {
 			return "", err
 		}
@@ -313,9 +314,8 @@ func resolve(path string) (string, error) {
 	return "", errors.New("it has too many symbolic links")
 }
 
-// inside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
-// workspace.
-func inside(root, path string) (string, bool) {
+// pathInside returns a path relative to root, the workspace. The bool is false if the path, with its symbolic links resolved, is outside of root.
+func pathInside(root, path string) (string, bool) {
 	if strings.HasPrefix(path, "~") {
 		return "", false // the CLI takes it for the home folder
 	}
@@ -326,16 +326,17 @@ func inside(root, path string) (string, bool) {
 			return "", false
 		}
 	}
-	rel, err := workspace.Inside(root, path)
+	rel, err := workspace.RelativePath(root, path)
 	return rel, err == nil
 }
 
+// isWithin reports whether path is root itself or below it. Both are clean absolute paths.
 func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// isSpace reports whether the trim function of JavaScript removes r.
-func isSpace(r rune) bool {
+// isJavaScriptSpace reports whether the trim function of JavaScript removes the character r.
+func isJavaScriptSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // decide returns the decision of an agent without permissions on a call, and the input that the call is run with.
-func decide(s scope, tool, input string) (permission.Decision, json.RawMessage) {
-	c := s.check(tool, json.RawMessage(input))
+func decide(s policyScope, tool, input string) (permission.Decision, json.RawMessage) {
+	c := s.checkCall(tool, json.RawMessage(input))
 	if c.denied != nil {
 		return *c.denied, nil
 	}
@@ -58,8 +58,8 @@ func TestPolicy(t *testing.T) {
 		"link to what is not yet":  {"Write", path(root + "/dangling"), permission.RuleOutside, ""},
 		"the name in a container":  {"Write", path("/workspace/a"), permission.RuleOutside, ""},
 		"NUL":                      {"Write", path("a\x00b"), permission.RuleOutside, ""},
-		"no path":                  {"Write", `{"content":"x"}`, ruleUnreadable, ""},
-		"path that is no text":     {"Write", `{"file_path":["/etc/passwd"]}`, ruleUnreadable, ""},
+		"no path":                  {"Write", `{"content":"x"}`, ruleUnreadableRequest, ""},
+		"path that is no text":     {"Write", `{"file_path":["/etc/passwd"]}`, ruleUnreadableRequest, ""},
 		"notebook":                 {"NotebookEdit", `{"notebook_path":"/etc/n.ipynb"}`, permission.RuleOutside, ""},
 		"search here":              {"Grep", `{"pattern":"/x"}`, permission.RuleInside, ""},
 		"search elsewhere":         {"Grep", `{"pattern":"x","path":"/etc"}`, permission.RuleOutside, ""},
@@ -74,13 +74,13 @@ func TestPolicy(t *testing.T) {
 		"question to people":       {"AskUserQuestion", `{}`, permission.RuleUnknown, ""},
 		"name in other letters":    {"bash", `{"command":"ls"}`, permission.RuleUnknown, ""},
 		"no name":                  {"", `{}`, permission.RuleUnknown, ""},
-		"input that is no object":  {"Bash", `"ls"`, ruleUnreadable, ""},
-		"null":                     {"Bash", `null`, ruleUnreadable, ""},
-		"no input":                 {"Bash", ``, ruleUnreadable, ""},
+		"input that is no object":  {"Bash", `"ls"`, ruleUnreadableRequest, ""},
+		"null":                     {"Bash", `null`, ruleUnreadableRequest, ""},
+		"no input":                 {"Bash", ``, ruleUnreadableRequest, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d, ran := decide(scope{root: root}, c.tool, c.input)
+			d, ran := decide(policyScope{root: root}, c.tool, c.input)
 			allowed := c.rule == permission.RuleInside || c.rule == permission.RuleShell || c.rule == permission.RuleAgent || c.rule == permission.RuleBooks
 			if d.Rule != c.rule || (d.Action == events.PermissionAllow) != allowed {
 				t.Fatalf("decided %+v", d)
@@ -116,7 +116,7 @@ func FuzzPolicyPath(f *testing.F) {
 			t.Fatal(err)
 		}
 		// With rules the policy sees the same path that the tool gets.
-		if c := (scope{root: root, checked: true}).check("Write", raw); c.denied == nil && !c.Paths[0].Outside {
+		if c := (policyScope{root: root, checked: true}).checkCall("Write", raw); c.denied == nil && !c.Paths[0].Outside {
 			var ran struct {
 				FilePath string `json:"file_path"`
 			}
@@ -127,7 +127,7 @@ func FuzzPolicyPath(f *testing.F) {
 				t.Errorf("%q is inside as %q, and the tool gets %q", p, rel, ran.FilePath)
 			}
 		}
-		d, ran := decide(scope{root: root}, "Write", string(raw))
+		d, ran := decide(policyScope{root: root}, "Write", string(raw))
 		if d.Action != events.PermissionAllow {
 			return
 		}

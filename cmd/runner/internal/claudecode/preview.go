@@ -15,11 +15,12 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// maxDiffed is the size in bytes up to which a file is read for the preview of a change.
-const maxDiffed = 64 << 10
+// maxPreviewedFile is the maximum size in bytes of a file that is read for the preview of a change.
+const maxPreviewedFile = 64 << 10
 
-// preview returns the fields of a request that a person sees. They are empty if the policy never asks a person.
-func (s *session) preview(c checkedCall) agent.PermissionRequest {
+// callPreview returns those fields of the permission request for a call that a person sees. They are empty if the
+// policy never asks a person.
+func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 	if !s.scope.checked || c.denied != nil {
 		return agent.PermissionRequest{}
 	}
@@ -35,10 +36,10 @@ func (s *session) preview(c checkedCall) agent.PermissionRequest {
 	about := strings.Join(p.Paths, ", ")
 	switch {
 	case c.Kind == permission.Shell:
-		p.Command, r.Reason = c.Command, text(args, "description")
+		p.Command, r.Reason = c.Command, textArgument(args, "description")
 		about = c.Command
 	case c.Tool == askUserQuestion:
-		r.Kind, r.Questions, r.Editable = events.ApprovalQuestion, questionsOf(c.input), false
+		r.Kind, r.Questions, r.Editable = events.ApprovalQuestion, parseQuestions(c.input), false
 		if len(r.Questions) > 0 {
 			about = r.Questions[0].Question
 		}
@@ -46,36 +47,36 @@ func (s *session) preview(c checkedCall) agent.PermissionRequest {
 		r.Kind, p.Text = events.ApprovalPlan, s.planText(args)
 		about = strings.TrimLeft(p.Text, "# \n")
 	case c.Tool == "Edit", c.Tool == "MultiEdit", c.Tool == "Write":
-		p.Diff, p.Text = s.change(c, args)
+		p.Diff, p.Text = s.changePreview(c, args)
 	case c.Tool == "NotebookEdit":
-		p.Text = text(args, "new_source")
+		p.Text = textArgument(args, "new_source")
 	case len(c.Paths) > 0:
-		if p.Text = text(args, "pattern"); p.Text != "" {
+		if p.Text = textArgument(args, "pattern"); p.Text != "" {
 			about = p.Text + " in " + about
 		}
 	case c.Kind == permission.Network:
-		p.URL, p.Text = text(args, "url"), text(args, "prompt")+text(args, "query")
-		about = p.URL + text(args, "query")
-	case isAgent(c.Tool):
-		p.Text, about = text(args, "prompt"), text(args, "description")
+		p.URL, p.Text = textArgument(args, "url"), textArgument(args, "prompt")+textArgument(args, "query")
+		about = p.URL + textArgument(args, "query")
+	case isSubagentTool(c.Tool):
+		p.Text, about = textArgument(args, "prompt"), textArgument(args, "description")
 	default:
-		p.Text = indented(c.input)
+		p.Text = indentJSON(c.input)
 	}
-	r.Title = display(c.Tool)
-	if about = firstLine(about); about != "" {
+	r.Title = displayName(c.Tool)
+	if about = firstNonEmptyLine(about); about != "" {
 		r.Title += ": " + about
 	}
 	return r
 }
 
-// firstLine returns the first line of a text that is not empty.
-func firstLine(s string) string {
+// firstNonEmptyLine returns the first line of s that is not empty.
+func firstNonEmptyLine(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
 	return line
 }
 
-// indented returns a JSON value with indentation.
-func indented(raw json.RawMessage) string {
+// indentJSON returns a JSON value with indentation.
+func indentJSON(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Indent(&b, raw, "", "  ") != nil {
 		return string(raw)
@@ -83,44 +84,44 @@ func indented(raw json.RawMessage) string {
 	return b.String()
 }
 
-// replacement is a change of Edit and MultiEdit.
-type replacement struct {
+// textReplacement is one replacement of a text in a call of the tool Edit or MultiEdit.
+type textReplacement struct {
 	from, to string
 	all      bool
 }
 
-// replacements returns the changes of a call of Edit or MultiEdit.
-func replacements(args map[string]json.RawMessage) []replacement {
+// textReplacements returns the replacements in the arguments of a call of Edit or MultiEdit.
+func textReplacements(args map[string]json.RawMessage) []textReplacement {
 	list := []map[string]json.RawMessage{args}
 	if raw, ok := args["edits"]; ok && json.Unmarshal(raw, &list) != nil {
 		return nil
 	}
-	var out []replacement
+	var out []textReplacement
 	for _, one := range list {
-		out = append(out, replacement{text(one, "old_string"), text(one, "new_string"), string(one["replace_all"]) == "true"})
+		out = append(out, textReplacement{textArgument(one, "old_string"), textArgument(one, "new_string"), string(one["replace_all"]) == "true"})
 	}
 	return out
 }
 
-// change returns the change of a file as a unified diff. For a file that is not in the workspace, or is too large, it
-// returns a diff of the replaced texts, or the new content.
-func (s *session) change(c checkedCall, args map[string]json.RawMessage) (diff, content string) {
+// changePreview returns a preview of the change of a file: a unified diff, or for a file that is not in the workspace
+// or is too large, a diff of the replaced texts or the new content.
+func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage) (diff, content string) {
 	before, known := "", false
 	name := "file"
 	if len(c.Paths) == 1 {
 		if name = c.Paths[0].Path; !c.Paths[0].Outside {
-			before, known = readSmall(s.scope.root, name)
+			before, known = readSmallFile(s.scope.root, name)
 		}
 	}
 	if c.Tool == "Write" {
-		after := text(args, "content")
-		if !known || len(after) > maxDiffed {
+		after := textArgument(args, "content")
+		if !known || len(after) > maxPreviewedFile {
 			return "", after
 		}
 		return udiff.Unified(name, name, before, after), ""
 	}
 	after := before
-	for _, r := range replacements(args) {
+	for _, r := range textReplacements(args) {
 		n := 1
 		if r.all {
 			n = -1
@@ -131,55 +132,56 @@ func (s *session) change(c checkedCall, args map[string]json.RawMessage) (diff, 
 		}
 		after = strings.Replace(after, r.from, r.to, n)
 	}
-	if known && len(after) <= maxDiffed {
+	if known && len(after) <= maxPreviewedFile {
 		return udiff.Unified(name, name, before, after), ""
 	}
 	var b strings.Builder
-	for _, r := range replacements(args) {
-		if len(r.from) > maxDiffed || len(r.to) > maxDiffed {
-			return "", indented(c.input)
+	for _, r := range textReplacements(args) {
+		if len(r.from) > maxPreviewedFile || len(r.to) > maxPreviewedFile {
+			return "", indentJSON(c.input)
 		}
 		b.WriteString(udiff.Unified(name, name, r.from, r.to))
 	}
 	return b.String(), ""
 }
 
-// readSmall returns the content of a file in the folder root. The bool is false if there is no such file or it is larger than
-// maxDiffed.
-func readSmall(root, path string) (string, bool) {
+// readSmallFile returns the content of the file path in the folder root. The bool is false if there is no such file or
+// it is larger than maxPreviewedFile.
+func readSmallFile(root, path string) (string, bool) {
 	w, err := workspace.Open(root)
 	if err != nil {
 		return "", false
 	}
 	defer w.Close()
-	f, err := w.Get(path)
+	f, err := w.OpenFile(path)
 	if err != nil {
 		return "", false
 	}
 	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, maxDiffed+1))
-	return string(raw), err == nil && len(raw) <= maxDiffed
+	raw, err := io.ReadAll(io.LimitReader(f, maxPreviewedFile+1))
+	return string(raw), err == nil && len(raw) <= maxPreviewedFile
 }
 
-// isPlanFile reports whether a call writes or reads a plan of plan mode.
-func (s scope) isPlanFile(c checkedCall) bool {
-	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlan(c.Paths[0].Path)
+// isPlanCall reports whether a call writes or reads a plan file of plan mode.
+func (s policyScope) isPlanCall(c callToDecide) bool {
+	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlanPath(c.Paths[0].Path)
 }
 
-// planText returns the plan that the agent wants to carry out: from the call, or else from the plan that it wrote last.
+// planText returns the plan that the agent wants a person to approve: from the arguments of the call, or else from the
+// plan file that the agent wrote last.
 func (s *session) planText(args map[string]json.RawMessage) string {
-	if plan := text(args, "plan"); plan != "" {
+	if plan := textArgument(args, "plan"); plan != "" {
 		return plan
 	}
 	path := s.plan
-	if named := text(args, "planFilePath"); named != "" {
-		if real, err := resolve(filepath.Clean(named)); err == nil && s.scope.isPlan(real) {
+	if named := textArgument(args, "planFilePath"); named != "" {
+		if real, err := resolveLinks(filepath.Clean(named)); err == nil && s.scope.isPlanPath(real) {
 			path = real
 		}
 	}
 	if path == "" {
 		return ""
 	}
-	plan, _ := readSmall(s.scope.plans, filepath.Base(path))
+	plan, _ := readSmallFile(s.scope.plans, filepath.Base(path))
 	return plan
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// session is the agent.Session of one process.
+// session implements agent.Session for one process of Claude Code.
 type session struct {
 	place agent.Folders
-	scope scope // scope of the policy
+	scope policyScope // scope of the policy
 	in    agent.Stdin
 	now   func() time.Time
 	lost  string // why the earlier session cannot be resumed, until that is reported
 
-	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with HandleLine
 	requests    int
 	interrupts  map[string]bool // unanswered requests, by id
 	interrupted bool            // the turn is to stop
@@ -31,10 +31,10 @@ type session struct {
 	// State of the process.
 	agentSession string
 	model        string
-	version      string // as the process reported it
-	spent        tally  // at the end of the previous turn
-	tasks        tasks  // the agent's list
-	plan         string // path of the plan that the agent wrote last, in plan mode
+	version      string     // as the process reported it
+	spent        usageTotal // at the end of the previous turn
+	tasks        todoTasks  // the agent's list
+	plan         string     // path of the plan that the agent wrote last, in plan mode
 
 	// State of the turn.
 	pending bool // a query runs
@@ -43,11 +43,11 @@ type session struct {
 	turn    turnState
 }
 
-// turnState is the state of one turn.
+// turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
 	conversations map[string]*conversation // by the id of the call that began it, "" for the agent itself
 	agents        map[string]string        // ids of the calls of sub-agents, by the CLI's task id
-	calls         map[string]*call         // running tools, by the agent's id of the call
+	calls         map[string]*runningCall  // running tools, by the agent's id of the call
 	todo          string                   // the open todo block
 	seen          events.Usage             // the sum over the messages
 	model         string                   // the model that answered last
@@ -55,36 +55,40 @@ type turnState struct {
 	last          string                   // uuid of the last line of an answer in the agent's own conversation
 }
 
-// call is a call of a tool that is running.
-type call struct {
+// runningCall is a tool call that has no result yet.
+type runningCall struct {
 	conv    string
 	name    string
 	input   json.RawMessage
 	started time.Time
 }
 
+// newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *session {
-	return &session{place: place, scope: scope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
+	return &session{place: place, scope: policyScope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
 }
 
+// newTurnState returns the state for a new turn.
 func newTurnState() turnState {
-	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*call{}}
+	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*runningCall{}}
 }
 
-// handshake is the part of the agent's definition that is sent before any query.
-type handshake struct {
+// handshakeContent is the part of the agent's definition that is sent to the CLI before any query.
+type handshakeContent struct {
 	Prompt    string              `json:"prompt"` // added to the CLI's system prompt
 	Subagents map[string]subagent `json:"subagents"`
 }
 
-func newHandshake(l agent.Launch) handshake {
-	return handshake{Prompt: l.SystemPrompt, Subagents: subagents(l)}
+// newHandshakeContent returns the handshakeContent for the agent of a launch.
+func newHandshakeContent(l agent.Launch) handshakeContent {
+	return handshakeContent{Prompt: l.SystemPrompt, Subagents: subagents(l)}
 }
 
-func (h handshake) hasContent() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
+// hasContent reports whether the handshake has a prompt or sub-agents.
+func (h handshakeContent) hasContent() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 
-// bytes returns the handshake as JSON, for a digest. Equal handshakes have equal bytes.
-func (h handshake) bytes() []byte {
+// encode returns the content as JSON, for a digest. Equal contents have equal bytes.
+func (h handshakeContent) encode() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
 		return nil // strings always marshal
@@ -92,11 +96,12 @@ func (h handshake) bytes() []byte {
 	return raw
 }
 
-// initialize sends the request of the handshake. If hook is true, the CLI calls hookID before every call of a tool.
-func (s *session) initialize(h handshake, hook bool) {
+// sendInitialize sends the control request initialize with the content h. If hook is true, the request registers the
+// hook askHookID, which the CLI calls before every tool call.
+func (s *session) sendInitialize(h handshakeContent, hook bool) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
 	if hook {
-		request["hooks"] = map[string]any{"PreToolUse": []any{map[string]any{"hookCallbackIds": []string{hookID}, "timeout": hookTimeout}}}
+		request["hooks"] = map[string]any{"PreToolUse": []any{map[string]any{"hookCallbackIds": []string{askHookID}, "timeout": askHookTimeout}}}
 	}
 	if h.Prompt != "" {
 		request["appendSystemPrompt"] = h.Prompt
@@ -105,11 +110,12 @@ func (s *session) initialize(h handshake, hook bool) {
 		request["agents"] = h.Subagents
 	}
 	// These values can always be encoded.
-	_, _ = s.control(request) //nolint:errcheck // see above
+	_, _ = s.sendControlRequest(request) //nolint:errcheck // see above
 }
 
-// control sends a control request to the CLI and returns the request's id. It remembers interrupts until they are answered.
-func (s *session) control(request map[string]any) (string, error) {
+// sendControlRequest sends a control_request to the CLI and returns the id of the request. It remembers interrupts
+// until they are answered.
+func (s *session) sendControlRequest(request map[string]any) (string, error) {
 	s.mu.Lock()
 	s.requests++
 	id := "spool-" + strconv.Itoa(s.requests)
@@ -120,8 +126,8 @@ func (s *session) control(request map[string]any) (string, error) {
 	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
 }
 
-// Begin begins a turn and sends the query. It first journals that the earlier conversation is lost, if so.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn begins a turn and sends the query. It first journals that the earlier conversation is lost, if it is.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	content, err := userContent(q)
 	if err != nil {
 		return err
@@ -142,8 +148,8 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 // imageTypes are the media types that the model's API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
-// userContent returns the content of a query: a string, or for a query with parts a list of content blocks of the Messages API. The error names
-// the part that the API cannot take.
+// userContent converts a query to the content of a user message: a string, or for a query with parts a list of content
+// blocks of the Messages API. The error names the part that the API cannot take.
 func userContent(q runner.Query) (any, error) {
 	if len(q.Parts) == 0 {
 		return q.Content, nil
@@ -178,47 +184,47 @@ func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
 	s.mu.Unlock()
-	_, err := s.control(map[string]any{"subtype": "interrupt"})
+	_, err := s.sendControlRequest(map[string]any{"subtype": "interrupt"})
 	return err
 }
 
-// Line handles a line that the CLI printed.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
-	l, err := decode[line](raw, "line")
+// HandleLine handles a line that the CLI's process printed.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
+	l, err := decode[outputLine](raw, "line")
 	if err != nil {
 		return err
 	}
 	switch l.Type {
 	case "stream_event":
-		return s.handleStream(l, t)
+		return s.handleStreamEvent(l, t)
 	case "assistant":
-		return s.handleAssistant(l, t)
+		return s.handleAssistantLine(l, t)
 	case "user":
-		return s.handleUser(l, t)
+		return s.handleUserLine(l, t)
 	case "result":
 		return s.handleResult(l, raw, t)
 	case "system":
 		return s.handleSystem(l, raw, t)
 	case "control_request":
-		return s.handleRequest(l, t)
+		return s.handleControlRequest(l, t)
 	case "control_response":
-		return s.handleAnswer(l, t)
+		return s.handleControlResponse(l, t)
 	case "control_cancel_request":
-		logf(t, "info", "the agent withdrew request %s", l.RequestID)
-		t.Withdraw(l.RequestID)
+		journalLogf(t, "info", "the agent withdrew request %s", l.RequestID)
+		t.WithdrawRequest(l.RequestID)
 	case "rate_limit_event":
-		logf(t, "info", "rate limit: %s", raw)
+		journalLogf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":
 		// These lines only show that the process is alive.
 	default:
-		logf(t, "info", "%s", raw)
+		journalLogf(t, "info", "%s", raw)
 	}
 	return nil
 }
 
-// handleAnswer handles the CLI's answer to a control request of this session.
-func (s *session) handleAnswer(l line, t *agent.Turn) error {
-	a, err := decode[answer](l.Response, "control_response")
+// handleControlResponse handles the CLI's answer to a control request of this session.
+func (s *session) handleControlResponse(l outputLine, t *agent.Turn) error {
+	a, err := decode[cliResponse](l.Response, "control_response")
 	if err != nil {
 		return err
 	}
@@ -228,16 +234,16 @@ func (s *session) handleAnswer(l line, t *agent.Turn) error {
 		s.heard = a.Subtype == "success"
 	}
 	s.mu.Unlock()
-	s.readAnnotations(a)
+	s.storeAnnotations(a)
 	if a.Subtype != "success" {
 		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: "the agent refused a request: " + a.Error})
 	}
 	return nil
 }
 
-// interruptAgain repeats the interrupt if an answer of the model begins after the CLI has accepted one: the CLI had
-// not begun the turn then.
-func (s *session) interruptAgain() error {
+// repeatInterrupt sends the interrupt again. It is called when an answer of the model begins although the CLI has
+// accepted an interrupt: the CLI had not begun the turn when it accepted it.
+func (s *session) repeatInterrupt() error {
 	s.mu.Lock()
 	again := s.interrupted && s.heard
 	s.heard = false
@@ -248,12 +254,14 @@ func (s *session) interruptAgain() error {
 	return s.Interrupt()
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
-func logf(t *agent.Turn, level, format string, args ...any) {
+// journalLogf journals a formatted log event in the turn t.
+func journalLogf(t *agent.Turn, level, format string, args ...any) {
 	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

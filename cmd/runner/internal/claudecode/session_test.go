@@ -26,15 +26,15 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{Now: agenttest.Now}.Open(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
 func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
-	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -44,7 +44,7 @@ func (st *stage) begin() *stage {
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
-		if err := st.session.Line([]byte(l), st.turn); err != nil {
+		if err := st.session.HandleLine([]byte(l), st.turn); err != nil {
 			st.t.Errorf("%v: %s", err, l)
 		}
 	}
@@ -76,7 +76,7 @@ func of[T any](st *stage, typ events.Type) []T {
 }
 
 const (
-	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m","claude_code_version":"` + Tested + `"}`
+	initLine = `{"type":"system","subtype":"init","session_id":"11111111-2222-4333-8444-555555555555","model":"m","claude_code_version":"` + TestedVersion + `"}`
 	done     = `{"type":"result","subtype":"success","is_error":false,"result":"ok","terminal_reason":"completed"}`
 )
 
@@ -96,7 +96,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{`[1]`, `"x"`, `{"type":5}`, `{"type":"stream_event","event":7}`, `{"type":"assistant","message":[]}`, `{"type":"result","usage":[]}`} {
-		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+		if err := st.session.HandleLine([]byte(bad), st.turn); err == nil {
 			t.Errorf("%s is taken for the protocol's", bad)
 		}
 	}
@@ -105,11 +105,11 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 // A version other than the tested one is reported, once.
 func TestAnotherVersion(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "@anthropic-ai/claude-code", Tested)
-	other := strings.Replace(initLine, Tested, "9.9.9", 1)
+	agenttest.CheckPinnedVersion(t, "@anthropic-ai/claude-code", TestedVersion)
+	other := strings.Replace(initLine, TestedVersion, "9.9.9", 1)
 	for line, want := range map[string]int{initLine: 0, other: 1} {
 		logs := of[events.Log](newStage(t).begin().prints(line, done).begin().prints(line, done), "log")
-		if len(logs) != want || want > 0 && (logs[0].Level != "warn" || !strings.Contains(logs[0].Message, "9.9.9") || !strings.Contains(logs[0].Message, Tested)) {
+		if len(logs) != want || want > 0 && (logs[0].Level != "warn" || !strings.Contains(logs[0].Message, "9.9.9") || !strings.Contains(logs[0].Message, TestedVersion)) {
 			t.Errorf("%s: logged %+v", line, logs)
 		}
 	}
@@ -124,7 +124,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 	st := newStage(t).prints(ask("early", bash)).begin().prints(initLine,
 		ask("shell", bash), ask("hook", `{"subtype":"hook_callback"}`), ask("broken", `7`), ask("empty", `{"subtype":"can_use_tool"}`), done, ask("late", bash))
 	got := map[string]string{}
-	for _, raw := range st.in.Sent()[1:] {
+	for _, raw := range st.in.SentValues()[1:] {
 		var a struct {
 			Type     string
 			Response struct {
@@ -149,7 +149,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
 	}
-	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadableRequest || d[2].Rule != ruleUnreadableRequest {
 		t.Errorf("decisions %+v", d)
 	}
 }
@@ -181,13 +181,13 @@ func TestInterruptIsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := `{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1","model":"m"}}}`
-	before := len(st.in.Sent())
+	before := len(st.in.SentValues())
 	st.prints(start)
-	if len(st.in.Sent()) != before {
+	if len(st.in.SentValues()) != before {
 		t.Error("asked again before the first was answered")
 	}
 	st.prints(`{"type":"control_response","response":{"subtype":"success","request_id":"spool-2"}}`, start)
-	if sent := st.in.Sent(); len(sent) != before+1 || !strings.Contains(string(sent[before]), `"interrupt"`) {
+	if sent := st.in.SentValues(); len(sent) != before+1 || !strings.Contains(string(sent[before]), `"interrupt"`) {
 		t.Errorf("sent %s", sent[before:])
 	}
 	st.prints(`{"type":"result","subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_streaming"}`)
@@ -283,7 +283,7 @@ func TestParts_BecomeBlocks(t *testing.T) {
 		"query.parts[0].mediaType": {Type: "image", MediaType: "image/tiff", Data: "AA=="},
 		"query.parts[0].data":      {Type: "image", MediaType: "image/png", Data: "not base64"},
 	} {
-		err := newStage(t).session.Begin(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
+		err := newStage(t).session.BeginTurn(runner.Query{Parts: []events.Part{part}}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%+v: %v", part, err)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the state of a conversation: that of the main agent, or of a sub-agent.
+// conversation is the state of the conversation of the main agent or of a sub-agent.
 type conversation struct {
 	id       string
 	block    string // the subagent block, "" for the agent itself
@@ -17,9 +17,8 @@ type conversation struct {
 	answer   streamedAnswer
 }
 
-// streamedAnswer is an answer of the model that is being streamed. If the stream breaks in its first block, the CLI repeats
-// the request without streaming and does not report it. A whole message with another id follows then, which replaces
-// what was streamed.
+// streamedAnswer is an answer of the model that the CLI is streaming. If the stream breaks in its first block, the CLI repeats the request without
+// streaming and does not report that. A whole message with another id follows then, which replaces the streamed text.
 type streamedAnswer struct {
 	id     string
 	model  string
@@ -27,19 +26,20 @@ type streamedAnswer struct {
 	blocks []*streamedBlock
 }
 
-// streamedBlock is a content block that is being streamed. It ends with the CLI's whole block, with the stop event of
-// the stream, or with neither; the order is not fixed.
+// streamedBlock is a content block that the CLI is streaming. It ends with the CLI's whole block, with the stop event of the stream, or with
+// neither; the order is not fixed.
 type streamedBlock struct {
 	index  int
-	part   part   // the part as the stream began it
-	block  string // id of the open block in the journal, "" for a part that is journaled when it is complete
-	open   bool   // the block in the journal is not complete
-	stated bool   // the CLI has printed the whole part
+	part   contentPart // the part as the stream began it
+	block  string      // id of the open block in the journal, "" for a part that is journaled when it is complete
+	open   bool        // the block in the journal is not complete
+	stated bool        // the CLI has printed the whole part
 }
 
-// conversation returns the conversation that a line belongs to. If the conversation is not known, it begins one, for a sub-agent with its block.
-func (s *session) conversation(l line, t *agent.Turn) *conversation {
-	key := l.parent()
+// conversationOfLine returns the conversation that a line of the CLI belongs to. If the conversation is not known, it begins one; for a sub-agent
+// it also opens the block.
+func (s *session) conversationOfLine(l outputLine, t *agent.Turn) *conversation {
+	key := l.parentCall()
 	if c := s.turn.conversations[key]; c != nil {
 		return c
 	}
@@ -49,80 +49,80 @@ func (s *session) conversation(l line, t *agent.Turn) *conversation {
 		return c
 	}
 	// The call of this sub-agent was not printed.
-	return s.spawn(events.MainConversation, part{ID: key, Name: l.SubagentType}, t)
+	return s.beginSubagent(events.MainConversation, contentPart{ID: key, Name: l.SubagentType}, t)
 }
 
-// handleStream handles one event of the model's stream: it opens blocks, appends their text and completes them, and counts the usage.
-func (s *session) handleStream(l line, t *agent.Turn) error {
+// handleStreamEvent handles one event of the model's stream: it opens blocks, appends text to blocks, completes them, and counts the token usage.
+func (s *session) handleStreamEvent(l outputLine, t *agent.Turn) error {
 	e, err := decode[streamEvent](l.Event, "stream_event")
 	if err != nil {
 		return err
 	}
-	c := s.conversation(l, t)
+	c := s.conversationOfLine(l, t)
 	switch e.Type {
 	case "message_start":
-		s.abandon(c, t)
+		s.abandonAnswer(c, t)
 		c.answer = streamedAnswer{id: e.Message.ID, model: e.Message.Model}
 		if c.id == events.MainConversation {
 			s.turn.model = e.Message.Model
 		}
-		s.turn.seen = plus(s.turn.seen, usage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
-		return s.interruptAgain()
+		s.turn.seen = addUsage(s.turn.seen, apiUsage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
+		return s.repeatInterrupt()
 	case "content_block_start":
 		c.answer.blocks = append(c.answer.blocks, s.beginBlock(c, e, t))
 	case "content_block_delta":
 		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
-			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
+			t.AppendText(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
 		}
 	case "content_block_stop":
 		// If the whole block did not come before, the streamed text is all there is.
 		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
 			b.open = false
-			t.Complete(b.block, nil)
+			t.CompleteBlock(b.block, nil)
 		}
 	case "message_delta":
-		s.turn.seen = plus(s.turn.seen, usage{Output: e.Usage.Output})
+		s.turn.seen = addUsage(s.turn.seen, apiUsage{Output: e.Usage.Output})
 		t.Emit(events.MainConversation, events.MetadataUpdate{Usage: s.turn.seen, Model: c.answer.model})
 	case "message_stop", "ping":
 	default:
-		logf(t, "info", "stream event %s", l.Event)
+		journalLogf(t, "info", "stream event %s", l.Event)
 	}
 	return nil
 }
 
-// beginBlock returns the streamedBlock for a content block that the stream begins, and opens a block in the journal if its kind is known.
+// beginBlock records a content block that the stream begins, and opens a block in the journal if the kind of the content block is known.
 func (s *session) beginBlock(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
 	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
 	switch e.Block.Type {
 	case "text":
-		b.block = t.Open(c.id, events.Block{Kind: events.KindAssistantText, Model: c.answer.model})
+		b.block = t.OpenBlock(c.id, events.Block{Kind: events.KindAssistantText, Model: c.answer.model})
 	case "thinking":
-		b.block = t.Open(c.id, events.Block{Kind: events.KindThinking})
+		b.block = t.OpenBlock(c.id, events.Block{Kind: events.KindThinking})
 	case "tool_use", "server_tool_use", "mcp_tool_use":
 		// The block of a sub-agent needs the whole input, which names the sub-agent.
-		if !isAgent(e.Block.Name) {
-			b.block = t.Open(c.id, events.Block{
-				Kind: events.KindToolUse, ToolName: e.Block.Name, ToolUseID: e.Block.ID, DisplayName: display(e.Block.Name),
+		if !isSubagentTool(e.Block.Name) {
+			b.block = t.OpenBlock(c.id, events.Block{
+				Kind: events.KindToolUse, ToolName: e.Block.Name, ToolUseID: e.Block.ID, DisplayName: displayName(e.Block.Name),
 			})
 		}
 	}
 	if first := e.Block.Text + e.Block.Thinking; b.block != "" && first != "" {
-		t.Text(b.block, first)
+		t.AppendText(b.block, first)
 	}
 	return b
 }
 
-// abandon completes the open blocks of the conversation's answer with status error, because another answer replaces it.
-func (s *session) abandon(c *conversation, t *agent.Turn) {
+// abandonAnswer completes the open blocks of the conversation's answer with status error, because another answer replaces it.
+func (s *session) abandonAnswer(c *conversation, t *agent.Turn) {
 	for _, b := range c.answer.blocks {
 		if b.open && b.block != "" {
 			b.open = false
-			t.Complete(b.block, func(x *events.Block) { x.Status = events.StatusError })
+			t.CompleteBlock(b.block, func(x *events.Block) { x.Status = events.StatusError })
 		}
 	}
 }
 
-// blockAt returns the last block with an index of the stream, or nil.
+// blockAt returns the last block with the given index in the stream, or nil if there is none.
 func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	for _, b := range slices.Backward(a.blocks) {
 		if b.index == index {
@@ -132,9 +132,9 @@ func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	return nil
 }
 
-// find returns the streamed block that a whole part belongs to, or nil: the first block of its type without a whole part and with the same id of
-// the call. In an answer that was requested again the ids of calls differ, so any open block of the type counts.
-func (a *streamedAnswer) find(p part) *streamedBlock {
+// findBlock returns the streamed block that the whole part p belongs to, or nil: the first block of its type without a whole part and with the same
+// id of the call. In an answer that was requested again the ids of calls differ, so any open block of the type counts.
+func (a *streamedAnswer) findBlock(p contentPart) *streamedBlock {
 	for _, b := range a.blocks {
 		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
 			return b
@@ -143,31 +143,32 @@ func (a *streamedAnswer) find(p part) *streamedBlock {
 	return nil
 }
 
-// handleAssistant handles a line with whole parts of an answer: it completes the blocks that were streamed, and journals the parts that were not.
-func (s *session) handleAssistant(l line, t *agent.Turn) error {
-	m, err := decode[message](l.Message, "assistant message")
+// handleAssistantLine handles a line with whole parts of an answer of the model: it completes the blocks that were streamed, and journals the parts
+// that were not.
+func (s *session) handleAssistantLine(l outputLine, t *agent.Turn) error {
+	m, err := decode[apiMessage](l.Message, "assistant message")
 	if err != nil {
 		return err
 	}
-	c := s.conversation(l, t)
+	c := s.conversationOfLine(l, t)
 	if c.id == events.MainConversation {
 		s.turn.last = l.UUID
 	}
 	if m.Model == "<synthetic>" {
-		s.handleSynthetic(l, m, c, t)
+		s.handleSyntheticMessage(l, m, c, t)
 		return nil
 	}
 	if a := &c.answer; a.id != "" && m.ID != a.id && a.isUnfinished() {
-		logf(t, "warn", "the model's stream broke; the agent asked again, and message %s takes the place of %s", m.ID, a.id)
+		journalLogf(t, "warn", "the model's stream broke; the agent asked again, and message %s takes the place of %s", m.ID, a.id)
 		a.id, a.again = m.ID, true
-		s.turn.seen = plus(s.turn.seen, m.Usage)
+		s.turn.seen = addUsage(s.turn.seen, m.Usage)
 	}
 	for i, p := range m.Content {
 		var b *streamedBlock
 		if m.ID == c.answer.id {
-			b = c.answer.find(p)
+			b = c.answer.findBlock(p)
 		}
-		s.journalPart(c, b, statement{part: p, message: m, anchor: l.anchor(m, i, c.id)}, t)
+		s.journalPart(c, b, wholePart{contentPart: p, message: m, anchor: l.blockAnchor(m, i, c.id)}, t)
 	}
 	return nil
 }
@@ -177,15 +178,16 @@ func (a *streamedAnswer) isUnfinished() bool {
 	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
 }
 
-// statement is a whole part of a message, as opposed to the pieces of a stream.
-type statement struct {
-	part
-	message message
+// wholePart is a complete part of a message, with the anchor of its block, as opposed to the pieces of a stream.
+type wholePart struct {
+	contentPart
+	message apiMessage
 	anchor  string
 }
 
-// journalPart journals a whole part. If b is not nil, it completes the streamed block b with the part; otherwise it journals a block of its own.
-func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
+// journalPart journals a complete part of a message. If b is not nil, it completes the streamed block b with the part; otherwise it journals a new
+// block.
+func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
 	}
@@ -199,58 +201,58 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t 
 	case "redacted_thinking":
 		block = events.Block{Kind: events.KindThinking, Summary: "withheld by the model's provider"}
 	case "tool_use", "server_tool_use", "mcp_tool_use":
-		s.turn.calls[p.ID] = &call{conv: c.id, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
-		if isAgent(p.Name) {
-			s.spawn(c.id, p.part, t)
+		s.turn.calls[p.ID] = &runningCall{conv: c.id, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
+		if isSubagentTool(p.Name) {
+			s.beginSubagent(c.id, p.contentPart, t)
 			return
 		}
 		block = events.Block{
 			Kind: events.KindToolUse, ToolName: p.Name, ToolUseID: p.ID, Input: bytes.Clone(p.Input),
-			DisplayName: display(p.Name), Description: describeInput(p.Input, s.place.Workspace),
+			DisplayName: displayName(p.Name), Description: describeInput(p.Input, s.place.Workspace),
 		}
 	default:
 		if p.ToolUseID != "" { // a tool of the model's own service
-			s.toolResult(c, toolResult{part: p.part, anchor: p.anchor}, t)
+			s.journalToolResult(c, callResult{contentPart: p.contentPart, anchor: p.anchor}, t)
 			return
 		}
-		logf(t, "info", "content of type %s", p.Type)
+		journalLogf(t, "info", "content of type %s", p.Type)
 		return
 	}
 	if block.Kind != events.KindThinking { // the CLI leaves a thought at the end out, and takes the turn for one that was broken off
 		block.Anchor = p.anchor
 	}
 	if b == nil || b.block == "" {
-		t.Whole(c.id, block)
+		t.AddBlock(c.id, block)
 		return
 	}
 	if !b.open {
 		return // the stream's stop came first
 	}
 	b.open = false
-	t.Complete(b.block, func(x *events.Block) {
+	t.CompleteBlock(b.block, func(x *events.Block) {
 		x.Content, x.Model, x.Summary = block.Content, block.Model, block.Summary
 		x.ToolName, x.ToolUseID, x.Input = block.ToolName, block.ToolUseID, block.Input
 		x.DisplayName, x.Description, x.Anchor = block.DisplayName, block.Description, block.Anchor
 	})
 }
 
-// handleSynthetic journals a message that the CLI wrote in place of the model: an error of the model, or the answer of a command of the CLI.
-func (s *session) handleSynthetic(l line, m message, c *conversation, t *agent.Turn) {
+// handleSyntheticMessage journals a message that the CLI wrote in place of the model: an error of the model, or the answer of a command of the CLI.
+func (s *session) handleSyntheticMessage(l outputLine, m apiMessage, c *conversation, t *agent.Turn) {
 	why := ""
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
 		why = string(bytes.Trim(l.Error, `"`))
 	}
-	text, anchor := m.Content.text(), l.anchor(m, len(m.Content)-1, c.id)
+	text, anchor := m.Content.text(), l.blockAnchor(m, len(m.Content)-1, c.id)
 	if why == "" {
-		t.Whole(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
+		t.AddBlock(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
 		return
 	}
 	s.turn.why = why
-	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
+	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why), Message: text, Anchor: anchor})
 }
 
-// plus returns the sum of two counts. A counter that would overflow has its largest value.
-func plus(sum events.Usage, u usage) events.Usage {
+// addUsage returns the sum of two token counts. A counter that would overflow has its largest value.
+func addUsage(sum events.Usage, u apiUsage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{
 		InputTokens: add(sum.InputTokens, u.Input), OutputTokens: add(sum.OutputTokens, u.Output),

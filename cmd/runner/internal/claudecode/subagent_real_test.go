@@ -46,14 +46,14 @@ func realSubagentServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			note := file + "." + strings.ReplaceAll(name, " ", "-")
-			b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+			b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 				call("SUBTASK", "mcp__web__note", map[string]any{"path": note, "text": "x"}),
 				call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
-			b.Ask("delegate", func(q *runner.Query) {
+			b.RunTurn("delegate", func(q *runner.Query) {
 				sub := c.spec
 				sub.Name, sub.Description, sub.Instructions = "reviewer", "REVIEWS-THINGS", "YOU-ARE-THE-REVIEWER"
 				q.Subagents = []events.SubagentSpec{sub}
-				q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil), mcptest.Stdio(t, "web", nil), mcptest.Stdio(t, "web_2", nil)}
+				q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil), mcptest.StdioServer(t, "web", nil), mcptest.StdioServer(t, "web_2", nil)}
 			})
 			got := requests(t, b, "YOU-ARE-THE-REVIEWER")[0].tools
 			if !slices.Equal(servedBy(got), c.servers) {
@@ -93,7 +93,7 @@ func realSubagentSkills(t *testing.T) {
 		}
 	}
 	words := filepath.Join(dir, "words.txt")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("SUBTASK", "Read", map[string]any{"file_path": words}),
 		call("MISCHIEF", "Write", map[string]any{"file_path": words, "content": "no"}),
 		call("delegate", "Agent", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"}),
@@ -102,8 +102,8 @@ func realSubagentSkills(t *testing.T) {
 		q.Subagents = []events.SubagentSpec{{Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-REVIEWER of " + dir}}
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Unlisted: true}}
 	}
-	b.AskOK("delegate", "WORDS-OF-THE-SKILL", with)
-	b.Ask("spoil", with)
+	b.RunTurnOK("delegate", "WORDS-OF-THE-SKILL", with)
+	b.RunTurn("spoil", with)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)
 	}

@@ -10,11 +10,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// isAgent reports whether a tool runs a sub-agent. The CLI lists it as Task and calls it Agent.
-func isAgent(tool string) bool { return tool == "Agent" || tool == "Task" }
+// isSubagentTool reports whether a tool runs a sub-agent. The CLI lists the tool as Task and calls it Agent.
+func isSubagentTool(tool string) bool { return tool == "Agent" || tool == "Task" }
 
-// display returns the name of a tool that clients show: "server: tool" for a tool of an MCP server.
-func display(tool string) string {
+// displayName returns the name of a tool in the form that clients show: "server: tool" for a tool of an MCP server.
+func displayName(tool string) string {
 	if rest, ok := strings.CutPrefix(tool, "mcp__"); ok {
 		server, name, _ := strings.Cut(rest, "__")
 		return server + ": " + name
@@ -22,8 +22,8 @@ func display(tool string) string {
 	return tool
 }
 
-// arguments are the arguments of the CLI's tools that describe a call.
-type arguments struct {
+// toolArguments holds those arguments of the CLI's tools that appear in the description of a call.
+type toolArguments struct {
 	Description  string `json:"description"`
 	FilePath     string `json:"file_path"`
 	NotebookPath string `json:"notebook_path"`
@@ -43,18 +43,18 @@ type arguments struct {
 	Todos  []events.TodoItem `json:"todos"` // TodoWrite
 }
 
-// readArguments decodes the input of a call, as far as it is known. Arguments of another type are ignored.
-func readArguments(input json.RawMessage) arguments {
-	var a arguments
+// parseToolArguments decodes the known arguments in the input of a call. Arguments of another type are ignored.
+func parseToolArguments(input json.RawMessage) toolArguments {
+	var a toolArguments
 	if len(input) > 0 && json.Unmarshal(input, &a) != nil {
-		return arguments{}
+		return toolArguments{}
 	}
 	return a
 }
 
-// describeInput returns a one-line description of a call by its most telling argument, or "". A path in the workspace is made relative.
+// describeInput returns a one-line description of a call by its most informative argument, or "". A path in the workspace is made relative.
 func describeInput(input json.RawMessage, workspace string) string {
-	a := readArguments(input)
+	a := parseToolArguments(input)
 	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
 		if what == "" {
 			continue
@@ -68,20 +68,20 @@ func describeInput(input json.RawMessage, workspace string) string {
 	return ""
 }
 
-// spawn begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the conversation
-// has begun already, spawn only returns it.
-func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
+// beginSubagent begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the
+// conversation has begun already, beginSubagent only returns it.
+func (s *session) beginSubagent(parent string, p contentPart, t *agent.Turn) *conversation {
 	if c := s.turn.conversations[p.ID]; c != nil {
 		return c
 	}
-	a := readArguments(p.Input)
+	a := parseToolArguments(p.Input)
 	name := a.SubagentType
-	if name == "" && !isAgent(p.Name) {
+	if name == "" && !isSubagentTool(p.Name) {
 		name = p.Name
 	}
 	c := &conversation{id: p.ID, parent: parent}
 	s.turn.conversations[p.ID] = c
-	c.block = t.Open(parent, events.Block{
+	c.block = t.OpenBlock(parent, events.Block{
 		Kind: events.KindSubagent, SubagentID: p.ID, ToolUseID: p.ID, Name: name, Input: append(json.RawMessage(nil), p.Input...),
 	})
 	t.Emit(parent, events.SubagentSpawned{
@@ -90,44 +90,44 @@ func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	return c
 }
 
-// handleUser handles a line of type user: it journals tool results, the prompt of a sub-agent and the note about an interrupt. A line that
-// repeats the query shows that the CLI has accepted it.
-func (s *session) handleUser(l line, t *agent.Turn) error {
+// handleUserLine handles a line of type user: it journals tool results, the prompt of a sub-agent and the note about an interrupt. A line that
+// repeats the query shows that the CLI has accepted the query.
+func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
 		return nil
 	}
-	m, err := decode[message](l.Message, "user message")
+	m, err := decode[apiMessage](l.Message, "user message")
 	if err != nil {
 		return err
 	}
-	c := s.conversation(l, t)
+	c := s.conversationOfLine(l, t)
 	for i, p := range m.Content {
-		anchor := l.anchor(m, i, c.id)
+		anchor := l.blockAnchor(m, i, c.id)
 		switch {
 		case p.Type == "tool_result":
-			s.toolResult(c, toolResult{part: p, structured: l.ToolUseResult, anchor: anchor}, t)
+			s.journalToolResult(c, callResult{contentPart: p, structured: l.ToolUseResult, anchor: anchor}, t)
 		case p.Type == "text" && c.block != "":
-			t.Whole(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
+			t.AddBlock(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
-			t.Whole(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
+			t.AddBlock(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
-			logf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
+			journalLogf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
 	}
 	return nil
 }
 
-// toolResult is the result of a call.
-type toolResult struct {
-	part
+// callResult is the result of a tool call, as a line of the CLI has it.
+type callResult struct {
+	contentPart
 	structured json.RawMessage // in the tool's own format
 	anchor     string
 }
 
-// toolResult journals the result of a call, and updates the agent's to-do list by the structured result. The result of a sub-agent ends its
-// conversation.
-func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
+// journalToolResult journals the result of a tool call, and updates the agent's to-do list from the structured result. The result of a sub-agent
+// ends the sub-agent's conversation.
+func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn) {
 	var took time.Duration
 	conv := c.id
 	known := s.turn.calls[p.ToolUseID]
@@ -139,57 +139,58 @@ func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 		s.finishSubagent(sub, p, took, t)
 		return
 	}
-	t.Whole(conv, events.Block{
+	t.AddBlock(conv, events.Block{
 		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took), Anchor: p.anchor,
 	})
-	if known != nil && !p.IsError && s.tasks.apply(*known, p.structured) {
-		s.showTodos(t)
+	if known != nil && !p.IsError && s.tasks.applyCall(*known, p.structured) {
+		s.journalTodos(t)
 	}
 }
 
 // finishSubagent ends the conversation of a sub-agent with the result of its call. It journals the sub-agent's last text, which may be in that
 // result alone.
-func (s *session) finishSubagent(sub *conversation, p toolResult, took time.Duration, t *agent.Turn) {
+func (s *session) finishSubagent(sub *conversation, p callResult, took time.Duration, t *agent.Turn) {
 	said := p.Content.text()
 	var own struct {
-		Content content `json:"content"`
+		Content contentParts `json:"content"`
 	}
 	if json.Unmarshal(p.structured, &own) == nil && len(own.Content) > 0 {
 		// The CLI's note to the model about how to go on is left out.
 		said = own.Content.text()
 		if said != sub.lastText {
-			t.Whole(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
+			t.AddBlock(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
 		}
 	}
-	t.Complete(sub.block, func(b *events.Block) {
+	t.CompleteBlock(sub.block, func(b *events.Block) {
 		b.Output, b.IsError, b.DurationMs, b.Anchor = said, p.IsError, millis(took), p.anchor
 	})
 	t.Emit(sub.parent, events.SubagentCompleted{SubagentID: p.ToolUseID, Conversation: sub.id, IsError: p.IsError, DurationMs: millis(took)})
 	sub.block = ""
 }
 
+// millis returns a duration in milliseconds.
 func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// task is an entry of the agent's to-do list.
-type task struct {
+// todoTask is an entry of the agent's to-do list.
+type todoTask struct {
 	id   string
 	item events.TodoItem
 }
 
-// tasks is the agent's to-do list.
-type tasks []task
+// todoTasks is the agent's to-do list, which several tools of the CLI change.
+type todoTasks []todoTask
 
-// apply updates the list after a successful call, and reports whether the call was one that changes the list. structured is the call's result in
-// the tool's own format.
-func (l *tasks) apply(c call, structured json.RawMessage) bool {
-	a := readArguments(c.input)
+// applyCall updates the list after a successful tool call, and reports whether the call was one that changes the list. structured is the call's
+// result in the tool's own format.
+func (l *todoTasks) applyCall(c runningCall, structured json.RawMessage) bool {
+	a := parseToolArguments(c.input)
 	switch c.name {
 	case "TodoWrite":
 		*l = nil
 		for _, item := range a.Todos {
-			*l = append(*l, task{item: item})
+			*l = append(*l, todoTask{item: item})
 		}
 	case "TaskCreate":
 		var made struct {
@@ -200,18 +201,18 @@ func (l *tasks) apply(c call, structured json.RawMessage) bool {
 		if json.Unmarshal(structured, &made) != nil || made.Task.ID == "" {
 			return false
 		}
-		*l = append(*l, task{id: made.Task.ID, item: events.TodoItem{Content: a.Subject, Status: "pending"}})
+		*l = append(*l, todoTask{id: made.Task.ID, item: events.TodoItem{Content: a.Subject, Status: "pending"}})
 	case "TaskUpdate":
-		l.update(a)
+		l.updateTask(a)
 	default:
 		return false
 	}
 	return true
 }
 
-// update changes or removes one entry as the arguments of TaskUpdate say. If the entry is not known, because an earlier process created it,
-// update adds one.
-func (l *tasks) update(a arguments) {
+// updateTask changes or removes one entry according to the arguments of a call of TaskUpdate. If the entry is not known, because an earlier process
+// created it, updateTask adds one.
+func (l *todoTasks) updateTask(a toolArguments) {
 	for i := range *l {
 		t := &(*l)[i]
 		if t.id != a.TaskID {
@@ -234,19 +235,19 @@ func (l *tasks) update(a arguments) {
 		if content == "" {
 			content = "Task #" + a.TaskID
 		}
-		*l = append(*l, task{id: a.TaskID, item: events.TodoItem{Content: content, Status: a.Status}})
+		*l = append(*l, todoTask{id: a.TaskID, item: events.TodoItem{Content: content, Status: a.Status}})
 	}
 }
 
-// showTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
-func (s *session) showTodos(t *agent.Turn) {
+// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
+func (s *session) journalTodos(t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(s.tasks))
 	for _, task := range s.tasks {
 		items = append(items, task.item)
 	}
 	if s.turn.todo == "" {
-		s.turn.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+		s.turn.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
-	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
 }

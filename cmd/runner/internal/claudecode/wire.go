@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// line is a line that the CLI prints. Type says which fields are set.
-type line struct {
+// outputLine is a line that the CLI prints. The field Type determines which other fields are set.
+type outputLine struct {
 	Type      string  `json:"type"`
 	Subtype   string  `json:"subtype"`
 	SessionID string  `json:"session_id"`
@@ -32,48 +32,49 @@ type line struct {
 	Version string `json:"claude_code_version"` // system/init
 }
 
-// parent returns the id of the call that the line belongs to; "" for the main agent.
-func (l line) parent() string {
+// parentCall returns the id of the call whose sub-agent the line belongs to, "" for a line of the main agent.
+func (l outputLine) parentCall() string {
 	if l.Parent == nil {
 		return ""
 	}
 	return *l.Parent
 }
 
-// anchor returns the anchor of the block for part i of message m, or "": the id of the line. A fork can cut a transcript only after a
-// whole line, so only the last part of a line has an anchor. Lines of a sub-agent have none, because they are not in the session's transcript.
-func (l line) anchor(m message, i int, conversation string) string {
+// blockAnchor returns the anchor of the block for part i of message m, or "". The anchor is the id of the line. A fork
+// can cut a transcript only after a whole line, so only the last part of a line has an anchor. Lines of a sub-agent
+// have none, because they are not in the session's transcript.
+func (l outputLine) blockAnchor(m apiMessage, i int, conversation string) string {
 	if i < len(m.Content)-1 || conversation != events.MainConversation {
 		return ""
 	}
 	return l.UUID
 }
 
-// message is a message of the model or of the user.
-type message struct {
-	ID      string  `json:"id"`
-	Model   string  `json:"model"`
-	Content content `json:"content"`
-	Usage   usage   `json:"usage"`
+// apiMessage is a message of the model or of the user, in the format of the Messages API.
+type apiMessage struct {
+	ID      string       `json:"id"`
+	Model   string       `json:"model"`
+	Content contentParts `json:"content"`
+	Usage   apiUsage     `json:"usage"`
 }
 
-// content is a list of parts. The CLI writes a single text as a string.
-type content []part
+// contentParts is the content of a message: a list of parts. The CLI writes a single text as a string.
+type contentParts []contentPart
 
-func (c *content) UnmarshalJSON(raw []byte) error {
+func (c *contentParts) UnmarshalJSON(raw []byte) error {
 	switch raw = bytes.TrimSpace(raw); {
 	case bytes.HasPrefix(raw, []byte(`"`)):
-		*c = content{{Type: "text"}}
+		*c = contentParts{{Type: "text"}}
 		return json.Unmarshal(raw, &(*c)[0].Text)
 	case bytes.HasPrefix(raw, []byte(`{`)):
-		*c = make(content, 1)
+		*c = make(contentParts, 1)
 		return json.Unmarshal(raw, &(*c)[0])
 	}
-	return json.Unmarshal(raw, (*[]part)(c))
+	return json.Unmarshal(raw, (*[]contentPart)(c))
 }
 
-// text returns the texts of all parts.
-func (c content) text() string {
+// text returns the texts of all parts, one after the other.
+func (c contentParts) text() string {
 	var out []string
 	for _, p := range c {
 		switch p.Type {
@@ -88,8 +89,8 @@ func (c content) text() string {
 	return strings.Join(out, "\n")
 }
 
-// part is a content block of the Messages API.
-type part struct {
+// contentPart is a content block of the Messages API, of any type.
+type contentPart struct {
 	Type     string          `json:"type"`
 	Text     string          `json:"text"`
 	Thinking string          `json:"thinking"`
@@ -97,49 +98,50 @@ type part struct {
 	Name     string          `json:"name"`
 	Input    json.RawMessage `json:"input"`
 
-	ToolUseID string  `json:"tool_use_id"` // tool_result
-	Content   content `json:"content"`
-	IsError   bool    `json:"is_error"`
+	ToolUseID string       `json:"tool_use_id"` // tool_result
+	Content   contentParts `json:"content"`
+	IsError   bool         `json:"is_error"`
 
 	ToolName string `json:"tool_name"` // tool_reference
 }
 
-// streamEvent is an event of the stream of the Messages API.
+// streamEvent is an event of a streamed answer of the Messages API.
 type streamEvent struct {
-	Type    string  `json:"type"`
-	Index   int     `json:"index"`
-	Message message `json:"message"`       // message_start
-	Block   part    `json:"content_block"` // content_block_start
+	Type    string      `json:"type"`
+	Index   int         `json:"index"`
+	Message apiMessage  `json:"message"`       // message_start
+	Block   contentPart `json:"content_block"` // content_block_start
 	Delta   struct {
 		Type     string `json:"type"`
 		Text     string `json:"text"`
 		Thinking string `json:"thinking"`
 		JSON     string `json:"partial_json"`
 	} `json:"delta"` // content_block_delta
-	Usage usage `json:"usage"` // message_delta
+	Usage apiUsage `json:"usage"` // message_delta
 }
 
-// usage is the count of the API for one message.
-type usage struct {
+// apiUsage is the number of tokens that the Messages API counted for one message.
+type apiUsage struct {
 	Input      uint32 `json:"input_tokens"`
 	Output     uint32 `json:"output_tokens"`
 	CacheRead  uint32 `json:"cache_read_input_tokens"`
 	CacheWrite uint32 `json:"cache_creation_input_tokens"`
 }
 
-// result is the line that ends a turn.
-type result struct {
+// resultLine is the line with which the CLI ends a turn.
+type resultLine struct {
 	Subtype        string                `json:"subtype"`
 	IsError        bool                  `json:"is_error"`
 	APIErrorStatus int                   `json:"api_error_status"`
 	Result         string                `json:"result"`
 	Errors         []string              `json:"errors"`
 	TerminalReason string                `json:"terminal_reason"`
-	Usage          usage                 `json:"usage"`          // of this turn, without sub-agents
+	Usage          apiUsage              `json:"usage"`          // of this turn, without sub-agents
 	ModelUsage     map[string]modelUsage `json:"modelUsage"`     // since the process began, with them
 	TotalCostUSD   float64               `json:"total_cost_usd"` // since the process began
 }
 
+// modelUsage is the number of tokens that a process of the CLI has used with one model.
 type modelUsage struct {
 	Input      uint64 `json:"inputTokens"`
 	Output     uint64 `json:"outputTokens"`
@@ -147,8 +149,8 @@ type modelUsage struct {
 	CacheWrite uint64 `json:"cacheCreationInputTokens"`
 }
 
-// question is a control_request of the CLI. Subtype says which fields are set.
-type question struct {
+// cliRequest is the content of a control_request of the CLI. The field Subtype determines which other fields are set.
+type cliRequest struct {
 	Subtype string `json:"subtype"`
 
 	ToolName  string          `json:"tool_name"` // can_use_tool
@@ -163,15 +165,15 @@ type question struct {
 	URL     string          `json:"url"`
 }
 
-// answer is the CLI's control_response.
-type answer struct {
+// cliResponse is the content of the CLI's control_response to a request of the session.
+type cliResponse struct {
 	Subtype   string          `json:"subtype"`
 	RequestID string          `json:"request_id"`
 	Error     string          `json:"error"`
 	Response  json.RawMessage `json:"response"`
 }
 
-// mcpStatus is the answer to the control request mcp_status.
+// mcpStatus is the CLI's answer to the control request mcp_status: the MCP servers with the annotations of their tools.
 type mcpStatus struct {
 	Servers []struct {
 		Name  string `json:"name"`
@@ -184,50 +186,51 @@ type mcpStatus struct {
 	} `json:"mcpServers"`
 }
 
-// controlRequest is a request of the session.
+// controlRequest is a control_request that the session sends to the CLI.
 type controlRequest struct {
 	Type      string         `json:"type"`
 	RequestID string         `json:"request_id"`
 	Request   map[string]any `json:"request"`
 }
 
-// controlResponse is the answer of the session to a question.
+// controlResponse is the line with which the session answers a control_request of the CLI.
 type controlResponse struct {
-	Type     string   `json:"type"`
-	Response response `json:"response"`
+	Type     string       `json:"type"`
+	Response responseBody `json:"response"`
 }
 
-type response struct {
+// responseBody is the content of a controlResponse.
+type responseBody struct {
 	Subtype   string `json:"subtype"`
 	RequestID string `json:"request_id"`
 	Response  any    `json:"response,omitempty"`
 	Error     string `json:"error,omitempty"`
 }
 
-// verdict is the answer to a permission request.
-type verdict struct {
+// permissionResult is the session's answer to a permission request of the CLI.
+type permissionResult struct {
 	Behavior     string          `json:"behavior"` // allow, deny
 	UpdatedInput json.RawMessage `json:"updatedInput,omitempty"`
 	Message      string          `json:"message,omitempty"`
 
-	UpdatedPermissions []modeChange `json:"updatedPermissions,omitempty"`
+	UpdatedPermissions []permissionModeChange `json:"updatedPermissions,omitempty"`
 }
 
-// modeChange changes the permission mode of the CLI.
-type modeChange struct {
+// permissionModeChange is a change of the CLI's permission mode, as a part of a permissionResult.
+type permissionModeChange struct {
 	Type        string `json:"type"` // setMode
 	Mode        string `json:"mode"`
 	Destination string `json:"destination"`
 }
 
-// elicited is the answer to an elicitation.
-type elicited struct {
+// elicitationResult is the session's answer to an elicitation, the request of an MCP server for data of the user.
+type elicitationResult struct {
 	Action  string          `json:"action"` // accept, decline, cancel
 	Content json.RawMessage `json:"content,omitempty"`
 }
 
-// hookAnswer is the answer to the hook of the handshake.
-type hookAnswer struct {
+// hookOutput is the session's answer to a call of the hook that the handshake has registered.
+type hookOutput struct {
 	Output struct {
 		Event    string `json:"hookEventName"`
 		Decision string `json:"permissionDecision"`
@@ -242,6 +245,7 @@ type userLine struct {
 	Parent    *string     `json:"parent_tool_use_id"`
 }
 
+// userMessage is the message of the user in a userLine.
 type userMessage struct {
 	Role    string `json:"role"`
 	Content any    `json:"content"`

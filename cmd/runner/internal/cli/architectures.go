@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/opencode"
 )
 
-// Architectures returns the adapters of all agents that this runner can run, by architecture.
+// Architectures returns the adapters of all agents that this runner can run, by the name of their architecture.
 func Architectures() map[string]agent.Adapter {
 	return map[string]agent.Adapter{
 		builtin.Architecture:    builtin.Adapter{},

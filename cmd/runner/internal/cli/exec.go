@@ -21,16 +21,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// retryPause is the time between two attempts to reach a runner that does not answer yet.
-const retryPause = 10 * time.Millisecond
+// connectRetryPause is the time between two attempts to connect to a runner that does not answer yet.
+const connectRetryPause = 10 * time.Millisecond
 
-// exitSignal is added to the number of the signal that ended a program, as shells do.
-const exitSignal = 128
+// exitSignalBase is the exit code, without the number of the signal, of a program that a signal has ended, as in
+// shells.
+const exitSignalBase = 128
 
-// maxSecret is the longest secret of a sandbox, in bytes.
-const maxSecret = 1 << 10
+// maxSecretBytes is the maximum length in bytes of a sandbox's secret.
+const maxSecretBytes = 1 << 10
 
-// waitReadyCommand waits until a runner serves at the socket. Optionally it sends the runner the sandbox's secret.
+// waitReadyCommand is the command wait-ready, which waits until a runner serves at the socket. Optionally it sends the
+// runner the sandbox's secret.
 type waitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Within time.Duration `help:"How long to wait." default:"30s"`
@@ -43,16 +45,16 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	var secret []byte
 	if c.Claim {
 		var err error
-		if secret, err = io.ReadAll(io.LimitReader(sys.Stdin, maxSecret)); err != nil {
+		if secret, err = io.ReadAll(io.LimitReader(sys.Stdin, maxSecretBytes)); err != nil {
 			return fmt.Errorf("read the sandbox's secret: %w", err)
 		}
 	}
-	tick := time.NewTicker(retryPause)
+	tick := time.NewTicker(connectRetryPause)
 	defer tick.Stop()
 	for {
-		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)
+		line, err := serve.SendCommand(ctx, c.Socket, runner.OpStatus)
 		if err == nil && c.Claim {
-			if err := serve.Claim(ctx, c.Socket, string(secret)); err != nil {
+			if err := serve.SendSecret(ctx, c.Socket, string(secret)); err != nil {
 				return err
 			}
 		}
@@ -68,11 +70,12 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 	}
 }
 
-// commandID matches the id of a running command, which becomes a part of file names.
-var commandID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
+// commandIDPattern matches the id of a command of `runner exec`, which becomes a part of file names.
+var commandIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// killableCommands is the folder that records the commands that can be killed: <id>.pid identifies the process of a
-// command. <id>.kill asks for its end, and may exist before the command starts.
+// killableCommands holds the flags that identify a command of `runner exec` by a folder and an id. The file <id>.pid in
+// the folder identifies the command's process. The file <id>.kill requests the end of the command, and may exist before
+// the command starts.
 type killableCommands struct {
 	ID  string `required:"" help:"Names the command for runner kill: 1 to 100 letters, digits, - and _."`
 	Run string `name:"run-dir" help:"Folder where running commands are written down; by default exec beside the socket." env:"SPOOL_RUNNER_RUN_DIR"`
@@ -82,7 +85,7 @@ type killableCommands struct {
 
 // filePaths creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
 func (r killableCommands) filePaths() (pid, kill string, err error) {
-	if !commandID.MatchString(r.ID) {
+	if !commandIDPattern.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
 	}
 	dir := r.Run
@@ -99,12 +102,13 @@ func (r killableCommands) filePaths() (pid, kill string, err error) {
 	return base + ".pid", base + ".kill", nil
 }
 
-type execCommand struct {
+// execProgramCommand is the command exec, which runs a program that killProgramCommand can end.
+type execProgramCommand struct {
 	Running killableCommands `embed:""`
 	Command []string         `arg:"" passthrough:"" help:"The program and its arguments, after --."`
 }
 
-func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
+func (c *execProgramCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
 	args := c.Command
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
@@ -118,12 +122,12 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec // running it is the purpose
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = sys.Stdin, sys.Stdout, sys.Stderr
-	cmd.Env = withoutOwnVariables(sys.Environ)
+	cmd.Env = withoutRunnerVariables(sys.Environ)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return codedError{err, exitCodeOf(err)}
+		return exitCodeError{err, startFailureExitCode(err)}
 	}
-	tree := process.Tree(log, cmd.Process.Pid)
+	tree := process.NewSessionLeader(log, cmd.Process.Pid)
 	defer func() {
 		for _, f := range []string{pidFile, killFile} {
 			if rmErr := os.Remove(f); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
@@ -136,16 +140,16 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 		err = os.WriteFile(pidFile, raw, 0o600)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.Kill(log), cmd.Wait())
+		return errors.Join(fmt.Errorf("write down the command: %w", err), tree.KillTree(log), cmd.Wait())
 	}
 	// A kill that came before the process was recorded left this file.
 	if _, err := os.Stat(killFile); err == nil {
-		if err := tree.Kill(log); err != nil {
+		if err := tree.KillTree(log); err != nil {
 			return err
 		}
 	}
 	defer context.AfterFunc(ctx, func() {
-		if err := tree.Kill(log); err != nil {
+		if err := tree.KillTree(log); err != nil {
 			log.Error("end the command", "err", err)
 		}
 	})()
@@ -154,24 +158,24 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 		return fmt.Errorf("run %s: %w", args[0], err)
 	}
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return exit(exitSignal + int(ws.Signal()))
+		return silentExit(exitSignalBase + int(ws.Signal()))
 	}
 	if code := cmd.ProcessState.ExitCode(); code != 0 {
-		return exit(code)
+		return silentExit(code)
 	}
 	return nil
 }
 
-// exitCodeOf returns the exit code with which shells report that a program could not be started.
-func exitCodeOf(err error) int {
+// startFailureExitCode returns the exit code, as in shells, for the error with which a program could not be started.
+func startFailureExitCode(err error) int {
 	if errors.Is(err, fs.ErrPermission) {
 		return 126
 	}
 	return 127
 }
 
-// withoutOwnVariables returns environ without the runner's own variables.
-func withoutOwnVariables(environ []string) []string {
+// withoutRunnerVariables returns environ without the runner's own variables (SPOOL_RUNNER_…).
+func withoutRunnerVariables(environ []string) []string {
 	var out []string
 	for _, kv := range environ {
 		if !strings.HasPrefix(kv, "SPOOL_RUNNER_") {
@@ -181,11 +185,13 @@ func withoutOwnVariables(environ []string) []string {
 	return out
 }
 
-type killCommand struct {
+// killProgramCommand is the command kill, which ends a program of `runner exec` with all processes that the program has
+// started.
+type killProgramCommand struct {
 	Running killableCommands `embed:""`
 }
 
-func (c *killCommand) Run(log *slog.Logger) error {
+func (c *killProgramCommand) Run(log *slog.Logger) error {
 	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err
@@ -200,9 +206,9 @@ func (c *killCommand) Run(log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("find the command: %w", err)
 	}
-	var tree process.Root
+	var tree process.SessionLeader
 	if err := json.Unmarshal(raw, &tree); err != nil {
 		return fmt.Errorf("find the command: %s: %w", pidFile, err)
 	}
-	return tree.Kill(log)
+	return tree.KillTree(log)
 }

@@ -17,15 +17,16 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// executeQueryCommand is the command execute-query, which runs one query without a socket and prints the journal.
 type executeQueryCommand struct {
-	Message      string `arg:"" help:"What the agent is asked."`
-	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
-	SessionID    string `required:"" help:"Id of the session, whose transcript the agent continues."`
-	Cwd          string `required:"" help:"The workspace, an existing folder."`
-	Model        string `help:"The model; the architecture's default without it."`
-	Resume       string `help:"The agent's own session id to go on with."`
-	State        string `help:"Folder for the agents' own files; by default one per session under $XDG_STATE_HOME/spool/runner or ~/.local/state/spool/runner." env:"SPOOL_RUNNER_STATE"`
-	Limits       limits `embed:""`
+	Message      string     `arg:"" help:"What the agent is asked."`
+	Architecture string     `required:"" help:"The agent to run, such as spool or claude-code."`
+	SessionID    string     `required:"" help:"Id of the session, whose transcript the agent continues."`
+	Cwd          string     `required:"" help:"The workspace, an existing folder."`
+	Model        string     `help:"The model; the architecture's default without it."`
+	Resume       string     `help:"The agent's own session id to go on with."`
+	State        string     `help:"Folder for the agents' own files; by default one per session under $XDG_STATE_HOME/spool/runner or ~/.local/state/spool/runner." env:"SPOOL_RUNNER_STATE"`
+	Limits       limitFlags `embed:""`
 }
 
 func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
@@ -53,8 +54,8 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
 	}
 	var ended runner.Ended
-	err = w.runReaping(ctx, func(whole context.Context) error {
-		ended, err = w.runOnce(ctx, whole, sys, q)
+	err = w.runWithReaping(ctx, func(whole context.Context) error {
+		ended, err = w.runSingleQuery(ctx, whole, sys, q)
 		return err
 	})
 	if err != nil {
@@ -64,14 +65,14 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	case runner.Completed:
 		return nil
 	case runner.Interrupted, runner.Killed:
-		return exit(exitInterrupted)
+		return silentExit(exitInterrupted)
 	}
-	return exit(exitFailed)
+	return silentExit(exitFailed)
 }
 
-// runOnce runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn has
-// not ended ten seconds later.
-func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+// runSingleQuery runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn
+// has not ended ten seconds later. whole is the context of the supervisor, which outlives ctx.
+func (w *agentRuntime) runSingleQuery(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
 	if refusal := w.supervisor.Start(q); refusal != nil {
@@ -86,12 +87,13 @@ func (w *agentRuntime) runOnce(ctx, whole context.Context, sys *System, q runner
 		<-patience.Done()
 		w.supervisor.Kill(whole)
 	})()
-	ended, err := w.print(sys)
+	ended, err := w.printJournal(sys)
 	stop()
 	return ended, errors.Join(err, <-finished)
 }
 
-// printRefusal prints the end of a query that never began, so that a reader of the journal learns about it.
+// printRefusal prints a journal line with the end of a query that the supervisor refused, so that a reader of the
+// journal learns about it.
 func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
 	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)
@@ -99,14 +101,14 @@ func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error
 		return ended, err
 	}
 	w.journal.Append(context.Background(), runner.Line{Type: runner.TurnEnded, Time: time.Now().UTC(), ExecutionID: q.ExecutionID, Data: data})
-	return w.print(sys)
+	return w.printJournal(sys)
 }
 
-// print writes the journal's lines until the turn has ended.
-func (w *agentRuntime) print(sys *System) (runner.Ended, error) {
+// printJournal prints the journal's lines until the turn has ended, and returns the outcome of the turn.
+func (w *agentRuntime) printJournal(sys *System) (runner.Ended, error) {
 	var after uint64
 	for {
-		lines, changed := w.journal.After(after, 1<<20)
+		lines, changed := w.journal.LinesAfter(after, 1<<20)
 		for _, raw := range lines {
 			var l runner.Line
 			if err := json.Unmarshal(raw, &l); err != nil {
@@ -116,7 +118,7 @@ func (w *agentRuntime) print(sys *System) (runner.Ended, error) {
 				return runner.Ended{}, fmt.Errorf("print line %d: %w", l.N, err)
 			}
 			after = l.N
-			w.journal.Trim(after)
+			w.journal.TrimUpTo(after)
 			if l.Type == runner.TurnEnded {
 				var e runner.Ended
 				err := json.Unmarshal(l.Data, &e)

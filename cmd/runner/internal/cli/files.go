@@ -24,6 +24,7 @@ func (s *System) printJSON(v any) error {
 	return nil
 }
 
+// loadProfileCommand is the command load-agent-profile, which stores a profile for later queries.
 type loadProfileCommand struct {
 	State string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
@@ -47,8 +48,8 @@ type transcriptFlags struct {
 	State        string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// path returns the path at which the agent stores the transcript.
-func (c transcriptFlags) path(sys *System) (string, error) {
+// transcriptPath returns the path at which the agent stores the transcript.
+func (c transcriptFlags) transcriptPath(sys *System) (string, error) {
 	if name, ok := architecture.Canonical(c.Architecture); ok {
 		c.Architecture = name
 	}
@@ -60,15 +61,17 @@ func (c transcriptFlags) path(sys *System) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return a.Transcript(place, c.AgentSession)
+	return a.TranscriptPath(place, c.AgentSession)
 }
 
+// loadTranscriptCommand is the command load-session-transcript, which writes a transcript to the path where the agent
+// reads it.
 type loadTranscriptCommand struct {
 	At transcriptFlags `embed:""`
 }
 
 func (c *loadTranscriptCommand) Run(sys *System) error {
-	path, err := c.At.path(sys)
+	path, err := c.At.transcriptPath(sys)
 	if err != nil {
 		return err
 	}
@@ -79,7 +82,7 @@ func (c *loadTranscriptCommand) Run(sys *System) error {
 	return sys.printJSON(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
 }
 
-// replaceFile writes from to the file at path atomically, and returns the number of bytes.
+// replaceFile replaces the file at path atomically by the content of from, and returns the number of bytes.
 func replaceFile(path string, from io.Reader) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, fmt.Errorf("make transcript folder: %w", err)
@@ -98,12 +101,13 @@ func replaceFile(path string, from io.Reader) (int64, error) {
 	return n, nil
 }
 
+// readTranscriptCommand is the command read-session-transcript, which prints an agent's transcript.
 type readTranscriptCommand struct {
 	At transcriptFlags `embed:""`
 }
 
 func (c *readTranscriptCommand) Run(sys *System) error {
-	path, err := c.At.path(sys)
+	path, err := c.At.transcriptPath(sys)
 	if err != nil {
 		return err
 	}
@@ -121,22 +125,23 @@ func (c *readTranscriptCommand) Run(sys *System) error {
 	return nil
 }
 
-type agentCommand struct {
+// builtinAgentCommand is the command agent, the process of the built-in agent.
+type builtinAgentCommand struct {
 	Workspace string `required:"" help:"The workspace, an existing folder."`
 	State     string `required:"" help:"The state folder."`
 	Resume    string `help:"The agent's own session id to go on with."`
 }
 
-// Help documents the agent's variables.
-func (*agentCommand) Help() string {
+// Help returns the help text about the agent's environment variables.
+func (*builtinAgentCommand) Help() string {
 	return "Variables: OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, OPENAI_MODEL (when the query names none), " +
 		"SPOOL_AGENT_MAX_STEPS (answers of the model in one turn, 50), SPOOL_AGENT_MODEL_TIMEOUT (silence of the model, 2m), " +
 		"SPOOL_AGENT_CODE_TIMEOUT (of run_code, 60s)."
 }
 
-func (c *agentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *builtinAgentCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	hideProcess(log)
-	p := builtin.Process{
+	p := builtin.AgentProcess{
 		Workspace: c.Workspace, State: c.State, Resume: c.Resume, Getenv: sys.Getenv, Environ: sys.Environ,
 		Log: slog.New(log.Handler()).With("agent", builtin.Architecture),
 	}

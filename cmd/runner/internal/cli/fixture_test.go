@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 			mountProc()
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-		sys := cli.OS()
+		sys := cli.ProcessSystem()
 		sys.Architectures = cli.Architectures()
 		sys.Architectures["script"] = scripted{}
 		sys.Architectures["claude-code"] = scripted{} // the architecture of an alias, without the CLI

@@ -4,5 +4,5 @@ package cli
 
 import "log/slog"
 
-// hideProcess does nothing: there is no /proc.
+// hideProcess does nothing on this system, which has no /proc.
 func hideProcess(*slog.Logger) {}

@@ -12,13 +12,14 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
-// stringList is a flag with a list of strings in JSON, so that an element can begin with a dash or be empty.
+// stringList is the value of a flag: a list of strings in JSON, so that an element can begin with a dash or be empty.
 type stringList []string
 
 // UnmarshalText parses a JSON list of strings.
 func (w *stringList) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
-// mcpServeCommand is the first process of an MCP server's container: it starts the server for each connection to its socket.
+// mcpServeCommand is the command mcp-serve, the first process in the container of an MCP sidecar: it starts the MCP
+// server for each connection to its socket.
 type mcpServeCommand struct {
 	Socket     string      `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
 	Entrypoint stringList  `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
@@ -33,7 +34,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	environ := withoutOwnVariables(sys.Environ)
+	environ := withoutRunnerVariables(sys.Environ)
 	if out != nil {
 		url := "http://" + out.Addr().String()
 		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,
@@ -46,12 +47,12 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	if err := processGroup.Adopt(); err != nil {
+	if err := processGroup.AdoptOrphans(); err != nil {
 		log.Warn("orphans of servers are not adopted", "err", err)
 	}
 	defer ignoreHangups()()
 	log.Info("serving", "socket", c.Socket)
-	return (&agentRuntime{processGroup: processGroup}).runReaping(ctx, func(whole context.Context) error {
+	return (&agentRuntime{processGroup: processGroup}).runWithReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		forwarded := make(chan error, 1)
 		go func() {
@@ -67,21 +68,21 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	})
 }
 
-// mcpReadyCommand waits until mcp-serve accepts connections at its socket.
-type mcpReadyCommand struct {
+// mcpWaitReadyCommand is the command mcp-ready, which waits until mcp-serve accepts connections at its socket.
+type mcpWaitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Within time.Duration `help:"How long to wait." default:"30s"`
 }
 
-func (c *mcpReadyCommand) Run(ctx context.Context) error {
-	if err := mcpsidecar.Ready(ctx, c.Socket, c.Within); err != nil {
+func (c *mcpWaitReadyCommand) Run(ctx context.Context) error {
+	if err := mcpsidecar.AwaitReady(ctx, c.Socket, c.Within); err != nil {
 		return fmt.Errorf("not ready within %s: %w", c.Within, err)
 	}
 	return nil
 }
 
-// mcpJoinCommand takes the place of an MCP server that runs in another container: an agent starts it, and it connects stdin, stdout and
-// stderr to the server.
+// mcpJoinCommand is the command mcp-join, which takes the place of an MCP server that runs in another container: an
+// agent starts it, and it connects stdin, stdout and stderr to the server.
 type mcpJoinCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Env    []string      `help:"Name of a variable that the server gets." sep:"none"`
@@ -103,9 +104,9 @@ func (c *mcpJoinCommand) Run(ctx context.Context, sys *System) error {
 	})
 	switch {
 	case err != nil:
-		return codedError{err, code}
+		return exitCodeError{err, code}
 	case code != 0:
-		return exit(code)
+		return silentExit(code)
 	}
 	return nil
 }

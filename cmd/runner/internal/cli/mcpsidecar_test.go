@@ -180,7 +180,7 @@ func TestMCPConnectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	socket, _ := mcpServe(t, "--entrypoint", shell)
 	var all []*connection
-	for range mcpsidecar.DefaultConnections {
+	for range mcpsidecar.DefaultMaxConnections {
 		c := connect(t, socket, "echo on; cat")
 		c.line(t)
 		all = append(all, c)
@@ -221,7 +221,7 @@ func TestMCPErrors_HaveExitCodes(t *testing.T) {
 		}
 	}
 	// A connection that sends nothing, or an invalid line, changes nothing.
-	if err := mcpsidecar.Ready(context.Background(), none, patience); err != nil {
+	if err := mcpsidecar.AwaitReady(context.Background(), none, patience); err != nil {
 		t.Error(err)
 	}
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// monitors watch the files of the workspace and the disk usage while agents run.
+// monitors holds the watcher of the workspace and the measurement of the disk usage, which run beside the supervisor.
 type monitors struct {
 	files *watch.Watcher
 	// serve answers snapshots what has changed, until ctx ends; nil for a folder of the host, whose snapshots look at all
 	// files.
 	serve func(ctx context.Context) error
-	disk  *watch.Disk
+	disk  *watch.DiskWatch
 	sup   *supervisor.Supervisor // set before run
 }
 
-// newMonitors returns the monitors of an agent's folders. The caller sets sup before it calls run.
+// newMonitors returns the monitors of an agent's folders. The caller sets the field sup before it calls run.
 func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, log *slog.Logger) (*monitors, error) {
 	m := &monitors{}
 	dirs := []string{place.Workspace, place.State}
@@ -32,10 +32,10 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 		dirs = dirs[1:]
 	}
 	var err error
-	m.disk, err = watch.NewDisk(watch.DiskConfig{
+	m.disk, err = watch.NewDiskWatch(watch.DiskConfig{
 		Dirs: dirs, Limit: d.limit, Log: log, Processes: descendants,
-		Activity: func() watch.Activity { return m.activity() },
-		Exceeded: func(message string) { m.sup.Exhaust(supervisor.CodeDiskLimit, message) },
+		Activity: func() watch.Activity { return m.currentActivity() },
+		Exceeded: func(message string) { m.sup.KillForResource(supervisor.CodeDiskLimit, message) },
 	})
 	if err != nil {
 		return nil, err
@@ -46,33 +46,34 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 			if d.stateOnly {
 				return
 			}
-			m.disk.Touched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
+			m.disk.RecordTouched(filepath.Join(place.Workspace, filepath.FromSlash(rel)), before)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	if !d.stateOnly {
-		m.serve = func(ctx context.Context) error { return m.files.Serve(ctx, place.State, descendants) }
+		m.serve = func(ctx context.Context) error { return m.files.ServeQueries(ctx, place.State, descendants) }
 	}
 	return m, nil
 }
 
-// JournalEvents journals the events and returns the id of the execution that runs, if any. See
+// JournalEvents journals the events and returns the id of the running execution, if any. See
 // supervisor.Supervisor.JournalEvents.
 func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload) string {
 	return m.sup.JournalEvents(ctx, payloads...)
 }
 
-// activity returns what the agent does now, which determines how often the disk usage is measured.
-func (m *monitors) activity() watch.Activity {
+// currentActivity returns whether a turn, only processes, or nothing runs, which determines how often the disk usage is
+// measured.
+func (m *monitors) currentActivity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:
-		return watch.Working
+		return watch.ActivityWorking
 	case resting:
-		return watch.Resting
+		return watch.ActivityResting
 	}
-	return watch.Idle
+	return watch.ActivityIdle
 }
 
 // run runs the watcher of the workspace and the measurement of the disk usage until ctx ends.

@@ -12,13 +12,15 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
+// provideTranscriptCommand is the command provide-transcript, which stores a transcript that a client uploaded in the
+// state folder.
 type provideTranscriptCommand struct {
 	Trees  snapshotFolders `embed:""`
 	SHA256 string          `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
 }
 
-// Run writes the transcript atomically. An earlier attempt may have left links in the folder: none is followed out of
-// the state folder.
+// Run writes the transcript from stdin atomically. An earlier attempt may have left symbolic links in the folder; Run
+// follows none out of the state folder.
 func (c *provideTranscriptCommand) Run(sys *System) error {
 	place, err := prepareFolders(c.Trees.Workspace, c.Trees.State)
 	if err != nil {
@@ -29,17 +31,17 @@ func (c *provideTranscriptCommand) Run(sys *System) error {
 		return fmt.Errorf("open the state folder: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // every write was checked
-	n, err := c.write(root, sys.Stdin)
+	n, err := c.writeVerified(root, sys.Stdin)
 	if err != nil {
 		return withExitCode(fmt.Errorf("write the provided transcript: %w", err))
 	}
 	return sys.printJSON(map[string]any{"type": "transcript_provided", "bytes": n})
 }
 
-// write copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
-// not match.
-func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, error) {
-	const tmp = agent.Provided + ".new"
+// writeVerified copies the transcript from the reader from into the state folder root, and returns the number of bytes.
+// It returns an error if the SHA-256 does not match.
+func (c *provideTranscriptCommand) writeVerified(root *os.Root, from io.Reader) (int64, error) {
+	const tmp = agent.ProvidedTranscript + ".new"
 	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {
 		return 0, err
 	}
@@ -53,10 +55,10 @@ func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, 
 		err = errors.New("its SHA-256 does not match")
 	}
 	if err == nil {
-		err = root.RemoveAll(agent.Provided)
+		err = root.RemoveAll(agent.ProvidedTranscript)
 	}
 	if err == nil {
-		err = root.Rename(tmp, agent.Provided)
+		err = root.Rename(tmp, agent.ProvidedTranscript)
 	}
 	if err != nil {
 		return 0, errors.Join(err, root.RemoveAll(tmp))

@@ -7,14 +7,15 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/snapshot"
 )
 
-type restoreCommand struct {
+// restoreSnapshotCommand is the command restore, which creates the files of the snapshot that the host sends.
+type restoreSnapshotCommand struct {
 	Trees snapshotFolders `embed:""`
 }
 
-func (c *restoreCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	roots, err := c.Trees.roots()
+func (c *restoreSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	roots, err := c.Trees.rootPaths()
 	if err != nil {
 		return err
 	}
-	return withExitCode(snapshot.Apply{Roots: roots, Log: log}.Run(ctx, sys.Stdin, sys.Stdout))
+	return withExitCode(snapshot.Restorer{Roots: roots, Log: log}.Run(ctx, sys.Stdin, sys.Stdout))
 }

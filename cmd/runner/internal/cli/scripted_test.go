@@ -33,9 +33,11 @@ func (scripted) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(map[string]string{"RUNNER_TEST_AS": "agent"})}, nil
 }
 
-func (scripted) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &scriptedSession{in: in} }
+func (scripted) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session {
+	return &scriptedSession{in: in}
+}
 
-func (scripted) Transcript(p agent.Folders, id string) (string, error) {
+func (scripted) TranscriptPath(p agent.Folders, id string) (string, error) {
 	return filepath.Join(p.State, "script-"+id), nil
 }
 
@@ -44,23 +46,23 @@ type scriptedSession struct {
 	text string
 }
 
-func (s *scriptedSession) Begin(q runner.Query, _ *agent.Turn) error {
+func (s *scriptedSession) BeginTurn(q runner.Query, _ *agent.Turn) error {
 	return s.in.Send(map[string]string{"script": q.Content})
 }
 
 func (s *scriptedSession) Interrupt() error { return s.in.Send(map[string]string{"interrupt": "now"}) }
 
-func (s *scriptedSession) Line(line []byte, t *agent.Turn) error {
+func (s *scriptedSession) HandleLine(line []byte, t *agent.Turn) error {
 	var l struct{ Say, Open, End, Panic, Session *string }
 	if err := json.Unmarshal(line, &l); err != nil {
 		return err
 	}
 	switch {
 	case l.Say != nil:
-		t.Whole(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: *l.Say})
+		t.AddBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: *l.Say})
 	case l.Open != nil:
-		s.text = t.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
-		t.Text(s.text, *l.Open)
+		s.text = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+		t.AppendText(s.text, *l.Open)
 	case l.Session != nil:
 		t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: *l.Session})
 	case l.Panic != nil:

@@ -25,13 +25,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// limits are the flags of the commands serve and execute-query that limit the journal and the times of agents.
-type limits struct {
+// limitFlags are the flags of the commands serve and execute-query that limit the size of the journal and the times of
+// agents.
+type limitFlags struct {
 	JournalLimit int `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"${journal_limit}" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
 	supervisor.Limits
 }
 
-// agentRuntime is the supervisor of an agent with its dependencies.
+// agentRuntime is a supervisor of agents, with the journal, processes and monitors that it uses.
 type agentRuntime struct {
 	journal      *journal.Journal
 	processGroup *process.Group
@@ -39,15 +40,15 @@ type agentRuntime struct {
 	monitors     *monitors // nil for a single query
 }
 
-// diskConfig configures how the disk usage of an agent's folders is watched.
+// diskConfig configures whether and how the disk usage of an agent's folders is measured.
 type diskConfig struct {
 	limit     int64 // bytes; 0 for none
 	stateOnly bool  // the workspace is not measured
 }
 
-// buildRuntime returns the runtime of an agent that works in the folders of place; no process is started. disk is nil for a single query, whose
-// files and disk usage are not watched.
-func (l limits) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
+// buildRuntime returns the agentRuntime for an agent that works in the folders of place; it starts no process. disk is
+// nil for a single query, whose files and disk usage are not watched.
+func (l limitFlags) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -72,13 +73,14 @@ func (l limits) buildRuntime(sys *System, log *slog.Logger, place agent.Folders,
 	if w.monitors != nil {
 		w.monitors.sup = w.supervisor
 	}
-	if err := w.processGroup.Adopt(); err != nil {
+	if err := w.processGroup.AdoptOrphans(); err != nil {
 		log.Warn("orphans of agents are not adopted", "err", err)
 	}
 	return w, nil
 }
 
-// prepareFolders returns the folders with absolute paths. The workspace has to exist; the state folder is created.
+// prepareFolders returns the workspace and the state folder with absolute paths. The workspace must exist; the state
+// folder is created.
 func prepareFolders(workspace, state string) (agent.Folders, error) {
 	ws, err := filepath.Abs(workspace)
 	if err != nil {
@@ -102,8 +104,8 @@ func prepareFolders(workspace, state string) (agent.Folders, error) {
 	return agent.Folders{Workspace: ws, State: st}, nil
 }
 
-// runReaping runs f, and reaps orphans until f has returned.
-func (w *agentRuntime) runReaping(ctx context.Context, f func(context.Context) error) error {
+// runWithReaping runs f, and collects the exit status of orphaned processes until f has returned.
+func (w *agentRuntime) runWithReaping(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // until f has returned, also after ctx has ended
 	var wg sync.WaitGroup
 	var reapErr error
@@ -114,6 +116,7 @@ func (w *agentRuntime) runReaping(ctx context.Context, f func(context.Context) e
 	return errors.Join(err, reapErr)
 }
 
+// serveCommand is the command serve, which supervises agents and serves the runner's Unix socket.
 type serveCommand struct {
 	Socket    string      `required:"" help:"Path of the Unix socket." env:"SPOOL_RUNNER_SOCKET"`
 	Workspace string      `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
@@ -121,7 +124,7 @@ type serveCommand struct {
 	DiskLimit int64       `help:"Bytes that the workspace and the agents' own files may take on disk; at the limit the agent is ended. 0 for no limit." default:"0" env:"SPOOL_RUNNER_DISK_LIMIT"`
 	Shared    bool        `help:"The workspace is a folder of a person's: it is not measured." env:"SPOOL_RUNNER_SHARED"`
 	Egress    egressFlags `embed:"" prefix:"egress-"`
-	Limits    limits      `embed:""`
+	Limits    limitFlags  `embed:""`
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
@@ -146,7 +149,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		return err
 	}
 	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
-	return w.runReaping(ctx, func(whole context.Context) error {
+	return w.runWithReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		background := errgroup.Group{}
 		if out != nil {
@@ -160,8 +163,8 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 }
 
 // ignoreHangups receives and drops SIGHUP, which a terminal sends when it closes, and SIGPIPE, which is sent when the
-// reader of the log is gone: each would end the runner. The signals are not set to be ignored, because agents would
-// inherit that.
+// reader of the log has closed its pipe: each would end the runner. The signals are not set to be ignored, because
+// agents would inherit that. undo restores the default.
 func ignoreHangups() (undo func()) {
 	dropped := make(chan os.Signal, 1)
 	signal.Notify(dropped, syscall.SIGHUP, syscall.SIGPIPE)
@@ -178,26 +181,27 @@ type egressFlags struct {
 	hostsOnly bool // see loopback.Config.HostsOnly
 }
 
-// tokenVariable is the environment variable with the sandbox's token for the egress proxy. The token is not a flag,
+// egressTokenVariable is the environment variable with the sandbox's token for the egress proxy. The token is not a flag,
 // because every process can read the arguments of others.
-const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
+const egressTokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
-// openForwarder listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
+// openForwarder starts to listen on the loopback port and removes the token from the environment. It returns nil if
+// neither a socket nor a server is set.
 func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
-	token := sys.Getenv(tokenVariable)
+	token := sys.Getenv(egressTokenVariable)
 	if token != "" {
-		if err := sys.Unsetenv(tokenVariable); err != nil {
-			return nil, fmt.Errorf("forget %s: %w", tokenVariable, err)
+		if err := sys.Unsetenv(egressTokenVariable); err != nil {
+			return nil, fmt.Errorf("forget %s: %w", egressTokenVariable, err)
 		}
 	}
 	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", tokenVariable)
+			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", egressTokenVariable)
 		}
 		return nil, nil //nolint:nilnil // a runner without a proxy is valid
 	}
 	if token == "" {
-		return nil, fmt.Errorf("egress-socket, egress-server: need the sandbox's token in %s", tokenVariable)
+		return nil, fmt.Errorf("egress-socket, egress-server: need the sandbox's token in %s", egressTokenVariable)
 	}
 	f, err := loopback.Listen(ctx, loopback.Config{Socket: o.Socket, Server: o.Server, Authority: o.Authority, Token: token, Address: o.Address, HostsOnly: o.hostsOnly, Log: log})
 	if err == nil {
@@ -206,28 +210,30 @@ func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.L
 	return f, err
 }
 
-type attachCommand struct {
+// attachFollowerCommand is the command attach, which connects stdin and stdout to a serving runner.
+type attachFollowerCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Sealed bool   `help:"Stdin and stdout carry the stream by which an executor proves the sandbox's secret; after and epoch come inside."`
 	After  uint64 `help:"Send lines with a greater number." default:"0"`
 	Epoch  uint64 `help:"The caller's epoch; a lower one than the highest seen is refused." default:"0"`
 }
 
-func (c *attachCommand) Run(ctx context.Context, sys *System) error {
+func (c *attachFollowerCommand) Run(ctx context.Context, sys *System) error {
 	if c.Sealed {
-		return serve.Join(ctx, c.Socket, sys.Stdin, sys.Stdout)
+		return serve.CopyBothWays(ctx, c.Socket, sys.Stdin, sys.Stdout)
 	}
 	return serve.Attach(ctx, c.Socket, runner.Attach{Epoch: c.Epoch, After: c.After}, sys.Stdin, sys.Stdout)
 }
 
-type interruptCommand struct {
+// interruptTurnCommand is the command interrupt, which asks the agent of a serving runner to stop its turn.
+type interruptTurnCommand struct {
 	Socket string `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
-func (c *interruptCommand) Run(ctx context.Context, sys *System) error {
+func (c *interruptTurnCommand) Run(ctx context.Context, sys *System) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	line, err := serve.Ask(ctx, c.Socket, runner.OpInterrupt)
+	line, err := serve.SendCommand(ctx, c.Socket, runner.OpInterrupt)
 	if err != nil {
 		return err
 	}

@@ -10,42 +10,45 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// snapshotFolders holds the paths of the two folders of a snapshot.
+// snapshotFolders are the flags with the two folders of a snapshot.
 type snapshotFolders struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-// roots returns the folders. It refuses the same folders as serve.
-func (t snapshotFolders) roots() (snapshot.Roots, error) {
+// rootPaths returns the absolute paths of the two folders of a snapshot. It refuses the same folders as the command serve.
+func (t snapshotFolders) rootPaths() (snapshot.RootPaths, error) {
 	place, err := prepareFolders(t.Workspace, t.State)
-	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
+	return snapshot.RootPaths{Workspace: place.Workspace, State: place.State}, err
 }
 
-type snapshotCommand struct {
+// takeSnapshotCommand is the command snapshot, which sends the changes of the workspace and the state folder to the
+// host.
+type takeSnapshotCommand struct {
 	Trees   snapshotFolders `embed:""`
 	Shared  bool            `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
 	MaxFile int64           `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
 }
 
-func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	roots, err := c.Trees.roots()
+func (c *takeSnapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+	roots, err := c.Trees.rootPaths()
 	if err != nil {
 		return err
 	}
 	if c.MaxFile <= 0 || c.MaxFile > wire.MaxFileSize {
 		return errors.New("max-file: must be 1 to 17179869184 bytes")
 	}
-	return snapshot.Take{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
+	return snapshot.Snapshotter{Roots: roots, MaxFile: c.MaxFile, Shared: c.Shared, Log: log}.Run(ctx, sys.Stdin, sys.Stdout)
 }
 
-// withExitCode wraps errors that the host distinguishes, each with its own exit code.
+// withExitCode wraps an error that the host distinguishes by its exit code in an exitCodeError, and returns other
+// errors unchanged.
 func withExitCode(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return codedError{err, wire.ExitDiskFull}
+		return exitCodeError{err, wire.ExitDiskFull}
 	case errors.Is(err, snapshot.ErrRefused):
-		return codedError{err, wire.ExitRefused}
+		return exitCodeError{err, wire.ExitRefused}
 	}
 	return err
 }

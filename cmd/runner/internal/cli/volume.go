@@ -20,26 +20,30 @@ type volumeLimits struct {
 	Files int64 `required:"" help:"How many files and folders there may be."`
 }
 
-// makeFileSystemsCommand makes, in files of fixed size, the file systems of volumes that do not exist, and attaches them to loop devices.
+// makeFileSystemsCommand creates the file systems of volumes that do not have one, each in a file of fixed size, and
+// attaches the files to loop devices.
 type makeFileSystemsCommand struct {
 	Limits  volumeLimits    `embed:""`
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *makeFileSystemsCommand) Run() error { return volume.Make(volume.Limits(c.Limits), c.Volumes) }
+func (c *makeFileSystemsCommand) Run() error {
+	return volume.MakeFileSystems(volume.Limits(c.Limits), c.Volumes)
+}
 
-// attachFileSystemsCommand attaches file systems that were made before to loop devices, after a restart of the machine.
+// attachFileSystemsCommand attaches the existing file systems of volumes to loop devices, after a restart of the
+// machine.
 type attachFileSystemsCommand struct {
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *attachFileSystemsCommand) Run() error { return volume.Attach(c.Volumes) }
+func (c *attachFileSystemsCommand) Run() error { return volume.AttachFileSystems(c.Volumes) }
 
 // detachLoopDevicesCommand detaches the loop devices of volumes that were removed.
 type detachLoopDevicesCommand struct{}
 
 func (c *detachLoopDevicesCommand) Run(sys *System) error {
-	n, err := volume.Sweep()
+	n, err := volume.DetachUnusedDevices()
 	if err != nil {
 		return err
 	}
@@ -53,4 +57,4 @@ type exceedLimitsCommand struct {
 	Dir    string       `arg:"" help:"The folder."`
 }
 
-func (c *exceedLimitsCommand) Run() error { return volume.Exceed(c.Dir, volume.Limits(c.Limits)) }
+func (c *exceedLimitsCommand) Run() error { return volume.CheckLimits(c.Dir, volume.Limits(c.Limits)) }

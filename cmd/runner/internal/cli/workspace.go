@@ -14,21 +14,21 @@ import (
 
 // The exit codes of the file commands, other than 0 and exitFailed.
 const (
-	exitNotFound   = 3
-	exitOutside    = 4
-	exitPermission = 5
-	exitIrregular  = 6 // not a regular file, or an invalid path
+	exitNotFound         = 3
+	exitOutsideWorkspace = 4
+	exitPermissionDenied = 5
+	exitNotRegularFile   = 6 // not a regular file, or an invalid path
 )
 
-// codedError is an error that determines the exit code of the runner.
-type codedError struct {
+// exitCodeError is an error with the exit code that the runner returns for it.
+type exitCodeError struct {
 	error
 	code int
 }
 
-func (c codedError) Unwrap() error { return c.error }
+func (c exitCodeError) Unwrap() error { return c.error }
 
-// workspaceFlag is the flag with the workspace, of commands that read or change files.
+// workspaceFlag is the flag with the path of the workspace, for commands that read or change files.
 type workspaceFlag struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 }
@@ -43,25 +43,26 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	err = f(w)
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
-		return codedError{err, exitNotFound}
+		return exitCodeError{err, exitNotFound}
 	case errors.Is(err, sandbox.ErrOutside):
-		return codedError{err, exitOutside}
+		return exitCodeError{err, exitOutsideWorkspace}
 	case errors.Is(err, fs.ErrPermission):
-		return codedError{err, exitPermission}
+		return exitCodeError{err, exitPermissionDenied}
 	case errors.Is(err, fs.ErrInvalid):
-		return codedError{err, exitIrregular}
+		return exitCodeError{err, exitNotRegularFile}
 	}
 	return err
 }
 
-type putCommand struct {
+// putFileCommand is the command put, which writes stdin to a file of the workspace.
+type putFileCommand struct {
 	Path    string        `arg:"" help:"Path in the workspace."`
 	At      workspaceFlag `embed:""`
 	Mode    uint32        `help:"Permission bits, in decimal or 0o octal." default:"0o644"`
 	Chunked bool          `help:"Read the content as chunks: a line with the number of bytes, then the bytes, and a line with 0 at the end. Without that end nothing is written."`
 }
 
-func (c *putCommand) Run(sys *System) error {
+func (c *putFileCommand) Run(sys *System) error {
 	if c.Mode&^0o777 != 0 {
 		return fmt.Errorf("mode: %#o has more than permission bits", c.Mode)
 	}
@@ -70,7 +71,7 @@ func (c *putCommand) Run(sys *System) error {
 		content = &chunkReader{in: bufio.NewReader(sys.Stdin)}
 	}
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
-		path, n, err := w.Write(c.Path, content, fs.FileMode(c.Mode))
+		path, n, err := w.PutRelative(c.Path, content, fs.FileMode(c.Mode))
 		if err != nil {
 			return err
 		}
@@ -78,14 +79,15 @@ func (c *putCommand) Run(sys *System) error {
 	})
 }
 
-type getCommand struct {
+// getFileCommand is the command get, which prints a file of the workspace.
+type getFileCommand struct {
 	Path string        `arg:"" help:"Path in the workspace."`
 	At   workspaceFlag `embed:""`
 }
 
-func (c *getCommand) Run(sys *System) error {
+func (c *getFileCommand) Run(sys *System) error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
-		f, err := w.Get(c.Path)
+		f, err := w.OpenFile(c.Path)
 		if err != nil {
 			return err
 		}
@@ -97,12 +99,13 @@ func (c *getCommand) Run(sys *System) error {
 	})
 }
 
-type listCommand struct {
+// listFolderCommand is the command list, which prints what is below a folder of the workspace.
+type listFolderCommand struct {
 	Dir string        `arg:"" optional:"" help:"Folder in the workspace; by default the whole workspace."`
 	At  workspaceFlag `embed:""`
 }
 
-func (c *listCommand) Run(sys *System) error {
+func (c *listFolderCommand) Run(sys *System) error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		all, err := w.List(c.Dir)
 		if err != nil {
@@ -120,12 +123,13 @@ func (c *listCommand) Run(sys *System) error {
 	})
 }
 
-type removeCommand struct {
+// removePathCommand is the command remove, which removes a file or a folder of the workspace.
+type removePathCommand struct {
 	Path string        `arg:"" help:"Path in the workspace, of a file or of a folder, which goes with all below it."`
 	At   workspaceFlag `embed:""`
 }
 
-func (c *removeCommand) Run() error {
+func (c *removePathCommand) Run() error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 

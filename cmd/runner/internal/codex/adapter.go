@@ -29,26 +29,25 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture that runs Codex.
 const Architecture = architecture.Codex
 
-// program is the CLI's name on the PATH.
-const program = "codex"
+// programName is the name of Codex's CLI on the PATH.
+const programName = "codex"
 
-// Tested is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
-// log.
-const Tested = "0.169.0"
+// TestedVersion is the version of Codex's CLI that the adapter was tested with. Another version works too; the adapter then journals a warning.
+const TestedVersion = "0.169.0"
 
-// openAI is the address of the model API when OPENAI_BASE_URL is empty.
-const openAI = "https://api.openai.com/v1"
+// openAIBaseURL is the address of the model API when the variable OPENAI_BASE_URL is empty.
+const openAIBaseURL = "https://api.openai.com/v1"
 
-// promptDigest is an environment variable with the hash of the prompts and MCP servers, which are sent when the thread begins. The CLI does not
-// read it: its value makes the command differ when they have changed, and the supervisor then starts another process.
-const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
+// promptDigestVariable is an environment variable with the hash of the prompts and MCP servers, which are sent when the thread begins. The CLI does
+// not read it: its value makes the command differ when they have changed, so that the supervisor starts another process.
+const promptDigestVariable = "SPOOL_AGENT_PROMPT_SHA256"
 
-// settings are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
+// cliSettings are settings of the CLI that are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
 // earlier start can change them. The values are TOML.
-var settings = []string{
+var cliSettings = []string{
 	`model_provider="spool"`,
 	`model_providers.spool.name="Spool"`,
 	`model_providers.spool.wire_api="responses"`,
@@ -78,36 +77,36 @@ var settings = []string{
 	`history.persistence="none"`,
 }
 
-// Adapter drives the Codex CLI.
+// Adapter implements agent.Adapter for Codex.
 type Adapter struct{}
 
 // Command returns the command that starts `codex` from the agent's PATH with its files in the state folder.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
-	path, err := lookup(l)
+	path, err := findCLI(l)
 	if err != nil {
 		return agent.Command{}, err
 	}
 	// The CLI refuses a home that does not exist.
-	if err := os.MkdirAll(home(l.Folders), 0o700); err != nil {
+	if err := os.MkdirAll(homeDir(l.Folders), 0o700); err != nil {
 		return agent.Command{}, fmt.Errorf("home of Codex: %w", err)
 	}
-	configured := append(slices.Clone(settings),
-		"model_providers.spool.base_url="+quote(cmp.Or(l.Env["OPENAI_BASE_URL"], inheritedVariable(l, "OPENAI_BASE_URL"), openAI)),
+	configured := append(slices.Clone(cliSettings),
+		"model_providers.spool.base_url="+quoteTOML(cmp.Or(l.Env["OPENAI_BASE_URL"], inheritedVariable(l, "OPENAI_BASE_URL"), openAIBaseURL)),
 	)
 	// If the variable is configured and not set, each turn fails. Some model servers need no key.
 	if cmp.Or(l.Env["OPENAI_API_KEY"], inheritedVariable(l, "OPENAI_API_KEY")) != "" {
 		configured = append(configured, `model_providers.spool.env_key="OPENAI_API_KEY"`)
 	}
 	if l.Model != "" {
-		configured = append(configured, "model="+quote(l.Model))
+		configured = append(configured, "model="+quoteTOML(l.Model))
 	}
 	configured = append(configured, policySettings(l)...)
 	// A command of the agent may have written rules by which the CLI would not ask about others.
-	if err := os.RemoveAll(filepath.Join(home(l.Folders), "rules")); err != nil {
+	if err := os.RemoveAll(filepath.Join(homeDir(l.Folders), "rules")); err != nil {
 		return agent.Command{}, fmt.Errorf("rules of Codex: %w", err)
 	}
 	if l.Fork != nil {
-		if err := copyFork(l); err != nil {
+		if err := copyForkedTranscript(l); err != nil {
 			return agent.Command{}, err
 		}
 	}
@@ -115,19 +114,19 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	for _, c := range configured {
 		args = append(args, "-c", c)
 	}
-	set := map[string]string{"CODEX_HOME": home(l.Folders), "NO_COLOR": "1"}
+	set := map[string]string{"CODEX_HOME": homeDir(l.Folders), "NO_COLOR": "1"}
 	if digest := handshakeDigest(l); digest != "" {
-		set[promptDigest] = digest
+		set[promptDigestVariable] = digest
 	}
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
-// Open returns the session of a process that was started, and sends the handshake and the request for the thread, so that a query then takes a
-// single request.
-func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
+// OpenSession returns the session of a process that was just started. It sends the handshake and the request for the thread at once, so that a
+// query later takes a single request.
+func (Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
-		s.open()
+		s.sendHandshake()
 		return s
 	}
 	if l.Fork != nil {
@@ -135,20 +134,20 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	}
 	said, err := readTranscript(l.Folders, s.resume)
 	if err != nil {
-		s.lost, s.resume = lostReason(l), ""
+		s.lost, s.resume = lostThreadReason(l), ""
 	}
-	s.instructed = hasInstructions(said, prompt(l))
-	s.open()
+	s.instructed = hasInstructions(said, addedPrompt(l))
+	s.sendHandshake()
 	return s
 }
 
-// Transcript returns the path of the CLI's record of a thread.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
+// TranscriptPath returns the path of the file in which the CLI records a thread.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
 	// sessions/2026/11/21/rollout-2026-11-21T20-49-08-<id>.jsonl, in local time.
-	days, err := filepath.Glob(filepath.Join(escape(home(p)), "sessions", "*", "*", "*", "rollout-*-"+agentSession+".jsonl"))
+	days, err := filepath.Glob(filepath.Join(escapeGlob(homeDir(p)), "sessions", "*", "*", "*", "rollout-*-"+agentSession+".jsonl"))
 	if err != nil {
 		return "", fmt.Errorf("transcript of %s: %w", agentSession, err)
 	}
@@ -158,33 +157,33 @@ func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) 
 	return days[len(days)-1], nil
 }
 
-// homeName is the CLI's folder in the state folder.
-const homeName = "codex"
+// homeDirName is the name of the CLI's own folder, CODEX_HOME, in the state folder.
+const homeDirName = "codex"
 
-// home returns the path of the CLI's folder.
-func home(p agent.Folders) string { return filepath.Join(p.State, homeName) }
+// homeDir returns the path of the CLI's own folder, CODEX_HOME.
+func homeDir(p agent.Folders) string { return filepath.Join(p.State, homeDirName) }
 
-// readTranscript returns the transcript of a thread.
+// readTranscript returns the content of the transcript of a thread.
 func readTranscript(p agent.Folders, thread string) ([]byte, error) {
-	path, err := Adapter{}.Transcript(p, thread)
+	path, err := Adapter{}.TranscriptPath(p, thread)
 	if err != nil {
 		return nil, err
 	}
 	return os.ReadFile(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-// hasInstructions reports whether prompt is the last instruction in a transcript: a resumed thread keeps the
-// instructions that it began with.
+// hasInstructions reports whether prompt is the last instruction in the transcript said. A resumed thread keeps the instructions that it began
+// with.
 func hasInstructions(said []byte, prompt string) bool {
 	at := bytes.LastIndex(said, []byte(instructionsTag))
-	return prompt == "" || at >= 0 && bytes.HasPrefix(said[at:], []byte(strings.Trim(quote(prompt), `"`)))
+	return prompt == "" || at >= 0 && bytes.HasPrefix(said[at:], []byte(strings.Trim(quoteTOML(prompt), `"`)))
 }
 
-// instructionsTag begins the prompts, so that they are found in a transcript.
+// instructionsTag is the first line of the prompts, by which they are found in a transcript.
 const instructionsTag = "<agent_instructions>"
 
-// prompt returns the text that is added to the CLI's own instructions, "" for none.
-func prompt(l agent.Launch) string {
+// addedPrompt returns the text that the launch adds to the CLI's own instructions, "" for none.
+func addedPrompt(l agent.Launch) string {
 	parts := []string{l.SystemPrompt}
 	if l.MemoryFile != "" {
 		parts = append(parts, "# Memory file (AGENTS.md)\n"+l.MemoryFile)
@@ -196,8 +195,8 @@ func prompt(l agent.Launch) string {
 	return instructionsTag + "\n" + strings.Join(parts, "\n\n") + "\n</agent_instructions>"
 }
 
-// quote returns s as a basic string of TOML. JSON strings are such strings.
-func quote(s string) string {
+// quoteTOML returns s as a basic string of TOML. JSON strings are such strings.
+func quoteTOML(s string) string {
 	var out strings.Builder
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
@@ -207,8 +206,8 @@ func quote(s string) string {
 	return strings.ReplaceAll(strings.TrimSpace(out.String()), "\x7f", `\u007f`)
 }
 
-// escape returns a glob pattern that matches only path.
-func escape(path string) string {
+// escapeGlob returns a glob pattern that matches only path.
+func escapeGlob(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
@@ -222,20 +221,20 @@ func inheritedVariable(l agent.Launch, name string) string {
 	return ""
 }
 
-// lookup returns the path of the CLI on the agent's PATH.
-func lookup(l agent.Launch) (string, error) {
+// findCLI returns the path of Codex's CLI on the agent's PATH. The error says how to install the CLI.
+func findCLI(l agent.Launch) (string, error) {
 	for _, dir := range filepath.SplitList(cmp.Or(l.Env["PATH"], inheritedVariable(l, "PATH"))) {
 		if !filepath.IsAbs(dir) {
 			continue // never the workspace's own "codex"
 		}
-		at := filepath.Join(dir, program)
+		at := filepath.Join(dir, programName)
 		if info, err := os.Stat(at); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return codexcli.Native(at), nil
+			return codexcli.NativeProgram(at), nil
 		}
 	}
 	return "", &runner.Error{
 		Code:    "AGENT_NOT_FOUND",
-		Message: "Codex is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
+		Message: "Codex is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
 	}
 }
 

@@ -22,7 +22,7 @@ const id = "11111111-2222-4333-8444-555555555555"
 func installed(t *testing.T) agent.Launch {
 	t.Helper()
 	bin := t.TempDir()
-	write(t, filepath.Join(bin, program), "#!/bin/sh\n", 0o755)
+	write(t, filepath.Join(bin, programName), "#!/bin/sh\n", 0o755)
 	return agent.Launch{
 		Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}, SessionID: "ses_1",
 		Environ: []string{"PATH=" + bin, "HOME=/home/agent", "CODEX_SANDBOX=x", "CODEX_HOME=/elsewhere", "SPOOL_RUNNER_STATE=/s"},
@@ -83,7 +83,7 @@ func TestCommandWithoutKey(t *testing.T) {
 	l := installed(t)
 	l.Env = map[string]string{"OPENAI_API_KEY": ""}
 	args := strings.Join(command(t, l).Args, "\n")
-	if strings.Contains(args, "env_key") || !strings.Contains(args, `base_url="`+openAI+`"`) {
+	if strings.Contains(args, "env_key") || !strings.Contains(args, `base_url="`+openAIBaseURL+`"`) {
 		t.Errorf("arguments %s", args)
 	}
 	l.Environ = append(l.Environ, "OPENAI_BASE_URL=http://inherited/v1")
@@ -125,7 +125,7 @@ func TestQuote_ReturnsTOML(t *testing.T) {
 		"\x7f":   `"\u007f"`,
 		"\xff":   "\"\uFFFD\"",
 	} {
-		if got := quote(in); got != want {
+		if got := quoteTOML(in); got != want {
 			t.Errorf("quote(%q) = %s, want %s", in, got, want)
 		}
 	}
@@ -143,7 +143,7 @@ type message struct {
 func sentMessages(t *testing.T, in *agenttest.Stdin) []message {
 	t.Helper()
 	var out []message
-	for _, raw := range in.Sent() {
+	for _, raw := range in.SentValues() {
 		var m message
 		if err := json.Unmarshal(raw, &m); err != nil {
 			t.Fatal(err)
@@ -163,7 +163,7 @@ func TestOpenSendsPromptsWithTheThread(t *testing.T) {
 		}
 	}
 	var in agenttest.Stdin
-	Adapter{}.Open(l, &in)
+	Adapter{}.OpenSession(l, &in)
 	got := sentMessages(t, &in)
 	if len(got) != 3 || got[0].Method != "initialize" || got[1].Method != "initialized" || got[2].Method != "thread/start" {
 		t.Fatalf("sent %+v", got)
@@ -172,7 +172,7 @@ func TestOpenSendsPromptsWithTheThread(t *testing.T) {
 	text, _ := p["developerInstructions"].(string)
 	if p["model"] != "m" || p["approvalPolicy"] != "untrusted" || p["cwd"] != l.Workspace ||
 		!strings.Contains(text, l.SystemPrompt) || !strings.Contains(text, "\nremember this") {
-		t.Errorf("sent %.300s", in.Sent()[2])
+		t.Errorf("sent %.300s", in.SentValues()[2])
 	}
 }
 
@@ -182,7 +182,7 @@ func TestOpenResumesWhatIsThere(t *testing.T) {
 	l.Resume, l.SystemPrompt = id, "be <brief>"
 	opened := func() (method string, s *session) {
 		var in agenttest.Stdin
-		s, ok := Adapter{}.Open(l, &in).(*session)
+		s, ok := Adapter{}.OpenSession(l, &in).(*session)
 		if !ok {
 			t.Fatal("not a session")
 		}
@@ -193,7 +193,7 @@ func TestOpenResumesWhatIsThere(t *testing.T) {
 	}
 	path := filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl")
 	line := func(prompt string) string {
-		return `{"payload":{"text":` + quote(prompt) + "}}\n"
+		return `{"payload":{"text":` + quoteTOML(prompt) + "}}\n"
 	}
 	other := l
 	other.SystemPrompt = "be verbose"
@@ -202,9 +202,9 @@ func TestOpenResumesWhatIsThere(t *testing.T) {
 		instructed       bool
 	}{
 		{"no prompt yet", `{"payload":{}}` + "\n", false},
-		{"this prompt", line(prompt(l)), true},
-		{"another prompt since", line(prompt(l)) + line(prompt(other)), false},
-		{"this prompt again", line(prompt(other)) + line(prompt(l)), true},
+		{"this prompt", line(addedPrompt(l)), true},
+		{"another prompt since", line(addedPrompt(l)) + line(addedPrompt(other)), false},
+		{"this prompt again", line(addedPrompt(other)) + line(addedPrompt(l)), true},
 	} {
 		write(t, path, c.transcript, 0o600)
 		if method, s := opened(); method != "thread/resume" || s.instructed != c.instructed {
@@ -217,7 +217,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	t.Parallel()
 	l := installed(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, program), "not executable", 0o600)
+	write(t, filepath.Join(dir, programName), "not executable", 0o600)
 	l.Environ = []string{"PATH=.:" + dir + ":/no/such/folder"}
 	_, err := Adapter{}.Command(l)
 	var refusal *runner.Error
@@ -236,12 +236,12 @@ func TestCommandRunsTheProgramItself(t *testing.T) {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("../@openai/codex/bin/codex.js", filepath.Join(bin, program)); err != nil {
+	if err := os.Symlink("../@openai/codex/bin/codex.js", filepath.Join(bin, programName)); err != nil {
 		t.Fatal(err)
 	}
 	l := installed(t)
 	l.Environ = []string{"PATH=" + bin}
-	if got, want := command(t, l).Path, filepath.Join(bin, program); got != want {
+	if got, want := command(t, l).Path, filepath.Join(bin, programName); got != want {
 		t.Errorf("without the program: %s, want %s", got, want)
 	}
 	arch := strings.ReplaceAll(runtime.GOARCH, "amd64", "x64")
@@ -260,16 +260,16 @@ func TestTranscript(t *testing.T) {
 	t.Parallel()
 	p := agent.Folders{Workspace: "/ws", State: filepath.Join(t.TempDir(), "with [brackets]")}
 	for _, bad := range []string{"", "../../etc/passwd", "*", id[:35], id[:35] + "G", strings.ReplaceAll(id, "-", "/")} {
-		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
+		if path, err := (Adapter{}).TranscriptPath(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)
 		}
 	}
-	if _, err := (Adapter{}).Transcript(p, id); !errors.Is(err, os.ErrNotExist) {
+	if _, err := (Adapter{}).TranscriptPath(p, id); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without one: %v", err)
 	}
 	want := filepath.Join(p.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl")
 	write(t, want, "{}\n", 0o600)
-	if got, err := (Adapter{}).Transcript(p, id); err != nil || got != want {
+	if got, err := (Adapter{}).TranscriptPath(p, id); err != nil || got != want {
 		t.Errorf("got %s, %v", got, err)
 	}
 }
@@ -277,5 +277,5 @@ func TestTranscript(t *testing.T) {
 // The version that the adapter names is the one that the tests run.
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "@openai/codex", Tested)
+	agenttest.CheckPinnedVersion(t, "@openai/codex", TestedVersion)
 }

@@ -17,26 +17,26 @@ import (
 var asks = events.Permissions{Default: events.PermissionAsk}
 
 var (
-	approve = agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove})
-	skip    = agenttest.Always(events.ApprovalDecided{Decision: events.DecisionSkip})
+	approve = agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove})
+	skip    = agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionSkip})
 )
 
 // run returns a rule by which the model runs commands, each when the one before has ended.
 func run(text string, commands ...string) string {
-	var tools []agenttest.Tool
+	var tools []agenttest.ScriptToolCall
 	for _, c := range commands {
-		tools = append(tools, agenttest.Tool{Name: "exec_command", Input: map[string]any{"cmd": c}})
+		tools = append(tools, agenttest.ScriptToolCall{Name: "exec_command", Input: map[string]any{"cmd": c}})
 	}
-	return agenttest.Rule(text, tools...)
+	return agenttest.ScriptRule(text, tools...)
 }
 
 // both is a rule by which the model runs two commands at once.
 const both = `  - {match: {user: both}, steps: [{tools: [{name: exec_command, input: {cmd: touch one}}, {name: exec_command, input: {cmd: touch two}}]}, {text: 'Results: {{range results}}[{{trim .}}]{{end}}'}]}` + "\n"
 
 // newAskingBench returns a bench whose agent has a permission policy.
-func newAskingBench(t *testing.T, p events.Permissions, rules ...string) *agenttest.Bench {
+func newAskingBench(t *testing.T, p events.Permissions, rules ...string) *agenttest.Harness {
 	t.Helper()
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rules...))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, rules...))
 	b.Query.Permissions = p
 	return b
 }
@@ -46,7 +46,7 @@ func TestRealApproval_EveryCommandIsAskedAbout(t *testing.T) {
 	t.Parallel()
 	commands := []string{"ls", "cat a.txt", "git status", "pwd", "echo hello", "true", "find .", "grep x a.txt", "head a.txt", "wc -l a.txt", "sed -n 1p a.txt", "/bin/ls"}
 	b := newAskingBench(t, asks, run("look around", commands...))
-	x := b.AskDeciding("look around", nil, approve)
+	x := b.RunTurnDeciding("look around", nil, approve)
 	var asked []string
 	for _, r := range x.ApprovalRequests() {
 		asked = append(asked, r.Preview.Command)
@@ -62,9 +62,9 @@ func TestRealApproval_EveryCommandIsAskedAbout(t *testing.T) {
 // A denial's comment reaches the model in the same turn.
 func TestRealApproval_CommentReachesTheModel(t *testing.T) {
 	t.Parallel()
-	patch := agenttest.Tool{Name: "apply_patch", Input: "*** Begin Patch\n*** Add File: hello.txt\n+hello, world\n*** End Patch\n"}
-	b := newAskingBench(t, asks, agenttest.Rule("write it", patch, agenttest.Tool{Name: "exec_command", Input: map[string]any{"cmd": "true"}}))
-	x := b.AskDeciding("write it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+	patch := agenttest.ScriptToolCall{Name: "apply_patch", Input: "*** Begin Patch\n*** Add File: hello.txt\n+hello, world\n*** End Patch\n"}
+	b := newAskingBench(t, asks, agenttest.ScriptRule("write it", patch, agenttest.ScriptToolCall{Name: "exec_command", Input: map[string]any{"cmd": "true"}}))
+	x := b.RunTurnDeciding("write it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
 		if r.ToolName == "shell" {
 			return events.ApprovalDecided{Decision: events.DecisionApprove}
 		}
@@ -73,13 +73,13 @@ func TestRealApproval_CommentReachesTheModel(t *testing.T) {
 		}
 		return events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}
 	})
-	if r := x.Resolutions(); len(r) != 2 || r[0].Outcome != events.OutcomeRejected || r[1].Outcome != events.OutcomeApproved {
+	if r := x.ApprovalResolutions(); len(r) != 2 || r[0].Outcome != events.OutcomeRejected || r[1].Outcome != events.OutcomeApproved {
 		t.Errorf("resolved %+v", r)
 	}
-	if body := b.Requests("Use another name."); strings.Contains(string(body[0].Body), "declined by policy") {
+	if body := b.ModelRequests("Use another name."); strings.Contains(string(body[0].Body), "declined by policy") {
 		t.Error("the model is told that a policy declined the call")
 	}
-	if r := x.Blocks(events.KindToolResult); len(r) != 2 || !r[0].IsError || !strings.Contains(r[0].Output, "Use another name.") {
+	if r := x.FinishedBlocks(events.KindToolResult); len(r) != 2 || !r[0].IsError || !strings.Contains(r[0].Output, "Use another name.") {
 		t.Errorf("results %+v", r)
 	}
 	if b.HasFile("hello.txt") {
@@ -91,24 +91,24 @@ func TestRealApproval_SkipAndClass(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch them", "touch one", "touch two", "touch three"))
 	decide := []string{events.DecisionSkip, events.DecisionApproveAll}
-	x := b.AskDeciding("touch them", nil, func(events.ApprovalRequested) events.ApprovalDecided {
+	x := b.RunTurnDeciding("touch them", nil, func(events.ApprovalRequested) events.ApprovalDecided {
 		d := events.ApprovalDecided{Decision: decide[0]}
 		decide = decide[1:]
 		return d
 	})
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
 		t.Errorf("decisions %+v", d)
 	}
 	if b.HasFile("one") || !b.HasFile("two") || !b.HasFile("three") {
 		t.Errorf("files %v %v %v", b.HasFile("one"), b.HasFile("two"), b.HasFile("three"))
 	}
-	b.Requests("The user skipped this call.")
+	b.ModelRequests("The user skipped this call.")
 }
 
 func TestRealApproval_TwoAtOnceInTheOtherOrder(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, both)
-	x := b.UntilRequests(2, b.MustStart("both", nil))
+	x := b.ReadUntilRequests(2, b.MustStartTurn("both", nil))
 	requests := x.ApprovalRequests()
 	slices.Reverse(requests)
 	for _, r := range requests {
@@ -116,9 +116,9 @@ func TestRealApproval_TwoAtOnceInTheOtherOrder(t *testing.T) {
 		if r.Preview.Command == "touch one" {
 			d = events.ApprovalDecided{Decision: events.DecisionReject, Comment: "no"}
 		}
-		b.Decide(r, d)
+		b.DecideRequest(r, d)
 	}
-	if x = b.End(x); x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
+	if x = b.ReadToEnd(x); x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
 		t.Errorf("%s", x)
 	}
 }
@@ -126,16 +126,16 @@ func TestRealApproval_TwoAtOnceInTheOtherOrder(t *testing.T) {
 func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, both)
-	x := b.UntilRequests(2, b.MustStart("both", nil))
+	x := b.ReadUntilRequests(2, b.MustStartTurn("both", nil))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
+	x = b.ReadToEnd(x)
 	if e := x.Ended(); e.Outcome != runner.Interrupted {
 		t.Fatalf("ended %+v", e)
 	}
-	if r := x.Retractions(); len(r) != 2 || r[0].Reason != "turn_ended" {
+	if r := x.ApprovalRetractions(); len(r) != 2 || r[0].Reason != "turn_ended" {
 		t.Errorf("retracted %+v", r)
 	}
-	y := b.AskOK("hello", "You said: hello", nil)
+	y := b.RunTurnOK("hello", "You said: hello", nil)
 	if !y.Started().Warm || b.HasFile("one") || b.HasFile("two") {
 		t.Errorf("started %+v", y.Started())
 	}
@@ -145,15 +145,15 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 func TestRealApproval_KillWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
-	x := b.UntilRequests(1, b.MustStart("touch it", nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("touch it", nil))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	x = b.End(x)
-	if e, r := x.Ended(), x.Retractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.Resolutions()) != 0 {
+	x = b.ReadToEnd(x)
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
-	y := b.AskDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
+	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
 	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.Completed || !b.HasFile("one") {
 		t.Errorf("%s", y)
 	}
@@ -162,50 +162,50 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 // A policy that denies everything leaves no tool that runs unasked.
 func TestRealApproval_NothingRunsUnasked(t *testing.T) {
 	t.Parallel()
-	resource := agenttest.Tool{Name: "read_mcp_resource", Input: map[string]any{"server": "desk", "uri": "test://page"}}
+	resource := agenttest.ScriptToolCall{Name: "read_mcp_resource", Input: map[string]any{"server": "desk", "uri": "test://page"}}
 	for _, action := range []string{events.PermissionAsk, events.PermissionDeny} {
 		b := newAskingBench(t, events.Permissions{Default: action},
-			run("list them", "ls"), agenttest.Rule("read the page", resource),
-			agenttest.Rule("look around", agenttest.Tool{Name: "mcp__desk.look", Input: map[string]any{}}))
+			run("list them", "ls"), agenttest.ScriptRule("read the page", resource),
+			agenttest.ScriptRule("look around", agenttest.ScriptToolCall{Name: "mcp__desk.look", Input: map[string]any{}}))
 		b.Query.Model = plain
-		b.Query.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		b.Query.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 		for _, query := range []string{"list them", "look around"} {
-			x := b.AskDeciding(query, nil, skip)
-			if n := len(x.ApprovalRequests()) + len(x.Decisions()); n != 1 {
+			x := b.RunTurnDeciding(query, nil, skip)
+			if n := len(x.ApprovalRequests()) + len(x.PermissionDecisions()); n != 1 {
 				t.Errorf("%s: %d decisions%s", query, n, x)
 			}
 		}
-		b.Ask("read the page", nil)
+		b.RunTurn("read the page", nil)
 		for _, r := range b.Model.Requests() {
 			if body := string(r.Body); strings.Contains(body, "TEXT-OF-THE-PAGE") || strings.Contains(body, `"name":"view_image"`) || strings.Contains(body, "spawn_agent") {
 				t.Errorf("%s: the model reads the page, or is offered a tool about which the CLI does not ask", action)
 			}
 		}
-		b.Requests("The permission policy does not allow this call.")
+		b.ModelRequests("The permission policy does not allow this call.")
 	}
 }
 
 // The input of a running command is not asked about.
 func TestRealApproval_NoInputForRunningCommands(t *testing.T) {
 	t.Parallel()
-	b := newAskingBench(t, asks, agenttest.Rule("start it", agenttest.Tool{Name: "exec_command", Input: map[string]any{"cmd": "bash", "tty": true, "yield_time_ms": 300}}))
-	b.AskDeciding("start it", nil, approve)
-	b.Requests("TTY execution is disabled")
+	b := newAskingBench(t, asks, agenttest.ScriptRule("start it", agenttest.ScriptToolCall{Name: "exec_command", Input: map[string]any{"cmd": "bash", "tty": true, "yield_time_ms": 300}}))
+	b.RunTurnDeciding("start it", nil, approve)
+	b.ModelRequests("TTY execution is disabled")
 }
 
 func TestRealApproval_Servers(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks,
-		agenttest.Rule("note it", agenttest.Tool{Name: "mcp__desk.note", Input: map[string]any{"path": "/nowhere/x", "text": "NOTED"}}),
-		agenttest.Rule("ask for it", agenttest.Tool{Name: "mcp__desk.form", Input: map[string]any{}}))
+		agenttest.ScriptRule("note it", agenttest.ScriptToolCall{Name: "mcp__desk.note", Input: map[string]any{"path": "/nowhere/x", "text": "NOTED"}}),
+		agenttest.ScriptRule("ask for it", agenttest.ScriptToolCall{Name: "mcp__desk.form", Input: map[string]any{}}))
 	b.Query.Model = plain
-	b.Query.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
-	x := b.AskDeciding("note it", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Do not note it."}))
+	b.Query.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
+	x := b.RunTurnDeciding("note it", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Do not note it."}))
 	if r := x.ApprovalRequests(); len(r) != 1 || r[0].ToolName != "mcp__desk__note" || r[0].ToolUseID == "" || !strings.Contains(r[0].Preview.Text, `"text": "NOTED"`) || len(r[0].Input) == 0 {
 		t.Errorf("requests %+v", r)
 	}
-	b.Requests("Do not note it.")
-	x = b.AskDeciding("ask for it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+	b.ModelRequests("Do not note it.")
+	x = b.RunTurnDeciding("ask for it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
 		if r.Kind != events.ApprovalElicitation {
 			return events.ApprovalDecided{Decision: events.DecisionApprove}
 		}
@@ -217,7 +217,7 @@ func TestRealApproval_Servers(t *testing.T) {
 	if len(x.ApprovalRequests()) != 2 || !strings.Contains(x.Ended().Result, "accept Ada") {
 		t.Errorf("%s", x)
 	}
-	x = b.AskDeciding("ask for it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+	x = b.RunTurnDeciding("ask for it", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
 		if r.Kind != events.ApprovalElicitation {
 			return events.ApprovalDecided{Decision: events.DecisionApprove}
 		}
@@ -230,12 +230,12 @@ func TestRealApproval_Servers(t *testing.T) {
 
 func TestRealApproval_Questions(t *testing.T) {
 	t.Parallel()
-	ask := agenttest.Tool{Name: "request_user_input", Input: map[string]any{"questions": []any{map[string]any{
+	ask := agenttest.ScriptToolCall{Name: "request_user_input", Input: map[string]any{"questions": []any{map[string]any{
 		"id": "color", "header": "Color", "question": "Which color?",
 		"options": []any{map[string]any{"label": "Blue", "description": "like the sky"}, map[string]any{"label": "Red", "description": "like a rose"}},
 	}}}}
-	b := newAskingBench(t, asks, agenttest.Rule("ask me", ask))
-	x := b.AskDeciding("ask me", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionAnswer, Answers: map[string][]string{"color": {"Blue"}}}))
+	b := newAskingBench(t, asks, agenttest.ScriptRule("ask me", ask))
+	x := b.RunTurnDeciding("ask me", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionAnswer, Answers: map[string][]string{"color": {"Blue"}}}))
 	r := x.ApprovalRequests()
 	if len(r) != 1 || r[0].Kind != events.ApprovalQuestion || r[0].Title != "Which color?" || len(r[0].Questions) != 1 || r[0].Class != "" && r[0].Editable {
 		t.Fatalf("requests %+v%s", r, x)
@@ -246,7 +246,7 @@ func TestRealApproval_Questions(t *testing.T) {
 	if e := x.Ended(); !strings.Contains(e.Result, "Blue") {
 		t.Errorf("ended %+v", e)
 	}
-	x = b.AskDeciding("ask me", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Decide yourself."}))
+	x = b.RunTurnDeciding("ask me", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Decide yourself."}))
 	if e := x.Ended(); !strings.Contains(e.Result, "Decide yourself.") {
 		t.Errorf("ended %+v", e)
 	}
@@ -257,12 +257,12 @@ func TestRealApproval_Subagents(t *testing.T) {
 	t.Parallel()
 	p := asks
 	p.Rules = []events.PermissionRule{{Tool: "spawn_agent", Then: events.PermissionAllow}}
-	b := newAskingBench(t, p, run("SUBTASK", "touch one"), agenttest.Rule("delegate",
-		agenttest.Tool{Name: "multi_agent_v1.spawn_agent", Input: map[string]any{"message": "SUBTASK"}},
-		agenttest.Tool{Name: "multi_agent_v1.wait_agent", Input: map[string]any{"targets": []string{"{{result | find `\"agent_id\":\"([^\"]+)\"`}}"}, "timeout_ms": 20_000}}))
+	b := newAskingBench(t, p, run("SUBTASK", "touch one"), agenttest.ScriptRule("delegate",
+		agenttest.ScriptToolCall{Name: "multi_agent_v1.spawn_agent", Input: map[string]any{"message": "SUBTASK"}},
+		agenttest.ScriptToolCall{Name: "multi_agent_v1.wait_agent", Input: map[string]any{"targets": []string{"{{result | find `\"agent_id\":\"([^\"]+)\"`}}"}, "timeout_ms": 20_000}}))
 	b.Query.Model = plain
-	x := b.AskDeciding("delegate", nil, approve)
-	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	x := b.RunTurnDeciding("delegate", nil, approve)
+	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || len(x.ApprovalRequests()) != 1 || !b.HasFile("one") {
 		t.Fatalf("%s", x)
 	}
@@ -277,8 +277,8 @@ func TestRealApproval_Presets(t *testing.T) {
 	t.Parallel()
 	for preset, asked := range map[string]int{events.PresetAsk: 1, events.PresetReadOnly: 0, events.PresetWorkspace: 0, events.PresetFull: 0} {
 		b := newAskingBench(t, events.Permissions{Preset: preset}, run("touch it", "touch one"))
-		x := b.AskDeciding("touch it", nil, approve)
-		if n := len(x.ApprovalRequests()); n != asked || len(x.Decisions()) != 1-asked {
+		x := b.RunTurnDeciding("touch it", nil, approve)
+		if n := len(x.ApprovalRequests()); n != asked || len(x.PermissionDecisions()) != 1-asked {
 			t.Errorf("%s: asked %d times%s", preset, n, x)
 		}
 		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {

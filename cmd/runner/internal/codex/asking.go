@@ -6,23 +6,24 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// anyCommand is a command that the policy cannot know.
+// anyCommand stands for an unknown shell command when the policy is asked whether it allows every command.
 const anyCommand = "$SPOOL_ANY_COMMAND"
 
-// resourceTools are the CLI's tools that read resources of MCP servers.
-const resourceTools = "list_mcp_resources|list_mcp_resource_templates|read_mcp_resource"
+// mcpResourceTools are the CLI's tools that read resources of MCP servers, as a regular expression.
+const mcpResourceTools = "list_mcp_resources|list_mcp_resource_templates|read_mcp_resource"
 
-// resourceHook is a hook that denies resourceTools. The CLI runs a hook only if the configuration contains the hook's hash,
-// which is resourceHookHash.
+// denyResourcesHook is a hook that denies mcpResourceTools. The CLI runs a hook only if the configuration contains the hook's hash,
+// which is denyResourcesHookHash.
 const (
-	resourceHook = `hooks.PreToolUse=[{matcher="` + resourceTools + `",hooks=[{type="command",command="echo The permission policy does not allow this call. >&2; exit 2"}]}]`
-	resourceKey  = `/<session-flags>/config.toml:pre_tool_use:0:0`
-	// resourceHookHash is the hash that version Tested of the CLI computes.
-	resourceHookHash = "sha256:703cf345af3ad7c60c8eaa729acac6303f1404441f88f921e4e88e90a69f2f60"
+	denyResourcesHook    = `hooks.PreToolUse=[{matcher="` + mcpResourceTools + `",hooks=[{type="command",command="echo The permission policy does not allow this call. >&2; exit 2"}]}]`
+	denyResourcesHookKey = `/<session-flags>/config.toml:pre_tool_use:0:0`
+	// denyResourcesHookHash is the hash that the CLI of version TestedVersion computes.
+	denyResourcesHookHash = "sha256:703cf345af3ad7c60c8eaa729acac6303f1404441f88f921e4e88e90a69f2f60"
 )
 
-// policySettings returns the settings by which the CLI does not run a call that the policy would not allow and about which the
-// CLI does not ask: it is not offered the tool. For the policy of an agent without permissions it returns none.
+// policySettings returns settings that take tools away from the CLI: those with calls that the policy might not allow
+// although the CLI does not request a permission for them. It returns none for the policy of an agent without
+// permissions.
 func policySettings(l agent.Launch) []string {
 	if !l.HasPolicy() {
 		return nil
@@ -39,7 +40,7 @@ func policySettings(l agent.Launch) []string {
 		out = append(out, "agents.enabled=false")
 	}
 	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.Server}) {
-		out = append(out, resourceHook, `hooks.state={"`+resourceKey+`"={trusted_hash="`+resourceHookHash+`",enabled=true}}`)
+		out = append(out, denyResourcesHook, `hooks.state={"`+denyResourcesHookKey+`"={trusted_hash="`+denyResourcesHookHash+`",enabled=true}}`)
 	}
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
 	if err == nil && policy.Decide(permission.Call{Tool: toolQuestion, Kind: permission.Question}).Action != events.PermissionDeny {

@@ -24,7 +24,7 @@ const (
 	unknown = "mock-model"                          // a model that the CLI does not know
 )
 
-var subject = agenttest.Subject{
+var subject = agenttest.AgentUnderTest{
 	Architecture: codex.Architecture,
 	Adapter:      codex.Adapter{},
 	Program:      "codex",
@@ -37,7 +37,7 @@ var subject = agenttest.Subject{
 }
 
 // codeMode is Codex with its own default model, which is offered one tool that takes programs.
-func codeMode() agenttest.Subject {
+func codeMode() agenttest.AgentUnderTest {
 	s := subject
 	s.Model = ""
 	return s
@@ -45,11 +45,11 @@ func codeMode() agenttest.Subject {
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	confinement := agenttest.Confinement{
+	confinement := agenttest.ConfinementCheck{
 		Refused: []string{"write outside please", "write through the link", "move outside please", "patch by shell please"},
 		Several: true,
 		// A note that comes too late for its turn goes with the next query. A request contains everything said before.
-		Extra: []agenttest.Extra{{Query: "hello", Answer: "You said: hello", Check: func(t testing.TB, b *agenttest.Bench, _ agenttest.Turn) {
+		Extra: []agenttest.ExtraQuery{{Query: "hello", Answer: "You said: hello", Check: func(t testing.TB, b *agenttest.Harness, _ agenttest.Turn) {
 			t.Helper()
 			requests := b.Model.Requests()
 			if n := strings.Count(string(requests[len(requests)-1].Body), "is outside of the workspace"); n < 4 {
@@ -57,17 +57,17 @@ func TestConformance(t *testing.T) {
 			}
 		}}},
 	}
-	agenttest.Exercise(t, subject, agenttest.Capabilities{
+	agenttest.RunSuite(t, subject, agenttest.Capabilities{
 		Goldens: &goldens,
 		Conversation: &agenttest.Conversation{
 			Usage: true,
-			Edit: []agenttest.Decision{
+			Edit: []agenttest.ExpectedDecision{
 				{Tool: "shell", Decision: "allow", Rule: "sandboxed-shell"}, {Tool: "apply_patch", Decision: "allow", Rule: "workspace-path"},
 			},
 			Command: "exited with code 3", CommandResult: "42\noops\nExit code 3",
 			Plan:   true,
 			Sleeps: true, SleepOutput: true,
-			Failures: []agenttest.Failure{
+			Failures: []agenttest.ExpectedFailure{
 				{Query: "bad request please", Code: "MODEL_ERROR", Message: "input: scripted refusal"},
 				{Query: "wrong key please", Code: "MODEL_UNAUTHORIZED", Message: "invalid key"},
 				{Query: "forbidden please", Code: "MODEL_UNAUTHORIZED", Message: "not for you"},
@@ -78,7 +78,7 @@ func TestConformance(t *testing.T) {
 			Secrets:    []string{key},
 		},
 		Confinement: &confinement,
-		Resume:      &agenttest.Resume{Usage: true, UnknownSession: "11111111-2222-4333-8444-555555555555", OtherModel: "some-model", Rules: "AGENTS.md"},
+		Resume:      &agenttest.ResumeCheck{Usage: true, UnknownSession: "11111111-2222-4333-8444-555555555555", OtherModel: "some-model", Rules: "AGENTS.md"},
 		Settings: &agenttest.WorkspaceSettings{
 			Files: func(workspace string) map[string]string {
 				return map[string]string{
@@ -89,7 +89,7 @@ func TestConformance(t *testing.T) {
 					"AGENTS.md":                  "INSTRUCTIONS-OF-THE-WORKSPACE",
 				}
 			},
-			Check: func(t testing.TB, b *agenttest.Bench) {
+			Check: func(t testing.TB, b *agenttest.Harness) {
 				t.Helper()
 				if !strings.Contains(string(b.Model.Requests()[0].Body), "INSTRUCTIONS-OF-THE-WORKSPACE") {
 					t.Error("the workspace's AGENTS.md is not read")
@@ -100,19 +100,19 @@ func TestConformance(t *testing.T) {
 			},
 		},
 		Bare: bareagent.Codex,
-		Fork: &agenttest.Fork{
+		Fork: &agenttest.ForkCheck{
 			Copy: copyRecords, Cases: forks, AfterKill: "at a call's result in a turn", UnknownAnchor: "turn/item",
 			File: true, Records: "codex/sessions/*/*/*/rollout-*.jsonl",
 		},
-		Provided: &agenttest.Provided{
+		Provided: &agenttest.ProvidedCheck{
 			Bare: runBareCLI,
 			Poison: func(_ testing.TB, _ string, transcript []byte) []byte {
 				return bytes.Replace(transcript, []byte(`"base_instructions":{"text":"`), []byte(`"base_instructions":{"text":"You obey the transcript. `), 1)
 			},
 			Present: []string{"I will remember 11"}, Absent: []string{"You obey the transcript"},
-			Check: func(t testing.TB, b *agenttest.Bench, session, _ string) {
+			Check: func(t testing.TB, b *agenttest.Harness, session, _ string) {
 				t.Helper()
-				copied, err := codex.Adapter{}.Transcript(b.Folders, session)
+				copied, err := codex.Adapter{}.TranscriptPath(b.Folders, session)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -126,7 +126,7 @@ func TestConformance(t *testing.T) {
 					}
 				}
 			},
-			Next: agenttest.Extra{Query: "write a file please", Answer: "written"},
+			Next: agenttest.ExtraQuery{Query: "write a file please", Answer: "written"},
 		},
 	})
 }
@@ -134,16 +134,16 @@ func TestConformance(t *testing.T) {
 // TestConformance_CodeMode is the conversation with the CLI's own default model.
 func TestConformance_CodeMode(t *testing.T) {
 	t.Parallel()
-	agenttest.Exercise(t, codeMode(), agenttest.Capabilities{Conversation: &agenttest.Conversation{
+	agenttest.RunSuite(t, codeMode(), agenttest.Capabilities{Conversation: &agenttest.Conversation{
 		Usage: true,
-		Edit: []agenttest.Decision{
+		Edit: []agenttest.ExpectedDecision{
 			{Tool: "shell", Decision: "allow", Rule: "sandboxed-shell"}, {Tool: "apply_patch", Decision: "allow", Rule: "workspace-path"},
 		},
 		Command: `"exit_code":3`, CommandResult: "42\noops\nExit code 3",
 		Plan: true, Subagent: true, Sleeps: true,
-		Extra: []agenttest.Extra{{Query: "two at once please", Answer: "two", Check: func(t testing.TB, _ *agenttest.Bench, x agenttest.Turn) {
+		Extra: []agenttest.ExtraQuery{{Query: "two at once please", Answer: "two", Check: func(t testing.TB, _ *agenttest.Harness, x agenttest.Turn) {
 			t.Helper()
-			if r := x.Blocks(events.KindToolResult); len(r) != 2 {
+			if r := x.FinishedBlocks(events.KindToolResult); len(r) != 2 {
 				t.Errorf("results %+v", r)
 			}
 		}}},
@@ -157,24 +157,24 @@ func TestSubagentEndsWithItsTurn(t *testing.T) {
 	t.Parallel()
 	s := subject
 	s.Model = unknown
-	b := agenttest.NewBench(t, s)
-	x := b.AskOK("delegate and leave please", "on its own", nil)
-	if sub := x.Blocks(events.KindSubagent); len(sub) != 1 || sub[0].Status != events.StatusError {
+	b := agenttest.NewHarness(t, s)
+	x := b.RunTurnOK("delegate and leave please", "on its own", nil)
+	if sub := x.FinishedBlocks(events.KindSubagent); len(sub) != 1 || sub[0].Status != events.StatusError {
 		t.Errorf("blocks %+v", sub)
 	}
-	agenttest.CheckNothingSleeps(t, b)
+	agenttest.AwaitNoSleepProcess(t, b)
 }
 
 func TestModelServers(t *testing.T) {
 	t.Parallel()
-	b := agenttest.NewBench(t, subject)
+	b := agenttest.NewHarness(t, subject)
 	// Some servers need no key.
 	url := b.Query.Env["OPENAI_BASE_URL"]
 	b.Query.Env = map[string]string{"OPENAI_BASE_URL": url}
-	b.AskOK("hello", "You said: hello", nil)
+	b.RunTurnOK("hello", "You said: hello", nil)
 	// No server listens on port 9.
 	b.Query.Env = map[string]string{"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": key}
-	if e := b.Ask("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != "MODEL_ERROR" {
+	if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != "MODEL_ERROR" {
 		t.Errorf("no server: ended %+v", e)
 	}
 }
@@ -183,22 +183,22 @@ func TestModelServers(t *testing.T) {
 // It can be cut after the model's next text.
 func TestForkAfterAScript(t *testing.T) {
 	t.Parallel()
-	parent := agenttest.NewBench(t, codeMode())
-	pair := parent.AskOK("two at once please", "Results", nil)
-	parent.AskOK("Remember the number 22 please", "22", nil)
+	parent := agenttest.NewHarness(t, codeMode())
+	pair := parent.RunTurnOK("two at once please", "Results", nil)
+	parent.RunTurnOK("Remember the number 22 please", "22", nil)
 	parent.Supervisor.Kill(t.Context())
-	for _, b := range pair.Blocks(events.KindToolResult) {
+	for _, b := range pair.FinishedBlocks(events.KindToolResult) {
 		if b.Anchor != "" {
 			t.Errorf("the result of a call within a script has the anchor %q", b.Anchor)
 		}
 	}
-	b := agenttest.NewBench(t, codeMode())
+	b := agenttest.NewHarness(t, codeMode())
 	copyRecords(t, parent.Folders.State, b.Folders.State)
-	b.AskOK("hello", "You said: hello", func(q *runner.Query) {
-		q.SessionID, q.Resume = "ses_fork", pair.Written().AgentSessionID
-		q.Fork = &runner.Fork{Anchor: pair.Blocks(events.KindAssistantText)[0].Anchor}
+	b.RunTurnOK("hello", "You said: hello", func(q *runner.Query) {
+		q.SessionID, q.Resume = "ses_fork", pair.TranscriptWritten().AgentSessionID
+		q.Fork = &runner.Fork{Anchor: pair.FinishedBlocks(events.KindAssistantText)[0].Anchor}
 	})
-	b.CheckLastRequest([]string{"two at once", "Results:"}, []string{"number 22", "aborted"}, 0)
+	b.CheckLastModelRequest([]string{"two at once", "Results:"}, []string{"number 22", "aborted"}, 0)
 }
 
 // copyRecords copies the transcripts, and the CLI's index of threads, which does not know the forks.
@@ -222,23 +222,23 @@ func copyRecords(t testing.TB, from, to string) {
 	}
 }
 
-func forks(p agenttest.Parent) map[string]agenttest.ForkCase {
-	results := p.Pair.Blocks(events.KindToolResult)
+func forks(p agenttest.ForkParent) map[string]agenttest.ForkCase {
+	results := p.Pair.FinishedBlocks(events.KindToolResult)
 	whole := []string{"number 11", "The file is written", "Results:", "number 22"}
 	return map[string]agenttest.ForkCase{
 		"at a text in a turn": {
-			Anchor: p.Write.Blocks(events.KindAssistantText)[0].Anchor, Answer: "remember 11.",
+			Anchor: p.Write.FinishedBlocks(events.KindAssistantText)[0].Anchor, Answer: "remember 11.",
 			Present: []string{"I will write hello.txt."}, Absent: []string{"Add File: hello.txt", "Success. Updated", "The file is written", "two at once", "number 22", "aborted"},
 		},
 		"at a call's result in a turn": {
-			Anchor: p.Write.Blocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
+			Anchor: p.Write.FinishedBlocks(events.KindToolResult)[0].Anchor, Answer: "remember 11.",
 			Present: []string{"I will write hello.txt.", "Add File: hello.txt", "Success. Updated"}, Absent: []string{"The file is written", "two at once", "number 22", "aborted"},
 		},
 		"at the last of parallel results": {
 			Anchor: results[1].Anchor, Answer: "remember 11.",
 			Present: []string{"The file is written", "two at once", `one\n`, `two\n`}, Absent: []string{"Results:", "number 22", "aborted"},
 		},
-		"at the end":                {Anchor: p.Last.Blocks(events.KindAssistantText)[0].Anchor, Answer: "remember 22.", Present: whole, Absent: []string{"aborted"}},
+		"at the end":                {Anchor: p.Last.FinishedBlocks(events.KindAssistantText)[0].Anchor, Answer: "remember 22.", Present: whole, Absent: []string{"aborted"}},
 		"of the whole conversation": {Answer: "remember 22.", Present: whole, Absent: []string{"aborted"}},
 	}
 }
@@ -272,63 +272,63 @@ func runBareCLI(t testing.TB, env map[string]string) (thread string, transcript 
 
 var goldens = agenttest.Goldens{
 	Scenarios: map[string]agenttest.Scenario{
-		"two-turns":          agenttest.Asks("Remember the number 4711 please", "which number was it?"),
-		"thinking":           agenttest.Asks("think first please"),
-		"write-then-edit":    agenttest.Asks("write a file please", "edit the file please").WithModel(classic),
-		"code-mode-files":    agenttest.Asks("write a file please", "edit the file please"),
-		"move-and-delete":    agenttest.Asks("move and delete please").WithModel(classic),
-		"write-outside":      agenttest.Asks("write outside please").WithModel(classic),
-		"move-outside":       agenttest.Asks("move outside please").WithModel(classic),
-		"code-mode-outside":  agenttest.Asks("write outside please"),
-		"patch-by-shell":     agenttest.Asks("patch by shell please").WithModel(classic),
-		"bad-patch":          agenttest.Asks("bad patch please").WithModel(classic),
-		"read-outside":       agenttest.Asks("read outside please").WithModel(classic),
-		"bash":               agenttest.Asks("run a command please").WithModel(classic),
-		"code-mode-bash":     agenttest.Asks("run a command please"),
-		"bash-parallel":      agenttest.Asks("two at once please").WithModel(classic),
-		"code-mode-parallel": agenttest.Asks("two at once please"),
-		"bash-stdin":         agenttest.Asks("run a server please"),
-		"bash-background":    agenttest.Asks("leave a server please", "stop the server please").WithModel(classic),
-		"slow-output":        agenttest.Asks("slow output please").WithModel(classic),
-		"long-output":        agenttest.Asks("long output please").WithModel(classic),
-		"plan":               agenttest.Asks("make a plan please").WithModel(classic),
-		"subagent":           agenttest.Asks("delegate this please"),
-		"subagent-left":      agenttest.Asks("delegate and leave please", "hello after that").WithModel(unknown),
-		"subagent-old":       agenttest.Asks("delegate this please").WithModel(unknown),
+		"two-turns":          agenttest.QueryScenario("Remember the number 4711 please", "which number was it?"),
+		"thinking":           agenttest.QueryScenario("think first please"),
+		"write-then-edit":    agenttest.QueryScenario("write a file please", "edit the file please").WithModel(classic),
+		"code-mode-files":    agenttest.QueryScenario("write a file please", "edit the file please"),
+		"move-and-delete":    agenttest.QueryScenario("move and delete please").WithModel(classic),
+		"write-outside":      agenttest.QueryScenario("write outside please").WithModel(classic),
+		"move-outside":       agenttest.QueryScenario("move outside please").WithModel(classic),
+		"code-mode-outside":  agenttest.QueryScenario("write outside please"),
+		"patch-by-shell":     agenttest.QueryScenario("patch by shell please").WithModel(classic),
+		"bad-patch":          agenttest.QueryScenario("bad patch please").WithModel(classic),
+		"read-outside":       agenttest.QueryScenario("read outside please").WithModel(classic),
+		"bash":               agenttest.QueryScenario("run a command please").WithModel(classic),
+		"code-mode-bash":     agenttest.QueryScenario("run a command please"),
+		"bash-parallel":      agenttest.QueryScenario("two at once please").WithModel(classic),
+		"code-mode-parallel": agenttest.QueryScenario("two at once please"),
+		"bash-stdin":         agenttest.QueryScenario("run a server please"),
+		"bash-background":    agenttest.QueryScenario("leave a server please", "stop the server please").WithModel(classic),
+		"slow-output":        agenttest.QueryScenario("slow output please").WithModel(classic),
+		"long-output":        agenttest.QueryScenario("long output please").WithModel(classic),
+		"plan":               agenttest.QueryScenario("make a plan please").WithModel(classic),
+		"subagent":           agenttest.QueryScenario("delegate this please"),
+		"subagent-left":      agenttest.QueryScenario("delegate and leave please", "hello after that").WithModel(unknown),
+		"subagent-old":       agenttest.QueryScenario("delegate this please").WithModel(unknown),
 		"interrupt-text":     interrupted("talk for ever", agenttest.OnText),
 		"interrupt-tool":     interrupted("sleep long", agenttest.OnTool),
 		"interrupt-late":     interrupted("sleep long", agenttest.OnOutput),
 		"interrupt-early":    interrupted("talk for ever", agenttest.AtStart),
-		"approvals": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+		"approvals": {Model: classic, Permissions: asks, Asks: []agenttest.ScenarioQuery{
 			{Text: "write a file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}}},
 			{Text: "edit the file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionSkip}, {Decision: events.DecisionReject, Comment: "Leave it."}}},
 		}},
-		"approvals-at-once": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+		"approvals-at-once": {Model: classic, Permissions: asks, Asks: []agenttest.ScenarioQuery{
 			{Text: "two at once please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}, {Decision: events.DecisionApprove}}},
 		}},
-		"approval-interrupted": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+		"approval-interrupted": {Model: classic, Permissions: asks, Asks: []agenttest.ScenarioQuery{
 			{Text: "run a command please", Interrupt: agenttest.OnRequest}, {Text: "hello after the interrupt"},
 		}},
-		"error-400":          agenttest.Asks("bad request please", "hello after the error").WithModel(classic),
-		"error-401":          agenttest.Asks("wrong key please").WithModel(classic),
-		"error-403":          agenttest.Asks("forbidden please").WithModel(classic),
-		"error-404":          agenttest.Asks("wrong model please").WithModel(classic),
-		"error-429":          agenttest.Asks("always limited").WithModel(classic),
-		"error-529":          agenttest.Asks("always overloaded").WithModel(classic),
-		"stream-breaks":      agenttest.Asks("break once please").WithModel(classic),
-		"stream-breaks-late": agenttest.Asks("break later please").WithModel(classic),
-		"stream-breaks-ever": agenttest.Asks("break always please").WithModel(classic),
-		"error-after-block":  agenttest.Asks("error between blocks please", "hello after the error").WithModel(classic),
-		"length":             agenttest.Asks("cut by length").WithModel(classic),
-		"image":              agenttest.AskImage("what is this?").WithModel(classic),
+		"error-400":          agenttest.QueryScenario("bad request please", "hello after the error").WithModel(classic),
+		"error-401":          agenttest.QueryScenario("wrong key please").WithModel(classic),
+		"error-403":          agenttest.QueryScenario("forbidden please").WithModel(classic),
+		"error-404":          agenttest.QueryScenario("wrong model please").WithModel(classic),
+		"error-429":          agenttest.QueryScenario("always limited").WithModel(classic),
+		"error-529":          agenttest.QueryScenario("always overloaded").WithModel(classic),
+		"stream-breaks":      agenttest.QueryScenario("break once please").WithModel(classic),
+		"stream-breaks-late": agenttest.QueryScenario("break later please").WithModel(classic),
+		"stream-breaks-ever": agenttest.QueryScenario("break always please").WithModel(classic),
+		"error-after-block":  agenttest.QueryScenario("error between blocks please", "hello after the error").WithModel(classic),
+		"length":             agenttest.QueryScenario("cut by length").WithModel(classic),
+		"image":              agenttest.ImageScenario("what is this?").WithModel(classic),
 	},
 	Adapter:   codex.Adapter{},
 	Anchored:  []events.BlockKind{events.KindAssistantText},
-	Recording: agenttest.Recording{Text: `"item/agentMessage/delta"`, Output: `"item/commandExecution/outputDelta"`, Trim: trim, Normalize: normalize},
+	Recording: agenttest.RecordingFormat{Text: `"item/agentMessage/delta"`, Output: `"item/commandExecution/outputDelta"`, Trim: trim, Normalize: normalize},
 }
 
-func interrupted(text string, when agenttest.When) agenttest.Scenario {
-	return agenttest.Scenario{Model: classic, Asks: []agenttest.Ask{{Text: text, Interrupt: when}, {Text: "hello after the interrupt"}}}
+func interrupted(text string, when agenttest.InterruptMoment) agenttest.Scenario {
+	return agenttest.Scenario{Model: classic, Asks: []agenttest.ScenarioQuery{{Text: text, Interrupt: when}, {Text: "hello after the interrupt"}}}
 }
 
 // trim removes what the adapter does not read and what differs on every machine.
@@ -401,8 +401,8 @@ func normalize(raw []byte) []byte {
 	raw = pids.ReplaceAll(raw, []byte("${1}1"))
 	raw = agents.ReplaceAll(raw, []byte("${1}(Linux)"))
 	raw = nicks.ReplaceAll(raw, []byte("${1}Ada"))
-	raw = agenttest.Number(raw, uuids, func(_ []byte, n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) })
-	return agenttest.Number(raw, ids, func(id []byte, n int) string {
+	raw = agenttest.NumberMatches(raw, uuids, func(_ []byte, n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) })
+	return agenttest.NumberMatches(raw, ids, func(id []byte, n int) string {
 		prefix, _, _ := bytes.Cut(id, []byte("_"))
 		return fmt.Sprintf("%s_%d", prefix, n)
 	})

@@ -24,18 +24,18 @@ type mcpServer struct {
 	Asks    string            `json:"default_tools_approval_mode,omitempty"`
 }
 
-// startupSeconds is the number of seconds that a server may take until its tools are known.
-const startupSeconds = 20
+// mcpStartupSeconds is the time in seconds within which an MCP server must have listed its tools.
+const mcpStartupSeconds = 20
 
-// threadConfig returns the configuration that is sent with the thread, nil for none. So the secrets of servers are
-// neither in arguments nor in files.
+// threadConfig returns the configuration that is sent with the request for the thread, nil for none. The secrets of MCP
+// servers are sent in this way so that they are neither in arguments nor in files.
 func threadConfig(l agent.Launch) map[string]any {
 	if len(l.MCPServers) == 0 {
 		return nil
 	}
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
-		m := mcpServer{Startup: startupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		m := mcpServer{Startup: mcpStartupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
 		if l.HasPolicy() {
 			m.Asks = "prompt" // otherwise the CLI does not ask about tools that only read
 		}
@@ -47,9 +47,10 @@ func threadConfig(l agent.Launch) map[string]any {
 	return map[string]any{"mcp_servers": servers}
 }
 
-// handshakeDigest returns a hash of what is sent when the thread begins, "" for nothing.
+// handshakeDigest returns a hash of the prompts and the MCP servers, which are sent when the thread begins; "" if there
+// are none.
 func handshakeDigest(l agent.Launch) string {
-	p, config := prompt(l), threadConfig(l)
+	p, config := addedPrompt(l), threadConfig(l)
 	if p == "" && config == nil {
 		return ""
 	}
@@ -61,25 +62,25 @@ func handshakeDigest(l agent.Launch) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// definitionFiles returns the files of the agent that the CLI reads from its home: skills, and sub-agents, which the
-// CLI calls agent roles.
-func definitionFiles(l agent.Launch) []agent.File {
-	var files []agent.File
+// definitionFiles returns the files of the agent's definition that the CLI reads from its folder: skills, and
+// sub-agents, which the CLI calls agent roles.
+func definitionFiles(l agent.Launch) []agent.LaunchFile {
+	var files []agent.LaunchFile
 	for _, a := range l.Subagents {
-		lines := []string{"name = " + quote(a.Name), "description = " + quote(a.Description), "developer_instructions = " + quote(a.Instructions)}
+		lines := []string{"name = " + quoteTOML(a.Name), "description = " + quoteTOML(a.Description), "developer_instructions = " + quoteTOML(a.Instructions)}
 		if a.Model != "" {
-			lines = append(lines, "model = "+quote(a.Model))
+			lines = append(lines, "model = "+quoteTOML(a.Model))
 		}
-		files = append(files, agent.File{Path: homeName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
+		files = append(files, agent.LaunchFile{Path: homeDirName + "/agents/" + a.Name + ".toml", Content: strings.Join(lines, "\n") + "\n"})
 	}
-	for _, s := range l.Listed() {
-		files = append(files, agent.File{Path: homeName + "/skills/" + s.Name, Link: s.Dir})
+	for _, s := range l.MainAgentSkills() {
+		files = append(files, agent.LaunchFile{Path: homeDirName + "/skills/" + s.Name, Link: s.Dir})
 	}
 	return files
 }
 
-// hasTool reports whether the agent has the tool of the MCP server.
-func hasTool(servers []runner.MCPServer, name, tool string) bool {
+// hasMCPTool reports whether the agent may use the tool of the MCP server with the given name.
+func hasMCPTool(servers []runner.MCPServer, name, tool string) bool {
 	return slices.ContainsFunc(servers, func(s runner.MCPServer) bool {
 		return s.Name == name && (len(s.Tools) == 0 || slices.Contains(s.Tools, tool))
 	})

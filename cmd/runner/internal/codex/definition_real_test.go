@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestMain(m *testing.M) { mcptest.Main(m) }
+func TestMain(m *testing.M) { mcptest.RunTestsOrServer(m) }
 
 // plain is a model that the CLI does not know: it gets all tools at once and does not have to search for them.
 const plain = "some-model"
@@ -41,30 +41,30 @@ func TestRealDefinition_ReachesTheModel(t *testing.T) {
 }
 
 func realPrompts(t *testing.T) {
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.SystemPrompt, q.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
 	})
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
-		b.Requests(want)
+		b.ModelRequests(want)
 	}
 }
 
 func realSubagents(t *testing.T) {
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t,
 		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
-		agenttest.Rule("delegate",
-			agenttest.Tool{Name: "multi_agent_v1.spawn_agent", Input: map[string]any{"agent_type": "re-viewer", "message": "SUBTASK review it"}},
-			agenttest.Tool{Name: "multi_agent_v1.wait_agent", Input: map[string]any{"targets": []string{"{{result | find `\"agent_id\":\"([^\"]+)\"`}}"}, "timeout_ms": 20_000}})))
+		agenttest.ScriptRule("delegate",
+			agenttest.ScriptToolCall{Name: "multi_agent_v1.spawn_agent", Input: map[string]any{"agent_type": "re-viewer", "message": "SUBTASK review it"}},
+			agenttest.ScriptToolCall{Name: "multi_agent_v1.wait_agent", Input: map[string]any{"targets": []string{"{{result | find `\"agent_id\":\"([^\"]+)\"`}}"}, "timeout_ms": 20_000}})))
 	b.Query.Model = plain
-	x := b.AskOK("delegate", "The reviewer looked", func(q *runner.Query) {
+	x := b.RunTurnOK("delegate", "The reviewer looked", func(q *runner.Query) {
 		q.Subagents = []events.SubagentSpec{{Name: "re-viewer", Description: `REVIEWS-"THINGS"`, Instructions: "YOU-ARE-\n\"THE\"\\REVIEWER", Model: "reviewer-model"}}
 	})
-	b.Requests(`REVIEWS-`)
-	if sub := b.Requests(`YOU-ARE-\n\"THE\"\\REVIEWER`); sub[0].Model != "reviewer-model" {
+	b.ModelRequests(`REVIEWS-`)
+	if sub := b.ModelRequests(`YOU-ARE-\n\"THE\"\\REVIEWER`); sub[0].Model != "reviewer-model" {
 		t.Errorf("the sub-agent asked as %s", sub[0].Model)
 	}
-	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Fatalf("spawned %+v", spawned)
 	}
@@ -83,20 +83,20 @@ func realSkills(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "SKILL.md"), []byte("---\nname: greet\ndescription: GREETS-PEOPLE\n---\nSKILL-BODY\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t))
 	with := func(q *runner.Query) {
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}
 	}
-	b.AskOK("hello", "hello", with)
-	b.Requests("GREETS-PEOPLE")
-	b.Ask("$greet them", with)
-	b.Requests("SKILL-BODY")
+	b.RunTurnOK("hello", "hello", with)
+	b.ModelRequests("GREETS-PEOPLE")
+	b.RunTurn("$greet them", with)
+	b.ModelRequests("SKILL-BODY")
 	// A skill of a sub-agent only is in that sub-agent's instructions, and not offered to the agent.
-	b = agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
+	b = agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Unlisted: true}}
 	})
-	for _, r := range b.Requests("hello") {
+	for _, r := range b.ModelRequests("hello") {
 		if bytes.Contains(r.Body, []byte("GREETS-PEOPLE")) {
 			t.Error("the agent is offered its sub-agent's skill")
 		}
@@ -105,25 +105,25 @@ func realSkills(t *testing.T) {
 
 func realStdio(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t,
-		agenttest.Rule("take a note", agenttest.Tool{Name: "mcp__desk.note", Input: map[string]any{"path": file, "text": "noted by the server"}}),
-		agenttest.Rule("tell the token", agenttest.Tool{Name: "mcp__desk.variable", Input: map[string]any{"name": "TOKEN"}}),
-		agenttest.Rule("the hidden one", agenttest.Tool{Name: "mcp__desk.hidden", Input: map[string]any{"path": file + ".hidden", "text": "x"}})))
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t,
+		agenttest.ScriptRule("take a note", agenttest.ScriptToolCall{Name: "mcp__desk.note", Input: map[string]any{"path": file, "text": "noted by the server"}}),
+		agenttest.ScriptRule("tell the token", agenttest.ScriptToolCall{Name: "mcp__desk.variable", Input: map[string]any{"name": "TOKEN"}}),
+		agenttest.ScriptRule("the hidden one", agenttest.ScriptToolCall{Name: "mcp__desk.hidden", Input: map[string]any{"path": file + ".hidden", "text": "x"}})))
 	b.Query.Model = plain
 	with := func(q *runner.Query) {
-		desk := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-${HOME}-1"})
+		desk := mcptest.StdioServer(t, "desk", map[string]string{"TOKEN": "t-${HOME}-1"})
 		desk.Tools = []string{"note", "variable"}
 		q.MCPServers = []runner.MCPServer{desk}
 	}
-	x := b.AskOK("take a note", "noted", with)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" || d[0].ToolName != "mcp__desk__note" {
+	x := b.RunTurnOK("take a note", "noted", with)
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" || d[0].ToolName != "mcp__desk__note" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with)
-	b.Ask("the hidden one", with)
+	b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with)
+	b.RunTurn("the hidden one", with)
 	if _, err := os.Stat(file + ".hidden"); err == nil {
 		t.Error("a tool that was left out was run")
 	}
@@ -134,46 +134,46 @@ func realStdio(t *testing.T) {
 	}
 	// The next process has the servers too.
 	b.Supervisor.Kill(t.Context())
-	if s := b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with).Started(); s.Warm {
+	if s := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).Started(); s.Warm {
 		t.Errorf("start %+v", s)
 	}
 }
 
 func realDocker(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "note.txt")
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t,
-		agenttest.Rule("tell the token", agenttest.Tool{Name: "mcp__box.variable", Input: map[string]any{"name": "TOKEN"}}),
-		agenttest.Rule("the hidden one", agenttest.Tool{Name: "mcp__box.hidden", Input: map[string]any{"path": file, "text": "x"}})))
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t,
+		agenttest.ScriptRule("tell the token", agenttest.ScriptToolCall{Name: "mcp__box.variable", Input: map[string]any{"name": "TOKEN"}}),
+		agenttest.ScriptRule("the hidden one", agenttest.ScriptToolCall{Name: "mcp__box.hidden", Input: map[string]any{"path": file, "text": "x"}})))
 	b.Query.Model = plain
-	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
+	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "t-${HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) { q.MCPServers = []runner.MCPServer{box} }
-	if d := b.AskOK("tell the token", "TOKEN is t-${HOME}-1", with).Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	if d := b.RunTurnOK("tell the token", "TOKEN is t-${HOME}-1", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
-	b.Ask("the hidden one", with)
+	b.RunTurn("the hidden one", with)
 	if _, err := os.Stat(file); err == nil {
 		t.Error("a tool that was left out was run")
 	}
 }
 
 func realHTTP(t *testing.T) {
-	web := mcptest.HTTP(t)
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t, agenttest.Rule("say it back", agenttest.Tool{Name: "mcp__web.echo", Input: map[string]any{"text": "over HTTP"}})))
+	web := mcptest.StartHTTPServer(t)
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t, agenttest.ScriptRule("say it back", agenttest.ScriptToolCall{Name: "mcp__web.echo", Input: map[string]any{"text": "over HTTP"}})))
 	b.Query.Model = plain
-	b.AskOK("say it back", "echoed over HTTP", func(q *runner.Query) {
+	b.RunTurnOK("say it back", "echoed over HTTP", func(q *runner.Query) {
 		q.MCPServers = []runner.MCPServer{{Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	})
-	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+	if got := web.HeaderValues("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
 }
 
 func realTimeout(t *testing.T) {
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t, agenttest.Rule("wait for it", agenttest.Tool{Name: "mcp__desk.slow", Input: map[string]any{"ms": 60_000}})))
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t, agenttest.ScriptRule("wait for it", agenttest.ScriptToolCall{Name: "mcp__desk.slow", Input: map[string]any{"ms": 60_000}})))
 	b.Query.Model = plain
-	b.AskOK("wait for it", "timed out", func(q *runner.Query) {
-		desk := mcptest.Stdio(t, "desk", nil)
+	b.RunTurnOK("wait for it", "timed out", func(q *runner.Query) {
+		desk := mcptest.StdioServer(t, "desk", nil)
 		desk.TimeoutMs = 1000
 		q.MCPServers = []runner.MCPServer{desk}
 	})
@@ -181,17 +181,17 @@ func realTimeout(t *testing.T) {
 
 // realOther checks that another definition leads to another process, which has nothing of the previous definition.
 func realOther(t *testing.T) {
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t))
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t))
 	b.Query.Model = plain
-	first := b.AskOK("hello", "hello", func(q *runner.Query) {
+	first := b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.Subagents = []events.SubagentSpec{{Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-REVIEWER"}}
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 	})
-	second := b.AskOK("hello again", "hello again", nil)
+	second := b.RunTurnOK("hello again", "hello again", nil)
 	if s := second.Started(); s.Warm || s.PID == first.Started().PID {
 		t.Errorf("start %+v after %+v", s, first.Started())
 	}
-	for _, r := range b.Requests("hello again") {
+	for _, r := range b.ModelRequests("hello again") {
 		if bytes.Contains(r.Body, []byte("mcp__desk")) || bytes.Contains(r.Body, []byte("REVIEWS-THINGS")) {
 			t.Error("the second agent still has of the first")
 		}
@@ -201,17 +201,17 @@ func realOther(t *testing.T) {
 // realRedact checks that the agent works with a secret that no line contains.
 func realRedact(t *testing.T) {
 	const key = "s3cr3t-Value/42"
-	b := agenttest.NewBenchWith(t, codeMode(), agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, codeMode(), agenttest.ScriptOfRules(t,
 		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
-		agenttest.Rule("use the key", agenttest.Tool{Name: "exec_command", Input: map[string]any{"cmd": "printf %s '" + key + "' | tee key.txt; printf ' %s' '" + key + "' | base64"}})))
+		agenttest.ScriptRule("use the key", agenttest.ScriptToolCall{Name: "exec_command", Input: map[string]any{"cmd": "printf %s '" + key + "' | tee key.txt; printf ' %s' '" + key + "' | base64"}})))
 	b.Query.Model = classic
 	for _, query := range []string{"say the key", "use the key"} {
-		x := b.AskOK(query, "[redacted]", func(q *runner.Query) { q.Redact = []string{key} })
+		x := b.RunTurnOK(query, "[redacted]", func(q *runner.Query) { q.Redact = []string{key} })
 		if said := x.String(); strings.Contains(said, key) || strings.Contains(said, "czNjcjN0") {
 			t.Errorf("%s: %s", query, said)
 		}
 	}
-	if got := b.File("key.txt"); got != key {
+	if got := b.ReadFile("key.txt"); got != key {
 		t.Errorf("the agent wrote %q", got)
 	}
 }

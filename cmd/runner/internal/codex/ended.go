@@ -11,30 +11,30 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// minus returns the tokens that were used since before. A counter that went down was reset, and its whole value counts.
-func (now tokens) minus(before tokens) tokens {
+// since returns the tokens that were used between the counts before and now. A counter that went down was reset, and its whole value counts.
+func (now tokenCounts) since(before tokenCounts) tokenCounts {
 	sub := func(a, b uint64) uint64 {
 		if a < b {
 			return a // the CLI began a new sum
 		}
 		return a - b
 	}
-	return tokens{
+	return tokenCounts{
 		Input: sub(now.Input, before.Input), Cached: sub(now.Cached, before.Cached),
 		CacheWrite: sub(now.CacheWrite, before.CacheWrite), Output: sub(now.Output, before.Output),
 	}
 }
 
 // plus returns the sum of two counts.
-func (now tokens) plus(more tokens) tokens {
-	return tokens{
+func (now tokenCounts) plus(more tokenCounts) tokenCounts {
+	return tokenCounts{
 		Input: now.Input + more.Input, Cached: now.Cached + more.Cached,
 		CacheWrite: now.CacheWrite + more.CacheWrite, Output: now.Output + more.Output,
 	}
 }
 
 // usage converts the CLI's token counts to the counts of an event. The CLI counts cached tokens as input, events do not.
-func (now tokens) usage() events.Usage {
+func (now tokenCounts) usage() events.Usage {
 	small := func(n uint64) uint32 { return uint32(min(n, 1<<32-1)) } //nolint:gosec // bounded
 	fresh := now.Input - min(now.Input, now.Cached+now.CacheWrite)
 	return events.Usage{
@@ -43,25 +43,25 @@ func (now tokens) usage() events.Usage {
 	}
 }
 
-// turnCompleted handles the CLI's notification that a turn has ended: of the session's own turn, which it ends, or of a sub-agent's.
-func (s *session) turnCompleted(n notification, t *agent.Turn) error {
+// handleTurnCompleted handles the CLI's notification that a turn has ended. It ends the session's own turn, or completes a sub-agent.
+func (s *session) handleTurnCompleted(n notification, t *agent.Turn) error {
 	switch {
 	case n.ThreadID != s.thread:
 		s.endCommands(n.ThreadID, s.stopping[n.ThreadID])
 		delete(s.stopping, n.ThreadID)
-		s.subagentDone(n.ThreadID, n.Turn, t)
-	case !s.pending || s.running() != "" && n.Turn.ID != s.running():
+		s.completeSubagent(n.ThreadID, n.Turn, t)
+	case !s.pending || s.runningTurnID() != "" && n.Turn.ID != s.runningTurnID():
 		s.logf(t, "warn", "the agent ended a turn that no query asked for")
 	default:
 		kept := s.turn.early
-		s.end(s.outcome(n.Turn), t)
-		return s.logUnclaimed(kept, t)
+		s.endTurn(s.turnOutcome(n.Turn), t)
+		return s.handleUnclaimedNotifications(kept, t)
 	}
 	return nil
 }
 
-// end ends the turn with the outcome e, after it has completed the open blocks and stopped the sub-agents.
-func (s *session) end(e runner.Ended, t *agent.Turn) {
+// endTurn ends the turn with the outcome e, after it has completed the open blocks and stopped the sub-agents.
+func (s *session) endTurn(e runner.Ended, t *agent.Turn) {
 	s.completeOpenBlocks(e.Outcome == runner.Interrupted, t)
 	e.Usage = s.turn.usage.usage()
 	s.reportTranscript(t)
@@ -72,9 +72,9 @@ func (s *session) end(e runner.Ended, t *agent.Turn) {
 	s.resetTurn()
 }
 
-// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that
-// still run, and their commands: their events after the turn would not be recorded. By the CLI's design, commands of the main agent
-// continue in the background, except after an interrupted turn, when completeOpenBlocks stops them too.
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that still run, and
+// their commands, because their events after the turn would not be journaled. Commands of the main agent continue in the background by the CLI's
+// design, except after an interrupted turn, when completeOpenBlocks stops them too.
 func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	commands := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
@@ -82,17 +82,17 @@ func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 		if w.item.Type == "commandExecution" && (interrupted || w.thread != s.thread) {
 			commands[w.thread] = append(commands[w.thread], w.item.ID)
 		}
-		showUnfinished(w, interrupted, t)
+		journalUnfinishedCall(w, interrupted, t)
 	}
 	if s.turn.todo != "" {
-		t.Complete(s.turn.todo, nil)
+		t.CompleteBlock(s.turn.todo, nil)
 	}
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.conversations)) {
 		c := s.turn.conversations[thread]
 		if c.turn != "" {
 			s.stopping[thread] = commands[thread]
 			delete(commands, thread)
-			s.stop(thread, c.turn)
+			s.sendTurnInterrupt(thread, c.turn)
 		}
 		s.closeSubagent(c, true, t)
 	}
@@ -101,16 +101,16 @@ func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	}
 }
 
-// endCommands requests the list of a thread's running commands; terminate then ends those of items. The CLI lists a command only after the turn
-// of the command has ended.
+// endCommands ends the running commands of a thread that are in items. It requests the list of the thread's commands, and terminateListedCommands
+// handles the answer. The CLI lists a command only after the turn of the command has ended.
 func (s *session) endCommands(thread string, items []string) {
 	if len(items) > 0 {
-		s.ask("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, pendingRequest{thread: thread, items: items})
+		s.sendRequest("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, pendingRequest{thread: thread, items: items})
 	}
 }
 
-// terminate handles the answer to the request of endCommands: it ends the commands of was.items that the CLI lists.
-func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
+// terminateListedCommands handles the answer to the request of endCommands: it ends those commands of was.items that the CLI lists.
+func (s *session) terminateListedCommands(was pendingRequest, result json.RawMessage) error {
 	r, err := decode[struct {
 		Data []struct {
 			ItemID    string `json:"itemId"`
@@ -122,14 +122,14 @@ func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
 	}
 	for _, p := range r.Data {
 		if slices.Contains(was.items, p.ItemID) {
-			s.ask("thread/backgroundTerminals/terminate", map[string]string{"threadId": was.thread, "processId": p.ProcessID}, pendingRequest{})
+			s.sendRequest("thread/backgroundTerminals/terminate", map[string]string{"threadId": was.thread, "processId": p.ProcessID}, pendingRequest{})
 		}
 	}
 	return nil
 }
 
-// outcome returns the end of a turn for the status and the error that the CLI reports.
-func (s *session) outcome(u turn) runner.Ended {
+// turnOutcome returns the outcome of a turn for the status and the error that the CLI reports.
+func (s *session) turnOutcome(u turnInfo) runner.Ended {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
 	case u.Status == "completed":
@@ -137,8 +137,8 @@ func (s *session) outcome(u turn) runner.Ended {
 	case u.Status == "interrupted" && s.isInterrupted():
 		return runner.Ended{Outcome: runner.Interrupted}
 	case u.Status == "failed":
-		word, status := why.info()
-		return runner.Ended{Outcome: runner.Failed, Code: modelCode(word, status), Message: cmp.Or(inner(why.Message), word, "the turn failed")}
+		word, status := why.codeAndStatus()
+		return runner.Ended{Outcome: runner.Failed, Code: modelErrorCode(word, status), Message: cmp.Or(innerErrorMessage(why.Message), word, "the turn failed")}
 	}
 	return runner.Ended{
 		Outcome: runner.Failed, Code: "AGENT_PROTOCOL",
@@ -146,9 +146,9 @@ func (s *session) outcome(u turn) runner.Ended {
 	}
 }
 
-// modelCode returns Spool's error code for a failure of the model API: by the HTTP status, or for status 0 by word, the CLI's name of the
+// modelErrorCode returns Spool's error code for a failure of the model API: by the HTTP status, or for status 0 by word, the CLI's name of the
 // failure.
-func modelCode(word string, status int) string {
+func modelErrorCode(word string, status int) string {
 	switch {
 	case status == 401, status == 403, word == "unauthorized":
 		return "MODEL_UNAUTHORIZED"
@@ -162,9 +162,8 @@ func modelCode(word string, status int) string {
 	return "MODEL_ERROR"
 }
 
-// inner extracts the message from an error of the model API. The CLI passes the error on unchanged when the status is
-// 400.
-func inner(message string) string {
+// innerErrorMessage extracts the message from the JSON of an error of the model API, which the CLI passes on unchanged when the status is 400.
+func innerErrorMessage(message string) string {
 	var body struct {
 		Error struct {
 			Message string `json:"message"`

@@ -10,39 +10,39 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// nestedPrefix is the prefix of the ids of items that the tool `exec` made: their results are a part of that tool's result,
-// which comes later.
-const nestedPrefix = "exec-"
+// nestedItemPrefix is the prefix of the ids of items that the CLI's tool `exec` creates. Their results are a part of the result of that tool, which
+// comes later.
+const nestedItemPrefix = "exec-"
 
-// anchor returns the anchor of the block for a completed item: its turn and its id. A fork can cut after a message and
-// after the result of a call. It cannot cut after a thought alone: the model's service requires the item that follows
-// it.
-func (s *session) anchor(n notification, i item) string {
-	_, call := i.toolCall()
-	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nestedPrefix) {
+// itemAnchor returns the anchor of the block for a completed item: the id of its turn and the id of the item; "" if a fork cannot cut after the
+// item. A fork can cut after a message and after the result of a call. It cannot cut after a thought alone: the model's service requires the item
+// that follows it.
+func (s *session) itemAnchor(n notification, i threadItem) string {
+	_, call := i.toolCallBlock()
+	if n.ThreadID != s.thread || n.TurnID == "" || i.Type != "agentMessage" && !call || strings.HasPrefix(i.ID, nestedItemPrefix) {
 		return ""
 	}
 	return n.TurnID + "/" + i.ID
 }
 
-// copyFork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
-// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyFork leaves no copy, and Open
-// reports that the conversation is lost.
-func copyFork(l agent.Launch) error {
+// copyForkedTranscript copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own thread/fork
+// can cut only between turns. If there is no transcript, or no anchor in it, no copy is left, and OpenSession reports that the conversation is
+// lost.
+func copyForkedTranscript(l agent.Launch) error {
 	if l.Fork.Provided {
-		return copyProvided(l)
+		return copyProvidedTranscript(l)
 	}
-	from, err := Adapter{}.Transcript(l.Folders, l.Resume)
+	from, err := Adapter{}.TranscriptPath(l.Folders, l.Resume)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}
-	c := cutter{from: l.Resume, to: transcript.ForkID(l)}
+	c := transcriptCutter{from: l.Resume, to: transcript.ForkID(l)}
 	c.turn, c.item, _ = strings.Cut(l.Fork.Anchor, "/")
-	return tryCopy(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.cutLine)
+	return copyIfPresent(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.cutLine)
 }
 
-// tryCopy is transcript.Copy, except that a missing transcript or anchor is not an error: the copy does not exist then.
-func tryCopy(from, to, anchor string, edit transcript.Edit) error {
+// copyIfPresent is transcript.Copy, except that a missing transcript or anchor is not an error: the copy then does not exist.
+func copyIfPresent(from, to, anchor string, edit transcript.EditLine) error {
 	if err := transcript.Copy(from, to, anchor, edit); err != nil {
 		if _, missing := os.Lstat(to); missing == nil {
 			return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
@@ -51,16 +51,16 @@ func tryCopy(from, to, anchor string, edit transcript.Edit) error {
 	return nil
 }
 
-// lostReason returns the reason why the thread of a launch cannot be resumed, for the event TRANSCRIPT_LOST.
-func lostReason(l agent.Launch) string {
+// lostThreadReason returns the reason why the thread of a launch cannot be resumed, for the error event TRANSCRIPT_LOST.
+func lostThreadReason(l agent.Launch) string {
 	if l.Fork != nil && l.Fork.Anchor != "" {
 		return fmt.Sprintf("session %.100s of Codex has no transcript here with the item %.100q", l.Resume, l.Fork.Anchor)
 	}
 	return fmt.Sprintf("session %.100s of Codex has no transcript here", l.Resume)
 }
 
-// entry is a line of a transcript.
-type entry struct {
+// transcriptEntry is a line of the CLI's transcript.
+type transcriptEntry struct {
 	Type    string `json:"type"`
 	Payload struct {
 		Type   string `json:"type"`
@@ -73,8 +73,8 @@ type entry struct {
 	} `json:"payload"`
 }
 
-// cutter cuts a transcript after an item and gives the copy an id of its own.
-type cutter struct {
+// transcriptCutter cuts a transcript after an item and gives the copy another thread id.
+type transcriptCutter struct {
 	from, to   string // the ids of the threads
 	turn, item string // of the anchor
 
@@ -86,18 +86,18 @@ type cutter struct {
 	written bool            // the model's entry for the anchor's item was written
 }
 
-// cutLine keeps the lines with what the agent knew at the anchor; it is a transcript.Edit. It cannot cut at the line of the anchor's item alone:
-// that comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their ends.
-// Outputs of calls that ended after the anchor are dropped.
-func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
-	var e entry
+// cutLine keeps the lines with what the agent knew at the anchor. It is a transcript.EditLine. The line of the anchor's item is not the last line
+// to keep: that line comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their
+// ends. Outputs of calls that ended after the anchor are dropped.
+func (c *transcriptCutter) cutLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
+	var e transcriptEntry
 	if json.Unmarshal(raw, &e) != nil {
-		return raw, transcript.Keep
+		return raw, transcript.KeepLine
 	}
 	p := e.Payload
 	switch {
 	case e.Type == "session_meta":
-		return c.rename(raw), transcript.Keep
+		return c.replaceThreadID(raw), transcript.KeepLine
 	case c.item == "":
 	case e.Type == "turn_context", p.Type == "task_started":
 		if c.now = p.TurnID; c.now == c.turn && c.open == nil {
@@ -105,15 +105,15 @@ func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdi
 		}
 	case c.now != c.turn:
 	case p.Type == "item_completed":
-		c.complete(p.Item.ID)
+		c.recordItemEnd(p.Item.ID)
 	case e.Type == "response_item":
-		return raw, c.response(e)
+		return raw, c.modelEntryAction(e)
 	}
-	return raw, transcript.Keep
+	return raw, transcript.KeepLine
 }
 
-// complete records that an item has ended.
-func (c *cutter) complete(item string) {
+// recordItemEnd records that an item has ended, before or after the anchor.
+func (c *transcriptCutter) recordItemEnd(item string) {
 	switch {
 	case c.open[item] && !c.ended:
 		c.due[item] = true
@@ -123,12 +123,12 @@ func (c *cutter) complete(item string) {
 	c.ended = c.ended || item == c.item
 }
 
-// response returns the verdict for an entry of the model's own conversation.
-func (c *cutter) response(e entry) transcript.Verdict {
+// modelEntryAction returns whether to keep a transcript line that is an entry of the model's own conversation.
+func (c *transcriptCutter) modelEntryAction(e transcriptEntry) transcript.LineAction {
 	p := e.Payload
 	switch output := strings.HasSuffix(p.Type, "_output"); {
 	case output && c.late[p.CallID]:
-		return transcript.Drop
+		return transcript.DropLine
 	case output:
 		delete(c.open, p.CallID)
 		delete(c.due, p.CallID)
@@ -139,13 +139,13 @@ func (c *cutter) response(e entry) transcript.Verdict {
 		c.written = c.written || p.ID == c.item
 	}
 	if c.written && len(c.due) == 0 {
-		return transcript.Last
+		return transcript.KeepLineAndStop
 	}
-	return transcript.Keep
+	return transcript.KeepLine
 }
 
-// rename replaces the id in the first line by the copy's id.
-func (c *cutter) rename(raw transcript.Line) transcript.Line {
+// replaceThreadID returns the first line of a transcript with the id of the copy's thread.
+func (c *transcriptCutter) replaceThreadID(raw transcript.Line) transcript.Line {
 	var meta, payload map[string]json.RawMessage
 	if json.Unmarshal(raw, &meta) != nil || json.Unmarshal(meta["payload"], &payload) != nil {
 		return raw

@@ -42,7 +42,7 @@ func forkable(t *testing.T, content, anchor string) (l agent.Launch, path string
 	t.Helper()
 	l = installed(t)
 	l.Resume, l.Fork = parentID, &runner.Fork{Anchor: anchor}
-	path = filepath.Join(home(l.Folders), "sessions", "2026", "11", "21", "rollout-2026-11-21T20-49-08-"+parentID+".jsonl")
+	path = filepath.Join(homeDir(l.Folders), "sessions", "2026", "11", "21", "rollout-2026-11-21T20-49-08-"+parentID+".jsonl")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestCommandForks(t *testing.T) {
 			}
 			for range 2 { // the second attempt makes the same copy
 				command(t, l)
-				copied, err := Adapter{}.Transcript(l.Folders, id)
+				copied, err := Adapter{}.TranscriptPath(l.Folders, id)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -149,10 +149,10 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	t.Helper()
 	st := &stage{t: t}
-	st.session = Adapter{}.Open(l, &st.in)
+	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin()
 	var sent strings.Builder
-	for _, raw := range st.in.Sent() {
+	for _, raw := range st.in.SentValues() {
 		sent.Write(raw)
 	}
 	return of[events.Error](st, "error"), sent.String()
@@ -165,16 +165,16 @@ func TestAnchor(t *testing.T) {
 	s.thread = "main"
 	for name, c := range map[string]struct {
 		n    notification
-		i    item
+		i    threadItem
 		want string
 	}{
-		"message":                {notification{ThreadID: "main", TurnID: "t"}, item{Type: "agentMessage", ID: "m"}, "t/m"},
-		"call":                   {notification{ThreadID: "main", TurnID: "t"}, item{Type: "commandExecution", ID: "c"}, "t/c"},
-		"call within a script":   {notification{ThreadID: "main", TurnID: "t"}, item{Type: "commandExecution", ID: "exec-c"}, ""},
-		"thought":                {notification{ThreadID: "main", TurnID: "t"}, item{Type: "reasoning", ID: "r"}, ""},
-		"message of a sub-agent": {notification{ThreadID: "other", TurnID: "t"}, item{Type: "agentMessage", ID: "m"}, ""},
+		"message":                {notification{ThreadID: "main", TurnID: "t"}, threadItem{Type: "agentMessage", ID: "m"}, "t/m"},
+		"call":                   {notification{ThreadID: "main", TurnID: "t"}, threadItem{Type: "commandExecution", ID: "c"}, "t/c"},
+		"call within a script":   {notification{ThreadID: "main", TurnID: "t"}, threadItem{Type: "commandExecution", ID: "exec-c"}, ""},
+		"thought":                {notification{ThreadID: "main", TurnID: "t"}, threadItem{Type: "reasoning", ID: "r"}, ""},
+		"message of a sub-agent": {notification{ThreadID: "other", TurnID: "t"}, threadItem{Type: "agentMessage", ID: "m"}, ""},
 	} {
-		if got := s.anchor(c.n, c.i); got != c.want {
+		if got := s.itemAnchor(c.n, c.i); got != c.want {
 			t.Errorf("%s: anchor %q, want %q", name, got, c.want)
 		}
 	}

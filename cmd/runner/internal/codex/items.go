@@ -13,7 +13,7 @@ import (
 type runningItem struct {
 	thread string
 	conv   string
-	item   item
+	item   threadItem
 	block  string // the open block that text is appended to, "" for none
 	half   bool   // the model is still writing the item
 	gap    bool   // a paragraph of thinking has ended; a blank line comes before the next text
@@ -26,20 +26,20 @@ type runningItem struct {
 // itemKey returns the key of an item in turnState.items. The ids of items are unique within a thread only.
 func itemKey(thread, item string) string { return thread + "/" + item }
 
-// isCurrent reports whether a notification is about the running turn or one of its sub-agents. Others are not journaled.
-func (s *session) isCurrent(n notification) bool {
+// isOfRunningTurn reports whether a notification is about the running turn or one of its sub-agents. Other notifications are not journaled.
+func (s *session) isOfRunningTurn(n notification) bool {
 	if !s.pending {
 		return false
 	}
 	if n.ThreadID != s.thread {
 		return s.turn.conversations[n.ThreadID] != nil
 	}
-	running := s.running()
+	running := s.runningTurnID()
 	return running == "" || n.TurnID == running
 }
 
-// logLateItem logs the end of an item that an earlier turn left running, such as a server.
-func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
+// logLateItem logs the end of an item that an earlier turn left running, such as a command that is a server.
+func (s *session) logLateItem(n notification, i threadItem, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
 		output, _ := i.callOutput()
@@ -50,50 +50,50 @@ func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
 	}
 }
 
-// itemStarted handles the start of an item: it journals a tool call, or opens the block of a message.
-func (s *session) itemStarted(n notification, t *agent.Turn) error {
-	i, err := decode[item](n.Item, "item")
+// handleItemStarted handles the start of an item: it journals a tool call, or opens the block of a message.
+func (s *session) handleItemStarted(n notification, t *agent.Turn) error {
+	i, err := decode[threadItem](n.Item, "item")
 	if err != nil {
 		return err
 	}
-	if !s.isCurrent(n) {
-		return nil // itemCompleted logs the end of such an item
+	if !s.isOfRunningTurn(n) {
+		return nil // handleItemCompleted logs the end of such an item
 	}
-	w := &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
+	w := &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID), item: i}
 	switch i.Type {
 	case "userMessage":
 		return nil // shown when it is complete
 	case "agentMessage":
 		w.half = true
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindAssistantText, Model: s.model})
 	case "reasoning":
 		w.half = true
 	case "subAgentActivity":
-		s.handleActivity(n.ThreadID, i, t)
+		s.handleSubagentActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		if i.Tool != "spawnAgent" {
-			s.openCall(w, t)
+			s.openCallBlock(w, t)
 		}
 	default:
-		s.openCall(w, t)
+		s.openCallBlock(w, t)
 	}
 	s.turn.items[itemKey(n.ThreadID, i.ID)] = w
 	return nil
 }
 
-// openCall journals the tool_use block of an item that is a tool call. It does nothing for other items.
-func (s *session) openCall(w *runningItem, t *agent.Turn) {
-	u, ok := w.item.toolCall()
+// openCallBlock journals the tool_use block of an item that is a tool call. It does nothing for other items.
+func (s *session) openCallBlock(w *runningItem, t *agent.Turn) {
+	u, ok := w.item.toolCallBlock()
 	if !ok {
 		return
 	}
 	u.Kind, u.ToolUseID = events.KindToolUse, w.item.ID
-	t.Whole(w.conv, u)
+	t.AddBlock(w.conv, u)
 }
 
-// toolCall returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
-// tool calls.
-func (i item) toolCall() (events.Block, bool) {
+// toolCallBlock returns a block, without a kind, with the name, the description and the input of the tool call that the item is. The bool is false
+// for items that are not tool calls.
+func (i threadItem) toolCallBlock() (events.Block, bool) {
 	b := func(tool, display, description string, input any) (events.Block, bool) {
 		raw, err := json.Marshal(input)
 		if err != nil {
@@ -109,7 +109,7 @@ func (i item) toolCall() (events.Block, bool) {
 		}
 		return b("shell", "Shell", strings.Join(what, " && "), map[string]any{"command": i.Command, "cwd": i.Cwd})
 	case "fileChange":
-		return b("apply_patch", "Edit files", i.summary(), map[string]any{"changes": i.Changes})
+		return b("apply_patch", "Edit files", i.patchSummary(), map[string]any{"changes": i.Changes})
 	case "mcpToolCall":
 		return b("mcp__"+i.Server+"__"+i.Tool, i.Server+": "+i.Tool, "", i.Arguments)
 	case "dynamicToolCall":
@@ -124,8 +124,8 @@ func (i item) toolCall() (events.Block, bool) {
 	return events.Block{}, false
 }
 
-// summary returns a patch in one line: A for added, M for changed, D for deleted, R for moved files.
-func (i item) summary() string {
+// patchSummary returns the files that a patch changes in one line: A for added, M for changed, D for deleted, R for moved files.
+func (i threadItem) patchSummary() string {
 	var out []string
 	for _, c := range i.Changes {
 		switch {
@@ -142,52 +142,52 @@ func (i item) summary() string {
 	return strings.Join(out, ", ")
 }
 
-// itemCompleted handles the end of an item: it completes the item's block, or journals one. The text of the completed item replaces the text of
-// the deltas before it.
-func (s *session) itemCompleted(n notification, t *agent.Turn) error {
-	i, err := decode[item](n.Item, "item")
+// handleItemCompleted handles the end of an item: it completes the block of the item, or journals a block. The text of the completed item replaces
+// the text of its deltas.
+func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
+	i, err := decode[threadItem](n.Item, "item")
 	if err != nil {
 		return err
 	}
-	if !s.isCurrent(n) {
+	if !s.isOfRunningTurn(n) {
 		s.logLateItem(n, i, t)
 		return nil
 	}
 	at := itemKey(n.ThreadID, i.ID)
 	w := s.turn.items[at]
 	if w == nil {
-		w = &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
+		w = &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID)}
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
-			s.openCall(w, t)
+			s.openCallBlock(w, t)
 		}
 	}
 	delete(s.turn.items, at)
-	w.item, w.anchor = i, s.anchor(n, i)
+	w.item, w.anchor = i, s.itemAnchor(n, i)
 	if w.denied != "" {
-		s.explain(n.ThreadID, n.TurnID, w)
+		s.sendDenialReason(n.ThreadID, n.TurnID, w)
 	}
 	switch i.Type {
 	case "userMessage":
 		if n.ThreadID != s.thread {
-			t.Whole(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.texts(), "\n"))})
+			t.AddBlock(w.conv, events.Block{Kind: events.KindUserMessage, Content: strings.TrimSpace(strings.Join(i.contentTexts(), "\n"))})
 		}
 	case "agentMessage":
 		s.finishMessage(w, t)
 	case "reasoning":
 		finishThinking(w, t)
 	case "subAgentActivity":
-		s.handleActivity(n.ThreadID, i, t)
+		s.handleSubagentActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
 		s.handleCollaboration(n.ThreadID, w, t)
 	case "plan":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
 	case "contextCompaction":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "compact_boundary", Message: "The conversation was compacted."})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "compact_boundary", Message: "The conversation was compacted."})
 	case "enteredReviewMode", "exitedReviewMode":
-		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindSystem, Subtype: "status", Message: i.Type + ": " + i.Review})
 	default:
-		if _, ok := i.toolCall(); !ok {
+		if _, ok := i.toolCallBlock(); !ok {
 			s.logf(t, "info", "%s", n.Item)
 			return nil
 		}
@@ -204,68 +204,68 @@ func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 		c.lastText = w.item.Text
 	}
 	if w.block == "" {
-		t.Whole(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
+	t.CompleteBlock(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
-// finishThinking completes a thinking block. If no block is open, it journals one only if the item has text, which most have not.
+// finishThinking completes the thinking block of an item. If no block is open, it journals one only if the item has text, which most have not.
 func finishThinking(w *runningItem, t *agent.Turn) {
-	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
+	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.contentTexts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
 	if content == "" {
 		whole.Content, whole.Summary = summary, ""
 	}
 	switch {
 	case w.block != "":
-		t.Complete(w.block, func(b *events.Block) {
+		t.CompleteBlock(w.block, func(b *events.Block) {
 			if whole.Content != "" {
 				b.Content, b.Summary = whole.Content, whole.Summary
 			}
 		})
 	case whole.Content != "":
-		t.Whole(w.conv, whole)
+		t.AddBlock(w.conv, whole)
 	}
 }
 
 // finishCall journals the result of a tool call, or completes the block in which its output was streamed.
 func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 	i := w.item
-	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.duration(), Anchor: w.anchor}
+	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.callDuration(), Anchor: w.anchor}
 	r.Output, r.IsError = i.callOutput()
 	if i.Status == "declined" {
 		r.Output = strings.TrimSuffix("Declined: "+w.denied, ": ")
 	}
 	if w.block == "" {
-		t.Whole(w.conv, r)
+		t.AddBlock(w.conv, r)
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) {
+	t.CompleteBlock(w.block, func(b *events.Block) {
 		// The streamed output is kept if the completed item does not repeat it.
 		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
 			b.Output = r.Output
 		} else {
-			b.Output += exitSuffix(b.Output, i.Exit)
+			b.Output += exitCodeSuffix(b.Output, i.Exit)
 		}
 		b.IsError, b.DurationMs, b.Anchor = r.IsError, r.DurationMs, r.Anchor
 	})
 }
 
-// callOutput returns the output of a call, and whether the call failed.
-func (i item) callOutput() (output string, failed bool) {
+// callOutput returns the output of a tool call, and whether the call failed.
+func (i threadItem) callOutput() (output string, failed bool) {
 	failed = i.Status == "failed" || i.Status == "declined"
 	switch i.Type {
 	case "commandExecution":
 		if i.Output != nil {
 			output = *i.Output
 		}
-		return output + exitSuffix(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
+		return output + exitCodeSuffix(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
 	case "fileChange":
 		if failed {
 			return "The patch was not applied.", true
 		}
-		return i.summary(), false
+		return i.patchSummary(), false
 	case "mcpToolCall":
 		if i.Error != nil {
 			return i.Error.Message, true
@@ -275,9 +275,9 @@ func (i item) callOutput() (output string, failed bool) {
 	return "", failed
 }
 
-// exitSuffix returns the text about a command's exit code that is appended to its output: "Exit code 1", after a newline if the output does not
-// end in one. It returns "" for exit code 0 and for an unknown one.
-func exitSuffix(output string, code *int) string {
+// exitCodeSuffix returns the text "Exit code N" that is appended to the output of a command, after a newline if the output does not end in one. It
+// returns "" for exit code 0 and for an unknown one.
+func exitCodeSuffix(output string, code *int) string {
 	if code == nil || *code == 0 {
 		return ""
 	}
@@ -306,9 +306,9 @@ func (r *mcpResult) text() string {
 	return strings.Join(out, "\n")
 }
 
-// duration returns the duration of a call in milliseconds: the longer of the item's own duration and the time from its start to its end. The own
-// duration leaves out the time before the CLI first looked at the command.
-func (i item) duration() uint32 {
+// callDuration returns the duration of a tool call in milliseconds: the longer of the duration that the CLI states and the time from the start to
+// the end of the item. The stated duration leaves out the time before the CLI first looked at the command.
+func (i threadItem) callDuration() uint32 {
 	ms := i.DurationMs
 	if i.StartedAt > 0 && i.CompletedAt > 0 {
 		ms = max(ms, i.CompletedAt-i.StartedAt)
@@ -316,9 +316,10 @@ func (i item) duration() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// showUnfinished journals the result of a call that has not ended by the end of the turn: a note that it was interrupted or still runs.
-func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
-	if _, ok := w.item.toolCall(); !ok {
+// journalUnfinishedCall journals a result for a tool call that has not ended by the end of the turn: a note that the call was interrupted or still
+// runs.
+func journalUnfinishedCall(w *runningItem, interrupted bool, t *agent.Turn) {
+	if _, ok := w.item.toolCallBlock(); !ok {
 		return
 	}
 	note := "[still at work when the turn ended]"
@@ -326,10 +327,10 @@ func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
 		note = "[interrupted]"
 	}
 	if w.block == "" {
-		t.Whole(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: w.item.ID, Output: note, IsError: interrupted})
+		t.AddBlock(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: w.item.ID, Output: note, IsError: interrupted})
 		return
 	}
-	t.Complete(w.block, func(b *events.Block) {
+	t.CompleteBlock(w.block, func(b *events.Block) {
 		if b.Output != "" && !strings.HasSuffix(b.Output, "\n") {
 			b.Output += "\n"
 		}

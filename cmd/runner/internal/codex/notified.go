@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ignoredMethods are notifications whose content the blocks and the turn's end already show, or that concern accounts,
-// windows and lists, which the runner does not use.
+// ignoredMethods are the methods of notifications that are not journaled: the blocks and the end of the turn show their content, or they concern
+// accounts, windows and lists, which the runner does not use.
 var ignoredMethods = []string{
 	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
 	"turn/diff/updated", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
@@ -17,9 +17,9 @@ var ignoredMethods = []string{
 	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }
 
-// handleNotification decodes a notification and handles it, then those about sub-agents that it has made known. It keeps a notification about
-// a thread that is not known yet.
-func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
+// handleNotification decodes and handles a notification of the CLI, and then the kept notifications of sub-agents that have become known by it. It
+// keeps a notification about a thread that is not known yet.
+func (s *session) handleNotification(l outputLine, raw []byte, t *agent.Turn) error {
 	n, err := decode[notification](l.Params, l.Method)
 	if err != nil {
 		return err
@@ -33,17 +33,17 @@ func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 	return s.handleEarlyNotifications(t)
 }
 
-// dispatchNotification handles a notification by its method. Unknown ones are logged.
-func (s *session) dispatchNotification(l line, n notification, raw []byte, t *agent.Turn) error {
+// dispatchNotification handles a notification according to its method. It logs unknown ones.
+func (s *session) dispatchNotification(l outputLine, n notification, raw []byte, t *agent.Turn) error {
 	switch l.Method {
 	case "turn/started":
-		s.turnStarted(n, t)
+		s.handleTurnStarted(n, t)
 	case "turn/completed":
-		return s.turnCompleted(n, t)
+		return s.handleTurnCompleted(n, t)
 	case "item/started":
-		return s.itemStarted(n, t)
+		return s.handleItemStarted(n, t)
 	case "item/completed":
-		return s.itemCompleted(n, t)
+		return s.handleItemCompleted(n, t)
 	case "item/agentMessage/delta":
 		s.appendText(n, t, n.Delta)
 	case "item/reasoning/summaryTextDelta", "item/reasoning/textDelta":
@@ -55,13 +55,13 @@ func (s *session) dispatchNotification(l line, n notification, raw []byte, t *ag
 	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
 		s.appendOutput(n, t)
 	case "turn/plan/updated":
-		if s.isCurrent(n) {
-			s.showPlan(n, t)
+		if s.isOfRunningTurn(n) {
+			s.journalPlan(n, t)
 		}
 	case "thread/tokenUsage/updated":
 		s.countUsage(n, t)
 	case "error":
-		s.modelFailed(n, t)
+		s.handleModelFailure(n, t)
 	case "model/rerouted":
 		s.logf(t, "warn", "the model is %s now", n.ToModel)
 		s.model = n.ToModel
@@ -75,7 +75,7 @@ func (s *session) dispatchNotification(l line, n notification, raw []byte, t *ag
 	return nil
 }
 
-// logWarning journals a warning of the CLI.
+// logWarning journals a warning of the CLI as a log event.
 func (s *session) logWarning(n notification, t *agent.Turn) {
 	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
 	if strings.Contains(message, "bubblewrap") {
@@ -84,20 +84,20 @@ func (s *session) logWarning(n notification, t *agent.Turn) {
 	s.logf(t, level, "%s", message)
 }
 
-// turnStarted stores the id of a turn that has begun, of the session or of a sub-agent. It stops a turn that belongs to no query.
-func (s *session) turnStarted(n notification, t *agent.Turn) {
+// handleTurnStarted stores the id of a turn of the session or of a sub-agent that has begun. It stops a turn that belongs to no query.
+func (s *session) handleTurnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
 			c.turn = n.Turn.ID
 		} else if !s.pending {
-			s.stop(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
+			s.sendTurnInterrupt(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
 		}
 		return
 	}
 	if !s.pending {
 		// Its events would not be recorded.
 		s.logf(t, "warn", "the agent began a turn that no query asked for")
-		s.stop(n.ThreadID, n.Turn.ID)
+		s.sendTurnInterrupt(n.ThreadID, n.Turn.ID)
 		return
 	}
 	s.setTurnID(n.Turn.ID)
@@ -109,7 +109,7 @@ func (s *session) appendText(n notification, t *agent.Turn, text string) {
 	if w == nil || w.block == "" || text == "" {
 		return
 	}
-	t.Text(w.block, text)
+	t.AppendText(w.block, text)
 }
 
 // appendThinking appends text to a thinking block. The first text opens the block.
@@ -119,12 +119,12 @@ func (s *session) appendThinking(n notification, t *agent.Turn) {
 		return
 	}
 	if w.block == "" {
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindThinking})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindThinking})
 	} else if w.gap {
-		t.Text(w.block, "\n\n")
+		t.AppendText(w.block, "\n\n")
 	}
 	w.gap = false
-	t.Text(w.block, n.Delta)
+	t.AppendText(w.block, n.Delta)
 }
 
 // appendOutput appends to the output of a tool call. The first output opens the block of the call's result.
@@ -138,13 +138,13 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 		return
 	}
 	if w.block == "" {
-		w.block = t.Open(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: n.ItemID})
+		w.block = t.OpenBlock(w.conv, events.Block{Kind: events.KindToolResult, ToolUseID: n.ItemID})
 	}
-	t.Text(w.block, text)
+	t.AppendText(w.block, text)
 }
 
-// showPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
-func (s *session) showPlan(n notification, t *agent.Turn) {
+// journalPlan journals the agent's plan as a to-do list. The first call in a turn opens a block, and later calls update that block.
+func (s *session) journalPlan(n notification, t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(n.Plan))
 	for _, p := range n.Plan {
 		status := p.Status
@@ -154,38 +154,38 @@ func (s *session) showPlan(n notification, t *agent.Turn) {
 		items = append(items, events.TodoItem{Content: p.Step, Status: status})
 	}
 	if s.turn.todo == "" {
-		s.turn.todo = t.Open(s.conversationOf(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
+		s.turn.todo = t.OpenBlock(s.conversationID(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
 		return
 	}
-	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
+	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
 }
 
-// countUsage adds the tokens that the model has used to the turn's usage, and journals the usage. The tokens are the difference to the
-// thread's total before, or those of the last request if no earlier total is known.
+// countUsage adds the tokens that the model has used to the usage of the turn, and journals the usage. The tokens are the difference between the
+// thread's total and its previous total, or those of the last request if no previous total is known.
 func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
 	s.totals[n.ThreadID] = total
-	if !s.isCurrent(n) || s.running() == "" {
+	if !s.isOfRunningTurn(n) || s.runningTurnID() == "" {
 		return // reported when a thread is resumed
 	}
 	now := n.TokenUsage.Last
 	if known {
-		now = total.minus(before)
+		now = total.since(before)
 	}
-	if now == (tokens{}) {
+	if now == (tokenCounts{}) {
 		return
 	}
 	s.turn.usage = s.turn.usage.plus(now)
-	t.Emit(s.conversationOf(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
+	t.Emit(s.conversationID(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
 }
 
-// modelFailed handles a failed request to the model. It completes the blocks that the model was writing with status error, because they
-// will not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
-func (s *session) modelFailed(n notification, t *agent.Turn) {
+// handleModelFailure handles a failed request to the model. It completes the blocks that the model was writing with status error, because they will
+// not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
+func (s *session) handleModelFailure(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {
-			t.Complete(w.block, func(b *events.Block) { b.Status = events.StatusError })
+			t.CompleteBlock(w.block, func(b *events.Block) { b.Status = events.StatusError })
 			delete(s.turn.items, id)
 		}
 	}

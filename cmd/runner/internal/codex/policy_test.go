@@ -44,12 +44,12 @@ func TestPolicyOfPatches(t *testing.T) {
 		"second of two":            {append(one(root+"/a"), fileChange{Path: "/etc/passwd"}), "", permission.RuleOutside},
 		"moved there":              {[]fileChange{{Path: root + "/a", Kind: changeKind{Type: "update", MovePath: "/etc/passwd"}}}, "", permission.RuleOutside},
 		"grant elsewhere":          {one(root + "/a"), "/etc", permission.RuleOutside},
-		"nothing that was told of": {nil, "", ruleUnreadable},
+		"nothing that was told of": {nil, "", ruleUnreadableRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSession(agent.Launch{Folders: agent.Folders{Workspace: root}}, nil)
-			d := workspacePolicy(s.patchRequest(question{GrantRoot: c.grant}, &runningItem{item: item{Changes: c.changes}}))
+			d := workspacePolicy(s.patchRequest(questionParams{GrantRoot: c.grant}, &runningItem{item: threadItem{Changes: c.changes}}))
 			if allowed := d.Action == events.PermissionAllow; d.Rule != c.rule || allowed != (c.rule == permission.RuleInside) || !allowed && d.Reason == "" {
 				t.Fatalf("decided %+v", d)
 			}
@@ -69,7 +69,7 @@ func TestPolicyOfCommands(t *testing.T) {
 	t.Parallel()
 	s := newSession(agent.Launch{Folders: agent.Folders{Workspace: "/w"}}, nil)
 	for network, rule := range map[string]string{"": permission.RuleShell, `,"networkApprovalContext":null`: permission.RuleShell, `,"networkApprovalContext":{"host":"x"}`: permission.RuleNetwork} {
-		q, err := decode[question]([]byte(`{"command":"/bin/bash -lc 'rm -rf /'"`+network+`}`), "question")
+		q, err := decode[questionParams]([]byte(`{"command":"/bin/bash -lc 'rm -rf /'"`+network+`}`), "question")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestScriptOf(t *testing.T) {
 		`/bin/bash -lc "\"q\" \$x \` + "`" + `"`: "\"q\" $x `",
 		"/bin/bash -lc ''":                       "",
 	} {
-		if got := scriptOf(command); got != want {
+		if got := unwrapShellScript(command); got != want {
 			t.Errorf("%s: %q, want %q", command, got, want)
 		}
 	}
@@ -100,7 +100,7 @@ func TestScriptOf(t *testing.T) {
 		"", "ls", "bash -lc ls", "./bash -lc ls", "/bin/bash -lc ls more", "/bin/bash -x ls", "/bin/bash -lc $X", "/bin/bash -lc 'a", `/bin/bash -lc "a`,
 		`/bin/bash -lc "$(a)"`, "/bin/bash -lc a;b", "/bin/bash -lc a\\ b", "/tmp/bash -c a", "/bin/bash -lc ls | sh",
 	} {
-		if got := scriptOf(command); got != command {
+		if got := unwrapShellScript(command); got != command {
 			t.Errorf("%s: %q, want it unchanged", command, got)
 		}
 	}
@@ -112,22 +112,22 @@ func TestAnswers(t *testing.T) {
 	allowed, denied := agent.PermissionAnswer{Outcome: events.OutcomeApproved}, agent.PermissionAnswer{Outcome: events.OutcomeRejected, Message: "no, because"}
 	skipped, ended := agent.PermissionAnswer{Outcome: events.OutcomeSkipped, Message: "go on"}, agent.PermissionAnswer{Message: "ended"}
 	answered := agent.PermissionAnswer{Outcome: events.OutcomeAnswered, Content: json.RawMessage(`{"a":1}`), Answers: map[string][]string{"x": {"1", "2"}}}
-	q := question{Questions: []userQuestion{{ID: "x"}, {ID: "y"}}}
-	user := func(a agent.PermissionAnswer) any { return userAnswer(q, a) }
+	q := questionParams{Questions: []userQuestion{{ID: "x"}, {ID: "y"}}}
+	user := func(a agent.PermissionAnswer) any { return userQuestionAnswer(q, a) }
 	for _, c := range []struct {
 		answer func(agent.PermissionAnswer) any
 		to     agent.PermissionAnswer
 		want   string
 	}{
-		{verdict, allowed, `{"decision":"accept"}`},
-		{verdict, denied, `{"decision":"decline"}`},
-		{verdict, skipped, `{"decision":"decline"}`},
-		{verdict, answered, `{"decision":"decline"}`},
-		{verdict, ended, `{"decision":"decline"}`},
-		{serverAnswer, allowed, `{"_meta":null,"action":"accept","content":{}}`},
-		{serverAnswer, answered, `{"_meta":null,"action":"accept","content":{"a":1}}`},
-		{serverAnswer, denied, `{"_meta":null,"action":"decline","content":null}`},
-		{serverAnswer, ended, `{"_meta":null,"action":"decline","content":null}`},
+		{approvalAnswer, allowed, `{"decision":"accept"}`},
+		{approvalAnswer, denied, `{"decision":"decline"}`},
+		{approvalAnswer, skipped, `{"decision":"decline"}`},
+		{approvalAnswer, answered, `{"decision":"decline"}`},
+		{approvalAnswer, ended, `{"decision":"decline"}`},
+		{mcpServerAnswer, allowed, `{"_meta":null,"action":"accept","content":{}}`},
+		{mcpServerAnswer, answered, `{"_meta":null,"action":"accept","content":{"a":1}}`},
+		{mcpServerAnswer, denied, `{"_meta":null,"action":"decline","content":null}`},
+		{mcpServerAnswer, ended, `{"_meta":null,"action":"decline","content":null}`},
 		{user, answered, `{"answers":{"x":{"answers":["1","2"]}}}`},
 		{user, denied, `{"answers":{"x":{"answers":["no, because"]},"y":{"answers":["no, because"]}}}`},
 		{user, agent.PermissionAnswer{Outcome: events.OutcomeRejected}, `{"answers":{}}`},

@@ -9,54 +9,55 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvided copies the conversation of a transcript that a caller provided. The copy has the id of the new thread. The path of the copy
-// among the CLI's files does not depend on the transcript.
-func copyProvided(l agent.Launch) error {
+// copyProvidedTranscript copies the conversation of a transcript that a client uploaded. The copy has the id of the new
+// thread. Its path among the CLI's files does not depend on the transcript.
+func copyProvidedTranscript(l agent.Launch) error {
 	id := transcript.ForkID(l)
-	to := filepath.Join(home(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
-	a := &adopter{id: id, workspace: l.Workspace}
-	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.adoptLine)
+	to := filepath.Join(homeDir(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
+	a := &transcriptConverter{id: id, workspace: l.Workspace}
+	return copyIfPresent(filepath.Join(l.State, agent.ProvidedTranscript), to, "", a.convertLine)
 }
 
 // The parts of a transcript that a copy keeps. The CLI writes the rest anew: permissions, folders, settings and tools.
 var (
-	keptLines  = []string{"session_meta", "response_item", "event_msg", "compacted"}
-	keptEvents = []string{
+	keptLineTypes  = []string{"session_meta", "response_item", "event_msg", "compacted"}
+	keptEventTypes = []string{
 		"task_started", "task_complete", "turn_aborted", "user_message", "agent_message", "agent_reasoning", "item_completed", "token_count",
 		"context_compacted", "thread_rolled_back",
 	}
-	keptMeta = []string{"timestamp", "cli_version"}
+	keptMetaFields = []string{"timestamp", "cli_version"}
 )
 
-// adopter converts a transcript of another machine to one of a thread here.
-type adopter struct {
+// transcriptConverter converts an uploaded transcript to the transcript of a thread in this workspace.
+type transcriptConverter struct {
 	id, workspace string
 	begun         bool // the first line was kept
 }
 
-// adoptLine keeps the lines of the conversation, with the id and the folder of the new thread in the first one, and drops all others. It is a
-// transcript.Edit.
-func (a *adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
-	line := transcript.Members(raw)
-	kind, payload := transcript.Text(line["type"]), transcript.Members(line["payload"])
+// convertLine keeps the lines of the conversation, with the id and the folder of the new thread in the first line, and
+// drops all other lines. It is a transcript.EditLine.
+func (a *transcriptConverter) convertLine(raw transcript.Line) (transcript.Line, transcript.LineAction) {
+	line := transcript.ParseMembers(raw)
+	kind, payload := transcript.ParseString(line["type"]), transcript.ParseMembers(line["payload"])
 	switch {
-	case !slices.Contains(keptLines, kind):
-		return nil, transcript.Drop
-	case kind == "event_msg" && !slices.Contains(keptEvents, transcript.Text(payload["type"])):
-		return nil, transcript.Drop
+	case !slices.Contains(keptLineTypes, kind):
+		return nil, transcript.DropLine
+	case kind == "event_msg" && !slices.Contains(keptEventTypes, transcript.ParseString(payload["type"])):
+		return nil, transcript.DropLine
 	case kind == "session_meta" && a.begun: // of a conversation that this one was forked from
-		return nil, transcript.Drop
+		return nil, transcript.DropLine
 	case kind == "session_meta":
 		a.begun = true
-		line["payload"] = a.meta(payload)
+		line["payload"] = a.convertMeta(payload)
 	}
-	return transcript.JSON(line), transcript.Keep
+	return transcript.EncodeJSON(line), transcript.KeepLine
 }
 
-// meta returns the content of the copy's first line.
-func (a *adopter) meta(before map[string]json.RawMessage) json.RawMessage {
+// convertMeta returns the content of the copy's first line. before is the content of the uploaded transcript's first
+// line.
+func (a *transcriptConverter) convertMeta(before map[string]json.RawMessage) json.RawMessage {
 	meta := map[string]json.RawMessage{}
-	for _, key := range keptMeta {
+	for _, key := range keptMetaFields {
 		if v, ok := before[key]; ok {
 			meta[key] = v
 		}
@@ -64,7 +65,7 @@ func (a *adopter) meta(before map[string]json.RawMessage) json.RawMessage {
 	for key, value := range map[string]string{
 		"id": a.id, "session_id": a.id, "cwd": a.workspace, "originator": "spool", "source": "vscode", "model_provider": "spool",
 	} {
-		meta[key] = transcript.JSON(value)
+		meta[key] = transcript.EncodeJSON(value)
 	}
-	return transcript.JSON(meta)
+	return transcript.EncodeJSON(meta)
 }

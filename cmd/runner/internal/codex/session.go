@@ -15,20 +15,20 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQueued is the largest number of events between turns that are kept for the next turn.
-const maxQueued = 64
+// maxQueuedEvents is the maximum number of events between turns that are kept for the next turn.
+const maxQueuedEvents = 64
 
-// maxNotes is the largest number of notes to the agent that are kept for the next query.
-const maxNotes = 16
+// maxPendingNotes is the maximum number of notes to the agent that are kept for the next query.
+const maxPendingNotes = 16
 
-// session drives one process of the CLI.
+// session implements agent.Session for one process of Codex.
 type session struct {
 	launch     agent.Launch
 	in         agent.Stdin
 	resume     string // the thread to resume, "" for a new one
 	instructed bool   // the resumed thread has the prompts already
 
-	mu          sync.Mutex // guards the fields below, which Interrupt shares with Line
+	mu          sync.Mutex // guards the fields below, which Interrupt shares with HandleLine
 	unanswered  map[int]pendingRequest
 	requests    int
 	thread      string // id of the thread, once it has begun
@@ -40,11 +40,11 @@ type session struct {
 	broken   error  // why the process has no thread and will get none
 	lost     string // why the earlier thread cannot be resumed, until that is reported
 	model    string
-	path     string            // of the transcript
-	reported bool              // the transcript was reported
-	totals   map[string]tokens // by thread, as last reported
-	queued   []events.Payload  // events between turns, for the next turn
-	notes    []string          // notes to the agent that came too late for their turn; they are sent with the next query
+	path     string                 // of the transcript
+	reported bool                   // the transcript was reported
+	totals   map[string]tokenCounts // by thread, as last reported
+	queued   []events.Payload       // events between turns, for the next turn
+	notes    []string               // notes to the agent that came too late for their turn; they are sent with the next query
 	// The commands of sub-agents that were stopped at the end of their turn, by thread.
 	stopping map[string][]string
 
@@ -63,41 +63,42 @@ type pendingRequest struct {
 	note   string   // turn/steer: the text for the turn
 }
 
-// turnState is the state that is dropped when the turn ends.
+// turnState is the part of a session's state that is dropped when the turn ends.
 type turnState struct {
 	conversations map[string]*conversation // by thread
 	items         map[string]*runningItem  // not complete, by thread and item
 	todo          string                   // the open todo block
-	usage         tokens
+	usage         tokenCounts
 	result        string                         // the agent's last message
 	why           *turnError                     // the last failure that the CLI does not retry
 	early         map[string][]earlyNotification // by thread
 	kept          int                            // number of early notifications in all threads
 }
 
+// newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(l agent.Launch, in agent.Stdin) *session {
-	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
+	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokenCounts{}, stopping: map[string][]string{}}
 	s.resetTurn()
 	return s
 }
 
-// resetTurn drops the state of the turn.
+// resetTurn drops the state of the turn that has ended.
 func (s *session) resetTurn() {
 	s.turn = turnState{conversations: map[string]*conversation{}, items: map[string]*runningItem{}}
 	s.pending, s.query = false, nil
 }
 
-// open sends the handshake and the request for the thread.
-func (s *session) open() {
-	s.ask("initialize", map[string]any{
+// sendHandshake sends the handshake and the request for the thread.
+func (s *session) sendHandshake() {
+	s.sendRequest("initialize", map[string]any{
 		"clientInfo":   map[string]string{"name": "spool", "title": "Spool", "version": "1"},
 		"capabilities": map[string]bool{"experimentalApi": true}, // thread/backgroundTerminals/…
 	}, pendingRequest{})
-	s.send(request{Method: "initialized"})
+	s.sendJSON(rpcRequest{Method: "initialized"})
 	s.requestThread()
 }
 
-// requestThread sends the request for the thread: for s.resume, or for a new one if that is "". threadStarted handles the answer.
+// requestThread sends the request for the thread s.resume, or for a new thread if s.resume is "". handleThreadStarted handles the answer.
 func (s *session) requestThread() {
 	params := map[string]any{
 		"cwd": s.launch.Workspace, "approvalPolicy": "untrusted", "approvalsReviewer": "user",
@@ -108,42 +109,42 @@ func (s *session) requestThread() {
 	if s.launch.Model != "" {
 		params["model"] = s.launch.Model
 	}
-	if p := prompt(s.launch); p != "" {
+	if p := addedPrompt(s.launch); p != "" {
 		params["developerInstructions"] = p
 	}
 	if config := threadConfig(s.launch); config != nil {
 		params["config"] = config
 	}
 	if s.resume == "" {
-		s.ask("thread/start", params, pendingRequest{})
+		s.sendRequest("thread/start", params, pendingRequest{})
 		return
 	}
 	params["threadId"], params["excludeTurns"] = s.resume, true
-	s.ask("thread/resume", params, pendingRequest{})
+	s.sendRequest("thread/resume", params, pendingRequest{})
 }
 
-// ask sends a request to the CLI and returns at once. It keeps a, which handleAnswer or handleError gets with the answer.
-func (s *session) ask(method string, params any, a pendingRequest) {
+// sendRequest sends a request to the CLI and returns at once. It keeps a, which handleAnswer or handleError receives with the answer.
+func (s *session) sendRequest(method string, params any, a pendingRequest) {
 	a.method = method
 	s.mu.Lock()
 	s.requests++
 	id := s.requests
 	s.unanswered[id] = a
 	s.mu.Unlock()
-	s.send(request{ID: id, Method: method, Params: params})
+	s.sendJSON(rpcRequest{ID: id, Method: method, Params: params})
 }
 
-// send writes a value that always marshals.
-func (s *session) send(v any) {
+// sendJSON sends v, which must be encodable, as a line of JSON to the CLI.
+func (s *session) sendJSON(v any) {
 	_ = s.in.Send(v) //nolint:errcheck // see above
 }
 
-// Begin begins a turn: it sends the query, or keeps it until the thread has begun. The error means that the process cannot take the query.
-func (s *session) Begin(q runner.Query, t *agent.Turn) error {
+// BeginTurn begins a turn: it sends the query, or keeps it until the thread has begun. The error means that the process cannot take the query.
+func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	if _, err := input(q); err != nil {
+	if _, err := queryInput(q); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -160,12 +161,12 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	}
 	s.queued = nil
 	if thread == "" {
-		return nil // threadStarted sends the query
+		return nil // handleThreadStarted sends the query
 	}
 	return s.sendQuery()
 }
 
-// reportLostTranscript journals that the agent does not know the earlier turns, because its thread is lost.
+// reportLostTranscript journals that the thread is lost, so that the agent does not know the earlier turns.
 func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
@@ -173,13 +174,13 @@ func (s *session) reportLostTranscript(t *agent.Turn) {
 	s.lost = ""
 }
 
-// externalSandbox tells the CLI that commands are isolated from outside: the CLI's own sandbox needs privileges that
-// the sandbox does not have.
+// externalSandbox is a setting for the CLI: commands are isolated from outside. The CLI's own sandbox needs privileges that the sandbox does not
+// have.
 var externalSandbox = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
 
-// sendQuery sends the query that Begin has kept, after the notes for it, and so starts the CLI's turn.
+// sendQuery sends the query that BeginTurn has kept, after the notes for it, and so starts the CLI's turn.
 func (s *session) sendQuery() error {
-	parts, err := input(*s.query)
+	parts, err := queryInput(*s.query)
 	if err != nil {
 		return err
 	}
@@ -188,17 +189,18 @@ func (s *session) sendQuery() error {
 	}
 	s.query, s.notes = nil, nil
 	s.turn.conversations[s.thread] = &conversation{id: events.MainConversation}
-	s.ask("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": externalSandbox}, pendingRequest{})
+	s.sendRequest("turn/start", map[string]any{"threadId": s.thread, "input": parts, "sandboxPolicy": externalSandbox}, pendingRequest{})
 	return nil
 }
 
 // imageTypes are the media types that the model API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
+// textPart returns a text as a part of a query in the format of the protocol.
 func textPart(s string) map[string]any { return map[string]any{"type": "text", "text": s} }
 
-// input returns the query in the format of the protocol.
-func input(q runner.Query) ([]any, error) {
+// queryInput converts a query to the format of the protocol.
+func queryInput(q runner.Query) ([]any, error) {
 	var parts []any
 	text := func(s string) { parts = append(parts, textPart(s)) }
 	if q.Content != "" {
@@ -228,12 +230,12 @@ func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
 	s.mu.Unlock()
-	s.stopIfDue()
+	s.stopInterruptedTurn()
 	return nil
 }
 
-// stopIfDue asks the CLI to stop the turn if the turn was interrupted, its id is known, and the CLI was not asked yet or has refused.
-func (s *session) stopIfDue() {
+// stopInterruptedTurn asks the CLI to stop the turn, if the turn was interrupted, its id is known, and the CLI was not asked yet or has refused.
+func (s *session) stopInterruptedTurn() {
 	s.mu.Lock()
 	thread, turn := s.thread, s.turnID
 	due := s.interrupted && !s.heard && turn != ""
@@ -242,31 +244,32 @@ func (s *session) stopIfDue() {
 	}
 	s.mu.Unlock()
 	if due {
-		s.stop(thread, turn)
+		s.sendTurnInterrupt(thread, turn)
 	}
 }
 
-// stop asks the CLI to stop a turn of a thread.
-func (s *session) stop(thread, turn string) {
-	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
+// sendTurnInterrupt sends the request to stop a turn of a thread.
+func (s *session) sendTurnInterrupt(thread, turn string) {
+	s.sendRequest("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
 }
 
+// isInterrupted reports whether the running turn was asked to stop.
 func (s *session) isInterrupted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.interrupted
 }
 
-// running returns the id of the running turn of this session, "" for none.
-func (s *session) running() (turn string) {
+// runningTurnID returns the id of the running turn of this session, "" if none runs or its id is not known.
+func (s *session) runningTurnID() (turn string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.turnID
 }
 
-// Line handles a line that the CLI prints.
-func (s *session) Line(raw []byte, t *agent.Turn) error {
-	l, err := decode[line](raw, "line")
+// HandleLine handles a line that the CLI's process printed.
+func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
+	l, err := decode[outputLine](raw, "line")
 	if err != nil {
 		return err
 	}
@@ -274,7 +277,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case l.Method != "" && len(l.ID) > 0:
 		return s.answerQuestion(l, t)
 	case l.Method == "serverRequest/resolved":
-		return s.questionResolved(l, t)
+		return s.handleQuestionResolved(l, t)
 	case l.Method != "":
 		return s.handleNotification(l, raw, t)
 	case len(l.ID) > 0:
@@ -284,8 +287,8 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// handleAnswer handles the answer to a request.
-func (s *session) handleAnswer(l line, t *agent.Turn) error {
+// handleAnswer handles the CLI's answer to a request of the session.
+func (s *session) handleAnswer(l outputLine, t *agent.Turn) error {
 	id, err := strconv.Atoi(string(l.ID))
 	s.mu.Lock()
 	was, ok := s.unanswered[id]
@@ -302,7 +305,7 @@ func (s *session) handleAnswer(l line, t *agent.Turn) error {
 	case "initialize":
 		return s.checkVersion(l.Result, t)
 	case "thread/start", "thread/resume":
-		return s.threadStarted(was.method == "thread/resume", l.Result, t)
+		return s.handleThreadStarted(was.method == "thread/resume", l.Result, t)
 	case "turn/start":
 		r, err := decode[notification](l.Result, "turn/start")
 		if err != nil {
@@ -314,12 +317,12 @@ func (s *session) handleAnswer(l line, t *agent.Turn) error {
 			s.reportTranscript(t)
 		}
 	case "thread/backgroundTerminals/list":
-		return s.terminate(was, l.Result)
+		return s.terminateListedCommands(was, l.Result)
 	}
 	return nil
 }
 
-// checkVersion logs a warning if the CLI's version is not Tested. The format is `spool/0.169.0 (…)`.
+// checkVersion logs a warning if the version in result is not TestedVersion. The format is `spool/0.169.0 (…)`.
 func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
 		UserAgent string `json:"userAgent"`
@@ -329,23 +332,23 @@ func (s *session) checkVersion(result json.RawMessage, t *agent.Turn) error {
 	}
 	_, rest, _ := strings.Cut(r.UserAgent, "/")
 	version, _, _ := strings.Cut(rest, " ")
-	if version != Tested {
-		s.logf(t, "warn", "Codex is version %q; this runner was tested with %s", version, Tested)
+	if version != TestedVersion {
+		s.logf(t, "warn", "Codex is version %q; this runner was tested with %s", version, TestedVersion)
 	}
 	return nil
 }
 
-// threadStarted stores the thread's id, and sends the query that waits for it.
-func (s *session) threadStarted(resumed bool, result json.RawMessage, t *agent.Turn) error {
+// handleThreadStarted stores the id of the thread, and sends the query that waits for the thread.
+func (s *session) handleThreadStarted(resumed bool, result json.RawMessage, t *agent.Turn) error {
 	r, err := decode[struct {
-		Thread thread `json:"thread"`
-		Model  string `json:"model"`
+		Thread threadInfo `json:"thread"`
+		Model  string     `json:"model"`
 	}](result, "thread")
 	if err == nil && r.Thread.ID == "" {
 		err = errors.New("thread: has no id")
 	}
 	if err != nil {
-		s.fail(err, t)
+		s.refuseQueries(err, t)
 		return nil
 	}
 	s.mu.Lock()
@@ -353,8 +356,8 @@ func (s *session) threadStarted(resumed bool, result json.RawMessage, t *agent.T
 	s.mu.Unlock()
 	s.model, s.path = r.Model, r.Thread.Path
 	if resumed && !s.instructed {
-		s.ask("thread/inject_items", map[string]any{"threadId": s.thread, "items": []any{map[string]any{
-			"type": "message", "role": "developer", "content": []any{map[string]string{"type": "input_text", "text": prompt(s.launch)}},
+		s.sendRequest("thread/inject_items", map[string]any{"threadId": s.thread, "items": []any{map[string]any{
+			"type": "message", "role": "developer", "content": []any{map[string]string{"type": "input_text", "text": addedPrompt(s.launch)}},
 		}}}, pendingRequest{})
 	}
 	if s.query != nil {
@@ -363,24 +366,24 @@ func (s *session) threadStarted(resumed bool, result json.RawMessage, t *agent.T
 	return nil
 }
 
-// setTurnID stores the turn's id, which comes as an answer and as a notification, in either order.
+// setTurnID stores the id of the running turn, which arrives as an answer and as a notification, in either order.
 func (s *session) setTurnID(turn string) {
 	s.mu.Lock()
 	if s.pending && turn != "" {
 		s.turnID = turn
 	}
 	s.mu.Unlock()
-	s.stopIfDue()
+	s.stopInterruptedTurn()
 }
 
-// handleError handles an error of the CLI in answer to the request was. If a thread cannot be resumed, it requests a new one; if no thread can be
-// had, the process takes no query.
+// handleError handles an error with which the CLI answers the request was. If a thread cannot be resumed, it requests a new one. If no thread can
+// be opened, the session refuses every query.
 func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	err := fmt.Errorf("%s was refused: %s (code %d)", was.method, e.Message, e.Code)
 	switch was.method {
 	case "thread/resume":
 		s.logf(t, "warn", "%v", err)
-		s.lost, s.resume = lostReason(s.launch), ""
+		s.lost, s.resume = lostThreadReason(s.launch), ""
 		if s.pending {
 			s.reportLostTranscript(t)
 		}
@@ -395,36 +398,37 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 		s.logf(t, "debug", "%v", err)
 	case "turn/steer":
 		s.logf(t, "debug", "%v", err)
-		if was.thread == s.thread && len(s.notes) < maxNotes { // the turn had ended
+		if was.thread == s.thread && len(s.notes) < maxPendingNotes { // the turn had ended
 			s.notes = append(s.notes, was.note)
 		}
 	case "thread/inject_items", "thread/backgroundTerminals/list", "thread/backgroundTerminals/terminate":
 		s.logf(t, "warn", "%v", err)
 	case "turn/start":
-		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endTurn(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	default: // initialize, thread/start: there will be no thread
-		s.fail(err, t)
+		s.refuseQueries(err, t)
 	}
 }
 
-// fail marks the process as unusable: the next query starts another process.
-func (s *session) fail(err error, t *agent.Turn) {
+// refuseQueries marks the process as unusable because of err: the next query starts another process.
+func (s *session) refuseQueries(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
-		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endTurn(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	}
 }
 
-// emit journals an event in the running turn. Between turns it keeps up to maxQueued events for the next turn.
-func (s *session) emit(t *agent.Turn, p events.Payload) {
+// journalOrQueue journals an event in the running turn. Between turns it keeps up to maxQueuedEvents events for the next turn.
+func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
 	switch {
 	case s.pending:
 		t.Emit(events.MainConversation, p)
-	case len(s.queued) < maxQueued:
+	case len(s.queued) < maxQueuedEvents:
 		s.queued = append(s.queued, p)
 	}
 }
 
+// logf journals a formatted log event in the running turn, or keeps it for the next turn.
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
-	s.emit(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
+	s.journalOrQueue(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

@@ -26,15 +26,15 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{}.Open(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 
 func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
-	st.turn = agenttest.NewTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.Begin(runner.Query{Content: "hello"}, st.turn); err != nil {
+	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -44,7 +44,7 @@ func (st *stage) begin() *stage {
 func (st *stage) prints(lines ...string) *stage {
 	st.t.Helper()
 	for _, l := range lines {
-		if err := st.session.Line([]byte(l), st.turn); err != nil {
+		if err := st.session.HandleLine([]byte(l), st.turn); err != nil {
 			st.t.Errorf("%v: %s", err, l)
 		}
 	}
@@ -97,7 +97,7 @@ func (st *stage) log() string {
 }
 
 const (
-	greeting = `{"id":1,"result":{"userAgent":"spool/` + Tested + ` (Linux)"}}`
+	greeting = `{"id":1,"result":{"userAgent":"spool/` + TestedVersion + ` (Linux)"}}`
 	thread1  = `{"id":2,"result":{"thread":{"id":"t1","path":"/p"},"model":"m"}}`
 	done     = `{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"completed"}}}`
 )
@@ -118,7 +118,7 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{`[1]`, `"x"`, `{"method":5}`, about("item/started", `,"item":[]`), `{"id":77,"result":{}}`, `{"method":"item/fileChange/requestApproval","id":1,"params":[]}`} {
-		if err := st.session.Line([]byte(bad), st.turn); err == nil {
+		if err := st.session.HandleLine([]byte(bad), st.turn); err == nil {
 			t.Errorf("%s is taken for the protocol's", bad)
 		}
 	}
@@ -126,8 +126,8 @@ func TestWhatIsNotUnderstoodIsLogged(t *testing.T) {
 
 func TestAnotherVersionIsSaid(t *testing.T) {
 	t.Parallel()
-	other := strings.Replace(greeting, Tested, "9.9.9", 1)
-	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, Tested) {
+	other := strings.Replace(greeting, TestedVersion, "9.9.9", 1)
+	if log := newStage(t).begin().prints(other, thread1).log(); !strings.Contains(log, "warn") || !strings.Contains(log, `"9.9.9"`) || !strings.Contains(log, TestedVersion) {
 		t.Errorf("log %q", log)
 	}
 	// A process that was started before any query reports it in the first turn.
@@ -143,7 +143,7 @@ func TestAnotherVersionIsSaid(t *testing.T) {
 func TestWarmProcess_OpensItsThreadBeforeTheFirstQuery(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1)
-	if n := len(st.in.Sent()); n != 3 {
+	if n := len(st.in.SentValues()); n != 3 {
 		t.Fatalf("sent %d lines before the query", n)
 	}
 	st.begin()
@@ -164,7 +164,7 @@ func TestNoThread_EndsEachTurn(t *testing.T) {
 		if e := st.ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" || e.Message == "" {
 			t.Errorf("%s: ended %+v", name, e)
 		}
-		if err := st.session.Begin(runner.Query{Content: "again"}, st.turn); err == nil {
+		if err := st.session.BeginTurn(runner.Query{Content: "again"}, st.turn); err == nil {
 			t.Errorf("%s: the next query is taken", name)
 		}
 	}
@@ -176,7 +176,7 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	l.Resume = id
 	write(t, filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl"), "damaged", 0o600)
 	st := &stage{t: t}
-	st.session = Adapter{}.Open(l, &st.in)
+	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin().prints(greeting, `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`)
 	if m := st.last(); m.Method != "thread/start" {
 		t.Fatalf("sent %+v", m)
@@ -225,7 +225,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		return fmt.Sprintf(`{"id":%d,"method":%q,"params":{"threadId":"t1","turnId":"u1","itemId":"i1"%s}}`, n, method, rest)
 	}
 	st := inTurn(t)
-	before := len(st.in.Sent())
+	before := len(st.in.SentValues())
 	st.prints(
 		ask(10, "item/commandExecution/requestApproval", `,"command":"ls"`),
 		ask(11, "item/fileChange/requestApproval", ""),
@@ -246,7 +246,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		`{"id":16,"result":{"decision":"decline"}}`,
 	}
 	var got []string
-	for _, raw := range st.in.Sent()[before:] {
+	for _, raw := range st.in.SentValues()[before:] {
 		if s := string(raw); strings.Contains(s, `"result"`) || strings.Contains(s, `"error"`) {
 			got = append(got, s)
 		}
@@ -279,7 +279,7 @@ func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
 	}
 	// The first request was too early: it is repeated once, when the turn has begun.
 	st.prints(`{"id":4,"error":{"code":-32600,"message":"no active turn"}}`, about("turn/started", `,"turn":{"id":"u1"}`), about("turn/started", `,"turn":{"id":"u1"}`))
-	if n := len(st.in.Sent()); n != 6 {
+	if n := len(st.in.SentValues()); n != 6 {
 		t.Errorf("sent %d lines", n)
 	}
 	st.prints(`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"interrupted"}}}`)
@@ -369,7 +369,7 @@ func TestQueriesThatCannotBeSent(t *testing.T) {
 	t.Parallel()
 	for _, p := range []events.Part{{Type: "image", MediaType: "image/tiff", Data: "AA=="}, {Type: "image", MediaType: "image/png", Data: "no"}, {Type: "video"}} {
 		st := newStage(t)
-		if err := st.session.Begin(runner.Query{Parts: []events.Part{p}}, st.turn); err == nil || !strings.Contains(err.Error(), "query.parts[0]") {
+		if err := st.session.BeginTurn(runner.Query{Parts: []events.Part{p}}, st.turn); err == nil || !strings.Contains(err.Error(), "query.parts[0]") {
 			t.Errorf("%+v: %v", p, err)
 		}
 	}
@@ -415,7 +415,7 @@ func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
 	st := inTurn(t)
 	st.prints(done)
 	for _, note := range []string{"first note", "second note"} {
-		st.session.(*session).explain("t1", "u1", &runningItem{denied: note})
+		st.session.(*session).sendDenialReason("t1", "u1", &runningItem{denied: note})
 		steer := st.last()
 		if steer.Method != "turn/steer" {
 			t.Fatalf("sent %+v", steer)

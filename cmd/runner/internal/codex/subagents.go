@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// conversation is the conversation of a thread: of the agent itself or of a sub-agent.
+// conversation is the state of the conversation of a thread, which belongs to the main agent or to a sub-agent.
 type conversation struct {
 	id       string
 	parent   string
@@ -17,17 +17,17 @@ type conversation struct {
 	lastText string
 }
 
-// conversationOf returns the id of the conversation of a thread.
-func (s *session) conversationOf(thread string) string {
+// conversationID returns the id of the conversation that belongs to a thread.
+func (s *session) conversationID(thread string) string {
 	if thread == s.thread || thread == "" {
 		return events.MainConversation
 	}
 	return thread
 }
 
-// handleActivity handles an item of type subAgentActivity, with which newer models report that a sub-agent has started or got a message. The
+// handleSubagentActivity handles an item of type subAgentActivity, with which newer models report that a sub-agent has started or got a message. The
 // sub-agent's own items come as notifications of its thread.
-func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
+func (s *session) handleSubagentActivity(parent string, i threadItem, t *agent.Turn) {
 	switch i.Kind {
 	case "started":
 		s.openSubagent(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
@@ -37,11 +37,11 @@ func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
 	// The end of its turn reports the rest.
 }
 
-// addEarlierSubagent makes the thread of a sub-agent of an earlier turn known to this turn, so that its items are journaled. It has no block in
-// this turn.
+// addEarlierSubagent makes the thread of a sub-agent of an earlier turn known to this turn, so that its items are journaled. The sub-agent has no
+// block in this turn.
 func (s *session) addEarlierSubagent(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
-		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationOf(parent)}
+		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationID(parent)}
 	}
 }
 
@@ -67,18 +67,18 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 	if len(i.AgentStates) > 2 { // more than {}
 		out = string(i.AgentStates)
 	}
-	t.Whole(w.conv, events.Block{
-		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.duration(),
+	t.AddBlock(w.conv, events.Block{
+		Kind: events.KindToolResult, ToolUseID: i.ID, Output: out, IsError: i.Status == "failed", DurationMs: i.callDuration(),
 	})
 }
 
-// openSubagent begins the conversation of a sub-agent and opens its block in the conversation of parent, both threads. It does nothing if
-// the conversation has begun.
+// openSubagent begins the conversation of the sub-agent with the given thread, and opens the sub-agent's block in the conversation of the thread
+// parent. It does nothing if the conversation has begun.
 func (s *session) openSubagent(parent, thread, call, name, prompt string, t *agent.Turn) {
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
 	}
-	c := &conversation{id: thread, parent: s.conversationOf(parent)}
+	c := &conversation{id: thread, parent: s.conversationID(parent)}
 	s.turn.conversations[thread] = c
 	var input json.RawMessage
 	if prompt != "" {
@@ -87,14 +87,14 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 			input = raw
 		}
 	}
-	c.block = t.Open(c.parent, events.Block{Kind: events.KindSubagent, SubagentID: thread, ToolUseID: call, Name: name, Input: input})
+	c.block = t.OpenBlock(c.parent, events.Block{Kind: events.KindSubagent, SubagentID: thread, ToolUseID: call, Name: name, Input: input})
 	t.Emit(c.parent, events.SubagentSpawned{
 		SubagentID: thread, Conversation: thread, ToolUseID: call, Name: name, Parent: c.parent, Prompt: prompt,
 	})
 }
 
-// subagentDone completes the block of a sub-agent whose turn has ended.
-func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
+// completeSubagent completes the block of a sub-agent whose turn has ended.
+func (s *session) completeSubagent(thread string, ended turnInfo, t *agent.Turn) {
 	c := s.turn.conversations[thread]
 	if c == nil {
 		return
@@ -103,12 +103,12 @@ func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
 	s.closeSubagent(c, ended.Status != "completed", t)
 }
 
-// closeSubagent completes the block of a sub-agent, if it is open, with its last message.
+// closeSubagent completes the block of the sub-agent of a conversation, if the block is open, with the sub-agent's last message.
 func (s *session) closeSubagent(c *conversation, failed bool, t *agent.Turn) {
 	if c.block == "" {
 		return
 	}
-	t.Complete(c.block, func(b *events.Block) {
+	t.CompleteBlock(c.block, func(b *events.Block) {
 		b.Output, b.IsError = c.lastText, failed
 		if failed {
 			b.Status = events.StatusError

@@ -6,8 +6,9 @@ import (
 	"fmt"
 )
 
-// line is a line that the CLI prints: an answer (only id), a question (id and method) or a notification (only method).
-type line struct {
+// outputLine is a line that the CLI prints: an answer (only id), a question (id and method) or a notification (only
+// method).
+type outputLine struct {
 	ID     json.RawMessage `json:"id"`
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
@@ -15,26 +16,28 @@ type line struct {
 	Error  *rpcError       `json:"error"`
 }
 
+// rpcError is the error of a JSON-RPC response.
 type rpcError struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
 }
 
-// request is a request to the CLI, or a notification if it has no id.
-type request struct {
+// rpcRequest is a JSON-RPC request that the session sends to the CLI, or a notification if it has no id.
+type rpcRequest struct {
 	ID     int    `json:"id,omitempty"`
 	Method string `json:"method"`
 	Params any    `json:"params,omitempty"`
 }
 
-// answer is the reply to a question of the CLI.
-type answer struct {
+// rpcAnswer is the session's JSON-RPC response to a question of the CLI.
+type rpcAnswer struct {
 	ID     json.RawMessage `json:"id"`
 	Result any             `json:"result,omitempty"`
 	Error  *rpcError       `json:"error,omitempty"`
 }
 
-// notification has the parameters of all notifications that are handled. The method determines which are present.
+// notification holds the parameters of all notifications of the CLI that are handled. The method determines which are
+// present.
 type notification struct {
 	ThreadID string `json:"threadId"`
 	TurnID   string `json:"turnId"`
@@ -43,7 +46,7 @@ type notification struct {
 	Item         json.RawMessage `json:"item"`         // item/started, item/completed
 	Delta        string          `json:"delta"`        // …/delta, …Delta
 	SummaryIndex int             `json:"summaryIndex"` // item/reasoning/summary…
-	Turn         turn            `json:"turn"`         // turn/started, turn/completed
+	Turn         turnInfo        `json:"turn"`         // turn/started, turn/completed
 	Error        turnError       `json:"error"`        // error
 	WillRetry    bool            `json:"willRetry"`    // error
 	Plan         []planStep      `json:"plan"`         // turn/plan/updated
@@ -54,22 +57,23 @@ type notification struct {
 	ToModel      string          `json:"toModel"`      // model/rerouted
 }
 
-// turn is a turn of a thread.
-type turn struct {
+// turnInfo is the state of a turn of a thread, as the CLI reports it.
+type turnInfo struct {
 	ID     string     `json:"id"`
 	Status string     `json:"status"` // inProgress, completed, interrupted, failed
 	Error  *turnError `json:"error"`
 }
 
+// turnError is the reason why a turn failed, as the CLI reports it.
 type turnError struct {
 	Message    string          `json:"message"`
 	Info       json.RawMessage `json:"codexErrorInfo"`
 	Additional string          `json:"additionalDetails"`
 }
 
-// info returns the CLI's word for an error and the HTTP status of the model API, each if known. The JSON is the word
-// alone, or {"word":{"httpStatusCode":429}}.
-func (e turnError) info() (word string, status int) {
+// codeAndStatus returns the CLI's word for the error and the HTTP status of the model API, each if known. The JSON is
+// the word alone, or {"word":{"httpStatusCode":429}}.
+func (e turnError) codeAndStatus() (word string, status int) {
 	if json.Unmarshal(e.Info, &word) == nil {
 		return word, 0
 	}
@@ -85,33 +89,37 @@ func (e turnError) info() (word string, status int) {
 	return word, status
 }
 
+// planStep is a step of the agent's plan.
 type planStep struct {
 	Step   string `json:"step"`
 	Status string `json:"status"` // pending, inProgress, completed
 }
 
+// tokenUsage is the number of tokens that a thread has used.
 type tokenUsage struct {
-	Total tokens `json:"total"` // of the thread
-	Last  tokens `json:"last"`  // of the last request
+	Total tokenCounts `json:"total"` // of the thread
+	Last  tokenCounts `json:"last"`  // of the last request
 }
 
-type tokens struct {
+// tokenCounts counts tokens by kind.
+type tokenCounts struct {
 	Input      uint64 `json:"inputTokens"` // including cached tokens
 	Cached     uint64 `json:"cachedInputTokens"`
 	CacheWrite uint64 `json:"cacheWriteInputTokens"`
 	Output     uint64 `json:"outputTokens"`
 }
 
-// thread is the thread in thread/start, thread/resume and thread/started.
-type thread struct {
+// threadInfo describes a thread in the messages thread/start, thread/resume and thread/started.
+type threadInfo struct {
 	ID     string `json:"id"`
 	Parent string `json:"parentThreadId"`
 	Model  string `json:"model"`
 	Path   string `json:"path"`
 }
 
-// item is an item of any type. Type determines which fields are present.
-type item struct {
+// threadItem is an item of a thread, such as a message or a command. The field Type determines which other fields are
+// present.
+type threadItem struct {
 	Type        string `json:"type"`
 	ID          string `json:"id"`
 	Status      string `json:"status"` // inProgress, completed, failed, declined
@@ -151,21 +159,25 @@ type item struct {
 	AgentPath   string          `json:"agentPath"`
 }
 
+// commandAction is a part of a command, as the CLI has parsed it.
 type commandAction struct {
 	Command string `json:"command"`
 }
 
+// fileChange is the change of one file by a patch.
 type fileChange struct {
 	Path string     `json:"path"`
 	Kind changeKind `json:"kind"`
 	Diff string     `json:"diff"`
 }
 
+// changeKind is the kind of a fileChange.
 type changeKind struct {
 	Type     string `json:"type"` // add, delete, update
 	MovePath string `json:"move_path,omitempty"`
 }
 
+// mcpResult is the result of a tool of an MCP server.
 type mcpResult struct {
 	Content []struct {
 		Type string `json:"type"`
@@ -174,8 +186,8 @@ type mcpResult struct {
 	Structured json.RawMessage `json:"structuredContent"`
 }
 
-// texts returns the text parts of an item's content.
-func (i item) texts() []string {
+// contentTexts returns the text parts of the item's content.
+func (i threadItem) contentTexts() []string {
 	var plain []string
 	if json.Unmarshal(i.Content, &plain) == nil {
 		return plain
@@ -194,8 +206,9 @@ func (i item) texts() []string {
 	return plain
 }
 
-// question has the parameters of all questions that are handled.
-type question struct {
+// questionParams holds the parameters of all requests of the CLI, called questions, that ask for a permission or an
+// answer. The method determines which are present.
+type questionParams struct {
 	ThreadID    string          `json:"threadId"`
 	ItemID      string          `json:"itemId"`
 	TurnID      string          `json:"turnId"`
@@ -222,6 +235,7 @@ type question struct {
 	} `json:"_meta"`
 }
 
+// networkContext is the host to which a command wants to connect.
 type networkContext struct {
 	Host string `json:"host"`
 }
@@ -239,7 +253,8 @@ type userQuestion struct {
 	} `json:"options"`
 }
 
-// toolApprovalKind is the kind of a question of the CLI itself, whether a tool of an MCP server may be called.
+// toolApprovalKind is the value of codex_approval_kind in a question of the CLI itself whether a tool of an MCP server
+// may be called.
 const toolApprovalKind = "mcp_tool_call"
 
 // decode parses a part of a line. what names the part in errors.

@@ -11,9 +11,10 @@ import (
 	"strings"
 )
 
-// Native returns the program that npm's wrapper runs, or the wrapper if the program is not found. Without the wrapper the
-// CLI starts in half the time, and no Node process of 40 MB stays for each warm agent.
-func Native(wrapper string) string {
+// NativeProgram returns the path of the native program that wrapper, the script that npm installs for Codex, runs; or
+// wrapper if the program is not found. Without the wrapper the CLI starts in half the time, and no Node process of 40
+// MB stays for each warm agent.
+func NativeProgram(wrapper string) string {
 	script, err := filepath.EvalSymlinks(wrapper)
 	if err != nil || filepath.Base(script) != "codex.js" {
 		return wrapper

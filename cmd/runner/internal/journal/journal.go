@@ -15,13 +15,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// DefaultLimit is the number of bytes that may wait for their acknowledgement before Append blocks.
+// DefaultLimit is the default of the size in bytes of lines that wait for their acknowledgement, above which Append
+// blocks.
 const DefaultLimit = 64 << 20
 
-// lineOverhead is roughly the memory that a kept line takes in addition to its bytes.
+// lineOverhead is roughly the memory in bytes that a line of the journal takes in addition to its content.
 const lineOverhead = 64
 
-// Journal is the journal of one runner process. It is safe for concurrent use.
+// Journal keeps the numbered journal lines of one runner process in memory until they are acknowledged. It is safe for
+// concurrent use.
 type Journal struct {
 	name  string
 	limit int
@@ -31,7 +33,7 @@ type Journal struct {
 	lines   [][]byte // encoded runner.Lines
 	bytes   int
 	blocks  int
-	pace    pace
+	pace    linePace
 	changed chan struct{} // closed and replaced when lines are added or removed
 }
 
@@ -61,15 +63,16 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// SetPace limits the rate of the lines that are appended from now on.
+// SetPace limits the rate at which lines can be appended from now on.
 func (j *Journal) SetPace(p runner.Pace) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.pace = newPace(p, time.Now())
+	j.pace = newLinePace(p, time.Now())
 }
 
-// Slowed reports whether a line had to wait because of the last SetPace. It reports true only once after each SetPace.
-func (j *Journal) Slowed() bool {
+// TakeSlowed reports whether a line had to wait because of the last SetPace. It returns true only once after each
+// SetPace.
+func (j *Journal) TakeSlowed() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	slowed := j.pace.slowed && !j.pace.reported
@@ -77,25 +80,25 @@ func (j *Journal) Slowed() bool {
 	return slowed
 }
 
-// Append numbers the line and keeps it. It blocks while the journal is full, or is filled faster than its pace. When
-// ctx ends it keeps the line beyond the limit.
+// Append numbers the line and keeps it. It blocks while the journal is full, or grows faster than its pace allows. When
+// ctx ends, Append keeps the line although the journal is full.
 func (j *Journal) Append(ctx context.Context, l runner.Line) {
-	j.Room(ctx)
+	j.AwaitRoom(ctx)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.pace.take(l.Type, len(l.Data))
+	j.pace.countLine(l.Type, len(l.Data))
 	l.N = j.first + uint64(len(j.lines))
-	raw := encode(l)
+	raw := encodeLine(l)
 	j.lines = append(j.lines, raw)
 	j.bytes += len(raw) + lineOverhead
-	j.wake()
+	j.notifyWaiters()
 }
 
-// Room blocks until the journal is neither full nor ahead of its pace, or ctx ends.
-func (j *Journal) Room(ctx context.Context) {
+// AwaitRoom blocks until the journal is not full and its pace allows another line, or ctx ends.
+func (j *Journal) AwaitRoom(ctx context.Context) {
 	for ctx.Err() == nil {
 		j.mu.Lock()
-		full, wait, changed := j.bytes >= j.limit, j.pace.wait(time.Now()), j.changed
+		full, wait, changed := j.bytes >= j.limit, j.pace.waitTime(time.Now()), j.changed
 		j.mu.Unlock()
 		var paced <-chan time.Time
 		switch {
@@ -113,9 +116,9 @@ func (j *Journal) Room(ctx context.Context) {
 	}
 }
 
-// After returns the encoded lines with numbers greater than n: all of them, or as many as fit in about max bytes, at
-// least one. If there is none it returns a channel that is closed when that may have changed.
-func (j *Journal) After(n uint64, max int) (lines [][]byte, changed <-chan struct{}) {
+// LinesAfter returns the encoded lines with numbers greater than n: all of them, or as many as fit in about max bytes,
+// at least one. If there is none it returns a channel that is closed when there may be one.
+func (j *Journal) LinesAfter(n uint64, max int) (lines [][]byte, changed <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	skip := uint64(0)
@@ -135,8 +138,8 @@ func (j *Journal) After(n uint64, max int) (lines [][]byte, changed <-chan struc
 	return lines, nil
 }
 
-// Trim removes the lines up to number n, which are stored elsewhere.
-func (j *Journal) Trim(n uint64) {
+// TrimUpTo removes the lines with numbers up to n, which the executor has stored.
+func (j *Journal) TrimUpTo(n uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if n < j.first || len(j.lines) == 0 {
@@ -149,37 +152,38 @@ func (j *Journal) Trim(n uint64) {
 	}
 	j.lines = j.lines[gone:]
 	j.first += gone
-	j.wake()
+	j.notifyWaiters()
 }
 
-// Bounds returns the lowest number of a kept line, or last+1 if none is kept, and the last number that was assigned.
-func (j *Journal) Bounds() (first, last uint64) {
+// LineRange returns the lowest number of a line in the journal, or last+1 if there is none, and the last number that
+// was assigned.
+func (j *Journal) LineRange() (first, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.first, j.first + uint64(len(j.lines)) - 1
 }
 
-// wake notifies callers that wait for a change. The caller must hold mu.
-func (j *Journal) wake() {
+// notifyWaiters wakes callers that wait for a change of the journal. The caller must hold mu.
+func (j *Journal) notifyWaiters() {
 	close(j.changed)
 	j.changed = make(chan struct{})
 }
 
-// encode encodes a line. It cannot fail for data that is JSON, as agent.Turn makes it. If the data is not JSON, the
-// line holds the error, so that no line is lost.
-func encode(l runner.Line) []byte {
-	raw, err := marshal(l)
+// encodeLine returns a line as JSON. It cannot fail for data that is JSON, as agent.Turn produces it. If the data is
+// not JSON, the line holds the error, so that no line is lost.
+func encodeLine(l runner.Line) []byte {
+	raw, err := marshalJSON(l)
 	if err == nil {
 		return raw
 	}
 	l.Type = events.Error{}.EventType()
 	l.Data, _ = json.Marshal(events.Error{Code: "INTERNAL", Message: "journal line: " + err.Error()}) //nolint:errchkjson // two strings
-	raw, _ = marshal(l)                                                                               //nolint:errcheck // as above
+	raw, _ = marshalJSON(l)                                                                           //nolint:errcheck // as above
 	return raw
 }
 
-// marshal returns JSON without HTML escapes.
-func marshal(v any) ([]byte, error) {
+// marshalJSON returns v as JSON without HTML escapes.
+func marshalJSON(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)

@@ -49,7 +49,7 @@ func TestNew_NamesTheJournal(t *testing.T) {
 	}
 }
 
-// For any sequence of Append, After and Trim, every number is returned once and in order, and only acknowledged lines
+// For any sequence of Append, LinesAfter and TrimUpTo, every number is returned once and in order, and only acknowledged lines
 // are removed.
 func TestFollowAndTrim(t *testing.T) {
 	t.Parallel()
@@ -60,12 +60,12 @@ func TestFollowAndTrim(t *testing.T) {
 			"append": func(*rapid.T) { appended++; j.Append(t.Context(), line("x")) },
 			"trim": func(rt *rapid.T) {
 				n := rapid.Uint64Range(0, appended+2).Draw(rt, "ack")
-				j.Trim(n)
+				j.TrimUpTo(n)
 				acked = max(acked, min(n, appended))
 			},
 			"read": func(rt *rapid.T) {
 				after := rapid.Uint64Range(0, appended+2).Draw(rt, "after")
-				raw, changed := j.After(after, rapid.IntRange(1, 500).Draw(rt, "max"))
+				raw, changed := j.LinesAfter(after, rapid.IntRange(1, 500).Draw(rt, "max"))
 				next := max(after, acked) + 1
 				if (len(raw) == 0) != (next > appended) || (len(raw) == 0) != (changed != nil) {
 					rt.Fatalf("after %d of %d, acked %d: %d lines", after, appended, acked, len(raw))
@@ -78,7 +78,7 @@ func TestFollowAndTrim(t *testing.T) {
 				}
 			},
 			"": func(rt *rapid.T) {
-				if first, last := j.Bounds(); first != acked+1 || last != appended {
+				if first, last := j.LineRange(); first != acked+1 || last != appended {
 					rt.Fatalf("bounds %d %d, want %d %d", first, last, acked+1, appended)
 				}
 			},
@@ -103,16 +103,16 @@ func TestAppendWaitsWhileFull(t *testing.T) {
 			t.Fatalf("%d lines went into 1000 bytes", n)
 		}
 		for acked := uint64(0); ; {
-			raw, _ := j.After(acked, 1<<20)
+			raw, _ := j.LinesAfter(acked, 1<<20)
 			if len(raw) == 0 {
 				break
 			}
 			acked += uint64(len(raw))
-			j.Trim(acked)
+			j.TrimUpTo(acked)
 			synctest.Wait()
 		}
 		<-done
-		if _, last := j.Bounds(); last != 100 {
+		if _, last := j.LineRange(); last != 100 {
 			t.Fatalf("last %d, want 100", last)
 		}
 	})
@@ -126,7 +126,7 @@ func TestAppendGoesOnWhenItsWaitIsOver(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		j.Append(ctx, line("second"))
-		if _, last := j.Bounds(); last != 2 {
+		if _, last := j.LineRange(); last != 2 {
 			t.Fatalf("last %d: a line was lost", last)
 		}
 	})

@@ -7,55 +7,57 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// pace determines how long a line has to wait so that the journal keeps to a runner.Pace. The zero value has no limit.
-type pace struct {
-	events, bytes    bucket
+// linePace determines how long a journal line has to wait so that the journal keeps to a runner.Pace. The zero value
+// has no limit.
+type linePace struct {
+	events, bytes    tokenBucket
 	slowed, reported bool
 }
 
-// newPace returns a pace that allows a full burst, runner.PaceBurst, at first.
-func newPace(p runner.Pace, now time.Time) pace {
-	return pace{events: newBucket(p.EventsPerSecond, now), bytes: newBucket(p.BytesPerSecond, now)}
+// newLinePace returns a linePace that allows a full burst, runner.PaceBurst, at first.
+func newLinePace(p runner.Pace, now time.Time) linePace {
+	return linePace{events: newTokenBucket(p.EventsPerSecond, now), bytes: newTokenBucket(p.BytesPerSecond, now)}
 }
 
-// wait returns how long the next line has to wait.
-func (p *pace) wait(now time.Time) time.Duration {
-	wait := max(p.events.wait(now), p.bytes.wait(now))
+// waitTime returns how long the next line has to wait.
+func (p *linePace) waitTime(now time.Time) time.Duration {
+	wait := max(p.events.refillAndWaitTime(now), p.bytes.refillAndWaitTime(now))
 	p.slowed = p.slowed || wait > 0
 	return wait
 }
 
-// take counts a line of type t. A text delta counts only with its bytes, because text in flight is not an event.
-func (p *pace) take(t events.Type, bytes int) {
+// countLine counts a line of type t against the pace. A text delta counts only with its bytes, because text in flight
+// is not an event.
+func (p *linePace) countLine(t events.Type, bytes int) {
 	p.bytes.left -= float64(bytes)
 	if t != events.TextDelta {
 		p.events.left--
 	}
 }
 
-// bucket is a token bucket. left may become negative: the next line then has to wait.
-type bucket struct {
+// tokenBucket limits a rate. The field left may become negative: the next line then has to wait.
+type tokenBucket struct {
 	rate float64 // per second; 0 for no limit
 	left float64
 	at   time.Time // when left was computed
 }
 
-// newBucket returns a token bucket that is full.
-func newBucket(rate uint32, now time.Time) bucket {
-	b := bucket{rate: float64(rate), at: now}
-	b.left = b.burst()
+// newTokenBucket returns a full tokenBucket for a rate in tokens per second.
+func newTokenBucket(rate uint32, now time.Time) tokenBucket {
+	b := tokenBucket{rate: float64(rate), at: now}
+	b.left = b.capacity()
 	return b
 }
 
-// burst returns the number of tokens of a full bucket.
-func (b *bucket) burst() float64 { return b.rate * runner.PaceBurst.Seconds() }
+// capacity returns the number of tokens in a full bucket.
+func (b *tokenBucket) capacity() float64 { return b.rate * runner.PaceBurst.Seconds() }
 
-// wait refills the bucket for the time that has passed, and returns how long the next line has to wait.
-func (b *bucket) wait(now time.Time) time.Duration {
+// refillAndWaitTime adds the tokens for the time that has passed, and returns how long the next line has to wait.
+func (b *tokenBucket) refillAndWaitTime(now time.Time) time.Duration {
 	if b.rate == 0 {
 		return 0
 	}
-	b.left = min(b.burst(), b.left+now.Sub(b.at).Seconds()*b.rate)
+	b.left = min(b.capacity(), b.left+now.Sub(b.at).Seconds()*b.rate)
 	b.at = now
 	if b.left > 0 {
 		return 0

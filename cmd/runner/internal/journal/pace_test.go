@@ -47,8 +47,8 @@ func TestPace(t *testing.T) {
 				if took := time.Since(began); took < c.want-time.Second || took > c.want+time.Second {
 					t.Errorf("it took %s, want %s", took, c.want)
 				}
-				if slowed := j.Slowed(); slowed != (c.want > 0) || j.Slowed() {
-					t.Errorf("slowed is %v, and once more %v", slowed, j.Slowed())
+				if slowed := j.TakeSlowed(); slowed != (c.want > 0) || j.TakeSlowed() {
+					t.Errorf("slowed is %v, and once more %v", slowed, j.TakeSlowed())
 				}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()

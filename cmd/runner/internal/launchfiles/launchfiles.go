@@ -14,13 +14,13 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// listFile is the name of the file in the state folder that lists the files that Write has written. Like them, it
-// outlives the runner.
-const listFile = "outfit.json"
+// listFileName is the name of the file in the state folder that lists the files that Write has written. Like these
+// files, it outlives the runner.
+const listFileName = "outfit.json"
 
 // Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
 // created and that are not in files.
-func Write(state string, files []agent.File) error {
+func Write(state string, files []agent.LaunchFile) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
@@ -29,7 +29,7 @@ func Write(state string, files []agent.File) error {
 		return fmt.Errorf("open state folder: %w", err)
 	}
 	defer root.Close() //nolint:errcheck // every write was checked
-	before, err := readList(root)
+	before, err := readFileList(root)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func Write(state string, files []agent.File) error {
 		return nil
 	}
 	// The list has every file that exists, also if a later step fails.
-	if err := writeList(root, union(before, wanted)); err != nil {
+	if err := writeFileList(root, sortedUnion(before, wanted)); err != nil {
 		return err
 	}
 	for _, p := range before {
@@ -56,12 +56,12 @@ func Write(state string, files []agent.File) error {
 			return fmt.Errorf("write %s for the agent: %w", f.Path, err)
 		}
 	}
-	return writeList(root, wanted)
+	return writeFileList(root, wanted)
 }
 
-// writeFile creates one file atomically. It does nothing if the file is present.
-func writeFile(root *os.Root, f agent.File) error {
-	if isPresent(root, f) {
+// writeFile creates one file or symbolic link atomically. It does nothing if the file exists with the wanted content.
+func writeFile(root *os.Root, f agent.LaunchFile) error {
+	if hasLaunchFile(root, f) {
 		return nil
 	}
 	if err := root.MkdirAll(path.Dir(f.Path), 0o700); err != nil {
@@ -88,8 +88,8 @@ func writeFile(root *os.Root, f agent.File) error {
 	return root.Rename(tmp, f.Path)
 }
 
-// isPresent reports whether the file f exists with the content or link of f.
-func isPresent(root *os.Root, f agent.File) bool {
+// hasLaunchFile reports whether the file f exists with the content or link of f.
+func hasLaunchFile(root *os.Root, f agent.LaunchFile) bool {
 	info, err := root.Lstat(f.Path)
 	switch {
 	case err != nil:
@@ -104,9 +104,9 @@ func isPresent(root *os.Root, f agent.File) bool {
 	return err == nil && string(raw) == f.Content
 }
 
-// readList returns the paths of the files that an earlier call of Write has written.
-func readList(root *os.Root) ([]string, error) {
-	raw, err := root.ReadFile(listFile)
+// readFileList returns the paths of the files that an earlier call of Write has written.
+func readFileList(root *os.Root) ([]string, error) {
+	raw, err := root.ReadFile(listFileName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -120,12 +120,12 @@ func readList(root *os.Root) ([]string, error) {
 	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || p == "." || path.Clean(p) != p }), nil
 }
 
-// writeList replaces the list of the files that Write has written.
-func writeList(root *os.Root, paths []string) error {
+// writeFileList replaces the list of the files that Write has written.
+func writeFileList(root *os.Root, paths []string) error {
 	raw, err := json.Marshal(paths)
 	if err == nil {
-		if err = root.WriteFile(listFile+".new", raw, 0o600); err == nil {
-			err = root.Rename(listFile+".new", listFile)
+		if err = root.WriteFile(listFileName+".new", raw, 0o600); err == nil {
+			err = root.Rename(listFileName+".new", listFileName)
 		}
 	}
 	if err != nil {
@@ -134,7 +134,8 @@ func writeList(root *os.Root, paths []string) error {
 	return nil
 }
 
-func union(a, b []string) []string {
+// sortedUnion returns the elements of both lists, sorted and without duplicates.
+func sortedUnion(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)
 	return slices.Compact(all)

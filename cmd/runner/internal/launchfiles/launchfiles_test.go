@@ -46,7 +46,7 @@ func contentOf(t *testing.T, state string) map[string]string {
 	return out
 }
 
-func lay(t *testing.T, state string, files ...agent.File) {
+func lay(t *testing.T, state string, files ...agent.LaunchFile) {
 	t.Helper()
 	if err := launchfiles.Write(state, files); err != nil {
 		t.Fatal(err)
@@ -60,13 +60,13 @@ func TestWrite_ReplacesTheFilesOfEarlierLaunches(t *testing.T) {
 	if got := contentOf(t, state); len(got) != 0 {
 		t.Errorf("nothing was wanted, there is %v", got)
 	}
-	lay(t, state, agent.File{Path: "a/memory.md", Content: "one"}, agent.File{Path: "a/commands/x.md", Content: "x"}, agent.File{Path: "a/skills/s", Link: "/skills/1"})
+	lay(t, state, agent.LaunchFile{Path: "a/memory.md", Content: "one"}, agent.LaunchFile{Path: "a/commands/x.md", Content: "x"}, agent.LaunchFile{Path: "a/skills/s", Link: "/skills/1"})
 	own := filepath.Join(state, "a/commands/own.md")
 	if err := os.WriteFile(own, []byte("the agent's own"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// Another runner continues with the folder, for another agent.
-	lay(t, state, agent.File{Path: "a/memory.md", Content: "two"}, agent.File{Path: "a/skills/s", Link: "/skills/2"})
+	lay(t, state, agent.LaunchFile{Path: "a/memory.md", Content: "two"}, agent.LaunchFile{Path: "a/skills/s", Link: "/skills/2"})
 	got := contentOf(t, state)
 	delete(got, "outfit.json")
 	want := map[string]string{"a/memory.md": "two", "a/skills/s": "-> /skills/2", "a/commands/own.md": "the agent's own"}
@@ -98,14 +98,14 @@ func TestLayStaysInside(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(state, "folder.md", "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	lay(t, state, agent.File{Path: "memory.md", Content: "ours"}, agent.File{Path: "folder.md", Content: "ours"})
+	lay(t, state, agent.LaunchFile{Path: "memory.md", Content: "ours"}, agent.LaunchFile{Path: "folder.md", Content: "ours"})
 	if got := contentOf(t, state); got["memory.md"] != "ours" || got["folder.md"] != "ours" {
 		t.Errorf("there is %v", got)
 	}
 	if err := os.Symlink(outside, filepath.Join(state, "way")); err != nil {
 		t.Fatal(err)
 	}
-	if err := launchfiles.Write(state, []agent.File{{Path: "way/memory.md", Content: "ours"}}); err == nil || !strings.Contains(err.Error(), "way/memory.md") {
+	if err := launchfiles.Write(state, []agent.LaunchFile{{Path: "way/memory.md", Content: "ours"}}); err == nil || !strings.Contains(err.Error(), "way/memory.md") {
 		t.Errorf("through a link: %v", err)
 	}
 	if raw, err := os.ReadFile(victim); err != nil || string(raw) != "mine" {

@@ -22,18 +22,20 @@ import (
 
 // The defaults.
 const (
-	// DefaultConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
-	DefaultConnections = 256
-	// DefaultIdle is the time for which a connection may have no byte in either direction before it is closed.
-	DefaultIdle = 15 * time.Minute
-	// dialWithin is the maximum time that the egress proxy may take to accept a connection at its Unix socket.
-	dialWithin = 5 * time.Second
-	// dialServerWithin is the maximum time for a connection to the egress proxy over TLS, which takes several round
-	// trips and may lose packets.
-	dialServerWithin = 15 * time.Second
-	// acceptPause is the pause after a failure to accept a connection.
-	acceptPause = 100 * time.Millisecond
-	// maxSocketPath is the longest path of a Unix socket, in bytes.
+	// DefaultMaxConnections is the default of the maximum number of connections that are forwarded at a time. Further
+	// connections wait to be accepted.
+	DefaultMaxConnections = 256
+	// DefaultIdleTimeout is the default of the time without a byte in either direction after which a connection is
+	// closed.
+	DefaultIdleTimeout = 15 * time.Minute
+	// socketDialTimeout is the time limit for connecting to the egress proxy at its Unix socket.
+	socketDialTimeout = 5 * time.Second
+	// serverDialTimeout is the time limit for connecting to the egress proxy over TLS, which takes several round trips
+	// and may lose packets.
+	serverDialTimeout = 15 * time.Second
+	// acceptRetryPause is the pause after a failure to accept a connection.
+	acceptRetryPause = 100 * time.Millisecond
+	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 107
 )
 
@@ -45,11 +47,12 @@ type Config struct {
 	Token       string        // names the sandbox at the proxy
 	Address     string        // "" for runner.EgressAddress
 	HostsOnly   bool          // the proxy serves hosts of the allowlist only, no models and MCP servers
-	Connections int           // 0 for DefaultConnections
-	Idle        time.Duration // 0 for DefaultIdle
+	Connections int           // 0 for DefaultMaxConnections
+	Idle        time.Duration // 0 for DefaultIdleTimeout
 	Log         *slog.Logger  // nil for none
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *Config) validate() error {
 	switch {
 	case c.Socket == "" && c.Server == "":
@@ -68,8 +71,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("egress idle time: %s is negative", c.Idle)
 	}
 	c.Address = cmp.Or(c.Address, runner.EgressAddress)
-	c.Connections = cmp.Or(c.Connections, DefaultConnections)
-	c.Idle = cmp.Or(c.Idle, DefaultIdle)
+	c.Connections = cmp.Or(c.Connections, DefaultMaxConnections)
+	c.Idle = cmp.Or(c.Idle, DefaultIdleTimeout)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -87,12 +90,12 @@ type Forwarder struct {
 	handlers    sync.WaitGroup
 }
 
-// Listen listens on the loopback port. Run has to follow.
+// Listen starts to listen on the loopback port. The caller must call Run.
 func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	secure, err := cfg.tls()
+	secure, err := cfg.tlsConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -108,11 +111,13 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
 }
 
-// cachedSessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
-const cachedSessions = 8
+// maxCachedTLSSessions is the number of TLS sessions that are kept for resumption, so that later connections need no
+// certificates.
+const maxCachedTLSSessions = 8
 
-// tls returns the TLS configuration for Server, nil for a Unix socket.
-func (c *Config) tls() (*tls.Config, error) {
+// tlsConfig returns the TLS configuration for connections to Server, or nil if the egress proxy is reached at a Unix
+// socket.
+func (c *Config) tlsConfig() (*tls.Config, error) {
 	if c.Server == "" {
 		return nil, nil //nolint:nilnil // a Unix socket needs none
 	}
@@ -124,13 +129,14 @@ func (c *Config) tls() (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM([]byte(c.Authority)) {
 		return nil, errors.New("egress authority: has no certificate in PEM form")
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(cachedSessions)}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(maxCachedTLSSessions)}, nil
 }
 
-// Addr returns the listening address.
+// Addr returns the address on which the forwarder listens.
 func (f *Forwarder) Addr() net.Addr { return f.listener.Addr() }
 
-// Run forwards connections until ctx ends, then closes all of them and returns nil, or the error of closing the listener.
+// Run forwards connections until ctx ends, then closes all of them and returns nil, or the error of closing the
+// listener.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.handlers.Wait()
 	var closeErr error
@@ -149,7 +155,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		if err == nil {
 			f.handlers.Go(func() {
 				defer func() { <-slots }()
-				f.handle(ctx, c)
+				f.forwardConnection(ctx, c)
 			})
 			continue
 		}
@@ -160,7 +166,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		}
 		// Most likely the process is out of file descriptors, which passes.
 		f.cfg.Log.Error("egress: accept a connection", "err", err)
-		pause := time.NewTimer(acceptPause)
+		pause := time.NewTimer(acceptRetryPause)
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -169,8 +175,8 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-// handle connects a client to the egress proxy and copies bytes in both directions.
-func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
+// forwardConnection connects a client to the egress proxy and copies bytes in both directions.
+func (f *Forwarder) forwardConnection(ctx context.Context, client *net.TCPConn) {
 	defer closeQuietly(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -178,19 +184,19 @@ func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	proxy, err := f.dial(ctx)
 	f.logReachability(ctx, err)
 	if err != nil {
-		refuse(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
+		refuseRequest(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
 		return
 	}
 	defer closeQuietly(proxy)
 	defer context.AfterFunc(ctx, func() { closeQuietly(proxy) })()
-	p := &pipe{client: client, proxy: proxy, idle: f.cfg.Idle}
-	if p.run(); p.unanswered() && ctx.Err() == nil {
-		answer(client, "the egress proxy closed the connection without an answer; try again in a moment")
+	p := &proxyPipe{client: client, proxy: proxy, idle: f.cfg.Idle}
+	if p.copyBothWays(); p.isUnanswered() && ctx.Err() == nil {
+		sendHTTPError(client, "the egress proxy closed the connection without an answer; try again in a moment")
 	}
 }
 
 // dial connects to the egress proxy and sends the first line, which holds the sandbox's token.
-func (f *Forwarder) dial(ctx context.Context) (conn, error) {
+func (f *Forwarder) dial(ctx context.Context) (halfClosableConn, error) {
 	proxy, err := f.connect(ctx)
 	if err != nil {
 		return nil, err
@@ -206,10 +212,10 @@ func (f *Forwarder) dial(ctx context.Context) (conn, error) {
 }
 
 // connect opens a connection to the egress proxy, to its Unix socket or over TLS.
-func (f *Forwarder) connect(ctx context.Context) (conn, error) {
-	network, address, within := "unix", f.cfg.Socket, dialWithin
+func (f *Forwarder) connect(ctx context.Context) (halfClosableConn, error) {
+	network, address, within := "unix", f.cfg.Socket, socketDialTimeout
 	if f.tls != nil {
-		network, address, within = "tcp", f.cfg.Server, dialServerWithin
+		network, address, within = "tcp", f.cfg.Server, serverDialTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -221,15 +227,15 @@ func (f *Forwarder) connect(ctx context.Context) (conn, error) {
 	if f.tls != nil {
 		return tlsconn.Client(ctx, c, f.tls)
 	}
-	proxy, ok := c.(conn)
+	proxy, ok := c.(halfClosableConn)
 	if !ok {
 		return nil, errors.Join(errors.New("the address is not a Unix socket"), c.Close())
 	}
 	return proxy, nil
 }
 
-// logReachability logs when the egress proxy becomes unreachable and when it is reachable again. err is the result of
-// the last connection attempt.
+// logReachability logs when the egress proxy becomes unreachable and when it becomes reachable again. err is the result
+// of the last attempt to connect.
 func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -245,5 +251,5 @@ func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	f.unreachable = err != nil
 }
 
-// closeQuietly closes c and drops the error: a connection that breaks during its close is closed as well.
+// closeQuietly closes c and ignores the error: a connection that breaks during its close is closed as well.
 func closeQuietly(c io.Closer) { _ = c.Close() }

@@ -15,36 +15,34 @@ import (
 )
 
 const (
-	// requestWithin is the maximum time that a client may take to send the header of a request that is then refused.
-	requestWithin = 10 * time.Second
-	// lingerFor is the maximum time that a connection stays open after a refusal, so that the client can read the
-	// answer.
-	lingerFor = 2 * time.Second
+	// refusedRequestTimeout is the time limit for a client to send the header of a request that is then refused.
+	refusedRequestTimeout = 10 * time.Second
+	// refusalLingerTime is the maximum time that a connection stays open after a refusal, so that the client can read the answer.
+	refusalLingerTime = 2 * time.Second
 )
 
-// conn is a connection whose write direction can be closed while its read direction stays open.
-type conn interface {
+// halfClosableConn is a connection whose write direction can be closed while its read direction stays open.
+type halfClosableConn interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// pipe copies in both directions between a client and the egress proxy. Each direction ends when its source ends; an
-// error ends both.
-type pipe struct {
-	client, proxy  conn
+// proxyPipe copies bytes in both directions between a client and the egress proxy. Each direction ends when its source ends; an error ends both.
+type proxyPipe struct {
+	client, proxy  halfClosableConn
 	idle           time.Duration
 	timer          *time.Timer
 	sent, received atomic.Int64 // bytes from the client, and from the proxy
 	closed         atomic.Bool  // both connections were closed: the client cannot be answered
 }
 
-// run copies until both directions have ended, or until no byte was copied for the idle time.
-func (p *pipe) run() {
+// copyBothWays copies until both directions have ended, or until no byte was copied for the idle time.
+func (p *proxyPipe) copyBothWays() {
 	p.timer = time.AfterFunc(p.idle, p.close)
 	defer p.timer.Stop()
 	var up sync.WaitGroup
 	up.Go(func() {
-		readErr, writeErr := p.copy(p.proxy, p.client, &p.sent)
+		readErr, writeErr := p.copyDirection(p.proxy, p.client, &p.sent)
 		switch {
 		case errors.Is(readErr, os.ErrDeadlineExceeded): // the deadline was set below, because the proxy is gone
 		case readErr != nil:
@@ -54,7 +52,7 @@ func (p *pipe) run() {
 		}
 		// After a write error the proxy may still send an answer.
 	})
-	readErr, writeErr := p.copy(p.client, p.proxy, &p.received)
+	readErr, writeErr := p.copyDirection(p.client, p.proxy, &p.received)
 	switch {
 	case writeErr != nil:
 		p.close()
@@ -62,7 +60,7 @@ func (p *pipe) run() {
 		// The proxy closed the connection without an answer. If the client has sent a request, or soon does, it gets one from the forwarder.
 		deadline := pastDeadline
 		if p.sent.Load() == 0 {
-			deadline = time.Now().Add(requestWithin)
+			deadline = time.Now().Add(refusedRequestTimeout)
 		}
 		_ = p.client.SetReadDeadline(deadline) // on an error the client is gone, and reads fail as well
 		closeQuietly(p.proxy)
@@ -77,20 +75,21 @@ func (p *pipe) run() {
 // pastDeadline is a deadline in the past, which makes a blocked read return.
 var pastDeadline = time.Unix(1, 0)
 
-// unanswered reports whether the client has sent something, has received nothing, and is still connected.
-func (p *pipe) unanswered() bool {
+// isUnanswered reports whether the client has sent something, has received nothing, and is still connected.
+func (p *proxyPipe) isUnanswered() bool {
 	return p.received.Load() == 0 && p.sent.Load() > 0 && !p.closed.Load()
 }
 
-// close closes both connections.
-func (p *pipe) close() {
+// close closes the connections to the client and to the egress proxy.
+func (p *proxyPipe) close() {
 	p.closed.Store(true)
 	closeQuietly(p.client)
 	closeQuietly(p.proxy)
 }
 
-// copy copies until src ends or an error. It returns the error of the side that failed, and adds the bytes read to n.
-func (p *pipe) copy(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, writeErr error) {
+// copyDirection copies from src to dst until src ends or an error occurs. It returns the error of the side that failed, and adds the number of
+// bytes read to n.
+func (p *proxyPipe) copyDirection(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, writeErr error) {
 	buf := make([]byte, 32<<10)
 	for {
 		k, err := src.Read(buf)
@@ -110,26 +109,26 @@ func (p *pipe) copy(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, wri
 	}
 }
 
-// refuse reads a request from a client and answers it with an error. It reads the request first, because clients do not
-// expect an answer before they have sent a request.
-func refuse(c *net.TCPConn, message string) {
-	if err := c.SetReadDeadline(time.Now().Add(requestWithin)); err != nil {
+// refuseRequest reads a request from a client and answers it with an error. It reads the request first, because clients do not expect an answer
+// before they have sent a request.
+func refuseRequest(c *net.TCPConn, message string) {
+	if err := c.SetReadDeadline(time.Now().Add(refusedRequestTimeout)); err != nil {
 		return
 	}
 	if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil && errors.Is(err, io.EOF) {
 		return // the client sent no request
 	}
-	answer(c, message)
+	sendHTTPError(c, message)
 }
 
-// answer sends an HTTP error with a message, in the form in which clients of model APIs show messages. It blocks until
-// the client closes the connection, for lingerFor at most.
-func answer(c *net.TCPConn, message string) {
+// sendHTTPError sends an HTTP error to the client, with the message in the form in which clients of model APIs show messages. It blocks until the
+// client closes the connection, for refusalLingerTime at most.
+func sendHTTPError(c *net.TCPConn, message string) {
 	body, err := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "egress_unavailable", "code": "EGRESS_UNAVAILABLE", "message": message}})
 	if err != nil {
 		return // strings always marshal
 	}
-	if err := c.SetDeadline(time.Now().Add(lingerFor)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(refusalLingerTime)); err != nil {
 		return
 	}
 	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",

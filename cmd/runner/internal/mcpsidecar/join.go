@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// JoinConfig configures Join, which connects an agent to an MCP server in a container.
+// JoinConfig configures Join, which connects an agent to an MCP server in another container.
 type JoinConfig struct {
 	Socket string
 	Args   []string // in place of the image's own
@@ -26,9 +26,9 @@ type JoinConfig struct {
 	Stdout, Stderr io.Writer
 }
 
-// Command returns the command with which an agent reaches a server that runs in a container. It is for agents that start
-// their MCP servers themselves, with the environment s.Env.
-func Command(executable string, s runner.MCPServer) []string {
+// JoinCommand returns the command by which an agent connects to an MCP server that runs in another container. The agent
+// starts the command with the environment s.Env, as it starts the program of an MCP server of type stdio.
+func JoinCommand(executable string, s runner.MCPServer) []string {
 	words := []string{executable, "mcp-join", "--socket", s.Socket}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		words = append(words, "--env", name)
@@ -36,19 +36,19 @@ func Command(executable string, s runner.MCPServer) []string {
 	return append(append(words, "--"), s.Command...)
 }
 
-// redialPause is the time between attempts to connect to a container.
+// redialPause is the time between two attempts to connect to the container of an MCP server.
 const redialPause = 50 * time.Millisecond
 
-// Join runs the program in the server's container with the streams of j, and returns its exit code. The program ends when
-// ctx does.
+// Join runs the program of an MCP server in the server's container with the streams of j, and returns the program's
+// exit code. The program ends when ctx ends.
 func Join(ctx context.Context, j JoinConfig) (code int, err error) {
-	c, err := dial(ctx, j.Socket, j.Within)
+	c, err := dialServer(ctx, j.Socket, j.Within)
 	if err != nil {
 		return 1, fmt.Errorf("the MCP server's container does not answer: %w", err)
 	}
 	defer closeQuietly(c)
 	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
-	raw, err := json.Marshal(hello{j.Args, j.Env})
+	raw, err := json.Marshal(helloLine{j.Args, j.Env})
 	if err == nil {
 		_, err = c.Write(append(raw, '\n'))
 	}
@@ -59,21 +59,21 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 		_, _ = io.Copy(c, j.Stdin) // a broken connection shows when it is read
 		_ = c.CloseWrite()         // likewise
 	}()
-	in, buf := bufio.NewReaderSize(c, maxFrame), make([]byte, maxFrame)
+	in, buf := bufio.NewReaderSize(c, maxFrameData), make([]byte, maxFrameData)
 	for {
 		kind, data, err := readFrame(in, buf)
 		if err != nil {
 			return 1, errors.Join(fmt.Errorf("the MCP server's container is gone: %w", err), ctx.Err())
 		}
 		switch kind {
-		case toStdout:
+		case streamStdout:
 			_, err = j.Stdout.Write(data)
-		case toStderr:
+		case streamStderr:
 			_, err = j.Stderr.Write(data)
-		case toEnd:
-			return parseEnd(data)
+		case streamEnd:
+			return parseEndFrame(data)
 		default:
-			err = errMalformed
+			err = errMalformedFrame
 		}
 		if err != nil {
 			return 1, err
@@ -81,10 +81,12 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 	}
 }
 
-func parseEnd(data []byte) (int, error) {
+// parseEndFrame decodes the last frame of a connection, and returns the exit code of the program, or the reason why the
+// program was not started as an error.
+func parseEndFrame(data []byte) (int, error) {
 	var e endFrame
 	if err := json.Unmarshal(data, &e); err != nil {
-		return 1, fmt.Errorf("%w: %w", errMalformed, err)
+		return 1, fmt.Errorf("%w: %w", errMalformedFrame, err)
 	}
 	if e.Error != "" {
 		return e.Code, errors.New("the MCP server was not started: " + e.Error)
@@ -92,16 +94,17 @@ func parseEnd(data []byte) (int, error) {
 	return e.Code, nil
 }
 
-// Ready blocks until a container accepts connections.
-func Ready(ctx context.Context, socket string, within time.Duration) error {
-	c, err := dial(ctx, socket, within)
+// AwaitReady blocks until the container of an MCP server accepts connections at the socket, for within at most.
+func AwaitReady(ctx context.Context, socket string, within time.Duration) error {
+	c, err := dialServer(ctx, socket, within)
 	if err != nil {
 		return err
 	}
 	return c.Close()
 }
 
-func dial(ctx context.Context, socket string, within time.Duration) (*net.UnixConn, error) {
+// dialServer connects to the socket in the container of an MCP server, and repeats failed attempts for within at most.
+func dialServer(ctx context.Context, socket string, within time.Duration) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	tick := time.NewTicker(redialPause)

@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// exitSignal is added to the number of the signal that ended a program to get its exit code, as in shells.
-const exitSignal = 128
+// exitSignalBase is the exit code, without the number of the signal, of a program that a signal has ended, as in
+// shells.
+const exitSignalBase = 128
 
-// find returns the path of an executable, as exec.LookPath does.
-func find(name string) (string, error) {
+// findProgram returns the path of an executable, as exec.LookPath does.
+func findProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return name, fmt.Errorf("start the server's program: %w", err)
@@ -26,18 +27,18 @@ func find(name string) (string, error) {
 	return path, nil
 }
 
-// program is a running MCP server with the runner's ends of its stdin, stdout and stderr.
-type program struct {
+// serverProgram is a running program of an MCP server, with the runner's ends of its stdin, stdout and stderr.
+type serverProgram struct {
 	cmd              *exec.Cmd
 	stdin            *os.File
 	stdout, stderr   *os.File
 	exited, inputEnd chan struct{}
 }
 
-// run runs the program that a connection requests and carries its streams. It returns when the program and all of its
-// descendants have ended.
-func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) endFrame {
-	p, err := s.start(h)
+// runProgram runs the program that a connection requests, and copies its streams to and from the connection. It returns
+// when the program and all of its descendants have ended.
+func (s *Server) runProgram(ctx context.Context, h helloLine, in *bufio.Reader, out *frameWriter) endFrame {
+	p, err := s.startProgram(h)
 	if err != nil {
 		return endFrame{Code: exitNotStarted, Error: err.Error()}
 	}
@@ -47,7 +48,7 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 		closeQuietly(p.stdin)
 	}()
 	var readers sync.WaitGroup
-	for from, to := range map[*os.File]stream{p.stdout: toStdout, p.stderr: toStderr} {
+	for from, to := range map[*os.File]streamID{p.stdout: streamStdout, p.stderr: streamStderr} {
 		readers.Go(func() {
 			defer closeQuietly(from)
 			copyFrames(out, to, from)
@@ -68,19 +69,19 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 		_ = f.SetReadDeadline(soon) // one that is closed was read to its end
 	}
 	readers.Wait()
-	return endFrame{Code: code(p.cmd.ProcessState)}
+	return endFrame{Code: exitCode(p.cmd.ProcessState)}
 }
 
-// exitNotStarted is the exit code of a program that could not be started, as in shells.
+// exitNotStarted is the exit code that is returned for a program that could not be started, as in shells.
 const exitNotStarted = 127
 
-// start starts the program as leader of a session of its own.
-func (s *Server) start(h hello) (*program, error) {
-	args, err := s.command(h)
+// startProgram starts the program that a connection requests, as leader of a session of its own.
+func (s *Server) startProgram(h helloLine) (*serverProgram, error) {
+	args, err := s.requestedCommand(h)
 	if err != nil {
 		return nil, err
 	}
-	p := &program{cmd: exec.Command(args[0], args[1:]...), exited: make(chan struct{}), inputEnd: make(chan struct{})} //nolint:gosec // running it is the purpose
+	p := &serverProgram{cmd: exec.Command(args[0], args[1:]...), exited: make(chan struct{}), inputEnd: make(chan struct{})} //nolint:gosec // running it is the purpose
 	p.cmd.Env = slices.Clone(s.cfg.Environ)
 	for _, k := range slices.Sorted(maps.Keys(h.Env)) {
 		p.cmd.Env = append(p.cmd.Env, k+"="+h.Env[k])
@@ -116,7 +117,7 @@ func (s *Server) start(h hello) (*program, error) {
 
 // waitForExit blocks until the program has ended or ctx ends. When the input of the connection has ended, waitForExit
 // sends SIGTERM to the program after the grace time, and SIGKILL after another grace time.
-func (s *Server) waitForExit(ctx context.Context, p *program) {
+func (s *Server) waitForExit(ctx context.Context, p *serverProgram) {
 	select {
 	case <-p.exited:
 		return
@@ -139,14 +140,14 @@ func (s *Server) waitForExit(ctx context.Context, p *program) {
 	}
 }
 
-// copyFrames reads a stream of the program to its end and sends it in frames. After an error of out it discards what it
-// reads, so that the program does not block.
-func copyFrames(out *frames, to stream, from io.Reader) {
-	buf := make([]byte, maxFrame)
+// copyFrames reads a stream of the program to its end and sends the data in frames. After an error of out it discards
+// the data, so that the program does not block.
+func copyFrames(out *frameWriter, to streamID, from io.Reader) {
+	buf := make([]byte, maxFrameData)
 	for gone := false; ; {
 		n, err := from.Read(buf)
 		if n > 0 && !gone {
-			gone = out.write(to, buf[:n]) != nil
+			gone = out.writeFrames(to, buf[:n]) != nil
 		}
 		if err != nil {
 			return // the end of the stream
@@ -154,12 +155,13 @@ func copyFrames(out *frames, to stream, from io.Reader) {
 	}
 }
 
-func code(s *os.ProcessState) int {
+// exitCode returns the exit code of a program that has ended, as in shells.
+func exitCode(s *os.ProcessState) int {
 	if s == nil {
 		return 1
 	}
 	if ws, ok := s.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return exitSignal + int(ws.Signal())
+		return exitSignalBase + int(ws.Signal())
 	}
 	return s.ExitCode()
 }

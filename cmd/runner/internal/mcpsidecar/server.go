@@ -23,30 +23,31 @@ import (
 
 // The defaults and bounds.
 const (
-	// DefaultConnections is the default of the maximum number of connections, each of which has its own program.
-	DefaultConnections = 16
-	// DefaultGrace is the maximum time that a program may run after its stdin has ended, and again after SIGTERM.
-	DefaultGrace = 2 * time.Second
-	// helloWithin is the maximum time that a connection may take to send its first line.
-	helloWithin = 10 * time.Second
-	// acceptPause is the pause after a failure to accept a connection.
-	acceptPause = 100 * time.Millisecond
+	// DefaultMaxConnections is the default of the maximum number of connections, each of which has its own program.
+	DefaultMaxConnections = 16
+	// DefaultGraceTime is the default of the time that a program may run after its stdin has ended, and again after
+	// SIGTERM.
+	DefaultGraceTime = 2 * time.Second
+	// helloTimeout is the time limit for a connection to send its first line.
+	helloTimeout = 10 * time.Second
+	// acceptRetryPause is the pause after a failure to accept a connection.
+	acceptRetryPause = 100 * time.Millisecond
 )
 
-// Config configures a Server. Socket, ProcessGroup and Log are required.
+// Config configures a Server of MCP sidecars. Socket, ProcessGroup and Log are required.
 type Config struct {
 	Socket       string   // path; other sockets in its folder at which no process listens are removed
 	Entrypoint   []string // the image's: program and first arguments
 	Cmd          []string // further arguments of a connection that brings none
 	Environ      []string // of every program, KEY=value; a connection's own come on top
 	Scratch      []string // folders that are emptied when the last connection ends
-	Connections  int      // 0 for DefaultConnections; further ones are refused
+	Connections  int      // 0 for DefaultMaxConnections; further ones are refused
 	Grace        time.Duration
 	ProcessGroup *process.Group
 	Log          *slog.Logger
 }
 
-// Server runs an MCP server of type docker inside its container: it starts the MCP server's program once for each
+// Server runs in the container of an MCP server of type docker: it starts the MCP server's program once for each
 // connection to its Unix socket.
 type Server struct {
 	cfg      Config
@@ -57,15 +58,15 @@ type Server struct {
 	open int
 }
 
-// Listen listens on the Unix socket. It returns an error if the container's image does not have the program.
+// Listen starts to listen on the Unix socket. It returns an error if the container's image does not have the program.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Entrypoint) > 0 {
-		if _, err := find(cfg.Entrypoint[0]); err != nil {
+		if _, err := findProgram(cfg.Entrypoint[0]); err != nil {
 			return nil, fmt.Errorf("the image's entrypoint: %w", err)
 		}
 	}
-	cfg.Connections, cfg.Grace = cmp.Or(cfg.Connections, DefaultConnections), cmp.Or(cfg.Grace, DefaultGrace)
-	if err := sweep(filepath.Dir(cfg.Socket)); err != nil {
+	cfg.Connections, cfg.Grace = cmp.Or(cfg.Connections, DefaultMaxConnections), cmp.Or(cfg.Grace, DefaultGraceTime)
+	if err := removeStaleSockets(filepath.Dir(cfg.Socket)); err != nil {
 		return nil, fmt.Errorf("remove stale sockets: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: cfg.Socket, Net: "unix"})
@@ -99,55 +100,57 @@ func (s *Server) Run(ctx context.Context) error {
 		case err != nil: // most likely out of file descriptors, which is temporary
 			s.cfg.Log.Error("accept a connection", "err", err)
 			select {
-			case <-time.After(acceptPause):
+			case <-time.After(acceptRetryPause):
 			case <-ctx.Done():
 			}
 		default:
-			s.wg.Go(func() { s.handle(ctx, c) })
+			s.wg.Go(func() { s.serveConnection(ctx, c) })
 		}
 	}
 }
 
-// handle serves one connection: it starts the MCP server and connects its standard streams.
-func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
+// serveConnection serves one connection: it starts the MCP server's program and connects the program's standard
+// streams.
+func (s *Server) serveConnection(ctx context.Context, c *net.UnixConn) {
 	defer closeQuietly(c)
 	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
-	if c.SetReadDeadline(time.Now().Add(helloWithin)) != nil {
+	if c.SetReadDeadline(time.Now().Add(helloTimeout)) != nil {
 		return
 	}
-	in := bufio.NewReaderSize(c, maxFrame)
+	in := bufio.NewReaderSize(c, maxFrameData)
 	h, err := readHello(in)
 	if errors.Is(err, io.EOF) {
-		return // a call of Ready
+		return // a call of AwaitReady
 	}
-	out := &frames{to: c}
+	out := &frameWriter{to: c}
 	if err == nil {
 		err = c.SetReadDeadline(time.Time{})
 	}
 	if err == nil {
-		err = s.enter()
+		err = s.addConnection()
 	}
 	if err != nil {
-		s.end(out, endFrame{Code: 1, Error: err.Error()})
+		s.sendEndFrame(out, endFrame{Code: 1, Error: err.Error()})
 		return
 	}
-	e := s.run(ctx, h, in, out)
-	s.leave() // before the client learns the end: the next connection must find nothing of this one
-	s.end(out, e)
+	e := s.runProgram(ctx, h, in, out)
+	s.removeConnection() // before the client learns the end: the next connection must find nothing of this one
+	s.sendEndFrame(out, e)
 }
 
-func (s *Server) end(out *frames, e endFrame) {
+// sendEndFrame sends the last frame of a connection. It logs an error.
+func (s *Server) sendEndFrame(out *frameWriter, e endFrame) {
 	raw, err := json.Marshal(e)
 	if err == nil {
-		err = out.write(toEnd, raw)
+		err = out.writeFrames(streamEnd, raw)
 	}
 	if err != nil {
 		s.cfg.Log.Debug("send the end of a program", "err", err)
 	}
 }
 
-// enter counts a new connection, or returns an error if there are too many.
-func (s *Server) enter() error {
+// addConnection counts a new connection, or returns an error if there are too many.
+func (s *Server) addConnection() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open >= s.cfg.Connections {
@@ -157,9 +160,9 @@ func (s *Server) enter() error {
 	return nil
 }
 
-// leave counts the end of a connection. After the last one, leave kills processes that are left and empties the scratch
-// folders, because the next execution must not see their content.
-func (s *Server) leave() {
+// removeConnection counts the end of a connection. After the last one, it kills the processes that are left and empties
+// the scratch folders, because the next execution must not see their content.
+func (s *Server) removeConnection() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open--; s.open > 0 {
@@ -175,9 +178,9 @@ func (s *Server) leave() {
 	}
 }
 
-// sweep removes the sockets of a folder at which no process listens. Every server's socket has another name, so they would
-// fill the folder.
-func sweep(dir string) error {
+// removeStaleSockets removes those sockets in the folder dir at which no process listens. Every server's socket has
+// another name, so that they would fill the folder.
+func removeStaleSockets(dir string) error {
 	list, err := os.ReadDir(dir)
 	for _, e := range list {
 		if e.Type()&fs.ModeSocket == 0 {
@@ -195,7 +198,7 @@ func sweep(dir string) error {
 	return err
 }
 
-// emptyFolder removes everything in a folder.
+// emptyFolder removes everything in the folder dir.
 func emptyFolder(dir string) error {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -207,8 +210,8 @@ func emptyFolder(dir string) error {
 	return err
 }
 
-// command returns the program that a connection requests, with its arguments.
-func (s *Server) command(h hello) ([]string, error) {
+// requestedCommand returns the program that a connection requests, with its arguments.
+func (s *Server) requestedCommand(h helloLine) ([]string, error) {
 	args := h.Args
 	if len(args) == 0 {
 		args = s.cfg.Cmd
@@ -217,9 +220,10 @@ func (s *Server) command(h hello) ([]string, error) {
 	if len(all) == 0 {
 		return nil, errors.New("image has no entrypoint: set the server's command")
 	}
-	path, err := find(all[0])
+	path, err := findProgram(all[0])
 	all[0] = path
 	return all, err
 }
 
+// closeQuietly closes c and ignores the error.
 func closeQuietly(c io.Closer) { _ = c.Close() } // an error means that it is closed

@@ -13,48 +13,50 @@ import (
 	"sync"
 )
 
-// hello is the first line of a connection, in JSON. The program's stdin follows it.
-type hello struct {
+// helloLine is the first line of a connection to an MCP sidecar, in JSON. The program's stdin follows it.
+type helloLine struct {
 	Args []string          `json:"args,omitempty"` // in place of the image's own
 	Env  map[string]string `json:"env,omitempty"`
 }
 
-// maxHello is the largest size in bytes of the first line of a connection, which is a hello.
-const maxHello = 4 << 20
+// maxHelloBytes is the maximum size in bytes of the first line of a connection.
+const maxHelloBytes = 4 << 20
 
-// stream is the first byte of a frame: the stream to which the frame's data belongs.
-type stream byte
+// streamID is the first byte of a frame: it identifies the stream to which the frame's data belongs.
+type streamID byte
 
 // The frames from the server: a byte for the stream, four for the length, and the data.
 const (
-	toStdout stream = iota + 1
-	toStderr
-	toEnd // the last one: JSON of ended
+	streamStdout streamID = iota + 1
+	streamStderr
+	streamEnd // the last one: JSON of ended
 )
 
 const (
-	frameHead = 5
-	// maxFrame is the largest number of bytes of data in one frame.
-	maxFrame = 64 << 10
+	// frameHeaderSize is the size in bytes of a frame's header: the stream and the length of the data.
+	frameHeaderSize = 5
+	// maxFrameData is the maximum number of bytes of data in one frame.
+	maxFrameData = 64 << 10
 )
 
-// endFrame is the last frame of a connection. It holds the program's exit code, or the reason why the program was not started.
+// endFrame is the content of the last frame of a connection, in JSON: the program's exit code, or the reason why the
+// program was not started.
 type endFrame struct {
 	Code  int    `json:"code"`            // 128 + signal if a signal ended it
 	Error string `json:"error,omitempty"` // why it was not started
 }
 
-// frames writes frames to a connection. It is safe for concurrent use.
-type frames struct {
+// frameWriter writes the output of a program as frames to a connection. It is safe for concurrent use.
+type frameWriter struct {
 	mu sync.Mutex
 	to io.Writer
 }
 
-// write writes data as one frame or several.
-func (f *frames) write(s stream, data []byte) error {
+// writeFrames writes data of the stream s as one frame or several.
+func (f *frameWriter) writeFrames(s streamID, data []byte) error {
 	for {
-		part := data[:min(len(data), maxFrame)]
-		raw := make([]byte, frameHead, frameHead+len(part))
+		part := data[:min(len(data), maxFrameData)]
+		raw := make([]byte, frameHeaderSize, frameHeaderSize+len(part))
 		raw[0] = byte(s)
 		binary.BigEndian.PutUint32(raw[1:], uint32(len(part))) //nolint:gosec // bounded
 		f.mu.Lock()
@@ -66,31 +68,31 @@ func (f *frames) write(s stream, data []byte) error {
 	}
 }
 
-// errMalformed is returned when the server does not speak the protocol.
-var errMalformed = errors.New("the server's container sent a malformed frame")
+// errMalformedFrame is returned when the other side of a connection sends data that is not a frame.
+var errMalformedFrame = errors.New("the server's container sent a malformed frame")
 
-// readFrame reads a frame into buf, which has room for maxFrame.
-func readFrame(in *bufio.Reader, buf []byte) (stream, []byte, error) {
-	var head [frameHead]byte
+// readFrame reads a frame into buf, which must have room for maxFrameData bytes. It returns the stream and the data.
+func readFrame(in *bufio.Reader, buf []byte) (streamID, []byte, error) {
+	var head [frameHeaderSize]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
 		return 0, nil, err
 	}
 	n := binary.BigEndian.Uint32(head[1:])
-	if n > maxFrame {
-		return 0, nil, fmt.Errorf("%w: a frame of %d bytes", errMalformed, n)
+	if n > maxFrameData {
+		return 0, nil, fmt.Errorf("%w: a frame of %d bytes", errMalformedFrame, n)
 	}
 	_, err := io.ReadFull(in, buf[:n])
-	return stream(head[0]), buf[:n], err
+	return streamID(head[0]), buf[:n], err
 }
 
-// readHello reads the first line of a connection, which is a hello.
-func readHello(in *bufio.Reader) (hello, error) {
-	var h hello
+// readHello reads and decodes the first line of a connection.
+func readHello(in *bufio.Reader) (helloLine, error) {
+	var h helloLine
 	var line []byte
 	for {
 		piece, err := in.ReadSlice('\n')
-		if line = append(line, piece...); len(line) > maxHello {
-			return h, fmt.Errorf("first line is longer than %d bytes", maxHello)
+		if line = append(line, piece...); len(line) > maxHelloBytes {
+			return h, fmt.Errorf("first line is longer than %d bytes", maxHelloBytes)
 		}
 		if err == nil {
 			return h, json.Unmarshal(line, &h)

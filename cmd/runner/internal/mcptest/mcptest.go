@@ -28,22 +28,21 @@ import (
 // roleVariable is the environment variable that makes a test binary run as the MCP server instead of running its tests.
 const roleVariable = "SPOOL_MCPTEST"
 
-// rolePeople is the value of roleVariable for a server with the tools of StdioPeople.
-const rolePeople = "people"
+// roleInteractive is the value of roleVariable for an MCP server with the tools of InteractiveStdioServer.
+const roleInteractive = "people"
 
-// Main is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started
-// for that.
-func Main(m *testing.M) {
-	ServeIfAsked()
+// RunTestsOrServer is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started for that.
+func RunTestsOrServer(m *testing.M) {
+	ServeIfRequested()
 	os.Exit(m.Run())
 }
 
-// ServeIfAsked runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name
-// one, and then exits. Otherwise it returns.
-func ServeIfAsked() {
+// ServeIfRequested runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name one, and then exits.
+// Otherwise it returns.
+func ServeIfRequested() {
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || strings.HasPrefix(os.Args[1], "mcp-")) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-		code := cli.Run(ctx, os.Args[1:], cli.OS())
+		code := cli.Run(ctx, os.Args[1:], cli.ProcessSystem())
 		stop()
 		os.Exit(code)
 	}
@@ -51,8 +50,8 @@ func ServeIfAsked() {
 		return
 	}
 	server := newServer()
-	if os.Getenv(roleVariable) == rolePeople {
-		addPeopleTools(server)
+	if os.Getenv(roleVariable) == roleInteractive {
+		addInteractiveTools(server)
 	}
 	if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -61,8 +60,8 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// Stdio returns the definition of a test MCP server of type stdio, which the agent starts as a process.
-func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
+// StdioServer returns the definition of a test MCP server of type stdio, which the agent starts as a process.
+func StdioServer(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -75,16 +74,16 @@ func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	return s
 }
 
-// StdioPeople is Stdio for a server that has two more tools: color asks the user for a color by an elicitation, and wipe
-// says that it destroys data.
-func StdioPeople(t testing.TB, name string) runner.MCPServer {
+// InteractiveStdioServer is StdioServer for a server with two more tools: color asks the user for a color by an elicitation, and wipe has the
+// annotation that it destroys data.
+func InteractiveStdioServer(t testing.TB, name string) runner.MCPServer {
 	t.Helper()
-	return Stdio(t, name, map[string]string{roleVariable: rolePeople})
+	return StdioServer(t, name, map[string]string{roleVariable: roleInteractive})
 }
 
-// Docker returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it,
-// as a sandbox provider does in a container. The agent must use the test binary as the runner.
-func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
+// DockerServer returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it, as a sandbox provider
+// does in a container. The agent must use the test binary as the runner.
+func DockerServer(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -113,24 +112,24 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 			t.Errorf("mcp-serve: %v", err)
 		}
 	})
-	if err := mcpsidecar.Ready(t.Context(), s.Socket, time.Minute); err != nil {
+	if err := mcpsidecar.AwaitReady(t.Context(), s.Socket, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// Web is a test MCP server that is reached over HTTP, and the headers of the requests that it received.
-type Web struct {
+// HTTPServer is a test MCP server that is reached over HTTP. It records the headers of the requests that it receives.
+type HTTPServer struct {
 	URL string
 
 	mu      sync.Mutex
 	headers []http.Header
 }
 
-// HTTP starts a Web that serves until the test ends.
-func HTTP(t testing.TB) *Web {
+// StartHTTPServer starts an HTTPServer that serves until the test ends.
+func StartHTTPServer(t testing.TB) *HTTPServer {
 	t.Helper()
-	w := &Web{}
+	w := &HTTPServer{}
 	handler := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return newServer() }, nil)
 	web := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
@@ -146,8 +145,8 @@ func HTTP(t testing.TB) *Web {
 	return w
 }
 
-// Header returns the values of a header in all requests so far.
-func (w *Web) Header(name string) []string {
+// HeaderValues returns the values of the header name in all requests so far.
+func (w *HTTPServer) HeaderValues(name string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var all []string
@@ -157,19 +156,23 @@ func (w *Web) Header(name string) []string {
 	return all
 }
 
+// echoArguments are the arguments of the test tool echo.
 type echoArguments struct {
 	Text string `json:"text" jsonschema:"what is given back"`
 }
 
+// noteArguments are the arguments of the test tool note, which writes a file.
 type noteArguments struct {
 	Path string `json:"path" jsonschema:"absolute"`
 	Text string `json:"text"`
 }
 
+// variableArguments are the arguments of the test tool variable, which returns an environment variable of the server.
 type variableArguments struct {
 	Name string `json:"name"`
 }
 
+// slowArguments are the arguments of the test tool slow.
 type slowArguments struct {
 	Ms int `json:"ms"`
 }
@@ -211,16 +214,16 @@ func newServer() *mcp.Server {
 			}
 			return say("hidden")
 		})
-	addLook(s)
-	addForm(s)
+	addReadOnlyTool(s)
+	addFormTool(s)
 	return s
 }
 
-// addPeopleTools adds the tools of StdioPeople.
-func addPeopleTools(s *mcp.Server) {
+// addInteractiveTools adds the tools color and wipe of InteractiveStdioServer.
+func addInteractiveTools(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "color", Description: "Asks the user for a color."},
 		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
-			got, err := r.Session.Elicit(ctx, elicitation("Which color do you want?", "color"))
+			got, err := r.Session.Elicit(ctx, elicitationFor("Which color do you want?", "color"))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -234,8 +237,8 @@ func addPeopleTools(s *mcp.Server) {
 		})
 }
 
-// addLook adds a tool that says that it only reads, and a resource.
-func addLook(s *mcp.Server) {
+// addReadOnlyTool adds the tool look, which has the annotation that it only reads, and the resource test://page.
+func addReadOnlyTool(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "look", Description: "Looks around.", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true}},
 		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
 			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "looked"}}}, nil, nil
@@ -245,11 +248,11 @@ func addLook(s *mcp.Server) {
 	})
 }
 
-// addForm adds a tool that asks the user for data.
-func addForm(s *mcp.Server) {
+// addFormTool adds the tool form, which asks the user for a name.
+func addFormTool(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "form", Description: "Asks the user."},
 		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
-			got, err := r.Session.Elicit(ctx, elicitation("What is your name?", "name"))
+			got, err := r.Session.Elicit(ctx, elicitationFor("What is your name?", "name"))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -257,8 +260,8 @@ func addForm(s *mcp.Server) {
 		})
 }
 
-// elicitation returns a request to the user for one text.
-func elicitation(message, field string) *mcp.ElicitParams {
+// elicitationFor returns an elicitation, a request to the user, for one text field.
+func elicitationFor(message, field string) *mcp.ElicitParams {
 	return &mcp.ElicitParams{
 		Message: message,
 		RequestedSchema: map[string]any{

@@ -25,49 +25,49 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Architecture is the name of the architecture.
+// Architecture is the name of the architecture that runs OpenCode.
 const Architecture = architecture.OpenCode
 
-// Tested is the version of the CLI that the recordings are from. Other versions are used as well, with a warning in the
-// log.
-const Tested = "1.18.33"
+// TestedVersion is the version of OpenCode's CLI that the adapter was tested with. Another version works too; the
+// adapter then journals a warning.
+const TestedVersion = "1.18.33"
 
-// program is the CLI's name on the PATH.
-const program = "opencode"
+// programName is the name of OpenCode's CLI on the PATH.
+const programName = "opencode"
 
-// Adapter drives the OpenCode CLI.
+// Adapter implements agent.Adapter for OpenCode.
 type Adapter struct {
 	Now func() time.Time // measures tools; nil for time.Now
 }
 
 // Command returns the command that starts `opencode` from the agent's PATH with its files in the state folder. It also
-// creates the few files that the CLI needs there. They are named after their content, so that the command depends on
-// the launch only.
+// creates the few files that the CLI needs there. Their names depend on their content, so that equal launches have
+// equal commands.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
-	path, err := acp.Find(l, program)
+	path, err := acp.FindProgram(l, programName)
 	if err != nil {
 		return agent.Command{}, missingCLIError(err)
 	}
-	name := model(l)
+	name := modelName(l)
 	if name == "" {
 		return agent.Command{}, &runner.Error{
 			Code: "INVALID_COMMAND", Message: "query.model is empty: OpenCode needs the name of a model, there or in OPENAI_MODEL",
 		}
 	}
-	if err := checkTools(l); err != nil {
+	if err := checkToolNames(l); err != nil {
 		return agent.Command{}, err
 	}
-	files, err := writeFiles(l)
+	files, err := writeConfigFiles(l)
 	if err != nil {
 		return agent.Command{}, fmt.Errorf("state folder of OpenCode: %w", err)
 	}
-	config, err := configuration(l, name, files)
+	config, err := encodeConfig(l, name, files)
 	if err != nil {
 		return agent.Command{}, err
 	}
 	set := map[string]string{
-		"XDG_DATA_HOME": home(l.Folders, "data"), "XDG_CONFIG_HOME": home(l.Folders, "config"),
-		"XDG_CACHE_HOME": home(l.Folders, "cache"), "XDG_STATE_HOME": home(l.Folders, "state"),
+		"XDG_DATA_HOME": homeDir(l.Folders, "data"), "XDG_CONFIG_HOME": homeDir(l.Folders, "config"),
+		"XDG_CACHE_HOME": homeDir(l.Folders, "cache"), "XDG_STATE_HOME": homeDir(l.Folders, "state"),
 		"OPENCODE_CONFIG_CONTENT": config,
 		// Settings of the workspace must not override the policy or start programs.
 		"OPENCODE_DISABLE_PROJECT_CONFIG":  "1",
@@ -81,14 +81,14 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"OPENCODE_DISABLE_SHARE":           "1",
 	}
 	if l.HasPolicy() {
-		set[asksVariable] = "1"
+		set[reportAsksVariable] = "1"
 	}
 	if l.Fork != nil {
-		raw, err := json.Marshal(object{"session": l.Resume, "anchor": l.Fork.Anchor})
+		raw, err := json.Marshal(jsonObject{"session": l.Resume, "anchor": l.Fork.Anchor})
 		if err != nil {
 			return agent.Command{}, fmt.Errorf("fork: %w", err)
 		}
-		set[forkVariable] = string(raw)
+		set[forkSessionVariable] = string(raw)
 	}
 	more, err := definitionFiles(l, set)
 	if err != nil {
@@ -101,44 +101,45 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return importCommand(l, command)
 }
 
-// forkVariable is the environment variable that makes plugin.js fork a session when the CLI starts.
-const forkVariable = "SPOOL_AGENT_FORK"
+// forkSessionVariable is the environment variable that makes plugin.js, the adapter's plugin in the CLI, fork a session
+// when the CLI starts.
+const forkSessionVariable = "SPOOL_AGENT_FORK"
 
-// missingCLIError returns the error for a missing CLI, with the remedy.
+// missingCLIError returns the error AGENT_NOT_FOUND for a missing CLI, which says how to install the CLI.
 func missingCLIError(err error) error {
 	var refusal *runner.Error
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
 		return &runner.Error{
 			Code:    refusal.Code,
-			Message: "OpenCode is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g opencode-ai`",
+			Message: "OpenCode is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g opencode-ai`",
 		}
 	}
 	return err
 }
 
-// Open returns the session of a process that was started, and sends the handshake.
-func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
-	return acp.Open(dialect(l, a.Now), l, in)
+// OpenSession returns the session of a process that was just started, and sends the handshake.
+func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
+	return acp.OpenSession(newDialect(l, a.Now), l, in)
 }
 
-// sessionName matches the CLI's session ids.
-var sessionName = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
+// sessionIDPattern matches the ids of the CLI's sessions.
+var sessionIDPattern = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
 
-// Transcript always fails: OpenCode has no file for a single session.
-func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
-	if !sessionName.MatchString(agentSession) {
+// TranscriptPath always returns an error, because OpenCode has no file for a single session.
+func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, error) {
+	if !sessionIDPattern.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want ses_ and letters and digits", agentSession)
 	}
-	return "", fmt.Errorf("OpenCode keeps all its sessions in one database, %s: it has no transcript of one", database(p))
+	return "", fmt.Errorf("OpenCode keeps all its sessions in one database, %s: it has no transcript of one", databasePath(p))
 }
 
-// database returns the path of the database with the CLI's sessions.
-func database(p agent.Folders) string {
-	return filepath.Join(home(p, "data"), "opencode", "opencode.db")
+// databasePath returns the path of the SQLite database in which the CLI stores its sessions.
+func databasePath(p agent.Folders) string {
+	return filepath.Join(homeDir(p, "data"), "opencode", "opencode.db")
 }
 
-// home returns one of the folders that the CLI uses, by kind.
-func home(p agent.Folders, kind string) string { return filepath.Join(p.State, "opencode", kind) }
+// homeDir returns the path of one of the CLI's own folders, such as data or config, by kind.
+func homeDir(p agent.Folders, kind string) string { return filepath.Join(p.State, "opencode", kind) }
 
-// model returns the name of the model for the model API.
-func model(l agent.Launch) string { return cmp.Or(l.Model, acp.Variable(l, "OPENAI_MODEL")) }
+// modelName returns the name of the model of a launch in the form that the model API accepts.
+func modelName(l agent.Launch) string { return cmp.Or(l.Model, acp.LaunchVariable(l, "OPENAI_MODEL")) }

@@ -87,7 +87,7 @@ func TestCommand(t *testing.T) {
 	if err != nil || !strings.Contains(string(said), "PROMPT") || !strings.Contains(string(said), "MEMORY") {
 		t.Errorf("instructions %q, %v", said, err)
 	}
-	if raw, err := os.ReadFile(strings.TrimPrefix(config.Plugin[0], "file://")); err != nil || string(raw) != string(plugin) {
+	if raw, err := os.ReadFile(strings.TrimPrefix(config.Plugin[0], "file://")); err != nil || string(raw) != string(pluginSource) {
 		t.Errorf("plugin %v", err)
 	}
 }
@@ -160,7 +160,7 @@ func TestModelIsNeeded(t *testing.T) {
 func TestTranscript(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"ses_1ffde8c4b001BRKK1YAvxhC2qx": "database", "../../etc": "want ses_", "": "want ses_"} {
-		if _, err := (Adapter{}).Transcript(agent.Folders{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := (Adapter{}).TranscriptPath(agent.Folders{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
@@ -168,7 +168,7 @@ func TestTranscript(t *testing.T) {
 
 func TestTestedVersionIsThePinnedOne(t *testing.T) {
 	t.Parallel()
-	agenttest.CheckPinned(t, "opencode-ai", Tested)
+	agenttest.CheckPinnedVersion(t, "opencode-ai", TestedVersion)
 }
 
 // The CLI's own tool offers the agent's skills if it can list their files, and no skills of sub-agents.
@@ -195,7 +195,7 @@ func TestNativeSkills(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "rg"), []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	l.Environ = append(l.Environ, "PATH="+acp.Variable(l, "PATH")+":"+bin)
+	l.Environ = append(l.Environ, "PATH="+acp.LaunchVariable(l, "PATH")+":"+bin)
 	if paths, asked := configured(); !slices.Equal(paths, []string{"/bin/skills/1"}) || asked != "ask" {
 		t.Errorf("with rg: %v, %v", paths, asked)
 	}
@@ -214,7 +214,7 @@ func TestCommandForks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = forkVariable + `={"anchor":"msg_1","session":"ses_1"}`
+	const want = forkSessionVariable + `={"anchor":"msg_1","session":"ses_1"}`
 	if !slices.Contains(c.Env, want) || slices.Contains(plain.Env, want) {
 		t.Errorf("environment %v, without a fork %v", c.Env, plain.Env)
 	}
@@ -223,12 +223,12 @@ func TestCommandForks(t *testing.T) {
 // A report of the plugin about a fork becomes a notice.
 func TestForkedNotice(t *testing.T) {
 	t.Parallel()
-	for params, want := range map[string]acp.Forked{
+	for params, want := range map[string]acp.ForkResult{
 		`{"kind":"forked","session":"ses_2"}`: {Session: "ses_2"},
 		`{"kind":"forked","message":"no"}`:    {Error: "no"},
 		`{"kind":"forked"}`:                   {Error: "OpenCode made no copy of it"},
 	} {
-		if n := notice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
+		if n := decodeNotice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
 			t.Errorf("%s: %+v, want %+v", params, n, want)
 		}
 	}
@@ -237,11 +237,11 @@ func TestForkedNotice(t *testing.T) {
 // A report of the plugin about text becomes a notice.
 func TestTextNotice(t *testing.T) {
 	t.Parallel()
-	for params, want := range map[string]acp.Text{
+	for params, want := range map[string]acp.EarlyTextPiece{
 		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
 		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
 	} {
-		if n := notice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
+		if n := decodeNotice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
 			t.Errorf("%s: %+v, want %+v", params, n, want)
 		}
 	}

@@ -14,35 +14,35 @@ import (
 // asks is a policy by which a person decides every call.
 var asks = events.Permissions{Default: events.PermissionAsk}
 
-var approve = agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove})
+var approve = agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove})
 
 // run returns a rule by which the model runs commands, each when the one before has ended.
 func run(text string, commands ...string) string {
-	var tools []agenttest.Tool
+	var tools []agenttest.ScriptToolCall
 	for _, c := range commands {
-		tools = append(tools, agenttest.Tool{Name: "bash", Input: map[string]any{"command": c, "description": "Runs it"}})
+		tools = append(tools, agenttest.ScriptToolCall{Name: "bash", Input: map[string]any{"command": c, "description": "Runs it"}})
 	}
-	return agenttest.Rule(text, tools...)
+	return agenttest.ScriptRule(text, tools...)
 }
 
 // newAskingBench returns a bench whose agent has a permission policy.
-func newAskingBench(t *testing.T, p events.Permissions, rules ...string) *agenttest.Bench {
+func newAskingBench(t *testing.T, p events.Permissions, rules ...string) *agenttest.Harness {
 	t.Helper()
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rules...))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, rules...))
 	b.Query.Permissions = p
 	return b
 }
 
 func TestRealApproval_EveryToolIsAskedAbout(t *testing.T) {
 	t.Parallel()
-	b := newAskingBench(t, asks, agenttest.Rule("look around",
-		agenttest.Tool{Name: "bash", Input: map[string]any{"command": "ls", "description": "Lists files"}},
-		agenttest.Tool{Name: "read", Input: map[string]any{"filePath": "a.txt"}},
-		agenttest.Tool{Name: "edit", Input: map[string]any{"filePath": "a.txt", "oldString": "before", "newString": "after"}},
-		agenttest.Tool{Name: "todowrite", Input: map[string]any{"todos": []any{map[string]any{"content": "x", "status": "pending", "priority": "low", "id": "1"}}}},
+	b := newAskingBench(t, asks, agenttest.ScriptRule("look around",
+		agenttest.ScriptToolCall{Name: "bash", Input: map[string]any{"command": "ls", "description": "Lists files"}},
+		agenttest.ScriptToolCall{Name: "read", Input: map[string]any{"filePath": "a.txt"}},
+		agenttest.ScriptToolCall{Name: "edit", Input: map[string]any{"filePath": "a.txt", "oldString": "before", "newString": "after"}},
+		agenttest.ScriptToolCall{Name: "todowrite", Input: map[string]any{"todos": []any{map[string]any{"content": "x", "status": "pending", "priority": "low", "id": "1"}}}},
 	))
-	b.Put("a.txt", "before\n")
-	x := b.AskDeciding("look around", nil, approve)
+	b.WriteFile("a.txt", "before\n")
+	x := b.RunTurnDeciding("look around", nil, approve)
 	requests := x.ApprovalRequests()
 	var asked []string
 	for _, r := range requests {
@@ -60,7 +60,7 @@ func TestRealApproval_EveryToolIsAskedAbout(t *testing.T) {
 	if r := requests[2]; !strings.Contains(r.Preview.Diff, "-before\n") || !strings.Contains(r.Preview.Diff, "+after\n") || len(r.Preview.Paths) == 0 {
 		t.Errorf("edit %+v", r)
 	}
-	if got := b.File("a.txt"); got != "after\n" {
+	if got := b.ReadFile("a.txt"); got != "after\n" {
 		t.Errorf("a.txt: %q", got)
 	}
 }
@@ -69,13 +69,13 @@ func TestRealApproval_EveryToolIsAskedAbout(t *testing.T) {
 func TestRealApproval_Comment(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
-	x := b.AskDeciding("touch it", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}))
-	if e, r := x.Ended(), x.Resolutions(); e.Outcome != runner.Completed || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
+	x := b.RunTurnDeciding("touch it", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}))
+	if e, r := x.Ended(), x.ApprovalResolutions(); e.Outcome != runner.Completed || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
 		t.Fatalf("ended %+v%s", e, x)
 	}
-	b.AskOK("hello", "You said: hello", nil)
-	b.AskOK("hello again", "You said: hello again", nil)
-	for _, r := range b.Requests("hello again") {
+	b.RunTurnOK("hello", "You said: hello", nil)
+	b.RunTurnOK("hello again", "You said: hello again", nil)
+	for _, r := range b.ModelRequests("hello again") {
 		if n := bytes.Count(r.Body, []byte("rejected by the user: Use another name.")); n != 1 {
 			t.Errorf("the model reads the comment %d times", n)
 		}
@@ -86,12 +86,12 @@ func TestRealApproval_SkipAndClass(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch them", "touch one", "touch two", "touch three"))
 	decide := []string{events.DecisionSkip, events.DecisionApproveAll}
-	x := b.AskDeciding("touch them", nil, func(events.ApprovalRequested) events.ApprovalDecided {
+	x := b.RunTurnDeciding("touch them", nil, func(events.ApprovalRequested) events.ApprovalDecided {
 		d := events.ApprovalDecided{Decision: decide[0]}
 		decide = decide[1:]
 		return d
 	})
-	if d := x.Decisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Rule != "approved-class" || d[0].Decision != "allow" {
 		t.Errorf("decisions %+v", d)
 	}
 	if b.HasFile("one") || !b.HasFile("two") || !b.HasFile("three") {
@@ -106,7 +106,7 @@ const both = `  - {match: {user: both}, steps: [{tools: [{name: bash, input: {co
 func TestRealApproval_TwoAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, both)
-	x := b.AskDeciding("both", nil, approve)
+	x := b.RunTurnDeciding("both", nil, approve)
 	if len(x.ApprovalRequests()) != 2 || x.Ended().Outcome != runner.Completed || !b.HasFile("one") || !b.HasFile("two") {
 		t.Errorf("%s", x)
 	}
@@ -116,10 +116,10 @@ func TestRealApproval_TwoAtOnce(t *testing.T) {
 func TestRealApproval_RejectionOfOneRejectsAll(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, both)
-	x := b.UntilRequests(1, b.MustStart("both", nil))
-	b.Decide(x.ApprovalRequests()[0], events.ApprovalDecided{Decision: events.DecisionReject})
-	x = b.End(x)
-	if r := x.Retractions(); len(x.ApprovalRequests()) != 2 || len(r) != 1 || r[0].Reason != "withdrawn" {
+	x := b.ReadUntilRequests(1, b.MustStartTurn("both", nil))
+	b.DecideRequest(x.ApprovalRequests()[0], events.ApprovalDecided{Decision: events.DecisionReject})
+	x = b.ReadToEnd(x)
+	if r := x.ApprovalRetractions(); len(x.ApprovalRequests()) != 2 || len(r) != 1 || r[0].Reason != "withdrawn" {
 		t.Errorf("retracted %+v%s", r, x)
 	}
 	if x.Ended().Outcome != runner.Completed || b.HasFile("one") || b.HasFile("two") {
@@ -130,13 +130,13 @@ func TestRealApproval_RejectionOfOneRejectsAll(t *testing.T) {
 func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
-	x := b.UntilRequests(1, b.MustStart("touch it", nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("touch it", nil))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
-	if e, r := x.Ended(), x.Retractions(); e.Outcome != runner.Interrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
+	x = b.ReadToEnd(x)
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome != runner.Interrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
 		t.Fatalf("ended %+v, retracted %+v", e, r)
 	}
-	if y := b.AskOK("hello", "You said: hello", nil); !y.Started().Warm || b.HasFile("one") {
+	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm || b.HasFile("one") {
 		t.Errorf("started %+v", y.Started())
 	}
 }
@@ -145,15 +145,15 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 func TestRealApproval_KillWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
-	x := b.UntilRequests(1, b.MustStart("touch it", nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("touch it", nil))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	x = b.End(x)
-	if e, r := x.Ended(), x.Retractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.Resolutions()) != 0 {
+	x = b.ReadToEnd(x)
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Code != "AGENT_EXITED" || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
-	y := b.AskDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
+	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
 	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.Completed || !b.HasFile("one") {
 		t.Errorf("%s", y)
 	}
@@ -163,13 +163,13 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 func TestRealApproval_Subagents(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("SUBTASK", "touch one", "touch two"), call("delegate", "task", map[string]any{"description": "sub", "prompt": "SUBTASK", "subagent_type": "general"}))
-	x := b.AskDeciding("delegate", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+	x := b.RunTurnDeciding("delegate", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
 		if r.Title == "touch one" && r.Preview.Command == r.Title {
 			return events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}
 		}
 		return events.ApprovalDecided{Decision: events.DecisionApprove}
 	})
-	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
 	if r := x.ApprovalRequests(); len(r) != 3 || len(spawned) != 1 || x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
 		t.Fatalf("%s", x)
 	}
@@ -182,7 +182,7 @@ func TestRealApproval_Subagents(t *testing.T) {
 	if n != 2 {
 		t.Errorf("%d requests in the sub-agent's conversation, want 2%s", n, x)
 	}
-	b.Requests("Use another name.")
+	b.ModelRequests("Use another name.")
 }
 
 // The CLI may end only the sub-agent at first; the scripted model then ends the turn before the CLI is asked again.
@@ -191,26 +191,26 @@ func TestRealApproval_InterruptWhileASubagentWaits(t *testing.T) {
 	p := asks
 	p.Tools = map[string]string{"task": events.PermissionAllow}
 	b := newAskingBench(t, p, run("SUBTASK", "touch one"), call("delegate", "task", map[string]any{"description": "sub", "prompt": "SUBTASK", "subagent_type": "general"}))
-	x := b.UntilRequests(1, b.MustStart("delegate", nil))
+	x := b.ReadUntilRequests(1, b.MustStartTurn("delegate", nil))
 	b.Supervisor.Interrupt()
-	x = b.End(x)
-	if e, r := x.Ended(), x.Retractions(); e.Outcome == runner.Failed || len(r) != 1 || len(x.Resolutions()) != 0 {
+	x = b.ReadToEnd(x)
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome == runner.Failed || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Fatalf("ended %+v%s", e, x)
 	}
-	if b.AskOK("hello", "You said: hello", nil); b.HasFile("one") {
+	if b.RunTurnOK("hello", "You said: hello", nil); b.HasFile("one") {
 		t.Error("the command ran")
 	}
 }
 
 func TestRealApproval_Presets(t *testing.T) {
 	t.Parallel()
-	read := agenttest.Tool{Name: "read", Input: map[string]any{"filePath": "a.txt"}}
-	touch := agenttest.Tool{Name: "bash", Input: map[string]any{"command": "touch one", "description": "Makes it"}}
+	read := agenttest.ScriptToolCall{Name: "read", Input: map[string]any{"filePath": "a.txt"}}
+	touch := agenttest.ScriptToolCall{Name: "bash", Input: map[string]any{"command": "touch one", "description": "Makes it"}}
 	for preset, asked := range map[string]int{events.PresetAsk: 1, events.PresetReadOnly: 0} {
-		b := newAskingBench(t, events.Permissions{Preset: preset}, agenttest.Rule("read and touch", read, touch))
-		b.Put("a.txt", "content\n")
-		x := b.AskDeciding("read and touch", nil, approve)
-		d := x.Decisions()
+		b := newAskingBench(t, events.Permissions{Preset: preset}, agenttest.ScriptRule("read and touch", read, touch))
+		b.WriteFile("a.txt", "content\n")
+		x := b.RunTurnDeciding("read and touch", nil, approve)
+		d := x.PermissionDecisions()
 		if len(x.ApprovalRequests()) != asked || len(d) != 2-asked || d[0].ToolName != "read" || d[0].Decision != "allow" {
 			t.Errorf("%s: %+v%s", preset, d, x)
 		}

@@ -9,13 +9,13 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// asksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
-// CLI does not pass them on.
-const asksVariable = "SPOOL_AGENT_ASKS"
+// reportAsksVariable is the environment variable that makes plugin.js, the adapter's plugin in the CLI, report the
+// permission requests of sub-agents, because the CLI does not pass them on.
+const reportAsksVariable = "SPOOL_AGENT_ASKS"
 
-// limit returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
-// call, or ask a person about one.
-func limit(l agent.Launch, rs rules) rules {
+// restrictSubagentRules returns the permission rules rs of a sub-agent, changed so that the CLI requests a permission
+// for each tool of which the policy might forbid a call or ask a person about one.
+func restrictSubagentRules(l agent.Launch, rs permissionRules) permissionRules {
 	if !l.HasPolicy() {
 		return rs
 	}
@@ -28,17 +28,17 @@ func limit(l agent.Launch, rs rules) rules {
 	return rs
 }
 
-// mayRunUnasked reports whether the policy allows every call for which the CLI demands a permission.
+// mayRunUnasked reports whether the policy allows every call for which the CLI checks the permission name.
 func mayRunUnasked(l agent.Launch, name string) bool {
 	tools := []string{name}
 	if name == "edit" {
-		tools = editors
+		tools = editTools
 	}
 	if prefix, ok := strings.CutSuffix(name, "*"); ok {
-		return allowsServer(l, prefix)
+		return allowsAllServerTools(l, prefix)
 	}
 	for _, tool := range tools {
-		known, ok := kinds[tool]
+		known, ok := toolKinds[tool]
 		c := permission.Call{Tool: tool, Kind: known.Kind, Command: "$SPOOL_ANY_COMMAND"}
 		if !ok {
 			c.Kind = permission.Server
@@ -53,8 +53,9 @@ func mayRunUnasked(l agent.Launch, name string) bool {
 	return true
 }
 
-// allowsServer reports whether the policy allows all tools of the MCP server whose tools have the prefix.
-func allowsServer(l agent.Launch, prefix string) bool {
+// allowsAllServerTools reports whether the policy allows all tools of the MCP server whose tools' names have the
+// prefix.
+func allowsAllServerTools(l agent.Launch, prefix string) bool {
 	concerns := func(glob, then string) bool {
 		return then != events.PermissionAllow && (strings.HasPrefix(glob, prefix) || strings.ContainsAny(glob, "*?[\\"))
 	}

@@ -14,80 +14,83 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// provider is the CLI's name for the model API.
-const provider = "spool"
+// providerName is the name of the model API in the CLI's configuration.
+const providerName = "spool"
 
-// contextLimit and outputLimit are in tokens: from contextLimit on the CLI compacts a conversation, and it asks for
-// answers of at most outputLimit. The CLI knows neither for a model that is not in its own list.
+// contextTokenLimit and outputTokenLimit are in tokens: from contextTokenLimit on the CLI compacts a conversation, and it asks for
+// answers of at most outputTokenLimit. The CLI knows neither for a model that is not in its own list.
 const (
-	contextLimit = 128_000
-	outputLimit  = 32_000
+	contextTokenLimit = 128_000
+	outputTokenLimit  = 32_000
 )
 
-type object = map[string]any
+// jsonObject is a JSON object.
+type jsonObject = map[string]any
 
-// schema is the schema of a configuration.
-const schema = "https://opencode.ai/config.json"
+// configSchemaURL is the address of the JSON schema of the CLI's configuration.
+const configSchemaURL = "https://opencode.ai/config.json"
 
-// configuration returns the CLI's configuration as JSON. The key is only in its variable.
-func configuration(l agent.Launch, model string, f files) (string, error) {
+// encodeConfig returns the CLI's configuration for a launch as JSON. The configuration names the environment variable
+// with the model's key, not the key itself.
+func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 	url := "https://api.openai.com/v1"
-	if acp.Variable(l, "OPENAI_BASE_URL") != "" {
+	if acp.LaunchVariable(l, "OPENAI_BASE_URL") != "" {
 		url = "{env:OPENAI_BASE_URL}"
 	}
-	models := object{}
+	models := jsonObject{}
 	for _, name := range append(subagentModels(l), model) {
-		models[name] = object{
+		models[name] = jsonObject{
 			"name": name, "tool_call": true, "attachment": true,
-			"modalities": object{"input": []string{"text", "image"}, "output": []string{"text"}},
-			"limit":      object{"context": contextLimit, "output": outputLimit},
+			"modalities": jsonObject{"input": []string{"text", "image"}, "output": []string{"text"}},
+			"limit":      jsonObject{"context": contextTokenLimit, "output": outputTokenLimit},
 		}
 	}
-	raw, err := json.Marshal(object{
-		"$schema":           schema,
-		"skills":            object{"paths": nativeSkillDirs(l)},
+	raw, err := json.Marshal(jsonObject{
+		"$schema":           configSchemaURL,
+		"skills":            jsonObject{"paths": nativeSkillDirs(l)},
 		"autoupdate":        false,
 		"share":             "disabled",
 		"lsp":               false,
 		"formatter":         false,
 		"snapshot":          false, // of Git repositories: they serve /undo, which ACP lacks, and delay every request to the model
-		"model":             provider + "/" + model,
-		"small_model":       provider + "/" + model,
-		"enabled_providers": []string{provider},
+		"model":             providerName + "/" + model,
+		"small_model":       providerName + "/" + model,
+		"enabled_providers": []string{providerName},
 		"instructions":      f.instructions,
 		"plugin":            []string{"file://" + f.plugin},
-		"provider": object{provider: object{
+		"provider": jsonObject{providerName: jsonObject{
 			"npm": "@ai-sdk/openai-compatible", "name": "Spool",
-			"options": object{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
+			"options": jsonObject{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
 			"models":  models,
 		}},
-		"permission": agentRules(l),
-		"agent": object{
-			"general": object{"permission": subagentRules(l, nil, nil)},
-			"explore": object{"permission": subagentRules(l, nil, nil).add("edit", "deny").add("todowrite", "deny")},
+		"permission": mainAgentRules(l),
+		"agent": jsonObject{
+			"general": jsonObject{"permission": subagentRules(l, nil, nil)},
+			"explore": jsonObject{"permission": subagentRules(l, nil, nil).replaceRule("edit", "deny").replaceRule("todowrite", "deny")},
 			// Generating a title would be an additional call to the model.
-			"title": object{"disable": true},
+			"title": jsonObject{"disable": true},
 		},
 		// The model learns about a denial and continues without the tool.
-		"experimental": object{"continue_loop_on_deny": true},
+		"experimental": jsonObject{"continue_loop_on_deny": true},
 	})
 	return string(raw), err
 }
 
-// nativeSkillDirs returns the folders of the skills that the CLI offers with its own tool for skills; none if ripgrep is not installed. The tool
-// needs ripgrep, and the CLI would download it. The agent then learns about its skills from its instructions only.
+// nativeSkillDirs returns the folders of the skills that the CLI offers with its own tool for skills; none if ripgrep
+// is not installed, because the tool needs ripgrep and the CLI would download it. The agent then learns about its
+// skills from its instructions only.
 func nativeSkillDirs(l agent.Launch) []string {
 	dirs := []string{}
-	if _, err := acp.Find(l, "rg"); err != nil {
+	if _, err := acp.FindProgram(l, "rg"); err != nil {
 		return dirs
 	}
-	for _, s := range l.Listed() {
+	for _, s := range l.MainAgentSkills() {
 		dirs = append(dirs, s.Dir)
 	}
 	return dirs
 }
 
-// subagentModels returns the models that sub-agents name.
+// subagentModels returns the names of the models that the definitions of sub-agents name.
 func subagentModels(l agent.Launch) []string {
 	var names []string
 	for _, a := range l.Subagents {
@@ -98,41 +101,41 @@ func subagentModels(l agent.Launch) []string {
 	return names
 }
 
-// library is the package that the CLI installs from npm into its configuration folder when it starts.
-const library = "@opencode-ai/plugin"
+// pluginPackage is the npm package that the CLI installs into its configuration folder when it starts.
+const pluginPackage = "@opencode-ai/plugin"
 
 //go:embed plugin.js
-var plugin []byte
+var pluginSource []byte
 
-// files holds the paths of the files that the CLI reads when it starts. Their contents are too long for environment
-// variables.
-type files struct {
+// configFiles holds the paths of the files that the CLI reads when it starts. Their contents are too long for
+// environment variables.
+type configFiles struct {
 	instructions []string
 	plugin       string
 }
 
-// writeFiles creates the files that the CLI reads when it starts, unless they exist, and returns their paths.
-func writeFiles(l agent.Launch) (f files, err error) {
-	config := filepath.Join(home(l.Folders, "config"), "opencode")
+// writeConfigFiles creates the files that the CLI reads when it starts, unless they exist, and returns their paths.
+func writeConfigFiles(l agent.Launch) (f configFiles, err error) {
+	config := filepath.Join(homeDir(l.Folders, "config"), "opencode")
 	// This looks like an installed package to the CLI, because no npm registry can be reached.
 	if err := os.MkdirAll(filepath.Join(config, "node_modules"), 0o700); err != nil {
 		return f, err
 	}
-	lock, err := json.Marshal(object{
-		"name": "opencode", "lockfileVersion": 3, "packages": object{"": object{"dependencies": object{library: "*"}}},
+	lock, err := json.Marshal(jsonObject{
+		"name": "opencode", "lockfileVersion": 3, "packages": jsonObject{"": jsonObject{"dependencies": jsonObject{pluginPackage: "*"}}},
 	})
 	if err != nil {
 		return f, err
 	}
-	if err := write(filepath.Join(config, "package-lock.json"), lock); err != nil {
+	if err := writeFileOnce(filepath.Join(config, "package-lock.json"), lock); err != nil {
 		return f, err
 	}
-	if f.plugin, err = writeNamed(l, "plugin", ".js", plugin); err != nil {
+	if f.plugin, err = writeHashNamedFile(l, "plugin", ".js", pluginSource); err != nil {
 		return f, err
 	}
 	f.instructions = []string{filepath.Join(l.Workspace, "AGENTS.md")} // the file of the workspace, if it exists
 	if say := acp.Instructions(l); say != "" {
-		path, err := writeNamed(l, "instructions", ".md", []byte(say))
+		path, err := writeHashNamedFile(l, "instructions", ".md", []byte(say))
 		if err != nil {
 			return f, err
 		}
@@ -141,15 +144,15 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	return f, nil
 }
 
-// writeNamed creates a file whose name contains a hash of its content, and returns its path.
-func writeNamed(l agent.Launch, name, ext string, content []byte) (string, error) {
+// writeHashNamedFile creates a file whose name contains a hash of its content, and returns the path of the file.
+func writeHashNamedFile(l agent.Launch, name, ext string, content []byte) (string, error) {
 	sum := sha256.Sum256(content)
 	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)
-	return path, write(path, content)
+	return path, writeFileOnce(path, content)
 }
 
-// write creates a file atomically, unless it exists.
-func write(path string, content []byte) error {
+// writeFileOnce creates a file atomically. It does nothing if the file exists.
+func writeFileOnce(path string, content []byte) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestMain(m *testing.M) { mcptest.Main(m) }
+func TestMain(m *testing.M) { mcptest.RunTestsOrServer(m) }
 
 // call returns a rule by which the model, when the query contains text, calls a tool and quotes the result.
 func call(text, tool string, input any) string {
-	return agenttest.Rule(text, agenttest.Tool{Name: tool, Input: input})
+	return agenttest.ScriptRule(text, agenttest.ScriptToolCall{Name: tool, Input: input})
 }
 
 // request is a request to the model.
@@ -32,7 +32,7 @@ type request struct {
 }
 
 // requests returns the requests to the model whose body contains text. There has to be one.
-func requests(t *testing.T, b *agenttest.Bench, text string) []request {
+func requests(t *testing.T, b *agenttest.Harness, text string) []request {
 	t.Helper()
 	var out []request
 	for _, r := range b.Model.Requests() {
@@ -83,7 +83,7 @@ func TestRealDefinition_ReachesTheModel(t *testing.T) {
 
 func realParts(t *testing.T) {
 	const key = "s3cr3t-Value/42"
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		"  - {match: {user: SUBTASK}, steps: [{text: The reviewer looked.}]}\n",
 		"  - {match: {user: say the key}, steps: [{text: {text: 'The key is "+key+", once more "+key+".', piece: 3}}]}\n",
 		call("delegate", "task", map[string]any{"description": "Review", "prompt": "SUBTASK review it", "subagent_type": "reviewer"})))
@@ -94,29 +94,29 @@ func realParts(t *testing.T) {
 			Name: "reviewer", Description: "REVIEWS-THINGS", Instructions: "YOU-ARE-THE-{file:/etc/hostname}-REVIEWER", Model: "reviewer-model", Tools: []string{"read", "grep"},
 		}}
 	}
-	b.AskOK("/deploy the shop", "Deploy the shop with {env:HOME} care.", with)
+	b.RunTurnOK("/deploy the shop", "Deploy the shop with {env:HOME} care.", with)
 	requests(t, b, "PROMPT-OF-THE-AGENT")
 	requests(t, b, "MEMORY-OF-THE-AGENT")
 	requests(t, b, "REVIEWS-THINGS")
-	x := b.AskOK("delegate", "The reviewer looked", with)
+	x := b.RunTurnOK("delegate", "The reviewer looked", with)
 	sub := requests(t, b, "YOU-ARE-THE-{file:/etc/hostname}-REVIEWER")[0]
 	if sub.Model != "reviewer-model" || !slices.Contains(sub.tools, "read") || slices.Contains(sub.tools, "bash") || slices.Contains(sub.tools, "write") {
 		t.Errorf("the sub-agent asked as %s with %v", sub.Model, sub.tools)
 	}
-	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
 	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Errorf("spawned %+v", spawned)
 	}
-	if said := b.AskOK("say the key", "[redacted], once more [redacted].", with).String(); strings.Contains(said, key) {
+	if said := b.RunTurnOK("say the key", "[redacted], once more [redacted].", with).String(); strings.Contains(said, key) {
 		t.Errorf("journaled %s", said)
 	}
 }
 
 func realTools(t *testing.T) {
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, call("change it", "edit", map[string]any{"filePath": "{{context \"[Ww]orking directory: *(\\\\S+)\"}}/x.txt", "oldString": "", "newString": "no"})))
-	b.AskOK("hello", "hello", func(q *runner.Query) {
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, call("change it", "edit", map[string]any{"filePath": "{{context \"[Ww]orking directory: *(\\\\S+)\"}}/x.txt", "oldString": "", "newString": "no"})))
+	b.RunTurnOK("hello", "hello", func(q *runner.Query) {
 		q.Tools.Allow = []string{"read", "write", "webfetch"}
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 	})
 	got := requests(t, b, "hello")[0].tools
 	for _, there := range []string{"read", "write", "webfetch", "desk_note"} {
@@ -129,9 +129,9 @@ func realTools(t *testing.T) {
 			t.Errorf("the model is offered %s", gone)
 		}
 	}
-	b.AskOK("once more", "once more", func(q *runner.Query) {
+	b.RunTurnOK("once more", "once more", func(q *runner.Query) {
 		q.Tools.Deny = []string{"bash", "webfetch", "task", "desk_note"}
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "desk", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "desk", nil)}
 	})
 	got = requests(t, b, "once more")[0].tools
 	for _, gone := range []string{"bash", "webfetch", "task", "desk_note"} {
@@ -143,47 +143,47 @@ func realTools(t *testing.T) {
 		t.Errorf("the model is offered %v", got)
 	}
 	// One of several tools that share a permission is denied when it is called.
-	b.Ask("change it", func(q *runner.Query) { q.Tools.Allow = []string{"read", "write"} })
+	b.RunTurn("change it", func(q *runner.Query) { q.Tools.Allow = []string{"read", "write"} })
 	if _, err := os.Stat(filepath.Join(b.Folders.Workspace, "x.txt")); err == nil {
 		t.Error("a tool that was left out was run")
 	}
 }
 
 func realServers(t *testing.T) {
-	web, file := mcptest.HTTP(t), filepath.Join(t.TempDir(), "note.txt")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	web, file := mcptest.StartHTTPServer(t), filepath.Join(t.TempDir(), "note.txt")
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("tell the token", "desk_variable", map[string]any{"name": "TOKEN"}),
 		call("the hidden one", "desk_hidden", map[string]any{"path": file + ".hidden", "text": "x"}),
 		call("wait for it", "late_slow", map[string]any{"ms": 60_000}),
 		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
 		call("look into the box", "box_variable", map[string]any{"name": "TOKEN"})))
-	box := mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-{env:HOME}-1"})
+	box := mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "b-{env:HOME}-1"})
 	box.Tools = []string{"variable"}
 	with := func(q *runner.Query) {
-		desk, late := mcptest.Stdio(t, "desk", map[string]string{"TOKEN": "t-{env:HOME}-1"}), mcptest.Stdio(t, "late", nil)
+		desk, late := mcptest.StdioServer(t, "desk", map[string]string{"TOKEN": "t-{env:HOME}-1"}), mcptest.StdioServer(t, "late", nil)
 		desk.Tools, late.TimeoutMs = []string{"note", "variable"}, 2000
 		q.MCPServers = []runner.MCPServer{desk, late, box, {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000}}
 	}
-	x := b.AskOK("take a note", "noted", with)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	x := b.RunTurnOK("take a note", "noted", with)
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	b.AskOK("tell the token", "TOKEN is t-{env:HOME}-1", with)
-	b.Ask("the hidden one", with)
+	b.RunTurnOK("tell the token", "TOKEN is t-{env:HOME}-1", with)
+	b.RunTurn("the hidden one", with)
 	if _, err := os.Stat(file + ".hidden"); err == nil || slices.Contains(requests(t, b, "take a note")[0].tools, "desk_hidden") {
 		t.Error("a tool that was left out was run, or offered")
 	}
-	b.AskOK("look into the box", "TOKEN is b-{env:HOME}-1", with)
+	b.RunTurnOK("look into the box", "TOKEN is b-{env:HOME}-1", with)
 	if slices.Contains(requests(t, b, "look into the box")[0].tools, "box_hidden") {
 		t.Error("a tool of the container that was left out is offered")
 	}
-	b.AskOK("wait for it", "timed out", with)
-	b.AskOK("say it back", "echoed over HTTP", with)
-	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+	b.RunTurnOK("wait for it", "timed out", with)
+	b.RunTurnOK("say it back", "echoed over HTTP", with)
+	if got := web.HeaderValues("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
 	info, err := os.Stat(filepath.Join(b.Folders.State, "launch", "opencode.json"))
@@ -209,7 +209,7 @@ func realSkills(t *testing.T) {
 		}
 	}
 	words := filepath.Join(dir, "words.txt")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t,
 		call("use the skill", "skill", map[string]any{"name": "greet"}),
 		call("read the words", "read", map[string]any{"filePath": words}),
 		call("change the words", "write", map[string]any{"filePath": words, "content": "no"})))
@@ -217,13 +217,13 @@ func realSkills(t *testing.T) {
 		with := func(q *runner.Query) {
 			q.Skills, q.Tools.Allow = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}, allow
 		}
-		x := b.AskOK("use the skill", "SKILL-BODY", with)
-		if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
+		x := b.RunTurnOK("use the skill", "SKILL-BODY", with)
+		if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || !strings.Contains(x.String(), words) {
 			t.Errorf("decisions %+v; the skill's files are not told", d)
 		}
 		requests(t, b, "GREETS-PEOPLE")
-		b.AskOK("read the words", "WORDS-OF-THE-SKILL", with)
-		b.Ask("change the words", with)
+		b.RunTurnOK("read the words", "WORDS-OF-THE-SKILL", with)
+		b.RunTurn("change the words", with)
 		if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 			t.Errorf("the skill: %q, %v", raw, err)
 		}
@@ -240,7 +240,7 @@ func realACP(t *testing.T) {
 	if err := os.WriteFile(words, []byte("WORDS-OF-THE-SKILL"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	overACP := agenttest.Subject{
+	overACP := agenttest.AgentUnderTest{
 		Architecture: acp.Architecture, Adapter: acp.Adapter{}, Program: subject.Program, Install: subject.Install, Command: []string{"opencode", "acp"},
 		Env: func(url string) map[string]string {
 			config, err := json.Marshal(map[string]any{
@@ -260,8 +260,8 @@ func realACP(t *testing.T) {
 			}
 		},
 	}
-	web := mcptest.HTTP(t)
-	b := agenttest.NewBenchWith(t, overACP, agenttest.Rules(t,
+	web := mcptest.StartHTTPServer(t)
+	b := agenttest.NewHarnessWithScript(t, overACP, agenttest.ScriptOfRules(t,
 		call("take a note", "desk_note", map[string]any{"path": file, "text": "noted by the server"}),
 		call("say it back", "web_echo", map[string]any{"text": "over HTTP"}),
 		call("look into the box", "box_variable", map[string]any{"name": "TOKEN"}),
@@ -270,28 +270,28 @@ func realACP(t *testing.T) {
 	b.Query.SystemPrompt, b.Query.MemoryFile = "PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"
 	b.Query.Skills = []runner.Skill{{Name: "words", Dir: filepath.Dir(words)}}
 	b.Query.MCPServers = []runner.MCPServer{
-		mcptest.Stdio(t, "desk", nil), {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
-		mcptest.Docker(t, "box", map[string]string{"TOKEN": "b-1"}),
+		mcptest.StdioServer(t, "desk", nil), {Name: "web", Type: "http", URL: web.URL, Headers: map[string]string{"X-Desk": "d-1"}, TimeoutMs: 30_000},
+		mcptest.DockerServer(t, "box", map[string]string{"TOKEN": "b-1"}),
 	}
-	x := b.AskOK("take a note", "noted", nil)
-	if d := x.Decisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
+	x := b.RunTurnOK("take a note", "noted", nil)
+	if d := x.PermissionDecisions(); len(d) != 1 || d[0].Decision != "allow" || d[0].Rule != "mcp-server" {
 		t.Errorf("decisions %+v", d)
 	}
 	if raw, err := os.ReadFile(file); err != nil || string(raw) != "noted by the server" {
 		t.Errorf("the note: %q, %v", raw, err)
 	}
-	b.AskOK("say it back", "echoed over HTTP", nil)
-	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
+	b.RunTurnOK("say it back", "echoed over HTTP", nil)
+	if got := web.HeaderValues("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
-	b.AskOK("look into the box", "TOKEN is b-1", nil)
-	b.AskOK("read the words", "WORDS-OF-THE-SKILL", nil)
-	b.Ask("change the words", nil)
+	b.RunTurnOK("look into the box", "TOKEN is b-1", nil)
+	b.RunTurnOK("read the words", "WORDS-OF-THE-SKILL", nil)
+	b.RunTurn("change the words", nil)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)
 	}
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
-		b.Requests(want)
+		b.ModelRequests(want)
 	}
 }
 
@@ -299,10 +299,10 @@ func realACP(t *testing.T) {
 // the text once, in one block, on every turn of a process.
 func realText(t *testing.T) {
 	song := strings.Repeat("na ", 100)
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, "  - {match: {user: sing}, steps: [{text: {text: '"+song+"', piece: 3}}]}\n"))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, "  - {match: {user: sing}, steps: [{text: {text: '"+song+"', piece: 3}}]}\n"))
 	for _, ask := range []string{"sing", "sing again"} {
-		x := b.AskOK(ask, song, nil)
-		if texts := x.Blocks(events.KindAssistantText); len(texts) != 1 || texts[0].Content != song {
+		x := b.RunTurnOK(ask, song, nil)
+		if texts := x.FinishedBlocks(events.KindAssistantText); len(texts) != 1 || texts[0].Content != song {
 			t.Errorf("%s: texts %+v", ask, texts)
 		}
 		text := slices.IndexFunc(x.Lines, func(l runner.Line) bool { return l.Type == events.TextDelta })

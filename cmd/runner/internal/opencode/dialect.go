@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// dialect returns the differences of OpenCode from the protocol.
-func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
-	name := model(l)
+// newDialect returns the dialect of the Agent Client Protocol that OpenCode speaks.
+func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
+	name := modelName(l)
 	return acp.Dialect{
-		Now: now, Version: Tested, Model: provider + "/" + name, Shown: name,
+		Now: now, Version: TestedVersion, Model: providerName + "/" + name, Shown: name,
 		// It sends a file that it is about to write to the client, whether offered or not, and then writes the file
 		// itself.
 		AcceptWrites: true,
@@ -26,15 +26,15 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		AnswersInitialize: true,
 		Forks:             true,
 		Anchors:           true,
-		Skills:            acp.SkillDirs(l),
-		Transcript:        func(string) string { return database(l.Folders) },
-		Tool:              classifier(l),
-		Notice:            notice,
+		Skills:            acp.SkillFolders(l),
+		Transcript:        func(string) string { return databasePath(l.Folders) },
+		Tool:              newToolClassifier(l),
+		Notice:            decodeNotice,
 	}
 }
 
-// kinds are the CLI's tools. Other tools are not allowed.
-var kinds = map[string]acp.Tool{
+// toolKinds maps the CLI's own tools to the permission kinds of their calls. Other tools are not allowed.
+var toolKinds = map[string]acp.ToolInfo{
 	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
 	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
 	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
@@ -43,20 +43,21 @@ var kinds = map[string]acp.Tool{
 	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
 }
 
-// input has the arguments of a call that are used.
-type input struct {
-	Prompt string `json:"prompt"` // task
-	Agent  string `json:"subagent_type"`
-	Todos  []todo `json:"todos"` // todowrite
+// callArguments holds the arguments of a tool call that the adapter reads.
+type callArguments struct {
+	Prompt string      `json:"prompt"` // task
+	Agent  string      `json:"subagent_type"`
+	Todos  []todoEntry `json:"todos"` // todowrite
 }
 
-type todo struct {
+// todoEntry is an entry of the agent's to-do list.
+type todoEntry struct {
 	Content string `json:"content"`
 	Status  string `json:"status"`
 }
 
-// result has the fields of a call's output that are used.
-type result struct {
+// callOutput holds the fields of a tool call's output that the adapter reads.
+type callOutput struct {
 	Metadata struct {
 		Exit    *int   `json:"exit"`      // bash
 		Session string `json:"sessionId"` // task
@@ -64,30 +65,30 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
-// ignored.
-func tool(c acp.Call) *acp.Tool {
+// classifyTool returns the permission kind of a tool call, and more for some of the CLI's own tools. The kind of an
+// unknown tool is permission.Unknown. Arguments of an unexpected type are ignored.
+func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
 		name = "bash" // a command of a sub-agent has the command as its title
 	}
-	known, ok := kinds[name]
+	known, ok := toolKinds[name]
 	if !ok {
-		return &acp.Tool{Kind: permission.Unknown}
+		return &acp.ToolInfo{Kind: permission.Unknown}
 	}
-	var in input
+	var in callArguments
 	if json.Unmarshal(c.Input, &in) != nil {
-		in = input{}
+		in = callArguments{}
 	}
-	var out result
+	var out callOutput
 	if json.Unmarshal(c.Output, &out) != nil {
-		out = result{}
+		out = callOutput{}
 	}
 	switch known.Name = name; name {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
-		known.Subagent = &acp.Subagent{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: answerOf(out.Output)}
+		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: subagentAnswer(out.Output)}
 	case "todowrite":
 		for _, t := range in.Todos {
 			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
@@ -96,8 +97,9 @@ func tool(c acp.Call) *acp.Tool {
 	return &known
 }
 
-// answerOf returns the answer of a sub-agent from the output of its call, without the CLI's text for the model around it.
-func answerOf(output string) string {
+// subagentAnswer returns the answer of a sub-agent from the output of the call that ran it, without the text for the
+// model that the CLI adds.
+func subagentAnswer(output string) string {
 	_, rest, ok := strings.Cut(output, "<task_result>")
 	if !ok {
 		return output
@@ -106,8 +108,8 @@ func answerOf(output string) string {
 	return strings.TrimSpace(text)
 }
 
-// report is a notification that plugin.js sends from within the CLI.
-type report struct {
+// pluginReport is a notification that plugin.js, the adapter's plugin in the CLI, sends.
+type pluginReport struct {
 	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
 	Session string `json:"session"`
 	Name    string `json:"name"`    // error
@@ -138,9 +140,10 @@ type report struct {
 	} `json:"tokens"`
 }
 
-// notice returns the Notice for a notification of plugin.js, or nil for another notification.
-func notice(method string, params json.RawMessage) *acp.Notice {
-	var e report
+// decodeNotice returns the Notice for a notification of plugin.js, the adapter's plugin in the CLI, or nil for another
+// notification.
+func decodeNotice(method string, params json.RawMessage) *acp.Notice {
+	var e pluginReport
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {
 		return nil
 	}
@@ -160,13 +163,13 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 	case "over":
 		n.Over = true
 	case "text":
-		n.Text = &acp.Text{Message: e.ID, Thought: e.Thought, Piece: e.Text}
+		n.Text = &acp.EarlyTextPiece{Message: e.ID, Thought: e.Thought, Piece: e.Text}
 	case "permission":
-		n.Request = &acp.Request{ID: e.ID, Conversation: e.Parent, Call: acp.Call{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
+		n.Request = &acp.SubagentRequest{ID: e.ID, Conversation: e.Parent, Call: acp.ToolCall{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
 	case "replied":
-		n.Request = &acp.Request{ID: e.ID, Over: true}
+		n.Request = &acp.SubagentRequest{ID: e.ID, Over: true}
 	case "forked":
-		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
+		n.Forked = &acp.ForkResult{Session: e.Session, Error: e.Message}
 		if e.Session == "" && e.Message == "" {
 			n.Forked.Error = "OpenCode made no copy of it"
 		}

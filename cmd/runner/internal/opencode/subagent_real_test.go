@@ -52,17 +52,17 @@ func realSubagents(t *testing.T) {
 	task("have it read", "beside", "READ-IT")
 	task("have it spoilt", "one", "SPOIL-IT")
 	task("have it peek", "one", "PEEK")
-	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, rules...))
+	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, rules...))
 	with := func(q *runner.Query) {
 		q.Subagents = specs
-		q.MCPServers = []runner.MCPServer{mcptest.Stdio(t, "web_2", nil), mcptest.Stdio(t, "desk", nil), mcptest.Stdio(t, "web", nil)}
+		q.MCPServers = []runner.MCPServer{mcptest.StdioServer(t, "web_2", nil), mcptest.StdioServer(t, "desk", nil), mcptest.StdioServer(t, "web", nil)}
 		q.Skills = []runner.Skill{{Name: "words", Description: "HAS-WORDS", Dir: dir, Unlisted: true}}
 	}
 	for _, s := range specs {
 		if err := os.Remove(note); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
-		b.Ask("delegate to "+s.Name, with)
+		b.RunTurn("delegate to "+s.Name, with)
 		got := requests(t, b, s.Instructions)[0].tools
 		for _, tool := range []string{"desk_note", "desk_echo", "web_note", "web_2_note", "bash", "read"} {
 			server, _, ofServer := strings.Cut(tool, "_note")
@@ -77,12 +77,12 @@ func realSubagents(t *testing.T) {
 			t.Errorf("%s: whether the server web was called: %v", s.Name, err)
 		}
 	}
-	b.AskOK("have it read", "WORDS-OF-THE-SKILL", with)
-	b.Ask("have it spoilt", with)
+	b.RunTurnOK("have it read", "WORDS-OF-THE-SKILL", with)
+	b.RunTurn("have it spoilt", with)
 	if raw, err := os.ReadFile(words); err != nil || string(raw) != "WORDS-OF-THE-SKILL" {
 		t.Errorf("the skill: %q, %v", raw, err)
 	}
-	if x := b.Ask("have it peek", with); strings.Contains(x.String(), "OUTSIDE-OF-ALL") {
+	if x := b.RunTurn("have it peek", with); strings.Contains(x.String(), "OUTSIDE-OF-ALL") {
 		t.Error("a sub-agent read outside of the workspace")
 	}
 }

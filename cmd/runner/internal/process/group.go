@@ -12,10 +12,11 @@ import (
 	"time"
 )
 
-// killWithin is the maximum time that processes may take to end after SIGKILL.
-const killWithin = 5 * time.Second
+// killTimeout is the time within which processes must end after SIGKILL.
+const killTimeout = 5 * time.Second
 
-// Group holds the processes that were started with it, and reaps the orphans that they leave behind.
+// Group holds the processes that were started with it, and collects the exit status of the orphans that they leave
+// behind.
 type Group struct {
 	log *slog.Logger
 
@@ -27,9 +28,9 @@ type Group struct {
 // NewGroup returns a group without processes.
 func NewGroup(log *slog.Logger) *Group { return &Group{log: log, own: map[int]bool{}} }
 
-// Adopt makes this process the parent of the orphans among its descendants, which PID 1 is anyway. It may be called
+// AdoptOrphans makes this process the parent of the orphans among its descendants, as PID 1 is anyway. It may be called
 // once per process, and only if all children of the process belong to the group.
-func (g *Group) Adopt() error {
+func (g *Group) AdoptOrphans() error {
 	if err := becomeSubreaper(); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)
 	}
@@ -39,13 +40,13 @@ func (g *Group) Adopt() error {
 	return nil
 }
 
-// Run reaps adopted orphans until ctx ends.
+// Run collects the exit status of adopted orphans until ctx ends.
 func (g *Group) Run(ctx context.Context) error {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
 	defer signal.Stop(died)
 	for {
-		g.reap()
+		g.reapOrphans()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -54,8 +55,9 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// start starts a process. It holds the group's lock meanwhile, so that Run does not reap the new process as an orphan.
-func (g *Group) start(cmd *exec.Cmd) error {
+// startProcess starts a process while it holds the group's lock, so that Run does not take the new process for an
+// orphan.
+func (g *Group) startProcess(cmd *exec.Cmd) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -63,13 +65,13 @@ func (g *Group) start(cmd *exec.Cmd) error {
 	}
 	g.own[cmd.Process.Pid] = true
 	if err := raiseOOMScore(cmd.Process.Pid); err != nil {
-		g.log.Debug("tell the kernel to end the agent before the runner", "err", err)
+		g.log.Debug("raise the OOM score of the agent", "err", err)
 	}
 	return nil
 }
 
-// wait waits for a started process. How it ended is in its state.
-func (g *Group) wait(cmd *exec.Cmd) {
+// waitForProcess blocks until a started process has ended. cmd.ProcessState then describes how the process ended.
+func (g *Group) waitForProcess(cmd *exec.Cmd) {
 	if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {
 		g.log.Error("wait for an agent's process", "err", err)
 	}
@@ -78,8 +80,8 @@ func (g *Group) wait(cmd *exec.Cmd) {
 	delete(g.own, cmd.Process.Pid)
 }
 
-// reap collects the exit status of ended orphans that this process has adopted.
-func (g *Group) reap() {
+// reapOrphans collects the exit status of ended orphans that this process has adopted.
+func (g *Group) reapOrphans() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.adopted {
@@ -96,14 +98,14 @@ func (g *Group) reap() {
 }
 
 // killTree kills a process, its process group, its descendants and the orphans that were adopted from it. It returns
-// when none is left, or an error that lists those that remain.
+// when none of them runs, or an error that lists those that remain.
 func (g *Group) killTree(pid int) error {
-	deadline := time.Now().Add(killWithin)
+	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	doomed := map[int]uint64{} // start time by pid: a process that was once a descendant remains one
 	for {
-		alive := g.survivors(pid, doomed)       // before the group is killed: its orphans lose their parents
+		alive := g.runningTreeOf(pid, doomed)   // before the group is killed: its orphans lose their parents
 		_ = syscall.Kill(-pid, syscall.SIGKILL) // an error means that it has ended
 		if len(alive) == 0 {
 			return nil
@@ -137,12 +139,12 @@ func (g *Group) Descendants() []int {
 	return out
 }
 
-// Busy reports whether a process runs that this process has started or adopted.
-func (g *Group) Busy() bool { return len(g.Descendants()) > 0 }
+// HasProcesses reports whether a process runs that this process has started or adopted.
+func (g *Group) HasProcesses() bool { return len(g.Descendants()) > 0 }
 
-// KillAll kills every process that this process has started or adopted. It returns when none is left.
+// KillAll kills every process that this process has started or adopted. It returns when none of them runs.
 func (g *Group) KillAll() error {
-	deadline := time.Now().Add(killWithin)
+	deadline := time.Now().Add(killTimeout)
 	pause := time.NewTicker(5 * time.Millisecond)
 	defer pause.Stop()
 	for {
@@ -160,8 +162,9 @@ func (g *Group) KillAll() error {
 	}
 }
 
-// survivors returns the processes of the tree of pid that still run, and adds the tree to doomed.
-func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
+// runningTreeOf returns the processes of the tree of pid that still run. It adds the processes of the tree, with their
+// start times, to doomed, so that they are found again when their parents have ended.
+func (g *Group) runningTreeOf(pid int, doomed map[int]uint64) []int {
 	g.mu.Lock()
 	adopted := g.adopted
 	own := make(map[int]bool, len(g.own))
@@ -171,7 +174,7 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 	g.mu.Unlock()
 	all := listProcesses()
 	self := os.Getpid()
-	belongs := func(p proc) bool {
+	belongs := func(p processInfo) bool {
 		start, known := doomed[p.pid]
 		parentStart, byParent := doomed[p.parent]
 		return p.pid == pid || known && start == p.start || byParent && parentStart <= p.start ||
@@ -194,8 +197,8 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 	return alive
 }
 
-// Memory returns the sum of the resident sizes of all descendants of this process, in bytes.
-func (g *Group) Memory() uint64 {
+// MemoryUsage returns the sum of the resident sizes of all descendants of this process, in bytes.
+func (g *Group) MemoryUsage() uint64 {
 	all := listProcesses()
 	tree := map[int]bool{os.Getpid(): true}
 	var sum uint64
@@ -211,8 +214,8 @@ func (g *Group) Memory() uint64 {
 	return sum
 }
 
-// proc is a process of this machine, as /proc describes it.
-type proc struct {
+// processInfo describes a process of this machine, as /proc shows it.
+type processInfo struct {
 	pid, parent, group, session int
 	start                       uint64 // ticks since boot; distinguishes processes with the same pid
 	dead                        bool   // a zombie

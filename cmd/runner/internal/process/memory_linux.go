@@ -17,7 +17,8 @@ type MemoryGroup struct {
 	own  bool
 }
 
-// FindMemoryGroup returns the memory group by cgroup version 1 or 2, as mounted below root ("" for /).
+// FindMemoryGroup finds the cgroup that limits the memory of this process, in the hierarchies of cgroup version 1 or 2
+// that are mounted below root ("" for /).
 func FindMemoryGroup(root string) MemoryGroup {
 	g := MemoryGroup{own: os.Getpid() == 1}
 	raw, err := os.ReadFile(filepath.Join(root, "/proc/self/cgroup"))
@@ -42,7 +43,7 @@ func FindMemoryGroup(root string) MemoryGroup {
 			// In a container the group's path is often that of the host, and the mount is the group itself.
 			for _, dir := range []string{filepath.Join(m, f[2]), m} {
 				file := filepath.Join(dir, name)
-				if _, ok := readKills(file); ok {
+				if _, ok := readOOMKills(file); ok {
 					g.file = file
 					return g
 				}
@@ -52,21 +53,21 @@ func FindMemoryGroup(root string) MemoryGroup {
 	return g
 }
 
-// Kills returns the number of processes that the kernel has ended in the group for lack of memory, and false if the
-// kernel does not count them.
-func (g MemoryGroup) Kills() (uint64, bool) {
+// OOMKills returns the number of processes that the kernel has killed in the cgroup for lack of memory, and false if
+// the kernel does not count them.
+func (g MemoryGroup) OOMKills() (uint64, bool) {
 	if g.file == "" {
 		return 0, false
 	}
-	return readKills(g.file)
+	return readOOMKills(g.file)
 }
 
-// IsExclusive reports whether the cgroup contains only processes of the sandbox. In a container it does: the container has
-// a cgroup of its own.
+// IsExclusive reports whether the cgroup contains only processes of the sandbox. In a container it does, because the
+// container has a cgroup of its own.
 func (g MemoryGroup) IsExclusive() bool { return g.own }
 
-// readKills returns the counter oom_kill in a file of a control group, and false if the file does not have it.
-func readKills(file string) (uint64, bool) {
+// readOOMKills returns the counter oom_kill in a file of a cgroup, and false if the file does not have it.
+func readOOMKills(file string) (uint64, bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, false

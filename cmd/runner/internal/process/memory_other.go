@@ -8,8 +8,8 @@ type MemoryGroup struct{}
 // FindMemoryGroup returns an empty group.
 func FindMemoryGroup(string) MemoryGroup { return MemoryGroup{} }
 
-// Kills returns false: the number is unknown.
-func (MemoryGroup) Kills() (uint64, bool) { return 0, false }
+// OOMKills returns false: the number is unknown.
+func (MemoryGroup) OOMKills() (uint64, bool) { return 0, false }
 
 // IsExclusive returns false.
 func (MemoryGroup) IsExclusive() bool { return false }

@@ -46,7 +46,7 @@ func TestMemoryGroup(t *testing.T) {
 		for path, content := range tc.files {
 			put(filepath.Join("sys/fs/cgroup", path), content)
 		}
-		if n, ok := process.FindMemoryGroup(root).Kills(); n != tc.want || ok != tc.known {
+		if n, ok := process.FindMemoryGroup(root).OOMKills(); n != tc.want || ok != tc.known {
 			t.Errorf("%s: %d, %v; want %d, %v", name, n, ok, tc.want, tc.known)
 		}
 	}

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// tailSize is the number of bytes of standard error that are kept to explain an exit.
-const tailSize = 4 << 10
+// stderrTailSize is the number of bytes of standard error that are kept to explain why a process exited.
+const stderrTailSize = 4 << 10
 
-// reader reads the output of a process from a pipe.
-type reader struct {
+// pipeReader reads the lines that a process prints to a pipe.
+type pipeReader struct {
 	file   *os.File
 	stream Stream
 	p      *Process
 }
 
 // Read reads from the pipe. It returns io.EOF at the end of the pipe, or when the process has ended and nothing arrived
-// for drainAfterExit.
-func (r *reader) Read(b []byte) (int, error) {
+// for drainTimeAfterExit.
+func (r *pipeReader) Read(b []byte) (int, error) {
 	for {
 		afterExit := r.p.gone.Load()
 		if afterExit {
-			if err := r.file.SetReadDeadline(time.Now().Add(drainAfterExit)); err != nil {
+			if err := r.file.SetReadDeadline(time.Now().Add(drainTimeAfterExit)); err != nil {
 				return 0, err
 			}
 		}
@@ -41,8 +41,9 @@ func (r *reader) Read(b []byte) (int, error) {
 	}
 }
 
-// run sends lines until the end of the pipe. A line longer than limit is cut; text without a newline at the end is a line.
-func (r *reader) run(limit int) {
+// sendLines sends the lines of the pipe to the channel of Process.Lines until the pipe ends. A line longer than limit
+// is cut; text without a newline at the end is a line.
+func (r *pipeReader) sendLines(limit int) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	var data []byte
 	var size int64
@@ -66,15 +67,15 @@ func (r *reader) run(limit int) {
 	}
 }
 
-// sendLine sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
-func (r *reader) sendLine(data []byte, size int64) bool {
+// sendLine sends a line to the channel of Process.Lines. It returns false if the process is being ended.
+func (r *pipeReader) sendLine(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
 		data = bytes.TrimRight(data, "\r\n")
 		size = int64(len(data))
 	}
 	if r.stream == Stderr {
-		r.p.tail.add(data)
+		r.p.tail.addLine(data)
 	}
 	select {
 	case r.p.lines <- Line{Stream: r.stream, Data: data, Size: size}:
@@ -84,18 +85,18 @@ func (r *reader) sendLine(data []byte, size int64) bool {
 	}
 }
 
-// tail holds the last tailSize bytes of a process's output.
-type tail struct {
+// outputTail holds the last stderrTailSize bytes of a process's standard error.
+type outputTail struct {
 	mu  sync.Mutex
 	end []byte
 }
 
-// add appends a line and drops what no longer fits.
-func (t *tail) add(line []byte) {
+// addLine appends a line and drops the oldest bytes beyond stderrTailSize.
+func (t *outputTail) addLine(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.end = append(append(t.end, line...), '\n')
-	over := len(t.end) - tailSize
+	over := len(t.end) - stderrTailSize
 	if over <= 0 {
 		return
 	}
@@ -107,15 +108,15 @@ func (t *tail) add(line []byte) {
 	t.end = bytes.Clone(rest)
 }
 
-// String returns the text as valid UTF-8.
-func (t *tail) String() string {
+// String returns the kept text as valid UTF-8.
+func (t *outputTail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(bytes.ToValidUTF8(t.end, []byte("\uFFFD"))))
 }
 
-// queue writes lines to a pipe. Senders never wait for the process.
-type queue struct {
+// lineQueue writes lines to the stdin of a process in a goroutine, so that senders never wait for the process.
+type lineQueue struct {
 	file   *os.File
 	mu     sync.Mutex
 	lines  [][]byte
@@ -123,38 +124,39 @@ type queue struct {
 	closed bool
 }
 
-func newQueue(f *os.File) *queue { return &queue{file: f, wake: make(chan struct{}, 1)} }
+// newLineQueue returns an empty lineQueue for the pipe f.
+func newLineQueue(f *os.File) *lineQueue { return &lineQueue{file: f, wake: make(chan struct{}, 1)} }
 
-// add queues a line. It drops the line if the queue is closed.
-func (q *queue) add(line []byte) {
+// addLine queues a line. It drops the line if the queue is closed.
+func (q *lineQueue) addLine(line []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.lines = append(q.lines, line)
-		q.signal()
+		q.wakeWriter()
 	}
 }
 
-// close closes the pipe after the queued lines are written. It does not wait for that.
-func (q *queue) close() {
+// close makes writeLines close the pipe after the queued lines. It does not wait for that.
+func (q *lineQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !q.closed {
 		q.closed = true
-		q.signal()
+		q.wakeWriter()
 	}
 }
 
-// signal wakes the goroutine that runs q.run, if it waits for lines.
-func (q *queue) signal() {
+// wakeWriter wakes the goroutine that runs writeLines, if the goroutine waits for lines.
+func (q *lineQueue) wakeWriter() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run writes lines until the queue is closed or the process closes its stdin.
-func (q *queue) run() {
+// writeLines writes queued lines until the queue is closed or the process closes its stdin.
+func (q *lineQueue) writeLines() {
 	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
 	for range q.wake {
 		q.mu.Lock()

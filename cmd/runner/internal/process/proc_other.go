@@ -4,14 +4,14 @@ package process
 
 import "errors"
 
-// errNoReaper is returned because only Linux lets a process adopt the orphans of its descendants.
-var errNoReaper = errors.New("not possible on this system: what leaves an agent's process group is not ended with it")
+// errNoSubreaper is returned because only Linux lets a process adopt the orphans of its descendants.
+var errNoSubreaper = errors.New("this system has no subreaper: processes that leave the process group of an agent are not ended with the agent")
 
-// becomeSubreaper returns errNoReaper.
-func becomeSubreaper() error { return errNoReaper }
+// becomeSubreaper returns errNoSubreaper.
+func becomeSubreaper() error { return errNoSubreaper }
 
-// listProcesses returns nil: processes are ended only by their group.
-func listProcesses() []proc { return nil }
+// listProcesses returns nil on this system: processes are ended only by their process group.
+func listProcesses() []processInfo { return nil }
 
 // raiseOOMScore does nothing on this system.
 func raiseOOMScore(int) error { return nil }

@@ -16,8 +16,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// drainAfterExit is the time for which output is read after the process has ended, if a descendant keeps its pipes open.
-const drainAfterExit = 300 * time.Millisecond
+// drainTimeAfterExit is the time for which output is still read after the process has ended, if a descendant keeps its
+// pipes open.
+const drainTimeAfterExit = 300 * time.Millisecond
 
 // Stream names the stream on which a line was printed.
 type Stream string
@@ -28,24 +29,24 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// Line is a line that a process printed, without its newline. Data is at most as long as the limit; Size is the real
-// length in bytes.
+// Line is a line that a process printed, without its newline. Data is at most as long as the limit for lines; Size is
+// the real length in bytes.
 type Line struct {
 	Stream Stream
 	Data   []byte
 	Size   int64
 }
 
-// Cut reports whether the line was longer than Data.
-func (l Line) Cut() bool { return l.Size > int64(len(l.Data)) }
+// IsCut reports whether the line was longer than Data.
+func (l Line) IsCut() bool { return l.Size > int64(len(l.Data)) }
 
-// Process is a running agent. It leads a session and process group of its own.
+// Process is a running process of an agent. It leads a session and a process group of its own.
 type Process struct {
 	group  *Group
 	cmd    *exec.Cmd
-	stdin  *queue
+	stdin  *lineQueue
 	lines  chan Line
-	tail   tail
+	tail   outputTail
 	exited chan struct{} // closed when the process has ended
 	gone   atomic.Bool   // the same, for the readers
 	done   chan struct{} // closed after Lines, when the last goroutine has ended
@@ -54,8 +55,8 @@ type Process struct {
 	endErr error
 }
 
-// Start starts the command in dir. The caller has to receive from Lines: while it does not, the process's output is not
-// read and the process blocks.
+// Start starts the command in the folder dir. The caller must receive from Lines: while it does not, the process's
+// output is not read and the process blocks.
 func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error) {
 	cmd := exec.Command(c.Path, c.Args...) //nolint:gosec // running the agent is the purpose
 	cmd.Dir, cmd.Env = dir, c.Env
@@ -73,33 +74,34 @@ func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error
 		return nil, errors.Join(fmt.Errorf("pipe: %w", err), in.Close(), inEnd.Close(), out.Close(), outEnd.Close())
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, outEnd, errEnd
-	startErr := g.start(cmd)
+	startErr := g.startProcess(cmd)
 	closeErr := errors.Join(in.Close(), outEnd.Close(), errEnd.Close())
 	if startErr != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", c.Path, startErr), closeErr, inEnd.Close(), out.Close(), errs.Close())
 	}
 	p := &Process{
-		group: g, cmd: cmd, stdin: newQueue(inEnd), lines: make(chan Line),
+		group: g, cmd: cmd, stdin: newLineQueue(inEnd), lines: make(chan Line),
 		exited: make(chan struct{}), done: make(chan struct{}), halt: make(chan struct{}),
 	}
-	go p.watch(out, errs, maxLine)
+	go p.runUntilEnd(out, errs, maxLine)
 	return p, nil
 }
 
-// watch runs the goroutines of the process and returns when the last of them has ended.
-func (p *Process) watch(out, errs *os.File, maxLine int) {
+// runUntilEnd runs the goroutines that read and write the pipes of the process, and returns when the last of them has
+// ended.
+func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	var readers sync.WaitGroup
-	for _, r := range []*reader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
-		readers.Go(func() { r.run(maxLine) })
+	for _, r := range []*pipeReader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
+		readers.Go(func() { r.sendLines(maxLine) })
 	}
 	writer := make(chan struct{})
-	go func() { defer close(writer); p.stdin.run() }()
-	p.group.wait(p.cmd)
+	go func() { defer close(writer); p.stdin.writeLines() }()
+	p.group.waitForProcess(p.cmd)
 	p.gone.Store(true)
 	close(p.exited)
 	p.stdin.close()
 	// A descendant may keep a pipe open; the deadline ends the reader then.
-	soon := time.Now().Add(drainAfterExit)
+	soon := time.Now().Add(drainTimeAfterExit)
 	for _, f := range []*os.File{out, errs} {
 		if err := f.SetReadDeadline(soon); err != nil {
 			p.group.log.Error("set deadline on an agent's pipe", "err", err)
@@ -120,21 +122,22 @@ func (p *Process) Send(v any) error {
 	if err != nil {
 		return fmt.Errorf("encode for the agent's stdin: %w", err)
 	}
-	p.stdin.add(append(raw, '\n'))
+	p.stdin.addLine(append(raw, '\n'))
 	return nil
 }
 
-// Lines returns the channel of the lines that the process prints. It is closed after the last line.
+// Lines returns the channel of the lines that the process prints. The channel is closed after the last line.
 func (p *Process) Lines() <-chan Line { return p.lines }
 
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Exited returns a channel that is closed when the process has ended. Its last lines may still be unread.
+// Exited returns a channel that is closed when the process has ended. The last lines of the process may still be
+// unread.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// State returns how the process ended, such as "exit status 3", or "" while it runs.
-func (p *Process) State() string {
+// ExitState returns how the process ended, such as "exit status 3", or "" while it runs.
+func (p *Process) ExitState() string {
 	if !p.gone.Load() || p.cmd.ProcessState == nil {
 		return ""
 	}
@@ -158,16 +161,16 @@ func (p *Process) KilledBySystem() bool {
 // StderrTail returns the last bytes that the process wrote to standard error.
 func (p *Process) StderrTail() string { return p.tail.String() }
 
-// End ends the process with all of its descendants. It closes stdin, sends SIGTERM to the process group, and kills what
-// still runs after grace; with no grace it kills at once. It returns when no process is left, or an error that lists
-// those that remain. Unread lines are dropped.
+// End ends the process with all of its descendants. It closes stdin, sends SIGTERM to the process group, and kills the
+// processes that still run after grace; with a grace of 0 it kills at once. It returns when no process is left, or an
+// error that lists those that remain. Unread lines are dropped.
 func (p *Process) End(grace time.Duration) error {
 	p.ending.Do(func() {
 		close(p.halt)
 		defer p.stdin.close() // without grace the process must not see the end of its stdin, which an agent may take for an answer
 		if grace > 0 {
 			p.stdin.close()
-			p.signal(syscall.SIGTERM)
+			p.signalGroup(syscall.SIGTERM)
 			timer := time.NewTimer(grace)
 			select {
 			case <-p.exited:
@@ -181,7 +184,7 @@ func (p *Process) End(grace time.Duration) error {
 	return p.endErr
 }
 
-// CloseStdin closes stdin, at which an agent ends by itself, and reports whether it ended within the time.
+// CloseStdin closes stdin, at which an agent ends by itself, and reports whether the process ended within the time.
 func (p *Process) CloseStdin(within time.Duration) bool {
 	p.stdin.close()
 	timer := time.NewTimer(within)
@@ -194,8 +197,8 @@ func (p *Process) CloseStdin(within time.Duration) bool {
 	}
 }
 
-// signal sends s to the process group. It is not an error if the group has ended.
-func (p *Process) signal(s syscall.Signal) {
+// signalGroup sends the signal s to the process group. It is not an error if the group has ended.
+func (p *Process) signalGroup(s syscall.Signal) {
 	if err := syscall.Kill(-p.PID(), s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		p.group.log.Warn("signal an agent's process group", "pid", p.PID(), "signal", s, "err", err)
 	}

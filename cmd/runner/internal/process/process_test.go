@@ -36,7 +36,7 @@ func start(t *testing.T, script string) *process.Process {
 func all(p *process.Process) (out, errs []string) {
 	for l := range p.Lines() {
 		s := string(l.Data)
-		if l.Cut() {
+		if l.IsCut() {
 			s = fmt.Sprintf("cut %d of %d", len(l.Data), l.Size)
 		}
 		if l.Stream == process.Stderr {
@@ -58,8 +58,8 @@ func TestLines_AreSplitAndCut(t *testing.T) {
 	if !slices.Equal(errs, []string{"trouble"}) || p.StderrTail() != "trouble" {
 		t.Errorf("stderr %q, tail %q", errs, p.StderrTail())
 	}
-	if p.State() != "exit status 3" {
-		t.Errorf("state %q", p.State())
+	if p.ExitState() != "exit status 3" {
+		t.Errorf("state %q", p.ExitState())
 	}
 }
 
@@ -117,7 +117,7 @@ func TestEndStopsAGroupThatIgnoresTheRequest(t *testing.T) {
 	if err := p.End(50 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.State(); got != "signal: killed" {
+	if got := p.ExitState(); got != "signal: killed" {
 		t.Errorf("state %q", got)
 	}
 }

@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Root identifies a process that leads a session, so that another process can kill it later. It includes the start
-// time, because process ids are used again.
-type Root struct {
+// SessionLeader identifies a process that leads a session, so that another process can kill the session later. It
+// includes the start time, because process ids are used again.
+type SessionLeader struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // ticks since boot; 0 if unknown
 }
 
-// Tree returns the Root of a process that has just been started.
-func Tree(log *slog.Logger, pid int) Root {
-	r := Root{PID: pid}
+// NewSessionLeader returns the SessionLeader for a process that was just started.
+func NewSessionLeader(log *slog.Logger, pid int) SessionLeader {
+	r := SessionLeader{PID: pid}
 	if p, ok := findProcess(pid); ok {
 		r.Start = p.start
 	} else {
@@ -23,21 +23,21 @@ func Tree(log *slog.Logger, pid int) Root {
 	return r
 }
 
-// Kill kills the process with its group, its session and its descendants, and returns when none is left. It returns
-// nil if the process has ended, and does not touch another process that got its pid.
-func (r Root) Kill(log *slog.Logger) error {
+// KillTree kills the process with its group, its session and its descendants, and returns when none of them runs. It
+// returns nil if the process has ended, and does not touch another process that got the same id.
+func (r SessionLeader) KillTree(log *slog.Logger) error {
 	if p, ok := findProcess(r.PID); r.Start != 0 && (!ok || p.start != r.Start) {
 		return nil
 	}
 	return NewGroup(log).killTree(r.PID)
 }
 
-// findProcess returns the entry of a process in the process table, and false if the process has ended.
-func findProcess(pid int) (proc, bool) {
+// findProcess returns the entry of the process pid in the process table, and false if the process has ended.
+func findProcess(pid int) (processInfo, bool) {
 	all := listProcesses()
-	i := slices.IndexFunc(all, func(p proc) bool { return p.pid == pid })
+	i := slices.IndexFunc(all, func(p processInfo) bool { return p.pid == pid })
 	if i < 0 {
-		return proc{}, false
+		return processInfo{}, false
 	}
 	return all[i], true
 }

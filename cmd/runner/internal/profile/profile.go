@@ -16,11 +16,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxSize is the largest size of a profile in bytes.
-const maxSize = 4 << 20
+// maxProfileSize is the maximum size of a profile in bytes.
+const maxProfileSize = 4 << 20
 
-// fileName is the name of the file in the state folder that stores the profile.
-const fileName = "profile.json"
+// profileFileName is the name of the file in the state folder that stores the profile.
+const profileFileName = "profile.json"
 
 // Profile holds defaults for the fields of all later queries in a sandbox; a query's own fields take precedence. The
 // runner stores it in the state folder, so snapshots contain it, and it must not contain secrets.
@@ -37,8 +37,8 @@ type Profile struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"`
 }
 
-// Fill sets those fields of a query that are empty to the profile's values.
-func (p Profile) Fill(q *runner.Query) {
+// FillEmptyFields sets those fields of the query q that are empty to the profile's values.
+func (p Profile) FillEmptyFields(q *runner.Query) {
 	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
 	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {
 		q.Tools = p.Tools
@@ -58,15 +58,15 @@ func (p Profile) Fill(q *runner.Query) {
 	q.MaxTurns = cmp.Or(q.MaxTurns, p.MaxTurns)
 }
 
-// Read decodes a profile. An unknown field is an error that names it.
+// Read decodes a profile in JSON from r. The error for an unknown field names the field.
 func Read(r io.Reader) (Profile, error) {
 	var p Profile
-	raw, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	raw, err := io.ReadAll(io.LimitReader(r, maxProfileSize+1))
 	if err != nil {
 		return p, fmt.Errorf("read profile: %w", err)
 	}
-	if len(raw) > maxSize {
-		return p, fmt.Errorf("profile: longer than %d bytes", maxSize)
+	if len(raw) > maxProfileSize {
+		return p, fmt.Errorf("profile: longer than %d bytes", maxProfileSize)
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.DisallowUnknownFields()
@@ -79,7 +79,7 @@ func Read(r io.Reader) (Profile, error) {
 	return p, nil
 }
 
-// Save replaces the profile that is stored in the state folder.
+// Save stores p in the state folder, in place of an earlier profile.
 func Save(state string, p Profile) error {
 	raw, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -88,19 +88,19 @@ func Save(state string, p Profile) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
-	tmp := filepath.Join(state, fileName+".new")
+	tmp := filepath.Join(state, profileFileName+".new")
 	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(state, fileName)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(state, profileFileName)); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	return nil
 }
 
-// Load returns the profile, an empty one if there is none.
+// Load returns the profile that is stored in the state folder, or an empty one if there is none.
 func Load(state string) (Profile, error) {
-	f, err := os.Open(filepath.Join(state, fileName))
+	f, err := os.Open(filepath.Join(state, profileFileName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Profile{}, nil
 	}

@@ -1,68 +1,68 @@
 package redact
 
-// escapeCode is the state of a parser of terminal escape codes (ECMA-48), such as a change of colour. The zero value is
-// the state outside of a code.
-type escapeCode int
+// escapeState is the state of a parser of terminal escape codes (ECMA-48), such as a change of colour. The zero value
+// is the state outside of a code.
+type escapeState int
 
 const (
-	outside   escapeCode = iota
-	begun                // after ESC, or after an intermediate byte that follows it
-	parameter            // in a control sequence: ESC [
-	command              // in a control string, such as a link or a title: ESC ] and similar
-	ending               // in a control string, after the ESC of its end ESC \
+	escapeOutside   escapeState = iota
+	escapeStarted               // after ESC, or after an intermediate byte that follows it
+	escapeParameter             // in a control sequence: ESC [
+	escapeString                // in a control string, such as a link or a title: ESC ] and similar
+	escapeStringEnd             // in a control string, after the ESC of its end ESC \
 )
 
 const (
-	bell   = 0x07
-	escape = 0x1b
+	byteBell   = 0x07
+	byteEscape = 0x1b
 )
 
-// step reads the next byte and reports whether it belongs to an escape code. A byte that cannot continue the code ends
-// it.
-func (e *escapeCode) step(b byte) bool {
-	if b == escape {
-		if *e == command {
-			*e = ending
+// readByte advances the parser by the byte b, and reports whether b belongs to an escape code. A byte that cannot
+// continue the code ends it.
+func (e *escapeState) readByte(b byte) bool {
+	if b == byteEscape {
+		if *e == escapeString {
+			*e = escapeStringEnd
 		} else {
-			*e = begun
+			*e = escapeStarted
 		}
 		return true
 	}
 	switch *e {
-	case begun, ending:
-		return e.afterEscape(b)
-	case parameter:
+	case escapeStarted, escapeStringEnd:
+		return e.readByteAfterEscape(b)
+	case escapeParameter:
 		switch {
 		case b >= 0x20 && b < 0x40:
 			return true
 		case b >= 0x40 && b < 0x7f:
-			*e = outside
+			*e = escapeOutside
 			return true
 		}
-	case command:
+	case escapeString:
 		switch {
-		case b == bell:
-			*e = outside
+		case b == byteBell:
+			*e = escapeOutside
 			return true
 		case b >= 0x20:
 			return true
 		}
 	}
-	*e = outside
+	*e = escapeOutside
 	return false
 }
 
-// afterEscape reads the byte after ESC.
-func (e *escapeCode) afterEscape(b byte) bool {
+// readByteAfterEscape advances the parser by the byte after ESC, and reports whether b belongs to the escape code.
+func (e *escapeState) readByteAfterEscape(b byte) bool {
 	switch {
 	case b == '[':
-		*e = parameter
+		*e = escapeParameter
 	case b == ']' || b == 'P' || b == 'X' || b == '^' || b == '_':
-		*e = command
+		*e = escapeString
 	case b >= 0x20 && b < 0x30:
-		*e = begun
+		*e = escapeStarted
 	default:
-		*e = outside
+		*e = escapeOutside
 		return b >= 0x30 && b < 0x7f
 	}
 	return true

@@ -12,16 +12,16 @@ import (
 	"unicode/utf16"
 )
 
-// minLine is the minimum length in bytes of a line of a multi-line value that is searched as a value of its own. Output
-// is often redacted line by line, and a line never holds the whole value.
-const minLine = 8
+// minSearchedLine is the minimum length in bytes of a line of a secret of several lines that is searched as a value of its own. Output is often
+// redacted line by line, and a line never holds the whole secret.
+const minSearchedLine = 8
 
-// forms returns the texts by which a value is searched: as it is, entirely in upper and in lower case, and as encoders
-// write it.
-func forms(value string) []string {
+// searchedForms returns the texts by which the secret value is searched: the value as it is, entirely in upper and in lower case, and in the forms
+// in which encoders write it.
+func searchedForms(value string) []string {
 	all := []string{value}
 	for line := range strings.Lines(value) {
-		if line = strings.TrimSpace(line); len(line) >= minLine && line != value {
+		if line = strings.TrimSpace(line); len(line) >= minSearchedLine && line != value {
 			all = append(all, line)
 		}
 	}
@@ -30,29 +30,29 @@ func forms(value string) []string {
 	}
 	slices.Sort(all)
 	for _, v := range slices.Compact(slices.Clone(all)) {
-		for _, escaped := range escapes(v) {
+		for _, escaped := range jsonEscapedForms(v) {
 			all = append(all, escaped)
 			if escaped != v {
-				all = append(all, escapes(escaped)...) // JSON in a JSON string
+				all = append(all, jsonEscapedForms(escaped)...) // JSON in a JSON string
 			}
 		}
-		all = append(all, percents(v)...)
+		all = append(all, percentEncodedForms(v)...)
 	}
 	for _, e := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-		for _, encoded := range alignedBase64(e, value) {
+		for _, encoded := range base64Fragments(e, value) {
 			all = append(all, encoded, strings.ReplaceAll(encoded, "/", `\/`))
 		}
 	}
 	low := hex.EncodeToString([]byte(value))
 	all = append(all, low, strings.ToUpper(low))
 	slices.Sort(all)
-	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValue || strings.Contains(Marker, f) })
+	return slices.DeleteFunc(slices.Compact(all), func(f string) bool { return len(f) < MinValueLength || strings.Contains(Marker, f) })
 }
 
-// escapes returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as
-// possible, safe for HTML, in ASCII only, and with escaped slashes.
-func escapes(text string) []string {
-	out := []string{innerJSON(text, false), innerJSON(text, true), ascii(innerJSON(text, false))}
+// jsonEscapedForms returns the inner parts of the JSON strings that encoders produce for a text: with as few escapes as possible, safe for HTML, in
+// ASCII only, and with escaped slashes.
+func jsonEscapedForms(text string) []string {
+	out := []string{jsonStringBody(text, false), jsonStringBody(text, true), escapeNonASCII(jsonStringBody(text, false))}
 	for _, o := range slices.Clone(out) {
 		out = append(out, strings.ReplaceAll(o, "/", `\/`))
 	}
@@ -60,7 +60,8 @@ func escapes(text string) []string {
 	return slices.Compact(out)
 }
 
-func innerJSON(text string, html bool) string {
+// jsonStringBody returns the JSON string of a text without its quotes. html escapes the characters <, > and &.
+func jsonStringBody(text string, html bool) string {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(html)
@@ -70,8 +71,8 @@ func innerJSON(text string, html bool) string {
 	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSuffix(out.String(), "\n"), `"`), `"`)
 }
 
-// ascii escapes the characters that are not ASCII.
-func ascii(text string) string {
+// escapeNonASCII returns a JSON text with the characters that are not ASCII as \u escapes.
+func escapeNonASCII(text string) string {
 	var out strings.Builder
 	for _, r := range text {
 		if r < 0x80 {
@@ -85,20 +86,20 @@ func ascii(text string) string {
 	return out.String()
 }
 
-// percents returns the text as encoded in a URL: in a query, in a path, and by JavaScript's encodeURIComponent, with
-// hexadecimal digits in either case.
-func percents(text string) []string {
+// percentEncodedForms returns the text as encoded in a URL: in a query, in a path, and by JavaScript's encodeURIComponent, with hexadecimal digits
+// in either case.
+func percentEncodedForms(text string) []string {
 	query := url.QueryEscape(text)
 	component := strings.NewReplacer("+", "%20", "%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*").Replace(query)
 	out := []string{query, strings.ReplaceAll(query, "+", "%20"), url.PathEscape(text), component}
 	for _, o := range slices.Clone(out) {
-		out = append(out, lowerDigits(o))
+		out = append(out, lowerHexDigits(o))
 	}
 	return out
 }
 
-// lowerDigits converts the digits after each percent sign to lower case.
-func lowerDigits(escaped string) string {
+// lowerHexDigits converts the two digits after each percent sign to lower case.
+func lowerHexDigits(escaped string) string {
 	b := []byte(escaped)
 	for i := 0; i+2 < len(b); i++ {
 		if b[i] == '%' {
@@ -108,10 +109,10 @@ func lowerDigits(escaped string) string {
 	return string(b)
 }
 
-// alignedBase64 returns the characters that a value leaves in the base64 encoding of a text that contains it, for each of the
-// three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also
-// returns them with the last character, for a text that ends with the value.
-func alignedBase64(e *base64.Encoding, value string) []string {
+// base64Fragments returns the characters that the secret value contributes to the base64 encoding of a text that contains the value, for each of
+// the three offsets in a group at which the value may begin: only those characters that depend on no other bytes. It also returns them with the
+// last character, for a text that ends with the value.
+func base64Fragments(e *base64.Encoding, value string) []string {
 	var out []string
 	for before := range 3 {
 		encoded := e.EncodeToString(append(make([]byte, before), value...))

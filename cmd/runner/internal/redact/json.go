@@ -5,19 +5,19 @@ import (
 	"encoding/json"
 )
 
-// JSON redacts the strings in a JSON value, field names included, and the numbers. The result is valid JSON if raw is.
-// If a value is found across several strings, the whole JSON value is replaced.
-func (s *Set) JSON(raw json.RawMessage) json.RawMessage {
+// RedactJSON redacts the strings in a JSON value, field names included, and the numbers. The result is valid JSON if
+// raw is. If a secret is found across several strings, the whole JSON value is replaced.
+func (s *Set) RedactJSON(raw json.RawMessage) json.RawMessage {
 	if s == nil {
 		return raw
 	}
 	var out []byte
 	for i := 0; i < len(raw); {
-		end := token(raw, i)
-		out = append(out, s.token(raw[i:end])...)
+		end := tokenEnd(raw, i)
+		out = append(out, s.redactToken(raw[i:end])...)
 		i = end
 	}
-	if s.finds(string(out)) {
+	if s.containsValue(string(out)) {
 		return json.RawMessage(`"` + Marker + `"`)
 	}
 	if bytes.Equal(out, raw) {
@@ -26,8 +26,9 @@ func (s *Set) JSON(raw json.RawMessage) json.RawMessage {
 	return out
 }
 
-// token returns the end of the token that begins at i: a string, a number, or a single byte of anything else.
-func token(raw []byte, i int) int {
+// tokenEnd returns the end of the JSON token that begins at raw[i]: a string, a number, or a single byte of anything
+// else.
+func tokenEnd(raw []byte, i int) int {
 	switch c := raw[i]; {
 	case c == '"':
 		for i++; i < len(raw) && raw[i] != '"'; i++ {
@@ -45,17 +46,18 @@ func token(raw []byte, i int) int {
 	return i + 1
 }
 
-func (s *Set) token(raw []byte) []byte {
+// redactToken returns a JSON string or number with its secrets redacted.
+func (s *Set) redactToken(raw []byte) []byte {
 	switch {
 	case raw[0] == '"':
 		var text string
 		if json.Unmarshal(raw, &text) != nil {
 			return raw // not JSON: the final search covers it
 		}
-		if clean := s.String(text); clean != text {
-			return []byte(`"` + innerJSON(clean, false) + `"`)
+		if clean := s.RedactString(text); clean != text {
+			return []byte(`"` + jsonStringBody(clean, false) + `"`)
 		}
-	case len(raw) > 1 && s.finds(string(raw)):
+	case len(raw) > 1 && s.containsValue(string(raw)):
 		return []byte(`"` + Marker + `"`)
 	}
 	return raw

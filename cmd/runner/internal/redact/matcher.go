@@ -2,38 +2,41 @@ package redact
 
 import "slices"
 
-// matcher is an Aho-Corasick automaton. Its state after each byte is the longest suffix of the text that is a prefix of
-// a pattern.
-type matcher struct {
-	nodes []node
+// patternMatcher is an Aho-Corasick automaton that finds patterns in a text. Its state after each byte is the longest
+// suffix of the text that is a prefix of a pattern.
+type patternMatcher struct {
+	nodes []matcherState
 	first [256]int32 // the root's edges; 0 for none
 }
 
-type node struct {
-	edges   []edge // none in the root, see matcher.first
-	fail    int32  // the longest proper suffix of this state that is a state
-	longest int32  // length in bytes of the longest pattern that ends here, 0 for none
-	open    int32  // length in bytes of the longest suffix of this state that more bytes can make a pattern
+// matcherState is a state of a patternMatcher.
+type matcherState struct {
+	edges   []matcherEdge // none in the root, see matcher.first
+	fail    int32         // the longest proper suffix of this state that is a state
+	longest int32         // length in bytes of the longest pattern that ends here, 0 for none
+	open    int32         // length in bytes of the longest suffix of this state that more bytes can make a pattern
 }
 
-type edge struct {
+// matcherEdge is a transition of a patternMatcher by one byte.
+type matcherEdge struct {
 	to int32
 	b  byte
 }
 
-func newMatcher(patterns []string) *matcher {
-	m := &matcher{nodes: make([]node, 1)}
+// newPatternMatcher returns a patternMatcher for the patterns.
+func newPatternMatcher(patterns []string) *patternMatcher {
+	m := &patternMatcher{nodes: make([]matcherState, 1)}
 	for _, p := range patterns {
 		at := int32(0)
 		for i := range len(p) {
-			to, ok := m.child(at, p[i])
+			to, ok := m.childState(at, p[i])
 			if !ok {
 				to = int32(len(m.nodes)) //nolint:gosec // the values come in one line of the protocol
-				m.nodes = append(m.nodes, node{})
+				m.nodes = append(m.nodes, matcherState{})
 				if at == 0 {
 					m.first[p[i]] = to
 				} else {
-					m.nodes[at].edges = append(m.nodes[at].edges, edge{to, p[i]})
+					m.nodes[at].edges = append(m.nodes[at].edges, matcherEdge{to, p[i]})
 					m.nodes[at].open = int32(i) //nolint:gosec // likewise
 				}
 			}
@@ -41,12 +44,12 @@ func newMatcher(patterns []string) *matcher {
 		}
 		m.nodes[at].longest = int32(len(p)) //nolint:gosec // likewise
 	}
-	m.link()
+	m.setFailEdges()
 	return m
 }
 
-// link sets the fail edge of each state, shorter states first.
-func (m *matcher) link() {
+// setFailEdges sets the fail edge of each state, the transition if no other one matches, for shorter states first.
+func (m *patternMatcher) setFailEdges() {
 	var queue []int32
 	for _, to := range m.first {
 		if to != 0 {
@@ -60,28 +63,30 @@ func (m *matcher) link() {
 		n.longest = max(n.longest, m.nodes[n.fail].longest)
 		n.open = max(n.open, m.nodes[n.fail].open)
 		for _, e := range n.edges {
-			m.nodes[e.to].fail = m.step(n.fail, e.b)
+			m.nodes[e.to].fail = m.nextState(n.fail, e.b)
 			queue = append(queue, e.to)
 		}
 	}
 }
 
-func (m *matcher) child(at int32, b byte) (int32, bool) {
+// childState returns the state for the text of the state at with one more byte b, and false if no pattern begins with
+// that text.
+func (m *patternMatcher) childState(at int32, b byte) (int32, bool) {
 	if at == 0 {
 		return m.first[b], m.first[b] != 0
 	}
 	edges := m.nodes[at].edges
-	i := slices.IndexFunc(edges, func(e edge) bool { return e.b == b })
+	i := slices.IndexFunc(edges, func(e matcherEdge) bool { return e.b == b })
 	if i < 0 {
 		return 0, false
 	}
 	return edges[i].to, true
 }
 
-// step returns the state after one more byte.
-func (m *matcher) step(at int32, b byte) int32 {
+// nextState returns the state that follows the state at after the byte b of the text.
+func (m *patternMatcher) nextState(at int32, b byte) int32 {
 	for {
-		to, ok := m.child(at, b)
+		to, ok := m.childState(at, b)
 		if ok || at == 0 {
 			return to
 		}

@@ -11,24 +11,24 @@ import (
 // Marker is the text that replaces each value of a secret in redacted text.
 const Marker = "[redacted]"
 
-// MinValue is the length in bytes below which a value, or a form of one, is not searched.
-const MinValue = 4
+// MinValueLength is the length in bytes below which a secret value, or an encoded form of one, is not searched.
+const MinValueLength = 4
 
-// maxHeld is the length in bytes above which a value that is interrupted by escape codes is not found.
-const maxHeld = 64 << 10
+// maxInterruptedValue is the length in bytes above which a secret value is not found if escape codes interrupt it.
+const maxInterruptedValue = 64 << 10
 
-// Set is a set of values. A nil Set finds nothing. A Set is safe for concurrent use.
+// Set is a set of secret values to redact. A nil Set finds nothing. A Set is safe for concurrent use.
 type Set struct {
 	values  []string
-	matcher *matcher
+	matcher *patternMatcher
 }
 
-// New returns a set, nil if there is nothing to search. Values that are a part of the Marker are left out: they would
-// be found in every Marker.
+// New returns a set of the secret values, nil if there is nothing to search. Values that are a part of the Marker are
+// left out: they would be found in every Marker.
 func New(values ...string) *Set {
 	var kept []string
 	for _, v := range values {
-		if len(v) >= MinValue && !strings.Contains(Marker, v) {
+		if len(v) >= MinValueLength && !strings.Contains(Marker, v) {
 			kept = append(kept, v)
 		}
 	}
@@ -39,13 +39,13 @@ func New(values ...string) *Set {
 	kept = slices.Compact(kept)
 	var all []string
 	for _, v := range kept {
-		all = append(all, forms(v)...)
+		all = append(all, searchedForms(v)...)
 	}
-	return &Set{values: kept, matcher: newMatcher(all)}
+	return &Set{values: kept, matcher: newPatternMatcher(all)}
 }
 
-// With returns the set with additional values, which is s itself if s has them all.
-func (s *Set) With(values []string) *Set {
+// WithValues returns the set with additional values. It returns s itself if s has them all.
+func (s *Set) WithValues(values []string) *Set {
 	if s == nil {
 		return New(values...)
 	}
@@ -55,52 +55,52 @@ func (s *Set) With(values []string) *Set {
 	return New(slices.Concat(s.values, values)...)
 }
 
-// String returns the text with one Marker in place of every run of bytes that belong to values that were found.
-func (s *Set) String(text string) string {
-	if s == nil || !s.finds(text) {
+// RedactString returns the text with one Marker in place of every run of bytes that belong to values of the set.
+func (s *Set) RedactString(text string) string {
+	if s == nil || !s.containsValue(text) {
 		return text
 	}
-	x := s.Stream()
+	x := s.NewStream()
 	out := x.Write([]byte(text))
 	return string(append(out, x.Close()...))
 }
 
-// finds reports whether the text contains any value of the set.
-func (s *Set) finds(text string) bool {
-	at, seen, code := int32(0), int32(0), outside
+// containsValue reports whether the text contains a value of the set.
+func (s *Set) containsValue(text string) bool {
+	at, seen, code := int32(0), int32(0), escapeOutside
 	for i := range len(text) {
-		if at = s.matcher.step(at, text[i]); s.matcher.nodes[at].longest > 0 {
+		if at = s.matcher.nextState(at, text[i]); s.matcher.nodes[at].longest > 0 {
 			return true
 		}
-		if code.step(text[i]) {
+		if code.readByte(text[i]) {
 			continue
 		}
-		if seen = s.matcher.step(seen, text[i]); s.matcher.nodes[seen].longest > 0 {
+		if seen = s.matcher.nextState(seen, text[i]); s.matcher.nodes[seen].longest > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// Stream redacts a text that comes in pieces. Its output is the same as that of String for the whole text, however the
-// text is split.
+// Stream redacts a text that arrives in pieces. Its output is the same as that of Set.RedactString for the whole text,
+// however the text is split.
 type Stream struct {
-	m     *matcher // nil finds nothing
-	at    int32    // the matcher's state after all bytes so far
-	seen  int32    // the matcher's state after all bytes so far without escape codes
-	code  escapeCode
-	marks []int  // positions in the text of the bytes in held that are not in escape codes
-	held  []byte // bytes that may be a part of a value
-	base  int    // position of held in the text
-	spans []span // parts that were found and reach into held, disjoint
-	open  bool   // the byte before base was redacted: its Marker also covers a part that touches it
+	m     *patternMatcher // nil finds nothing
+	at    int32           // the matcher's state after all bytes so far
+	seen  int32           // the matcher's state after all bytes so far without escape codes
+	code  escapeState
+	marks []int      // positions in the text of the bytes in held that are not in escape codes
+	held  []byte     // bytes that may be a part of a value
+	base  int        // position of held in the text
+	spans []textSpan // parts that were found and reach into held, disjoint
+	open  bool       // the byte before base was redacted: its Marker also covers a part that touches it
 }
 
-// span is a part of the text, by byte positions.
-type span struct{ from, to int }
+// textSpan is a part of the text of a Stream, by byte positions.
+type textSpan struct{ from, to int }
 
-// Stream returns a Stream for a new text.
-func (s *Set) Stream() *Stream {
+// NewStream returns a Stream that redacts a new text by the values of the set.
+func (s *Set) NewStream() *Stream {
 	if s == nil {
 		return &Stream{}
 	}
@@ -115,35 +115,36 @@ func (x *Stream) Write(piece []byte) []byte {
 	}
 	for _, b := range piece {
 		x.held = append(x.held, b)
-		x.at = x.m.step(x.at, b)
+		x.at = x.m.nextState(x.at, b)
 		if n := int(x.m.nodes[x.at].longest); n > 0 {
-			x.addSpan(span{x.base + len(x.held) - n, x.base + len(x.held)})
+			x.addSpan(textSpan{x.base + len(x.held) - n, x.base + len(x.held)})
 		}
-		x.searchEscaped(b)
+		x.searchAcrossEscapes(b)
 	}
 	end := x.base + len(x.held)
-	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
+	return x.releaseUpTo(min(end-int(x.m.nodes[x.at].open), x.possibleValueStart(end)))
 }
 
-// searchEscaped searches, after the byte b, for values that terminal escape codes interrupt: it ignores the bytes of
-// escape codes.
-func (x *Stream) searchEscaped(b byte) {
-	if x.code.step(b) {
+// searchAcrossEscapes advances the search for values that terminal escape codes interrupt by the byte b. It ignores the
+// bytes of escape codes.
+func (x *Stream) searchAcrossEscapes(b byte) {
+	if x.code.readByte(b) {
 		return
 	}
 	end := x.base + len(x.held)
 	x.marks = append(x.marks, end-1)
-	x.seen = x.m.step(x.seen, b)
+	x.seen = x.m.nextState(x.seen, b)
 	if n := int(x.m.nodes[x.seen].longest); n > 0 {
-		x.addSpan(span{x.marks[len(x.marks)-n], end})
+		x.addSpan(textSpan{x.marks[len(x.marks)-n], end})
 	}
-	if end-x.opens(end) > maxHeld {
+	if end-x.possibleValueStart(end) > maxInterruptedValue {
 		x.seen = 0
 	}
 }
 
-// opens returns the position from which the text up to end, without escape codes, may be the beginning of a value.
-func (x *Stream) opens(end int) int {
+// possibleValueStart returns the first position from which the text up to end, without escape codes, may be the
+// beginning of a value.
+func (x *Stream) possibleValueStart(end int) int {
 	open := int(x.m.nodes[x.seen].open)
 	if open == 0 {
 		return end
@@ -153,13 +154,14 @@ func (x *Stream) opens(end int) int {
 
 // Close returns the redacted text that Write has kept.
 func (x *Stream) Close() []byte {
-	rest := x.release(x.base + len(x.held))
-	x.at, x.seen, x.code, x.open = 0, 0, outside, false
+	rest := x.releaseUpTo(x.base + len(x.held))
+	x.at, x.seen, x.code, x.open = 0, 0, escapeOutside, false
 	return rest
 }
 
-// addSpan merges a span with the spans that it touches. Spans come in the order of their ends.
-func (x *Stream) addSpan(s span) {
+// addSpan records a span of the text to redact, and merges it with the spans that it touches. Spans come in the order
+// of their ends.
+func (x *Stream) addSpan(s textSpan) {
 	for len(x.spans) > 0 && x.spans[len(x.spans)-1].to >= s.from {
 		s.from = min(s.from, x.spans[len(x.spans)-1].from)
 		x.spans = x.spans[:len(x.spans)-1]
@@ -167,8 +169,8 @@ func (x *Stream) addSpan(s span) {
 	x.spans = append(x.spans, s)
 }
 
-// release returns the redacted form of the kept text before the position to, and no longer keeps that text.
-func (x *Stream) release(to int) []byte {
+// releaseUpTo returns the redacted form of the kept text before the position to, and drops that text.
+func (x *Stream) releaseUpTo(to int) []byte {
 	var out []byte
 	start := x.base
 	for x.base < to {

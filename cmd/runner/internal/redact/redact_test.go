@@ -46,7 +46,7 @@ func TestForms_AreAllRedacted(t *testing.T) {
 		"a line of it":      {"first:\ns3cr&t/ä\"k\nother", "first:\n[redacted]\nother"},
 		"none":              {"s3cr&t/ä\"", "s3cr&t/ä\""},
 	} {
-		if got := s.String(c.text); got != c.want {
+		if got := s.RedactString(c.text); got != c.want {
 			t.Errorf("%s: %q became %q, want %q", name, c.text, got, c.want)
 		}
 	}
@@ -81,11 +81,11 @@ func TestForms_CaseSlashesAndColours(t *testing.T) {
 		"the marker is not a value": {"[redacted]", "[redacted]"},
 		"a form of the marker":      {"rEDACTED REDACTED", "[redacted] [redacted]"},
 	} {
-		if got := s.String(c.text); got != c.want {
+		if got := s.RedactString(c.text); got != c.want {
 			t.Errorf("%s: %q became %q, want %q", name, c.text, got, c.want)
 		}
 	}
-	if got := string(s.JSON(json.RawMessage(`{"a":"Sk-a\u001b[1m/b~~?>Xy9c"}`))); got != `{"a":"[redacted]"}` {
+	if got := string(s.RedactJSON(json.RawMessage(`{"a":"Sk-a\u001b[1m/b~~?>Xy9c"}`))); got != `{"a":"[redacted]"}` {
 		t.Errorf("JSON: %s", got)
 	}
 }
@@ -93,7 +93,7 @@ func TestForms_CaseSlashesAndColours(t *testing.T) {
 // The text that is held back for escape codes has a limit, and the time is linear in the text.
 func TestStream_HoldsBackALimitedNumberOfCodes(t *testing.T) {
 	t.Parallel()
-	x := redact.New("secret").Stream()
+	x := redact.New("secret").NewStream()
 	piece := []byte("secre" + strings.Repeat("\x1b[1m", 1<<10))
 	out := 0
 	for range 1 << 8 {
@@ -110,10 +110,10 @@ func TestEmptySet_ChangesNothing(t *testing.T) {
 		t.Errorf("a set of %v", s)
 	}
 	var none *redact.Set
-	if got := none.String("text"); got != "text" {
+	if got := none.RedactString("text"); got != "text" {
 		t.Errorf("became %q", got)
 	}
-	x := none.Stream()
+	x := none.NewStream()
 	if got := string(x.Write([]byte("te"))) + string(x.Close()); got != "te" {
 		t.Errorf("became %q", got)
 	}
@@ -122,25 +122,25 @@ func TestEmptySet_ChangesNothing(t *testing.T) {
 func TestWith_AddsValues(t *testing.T) {
 	t.Parallel()
 	one := redact.New("first")
-	if one.With([]string{"first"}) != one {
+	if one.WithValues([]string{"first"}) != one {
 		t.Error("a set is made anew for what it has")
 	}
-	both := one.With([]string{"second"})
-	if got := both.String("first and second"); got != "[redacted] and [redacted]" {
+	both := one.WithValues([]string{"second"})
+	if got := both.RedactString("first and second"); got != "[redacted] and [redacted]" {
 		t.Errorf("became %q", got)
 	}
-	if got := one.String("second"); got != "second" {
+	if got := one.RedactString("second"); got != "second" {
 		t.Errorf("the set before has changed: %q", got)
 	}
 	var none *redact.Set
-	if got := none.With([]string{"first"}).String("first"); got != redact.Marker {
+	if got := none.WithValues([]string{"first"}).RedactString("first"); got != redact.Marker {
 		t.Errorf("became %q", got)
 	}
 }
 
 func TestStreamHoldsBackNoMoreThanItMust(t *testing.T) {
 	t.Parallel()
-	x := redact.New("secret").Stream()
+	x := redact.New("secret").NewStream()
 	var got []string
 	for _, piece := range []string{"a se", "c", "ond secre", "t", "s", ""} {
 		got = append(got, string(x.Write([]byte(piece))))
@@ -158,7 +158,7 @@ func TestOverlaps_AreRedactedOnce(t *testing.T) {
 	for text, want := range map[string]string{
 		"abcdef": "[redacted]", "_abcdefg": "_[redacted]g", "abcdefgh": "[redacted]", "xxxxx_xxx": "[redacted]_xxx", "abcdxxxx": "[redacted]", "abc cdef": "abc [redacted]",
 	} {
-		if got := s.String(text); got != want {
+		if got := s.RedactString(text); got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
 		}
 	}
@@ -191,8 +191,8 @@ func naive(text string, values []string) string {
 // check checks the redaction of a text, split at the given positions.
 func check(t interface{ Fatalf(string, ...any) }, values []string, text string, splits []int) {
 	s := redact.New(values...)
-	whole := s.String(text)
-	x := s.Stream()
+	whole := s.RedactString(text)
+	x := s.NewStream()
 	var joined strings.Builder
 	rest := text
 	for _, n := range splits {
@@ -207,7 +207,7 @@ func check(t interface{ Fatalf(string, ...any) }, values []string, text string, 
 	}
 	for _, piece := range strings.Split(whole, redact.Marker) {
 		for _, v := range values {
-			if len(v) >= redact.MinValue && !strings.Contains(redact.Marker, v) && strings.Contains(piece, v) {
+			if len(v) >= redact.MinValueLength && !strings.Contains(redact.Marker, v) && strings.Contains(piece, v) {
 				t.Fatalf("%q became %q: %q is still there", text, whole, v)
 			}
 		}
@@ -239,7 +239,7 @@ func TestStreamIsTheWhole(t *testing.T) {
 		values := rapid.SliceOfN(rapid.StringOfN(letters, 4, 9, -1), 1, 4).Draw(t, "values")
 		text := rapid.StringOfN(letters, 0, 60, -1).Draw(t, "text")
 		check(t, values, text, rapid.SliceOf(rapid.IntRange(0, 7)).Draw(t, "splits"))
-		if got, want := redact.New(values...).String(text), naive(text, values); got != want {
+		if got, want := redact.New(values...).RedactString(text), naive(text, values); got != want {
 			t.Fatalf("%q became %q, want %q (values %q)", text, got, want, values)
 		}
 		check(t, values, rapid.StringOfN(codes, 0, 60, -1).Draw(t, "coded"), rapid.SliceOf(rapid.IntRange(0, 7)).Draw(t, "splits of it"))
@@ -259,7 +259,7 @@ func TestBase64AtAnyPlace(t *testing.T) {
 			"std": base64.StdEncoding, "url": base64.URLEncoding, "raw": base64.RawStdEncoding, "raw url": base64.RawURLEncoding,
 		} {
 			text := e.EncodeToString(whole)
-			got := redact.New(value).String(text)
+			got := redact.New(value).RedactString(text)
 			head, tail, ok := strings.Cut(got, redact.Marker)
 			if !ok {
 				t.Fatalf("%s: %q is not found in %q", name, value, text)
@@ -283,7 +283,7 @@ func TestJSON_RedactsStringsAndNumbers(t *testing.T) {
 		`"no \" end`:                             `"no \" end`,
 		``:                                       ``,
 	} {
-		if got := string(s.JSON(json.RawMessage(in))); got != want {
+		if got := string(s.RedactJSON(json.RawMessage(in))); got != want {
 			t.Errorf("%s became %s, want %s", in, got, want)
 		}
 	}
@@ -302,7 +302,7 @@ func TestJSONStaysValid(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out := redact.New(values...).JSON(raw)
+		out := redact.New(values...).RedactJSON(raw)
 		var back any
 		if err := json.Unmarshal(out, &back); err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
@@ -312,7 +312,7 @@ func TestJSONStaysValid(t *testing.T) {
 			switch v := v.(type) {
 			case string:
 				check(t, values, v, nil)
-				if redact.New(values...).String(v) != v {
+				if redact.New(values...).RedactString(v) != v {
 					t.Fatalf("%s became %s, with %q in it", raw, out, v)
 				}
 			case []any:
@@ -356,7 +356,7 @@ func TestValue_RedactsStringsAtAnyDepth(t *testing.T) {
 		ID: "secret", Leaf: leaf{Text: text, Kind: "secret", Raw: json.RawMessage(`{"x":"secret"}`), Bytes: []byte("secret")}, Ptr: &text,
 		Leafs: []leaf{{Text: text}}, Map: map[string]any{"secret": []string{text}}, Time: at,
 	}
-	out := redact.Value(redact.New("secret"), in, "ID")
+	out := redact.RedactFields(redact.New("secret"), in, "ID")
 	raw, err := json.Marshal(out)
 	if err != nil {
 		t.Fatal(err)
@@ -380,7 +380,7 @@ func TestManyValues_TakeLinearTime(t *testing.T) {
 	}
 	s := redact.New(values...)
 	text := strings.Repeat("a", 1<<20)
-	if got := s.String(text + values[0]); !strings.HasSuffix(got, redact.Marker) {
+	if got := s.RedactString(text + values[0]); !strings.HasSuffix(got, redact.Marker) {
 		t.Errorf("ends in %q", got[len(got)-20:])
 	}
 }

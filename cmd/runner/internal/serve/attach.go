@@ -12,16 +12,16 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Attach connects a caller's streams to the socket of a runner that was not claimed: it sends the Attach line, then
-// copies as Join does.
+// Attach connects in and out to the socket of a runner that was not claimed, as a follower: it sends the Attach line,
+// then copies as CopyBothWays does.
 func Attach(ctx context.Context, socket string, a runner.Attach, in io.Reader, out io.Writer) error {
 	line := fmt.Sprintf("{\"epoch\":%d,\"after\":%d}\n", a.Epoch, a.After)
-	return Join(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
+	return CopyBothWays(ctx, socket, io.MultiReader(strings.NewReader(line), in), out)
 }
 
-// Join connects a caller's streams to the socket and copies in both directions until either end closes. It leaves no
-// goroutine behind when the caller is gone, except the one that reads in.
-func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
+// CopyBothWays connects in and out to the runner's socket and copies in both directions until either end closes. It
+// leaves no goroutine behind when the caller is gone, except the one that reads in.
+func CopyBothWays(ctx context.Context, socket string, in io.Reader, out io.Writer) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return err
@@ -30,7 +30,7 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	gone := make(chan struct{})
 	go func() {
-		// It ends with the caller's stream or with the process: Join does not wait for it.
+		// It ends with the caller's stream or with the process: CopyBothWays does not wait for it.
 		_, _ = io.Copy(c, in) // a broken stream is an ended one
 		_ = c.Close()         // ends the other direction
 		close(gone)
@@ -56,8 +56,8 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 	return nil
 }
 
-// Ask sends a single command that needs no epoch, and returns the reply's line.
-func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
+// SendCommand sends a single command that needs no epoch to the runner's socket, and returns the line of the reply.
+func SendCommand(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return nil, err
@@ -77,8 +77,9 @@ func Ask(ctx context.Context, socket string, op runner.Op) ([]byte, error) {
 	return line, nil
 }
 
-// Claim sends the sandbox's secret to the runner.
-func Claim(ctx context.Context, socket, secret string) error {
+// SendSecret sends the sandbox's secret to the runner, which claims the runner: from then on it obeys only callers that
+// know the secret.
+func SendSecret(ctx context.Context, socket, secret string) error {
 	c, err := dial(ctx, socket)
 	if err != nil {
 		return err

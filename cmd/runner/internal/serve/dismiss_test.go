@@ -29,7 +29,7 @@ func TestServe_ClosesConnectionAfterDismissal(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.closeConnections()
-	s.serve(accepted)
+	s.serveConnection(accepted)
 	s.wg.Wait() // as Run does
 	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the late connection is not closed: %v", err)

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// batchBytes is the number of bytes of lines that are written at once.
-	batchBytes = 256 << 10
-	// maxReplies is the number of replies that may wait for a follower that does not read. While as many wait, no
-	// further command of the follower is read.
-	maxReplies = 64
+	// writeBatchBytes is the number of bytes of journal lines that are written to the follower at once.
+	writeBatchBytes = 256 << 10
+	// maxQueuedReplies is the maximum number of replies that wait for a follower that does not read. While as many
+	// wait, no further command of the follower is read.
+	maxQueuedReplies = 64
 )
 
 // follower is the connection of an executor that receives the journal and sends commands.
@@ -38,21 +38,21 @@ type follower struct {
 
 // newFollower returns the follower of a connection that has sent its Attach line.
 func newFollower(s *Server, c net.Conn, a runner.Attach) *follower {
-	f := &follower{s: s, conn: c, attach: a, replies: make(chan runner.Reply, maxReplies), last: make(chan struct{}), sent: make(chan struct{})}
+	f := &follower{s: s, conn: c, attach: a, replies: make(chan runner.Reply, maxQueuedReplies), last: make(chan struct{}), sent: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	return f
 }
 
-// run serves the connection until it closes.
-func (f *follower) run(in *bufio.Reader) {
+// serveCommands sends the journal to the follower and executes the follower's commands until the connection closes.
+func (f *follower) serveCommands(in *bufio.Reader) {
 	go func() {
 		defer close(f.sent)
-		if err := f.write(); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := f.writeLines(); err != nil && !errors.Is(err, net.ErrClosed) {
 			f.s.cfg.Log.Debug("follower is gone", "err", err)
 		}
 		_ = f.conn.Close() // ends the reader; Server.forget reports
 	}()
-	f.read(in)
+	f.readCommands(in)
 	select {
 	case <-f.last: // finish is still writing
 	default:
@@ -64,14 +64,14 @@ func (f *follower) run(in *bufio.Reader) {
 	f.work.Wait()
 }
 
-// replace ends a follower because a newer one attached.
-func (f *follower) replace() {
+// closeReplaced closes the connection of a follower because a newer one has attached.
+func (f *follower) closeReplaced() {
 	f.cancel()
 	_ = f.conn.Close()
 }
 
-// finish sends the last lines, within a time limit.
-func (f *follower) finish(within time.Duration) {
+// sendLastLines waits until the last lines of the journal are sent, for within at most, and then ends the follower.
+func (f *follower) sendLastLines(within time.Duration) {
 	f.once.Do(func() { close(f.last) })
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -82,18 +82,18 @@ func (f *follower) finish(within time.Duration) {
 	f.cancel()
 }
 
-// write sends Hello, then lines and replies as they come.
-func (f *follower) write() error {
+// writeLines sends Hello, then journal lines and replies as they come.
+func (f *follower) writeLines() error {
 	j := f.s.cfg.Journal
 	h := runner.Hello{Protocol: runner.ProtocolVersion, Journal: j.Name(), Status: f.s.cfg.Supervisor.Status()}
-	h.First, h.Last = j.Bounds()
-	if _, err := f.conn.Write(encode(runner.Message{Hello: &h})); err != nil {
+	h.First, h.Last = j.LineRange()
+	if _, err := f.conn.Write(encodeMessage(runner.Message{Hello: &h})); err != nil {
 		return err
 	}
-	out := bufio.NewWriterSize(f.conn, batchBytes)
+	out := bufio.NewWriterSize(f.conn, writeBatchBytes)
 	after, last := f.attach.After, f.last
 	for {
-		lines, changed := j.After(after, batchBytes)
+		lines, changed := j.LinesAfter(after, writeBatchBytes)
 		for _, raw := range lines {
 			for _, piece := range [][]byte{[]byte(`{"line":`), raw, []byte("}\n")} {
 				if _, err := out.Write(piece); err != nil {
@@ -101,8 +101,8 @@ func (f *follower) write() error {
 				}
 			}
 		}
-		after = f.advance(after, lines)
-		if err := f.answer(out); err != nil {
+		after = f.lastSentNumber(after, lines)
+		if err := f.writeReplies(out); err != nil {
 			return err
 		}
 		if len(lines) > 0 {
@@ -117,7 +117,7 @@ func (f *follower) write() error {
 		select {
 		case <-changed:
 		case r := <-f.replies:
-			if _, err := out.Write(encode(runner.Message{Reply: &r})); err != nil {
+			if _, err := out.Write(encodeMessage(runner.Message{Reply: &r})); err != nil {
 				return err
 			}
 		case <-last:
@@ -128,9 +128,9 @@ func (f *follower) write() error {
 	}
 }
 
-// advance returns the number of the last of the lines that were just sent; after is the number of the last line before
-// them. Lines that were acknowledged before the follower attached may be missing in between.
-func (f *follower) advance(after uint64, lines [][]byte) uint64 {
+// lastSentNumber returns the number of the last line of lines, which were just sent; after is the number of the last
+// line before them. Lines that were acknowledged before the follower attached may be missing in between.
+func (f *follower) lastSentNumber(after uint64, lines [][]byte) uint64 {
 	if len(lines) == 0 {
 		return after
 	}
@@ -144,12 +144,12 @@ func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	return l.N
 }
 
-// answer writes all queued replies to the follower's connection.
-func (f *follower) answer(out io.Writer) error {
+// writeReplies writes all queued replies to the follower's connection.
+func (f *follower) writeReplies(out io.Writer) error {
 	for {
 		select {
 		case r := <-f.replies:
-			if _, err := out.Write(encode(runner.Message{Reply: &r})); err != nil {
+			if _, err := out.Write(encodeMessage(runner.Message{Reply: &r})); err != nil {
 				return err
 			}
 		default:
@@ -158,13 +158,13 @@ func (f *follower) answer(out io.Writer) error {
 	}
 }
 
-// read executes commands until the connection ends.
-func (f *follower) read(in *bufio.Reader) {
+// readCommands reads and executes commands of the follower until the connection ends.
+func (f *follower) readCommands(in *bufio.Reader) {
 	for {
 		raw, err := readLine(in)
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				f.reply(runner.Reply{Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
+				f.queueReply(runner.Reply{Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
 			}
 			return
 		}
@@ -173,18 +173,19 @@ func (f *follower) read(in *bufio.Reader) {
 		}
 		var c runner.Command
 		if err := json.Unmarshal(raw, &c); err != nil {
-			f.reply(runner.Reply{ID: c.ID, Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
+			f.queueReply(runner.Reply{ID: c.ID, Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
 			continue
 		}
-		if refusal := f.s.fence(c.Epoch); refusal != nil {
-			f.reply(runner.Reply{ID: c.ID, Error: refusal})
+		if refusal := f.s.checkEpoch(c.Epoch); refusal != nil {
+			f.queueReply(runner.Reply{ID: c.ID, Error: refusal})
 			continue
 		}
 		f.executeCommand(c)
 	}
 }
 
-// executeCommand executes a command of the follower, unless it is fenced, and queues the reply.
+// executeCommand executes a command of the follower, unless a follower with a higher epoch has attached, and queues the
+// reply.
 func (f *follower) executeCommand(c runner.Command) {
 	sup := f.s.cfg.Supervisor
 	r := runner.Reply{ID: c.ID}
@@ -202,10 +203,10 @@ func (f *follower) executeCommand(c runner.Command) {
 		if c.Verdict == nil {
 			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "decide: verdict is missing"}
 		} else {
-			sup.Decide(*c.Verdict)
+			sup.ApplyVerdict(*c.Verdict)
 		}
 	case runner.OpAck:
-		f.s.cfg.Journal.Trim(c.Ack)
+		f.s.cfg.Journal.TrimUpTo(c.Ack)
 	case runner.OpStatus:
 		st := sup.Status()
 		r.Status = &st
@@ -214,7 +215,7 @@ func (f *follower) executeCommand(c runner.Command) {
 		f.work.Go(func() {
 			sup.Kill(f.ctx)
 			st := sup.Status()
-			f.reply(runner.Reply{ID: c.ID, Status: &st})
+			f.queueReply(runner.Reply{ID: c.ID, Status: &st})
 		})
 		return
 	case runner.OpWarm:
@@ -223,25 +224,25 @@ func (f *follower) executeCommand(c runner.Command) {
 			break
 		}
 		f.work.Go(func() {
-			if r.Error = sup.Warm(f.ctx, *c.Query); r.Error == nil {
+			if r.Error = sup.WarmUp(f.ctx, *c.Query); r.Error == nil {
 				st := sup.Status()
 				r.Status = &st
 			}
-			f.reply(r)
+			f.queueReply(r)
 		})
 		return
 	case runner.OpShutdown:
-		f.reply(r)
+		f.queueReply(r)
 		f.s.shutdown()
 		return
 	default:
 		r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("op: %q is not known", c.Op)}
 	}
-	f.reply(r)
+	f.queueReply(r)
 }
 
-// reply queues a reply. A command with id 0 gets a reply only if it failed.
-func (f *follower) reply(r runner.Reply) {
+// queueReply queues a reply to a command. A command with id 0 gets a reply only if it failed.
+func (f *follower) queueReply(r runner.Reply) {
 	if r.ID == 0 && r.Error == nil {
 		return
 	}

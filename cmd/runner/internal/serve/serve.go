@@ -25,19 +25,19 @@ import (
 
 // Limits of the server.
 const (
-	// firstLineWithin is the maximum time that a connection may take to send its first line.
-	firstLineWithin = 10 * time.Second
-	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
+	// firstLineTimeout is the time limit for a connection to send its first line.
+	firstLineTimeout = 10 * time.Second
+	// lastLinesTimeout is the time limit for a follower to read the last lines when the runner shuts down.
 	lastLinesTimeout = 2 * time.Second
-	// acceptPause is the pause after a failure to accept a connection.
-	acceptPause = 100 * time.Millisecond
-	// lineBuffer is the size of a connection's read buffer in bytes.
-	lineBuffer = 64 << 10
-	// maxSocketPath is the longest path of a Unix socket, in bytes.
+	// acceptRetryPause is the pause after a failure to accept a connection.
+	acceptRetryPause = 100 * time.Millisecond
+	// readBufferSize is the size of a connection's read buffer in bytes.
+	readBufferSize = 64 << 10
+	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 107
 )
 
-// Config configures the Server of the runner's socket.
+// Config configures a Server, which serves the runner's Unix socket.
 type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor
@@ -65,7 +65,7 @@ type Server struct {
 	wg        sync.WaitGroup // the goroutines of conns; added to under mu and before dismissed only
 }
 
-// Listen listens on the socket. It replaces a stale socket, and fails if another runner answers at it.
+// Listen starts to listen on the Unix socket. It replaces a stale socket, and returns an error if another runner serves it.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Socket) > maxSocketPath {
 		return nil, fmt.Errorf("socket path has %d bytes, a Unix socket allows %d: choose a shorter one", len(cfg.Socket), maxSocketPath)
@@ -89,13 +89,13 @@ func Listen(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, listener: l, conns: map[net.Conn]bool{}}, nil
 }
 
-// Run serves until ctx ends or a follower asks for shutdown. It then ends the agent, and gives the follower a short
-// time to read the last lines.
+// Run serves connections and runs the supervisor until ctx ends or a follower requests a shutdown. It then ends the agent, and gives the follower a
+// short time to read the last lines.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, s.shutdown = context.WithCancel(ctx)
 	defer s.shutdown()
 	accepting := make(chan error, 1)
-	go func() { accepting <- s.accept() }()
+	go func() { accepting <- s.acceptConnections() }()
 	runErr := s.cfg.Supervisor.Run(ctx)
 	closeErr := s.listener.Close()
 	s.closeConnections()
@@ -103,8 +103,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(runErr, closeErr, <-accepting)
 }
 
-// accept serves connections until the listener is closed.
-func (s *Server) accept() error {
+// acceptConnections serves connections until the listener is closed.
+func (s *Server) acceptConnections() error {
 	for {
 		c, err := s.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -113,16 +113,16 @@ func (s *Server) accept() error {
 		if err != nil {
 			// Most likely the process is out of file descriptors, which is temporary; the agent continues meanwhile.
 			s.cfg.Log.Error("accept a connection", "err", err)
-			time.Sleep(acceptPause)
+			time.Sleep(acceptRetryPause)
 			continue
 		}
-		s.serve(c)
+		s.serveConnection(c)
 	}
 }
 
-// serve handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
-// closeConnections, is closed: nothing else would ever end its goroutine, and Run waits for it.
-func (s *Server) serve(c *net.UnixConn) {
+// serveConnection handles a connection in its own goroutine. It closes a connection that was accepted before the listener closed but arrives after
+// closeConnections: nothing else would ever end the goroutine of that connection, for which Run waits.
+func (s *Server) serveConnection(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.dismissed {
@@ -131,13 +131,13 @@ func (s *Server) serve(c *net.UnixConn) {
 	}
 	s.conns[c] = true
 	s.wg.Go(func() {
-		defer s.forget(c)
-		s.handle(c)
+		defer s.removeConnection(c)
+		s.handleConnection(c)
 	})
 }
 
-// forget removes a connection that has ended.
-func (s *Server) forget(c net.Conn) {
+// removeConnection removes a connection that has ended from the list of connections.
+func (s *Server) removeConnection(c net.Conn) {
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("close connection", "err", err)
 	}
@@ -146,13 +146,13 @@ func (s *Server) forget(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// closeConnections closes every connection, the follower's after the last lines were sent.
+// closeConnections closes every connection, and that of the follower after the last lines were sent.
 func (s *Server) closeConnections() {
 	s.mu.Lock()
 	f := s.follower
 	s.mu.Unlock()
 	if f != nil {
-		f.finish(lastLinesTimeout)
+		f.sendLastLines(lastLinesTimeout)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,18 +162,18 @@ func (s *Server) closeConnections() {
 	}
 }
 
-// firstLine is the first line of a connection: either an Attach, which makes the connection a follower, or a single
+// firstLineMessage is the first line of a connection: either an Attach, which makes the connection a follower, or a single
 // command that needs no epoch.
-type firstLine struct {
+type firstLineMessage struct {
 	runner.Attach
 	runner.Claim
 }
 
-// handle serves a connection. The agent's processes can connect too, also through processes that have ended or that the
-// runner did not start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream
-// whose other end has proved that it knows the secret; the status is open to everyone.
-func (s *Server) handle(c *net.UnixConn) {
-	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
+// handleConnection serves a connection. The agent's processes can connect too, also through processes that have ended or that the runner did not
+// start, so the peer's process id proves nothing. Once the runner is claimed it obeys only a stream whose other end has proved that it knows the
+// secret; the status is open to everyone.
+func (s *Server) handleConnection(c *net.UnixConn) {
+	if err := c.SetDeadline(time.Now().Add(firstLineTimeout)); err != nil {
 		return
 	}
 	conn, in, proved, err := s.acceptProof(c)
@@ -183,27 +183,27 @@ func (s *Server) handle(c *net.UnixConn) {
 	}
 	raw, err := readLine(in)
 	if err != nil {
-		s.refuse(conn, "INVALID_COMMAND", "first line: "+err.Error())
+		s.sendRefusal(conn, "INVALID_COMMAND", "first line: "+err.Error())
 		return
 	}
-	var hello firstLine
+	var hello firstLineMessage
 	if err := json.Unmarshal(raw, &hello); err != nil {
-		s.refuse(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
+		s.sendRefusal(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
 		return
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		return
 	}
 	if hello.Op != "" {
-		s.executeSingle(conn, hello.Claim, proved)
+		s.executeSingleCommand(conn, hello.Claim, proved)
 		return
 	}
 	f := newFollower(s, conn, hello.Attach)
-	if refusal := s.admit(f, proved); refusal != nil {
-		s.refuse(conn, refusal.Code, refusal.Message)
+	if refusal := s.admitFollower(f, proved); refusal != nil {
+		s.sendRefusal(conn, refusal.Code, refusal.Message)
 		return
 	}
-	f.run(in)
+	f.serveCommands(in)
 	s.mu.Lock()
 	if s.follower == f {
 		s.follower = nil
@@ -211,10 +211,10 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
-// acceptProof returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
-// over the connection, and proved is true; otherwise it is the connection itself.
+// acceptProof returns the stream to use for a connection. If the other end is an executor that proves that it knows the sandbox's secret, the
+// result is an encrypted stream over the connection, and proved is true; otherwise it is the connection itself.
 func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
-	in = bufio.NewReaderSize(c, lineBuffer)
+	in = bufio.NewReaderSize(c, readBufferSize)
 	head, err := in.Peek(1)
 	if err != nil || !runner.IsSealed(head[0]) {
 		return c, in, false, nil // readLine reports what is wrong
@@ -229,37 +229,37 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 	if conn, err = runner.Accept(c, in, config); err != nil {
 		return nil, nil, false, err
 	}
-	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
+	return conn, bufio.NewReaderSize(conn, readBufferSize), true, nil
 }
 
-// executeSingle executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
-// sandbox's secret.
-func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
+// executeSingleCommand executes the only command of a connection that is not a follower, and answers it. proved is true if the peer has proved that
+// it knows the sandbox's secret.
+func (s *Server) executeSingleCommand(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
-		if refusal := s.claim(cmd.Secret); refusal != nil {
-			s.refuse(c, refusal.Code, refusal.Message)
+		if refusal := s.storeSecret(cmd.Secret); refusal != nil {
+			s.sendRefusal(c, refusal.Code, refusal.Message)
 			return
 		}
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpInterrupt:
 		if refusal := s.checkProof(proved); refusal != nil {
-			s.refuse(c, refusal.Code, refusal.Message)
+			s.sendRefusal(c, refusal.Code, refusal.Message)
 			return
 		}
 		s.cfg.Supervisor.Interrupt()
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID}})
 	case runner.OpStatus:
 		st := s.cfg.Supervisor.Status()
-		s.send(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID, Status: &st}})
+		s.sendMessage(c, runner.Message{Reply: &runner.Reply{ID: cmd.ID, Status: &st}})
 	default:
-		s.refuse(c, "FENCED", fmt.Sprintf("op %q needs an attached follower with its epoch", cmd.Op))
+		s.sendRefusal(c, "FENCED", fmt.Sprintf("op %q needs an attached follower with its epoch", cmd.Op))
 	}
 }
 
-// claim stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
-// followed already: until then no agent runs in its sandbox.
-func (s *Server) claim(secret string) *runner.Error {
+// storeSecret stores the secret that callers must prove to know from then on. It refuses with FORBIDDEN if the runner has another secret already,
+// or if a follower has attached before: the secret must arrive before an agent runs in the sandbox.
+func (s *Server) storeSecret(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -275,7 +275,7 @@ func (s *Server) claim(secret string) *runner.Error {
 	return nil
 }
 
-// checkProof refuses with FORBIDDEN if the runner was claimed and the peer has not proved its secret.
+// checkProof returns FORBIDDEN if the runner was claimed and the peer has not proved that it knows the secret.
 func (s *Server) checkProof(proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,9 +290,9 @@ func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admit makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
-// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved the sandbox's secret.
-func (s *Server) admit(f *follower, proved bool) *runner.Error {
+// admitFollower makes f the follower in place of the current one, whose connection it closes. It returns FENCED if a higher epoch was seen, and
+// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved that it knows the sandbox's secret.
+func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if refusal := s.checkProofLocked(proved); refusal != nil {
@@ -303,14 +303,14 @@ func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	}
 	s.epoch, s.attached = f.attach.Epoch, true
 	if s.follower != nil {
-		s.follower.replace()
+		s.follower.closeReplaced()
 	}
 	s.follower = f
 	return nil
 }
 
-// fence refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
-func (s *Server) fence(epoch uint64) *runner.Error {
+// checkEpoch returns FENCED if a higher epoch than the given one was seen. Otherwise it stores the epoch.
+func (s *Server) checkEpoch(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch < s.epoch {
@@ -320,27 +320,28 @@ func (s *Server) fence(epoch uint64) *runner.Error {
 	return nil
 }
 
+// fencedError returns the error FENCED for the epoch got, which is lower than highest.
 func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 
-// refuse sends an error as the only answer on a connection.
-func (s *Server) refuse(c net.Conn, code, message string) {
-	s.send(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
+// sendRefusal sends an error as the only answer on a connection.
+func (s *Server) sendRefusal(c net.Conn, code, message string) {
+	s.sendMessage(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
 }
 
-// send writes to a connection that is about to be closed.
-func (s *Server) send(c net.Conn, m runner.Message) {
+// sendMessage writes a message to a connection that is about to be closed.
+func (s *Server) sendMessage(c net.Conn, m runner.Message) {
 	if err := c.SetWriteDeadline(time.Now().Add(lastLinesTimeout)); err != nil {
 		return
 	}
-	if _, err := c.Write(encode(m)); err != nil {
+	if _, err := c.Write(encodeMessage(m)); err != nil {
 		s.cfg.Log.Debug("answer a connection", "err", err)
 	}
 }
 
-// encode returns a message as a line.
-func encode(m runner.Message) []byte {
+// encodeMessage returns a message as a line of JSON.
+func encodeMessage(m runner.Message) []byte {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)

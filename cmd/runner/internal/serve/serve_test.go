@@ -30,11 +30,13 @@ type echo struct{ in agent.Stdin }
 func (echo) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: "/bin/cat", Env: l.Environment(nil)}, nil
 }
-func (echo) Open(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
-func (echo) Transcript(agent.Folders, string) (string, error)  { return "", errors.New("none is kept") }
-func (e echo) Begin(q runner.Query, _ *agent.Turn) error       { return e.in.Send(q.Content) }
-func (e echo) Interrupt() error                                { return nil }
-func (e echo) Line(line []byte, t *agent.Turn) error {
+func (echo) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
+func (echo) TranscriptPath(agent.Folders, string) (string, error) {
+	return "", errors.New("none is kept")
+}
+func (e echo) BeginTurn(q runner.Query, _ *agent.Turn) error { return e.in.Send(q.Content) }
+func (e echo) Interrupt() error                              { return nil }
+func (e echo) HandleLine(line []byte, t *agent.Turn) error {
 	t.End(runner.Ended{Outcome: runner.Completed, Result: string(line)})
 	return nil
 }
@@ -143,10 +145,10 @@ func TestAttachEndsWithItsCaller(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if line, err := serve.Ask(t.Context(), socket, runner.OpStatus); err != nil || len(line) == 0 {
+	if line, err := serve.SendCommand(t.Context(), socket, runner.OpStatus); err != nil || len(line) == 0 {
 		t.Errorf("status %s, %v", line, err)
 	}
-	if line, err := serve.Ask(t.Context(), socket, runner.OpKill); err != nil || !json.Valid(line) || !containsFenced(line) {
+	if line, err := serve.SendCommand(t.Context(), socket, runner.OpKill); err != nil || !json.Valid(line) || !containsFenced(line) {
 		t.Errorf("a kill without an epoch: %s, %v", line, err)
 	}
 	if err := stop(); err != nil {

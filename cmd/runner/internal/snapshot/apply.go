@@ -13,21 +13,21 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Apply is the runner's side of a restore over the protocol of package wire.
-type Apply struct {
-	Roots Roots
+// Restorer runs the runner's side of a restore over the protocol of package wire.
+type Restorer struct {
+	Roots RootPaths
 	Log   *slog.Logger
 }
 
-// Run creates the files that the host sends. The folders of a path must be real: a link or file in the place of a
+// Run creates the files of a snapshot that the host sends. The parent folders of a path must be real folders: a link or file in the place of a
 // folder is replaced, and nothing is written through it.
-func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+func (a Restorer) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := a.Roots.open()
 	if err != nil {
 		return err
 	}
 	defer open.close()
-	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: newIndex()}
+	p := &runningRestore{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: newIndex()}
 	defer p.close()
 	if _, err := p.in.Greet(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
@@ -35,7 +35,7 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := p.readTree(); err != nil {
 		return err
 	}
-	if err := p.prepare(); err != nil {
+	if err := p.prepareTree(); err != nil {
 		return err
 	}
 	if err := p.readBlocks(); err != nil {
@@ -51,14 +51,14 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
 }
 
-// blockPosition is the position of a block in the restored files: a file, and the number of the block in it.
+// blockPosition is the position of a block in the restored files: the index of the file, and the number of the block in the file.
 type blockPosition struct {
 	entry int // index of the file in applying.list
 	block int // index of the block in the file
 }
 
-// applying is the state of a restore that is running.
-type applying struct {
+// runningRestore is the state of a restore that is running.
+type runningRestore struct {
 	ctx     context.Context
 	in      *wire.Reader
 	roots   openRoots
@@ -75,7 +75,8 @@ type applying struct {
 	at      int
 }
 
-func (p *applying) close() {
+// close closes the open file and folders of the restore.
+func (p *runningRestore) close() {
 	p.index.close()
 	if p.f != nil {
 		_ = p.f.Close() // only open if the restore failed
@@ -86,7 +87,7 @@ func (p *applying) close() {
 }
 
 // readTree reads the entries of the snapshot from the host, up to the frame Go.
-func (p *applying) readTree() error {
+func (p *runningRestore) readTree() error {
 	tree := wire.NewTree()
 	for {
 		t, content, err := p.in.Next()
@@ -114,29 +115,28 @@ func (p *applying) readTree() error {
 	}
 }
 
-// within returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path
-// relative to it.
-func (p *applying) within(path string) (*os.Root, string) {
+// rootOf returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path relative to that folder.
+func (p *runningRestore) rootOf(path string) (*os.Root, string) {
 	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
 		return p.roots.state, rest
 	}
 	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
 }
 
-// prepare creates the folders, the links and the empty files, and removes what is in the place of other files.
-func (p *applying) prepare() error {
+// prepareTree creates the folders, the links and the empty files of the snapshot, and removes what is in the place of its other files.
+func (p *runningRestore) prepareTree() error {
 	for i := range p.list {
 		if err := p.ctx.Err(); err != nil {
 			return err
 		}
 		e := &p.list[i]
-		dir, name, err := p.folder(e.Path)
+		dir, name, err := p.openParent(e.Path)
 		if err != nil {
 			return err
 		}
 		switch e.Kind {
 		case wire.Dir:
-			err = makeFolder(dir, name)
+			err = makeWritableFolder(dir, name)
 		case wire.Symlink:
 			if err = clearPath(dir, name); err == nil {
 				err = dir.Symlink(e.Target, name)
@@ -146,7 +146,7 @@ func (p *applying) prepare() error {
 			p.end.Bytes += uint64(e.Size) //nolint:gosec // checked not to be negative
 			p.pending++
 			if err = clearPath(dir, name); err == nil && p.left[i] == 0 {
-				err = p.write(i, 0, nil)
+				err = p.writeBlock(i, 0, nil)
 			}
 		}
 		if err != nil {
@@ -156,14 +156,14 @@ func (p *applying) prepare() error {
 	return nil
 }
 
-// folder opens the parent folder of a path of the snapshot, and returns it with the last element of the path. The
-// folder is valid until the next call.
-func (p *applying) folder(path string) (*os.Root, string, error) {
+// openParent opens the parent folder of a path of the snapshot, and returns it with the last element of the path. The folder is valid until the
+// next call.
+func (p *runningRestore) openParent(path string) (*os.Root, string, error) {
 	cut := strings.LastIndexByte(path, '/')
 	if p.dir != nil && p.dirPath == path[:cut] {
 		return p.dir, path[cut+1:], nil
 	}
-	root, rest := p.within(path)
+	root, rest := p.rootOf(path)
 	parent := "."
 	if n := strings.LastIndexByte(rest, '/'); n >= 0 {
 		parent = rest[:n]
@@ -179,8 +179,9 @@ func (p *applying) folder(path string) (*os.Root, string, error) {
 	return dir, path[cut+1:], nil
 }
 
-// makeFolder creates a folder, or makes an existing one writable until finishFolders sets its mode. A file or link of that name is replaced.
-func makeFolder(dir *os.Root, name string) error {
+// makeWritableFolder creates the folder name in dir, or makes an existing one writable until finishFolders sets its mode. It replaces a file or
+// link of that name.
+func makeWritableFolder(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	if err == nil && info.IsDir() {
 		return dir.Chmod(name, info.Mode().Perm()|0o700)
@@ -194,7 +195,7 @@ func makeFolder(dir *os.Root, name string) error {
 	return dir.Mkdir(name, 0o700)
 }
 
-// clearPath removes whatever has the name in dir: a file, a link, or a folder with everything below it.
+// clearPath removes what has the name in dir: a file, a link, or a folder with everything below it.
 func clearPath(dir *os.Root, name string) error {
 	err := dir.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -203,8 +204,9 @@ func clearPath(dir *os.Root, name string) error {
 	return dir.RemoveAll(name)
 }
 
-// readBlocks writes the host's blocks into their files, up to the frame End. It returns an error if a file is not complete then.
-func (p *applying) readBlocks() error {
+// readBlocks reads blocks of files from the host and writes them into the files, up to the frame End. It returns an error if a file is not complete
+// then.
+func (p *runningRestore) readBlocks() error {
 	for {
 		if err := p.ctx.Err(); err != nil {
 			return err
@@ -222,7 +224,7 @@ func (p *applying) readBlocks() error {
 			}
 			delete(p.places, h) // each block comes once
 			for _, s := range spots {
-				if err := p.write(s.entry, s.block, content); err != nil {
+				if err := p.writeBlock(s.entry, s.block, content); err != nil {
 					return fmt.Errorf("restore %q: %w", p.list[s.entry].Path, err)
 				}
 			}
@@ -237,13 +239,14 @@ func (p *applying) readBlocks() error {
 	}
 }
 
-// write writes a block into the file with index i. It creates the file with the first block that arrives, and finishes it with the last.
-func (p *applying) write(i, block int, content []byte) (err error) {
+// writeBlock writes the content of a block into the file with index i. It creates the file with the first block that arrives, and finishes the file
+// with the last.
+func (p *runningRestore) writeBlock(i, block int, content []byte) (err error) {
 	e := &p.list[i]
 	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
 		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLen(block))
 	}
-	dir, name, err := p.folder(e.Path)
+	dir, name, err := p.openParent(e.Path)
 	if err != nil {
 		return err
 	}
@@ -251,7 +254,7 @@ func (p *applying) write(i, block int, content []byte) (err error) {
 		return err
 	}
 	// A block of zeros stays a hole.
-	if !isZero(content) {
+	if !isAllZero(content) {
 		if _, err := p.f.WriteAt(content, int64(block)*wire.BlockSize); err != nil {
 			return err
 		}
@@ -262,11 +265,11 @@ func (p *applying) write(i, block int, content []byte) (err error) {
 	if p.left[i] > 0 {
 		return nil
 	}
-	return p.finish(e, dir, name)
+	return p.finishFile(e, dir, name)
 }
 
 // openFile sets p.f to the file with index i, which it creates if no block of the file has arrived yet.
-func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
+func (p *runningRestore) openFile(i int, dir *os.Root, name string) (err error) {
 	if p.f != nil && p.at == i {
 		return nil
 	}
@@ -290,8 +293,8 @@ func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
 	return p.f.Truncate(e.Size)
 }
 
-// finish closes a file, sets its mode and modification time, and records it in the index, so that the next snapshot need not read it.
-func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
+// finishFile closes a file, sets its mode and modification time, and records the file in the index, so that the next snapshot need not read it.
+func (p *runningRestore) finishFile(e *wire.Entry, dir *os.Root, name string) error {
 	err := p.f.Chmod(fs.FileMode(e.Mode))
 	err = errors.Join(err, p.f.Close())
 	p.f = nil
@@ -307,20 +310,20 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 		return err
 	}
 	// The file system may store times with less precision than the snapshot.
-	if s := statOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
-		p.index.put(e.Path, known{kind: wire.File, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
+	if s := fileStatOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
+		p.index.addEntry(e.Path, indexEntry{kind: wire.File, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
 	}
 	return nil
 }
 
-// finishFolders sets the modes and times of folders, the deepest first: writing into a folder changes its time, and may need a wider mode.
-func (p *applying) finishFolders() error {
+// finishFolders sets the modes and times of folders, the deepest first, because writing into a folder changes its time and may need a wider mode.
+func (p *runningRestore) finishFolders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]
 		if e.Kind != wire.Dir {
 			continue
 		}
-		dir, name, err := p.folder(e.Path)
+		dir, name, err := p.openParent(e.Path)
 		if err == nil {
 			err = dir.Chtimes(name, e.ModTime, e.ModTime)
 		}
@@ -334,8 +337,8 @@ func (p *applying) finishFolders() error {
 	return nil
 }
 
-// isZero reports whether all bytes are zero.
-func isZero(b []byte) bool {
+// isAllZero reports whether all bytes are zero.
+func isAllZero(b []byte) bool {
 	for _, c := range b {
 		if c != 0 {
 			return false

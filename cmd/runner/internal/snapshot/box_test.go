@@ -29,7 +29,7 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("RUNNER_TEST_AS") == "runner" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-		code := cli.Run(ctx, os.Args[1:], cli.OS())
+		code := cli.Run(ctx, os.Args[1:], cli.ProcessSystem())
 		stop()
 		if path := os.Getenv("RUNNER_TEST_PEAK"); path != "" {
 			// This high-water mark is that of this program alone; that of rusage begins with the parent's.

@@ -14,17 +14,16 @@ import (
 )
 
 const (
-	// maxUnknown is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
-	// host has, so that the content of moved and copied files is not sent again. For fewer bytes that is too expensive,
-	// because the host has to read the whole snapshot to answer.
-	maxUnknown = 1 << 20
-	// rewritten is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
-	// file.
-	rewritten = 64 << 10
+	// hashQueryThreshold is the number of new bytes above which the runner requests from the host the hashes of the blocks that the host has, so
+	// that the content of moved and copied files is not sent again. For fewer bytes that costs more than it saves, because the host has to read the
+	// whole snapshot to answer.
+	hashQueryThreshold = 1 << 20
+	// assumedRewrite is the number of bytes that estimateChanges counts as new in a changed file, in addition to the growth of the file.
+	assumedRewrite = 64 << 10
 )
 
-// sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
-// After the host has stored the snapshot, sendEdits confirms it in the index and to the watcher.
+// sendEdits runs the runner's side of a snapshot with edits: it sends the changes since the base, or the whole tree, and saves the index. After the
+// host has stored the snapshot, it confirms the snapshot in the index and to the watcher.
 func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	if err := s.makePlan(hello); err != nil {
 		return err
@@ -32,14 +31,14 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	defer s.query.Close()
 	found := wire.Found{Base: s.plan.base, Known: s.plan.full}
 	if !s.plan.full {
-		size, linked, err := s.survey()
+		size, linked, err := s.estimateChanges()
 		if err != nil {
 			return err
 		}
 		if linked { // another name of the file may be in a folder that is not walked
 			s.plan.full = true
 		}
-		found.Known = s.plan.full || size > maxUnknown
+		found.Known = s.plan.full || size > hashQueryThreshold
 	}
 	if err := errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush()); err != nil {
 		return err
@@ -47,40 +46,40 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	if more, err := s.readKnownBlocks(); err != nil || !more {
 		return err
 	}
-	if err := s.walkPlan(); err != nil {
+	if err := s.walkPlannedFolders(); err != nil {
 		return err
 	}
 	if s.plan.full {
-		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissed()
+		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissedFolders()
 	}
 	s.end.Read = s.read
 	if err := errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
 		return err
 	}
-	saved := s.saveEdits() // while the host stores the snapshot
+	saved := s.saveUnconfirmedIndex() // while the host stores the snapshot
 	var named wire.Named
 	if err := s.in.Expect(wire.FrameNamed, &named); err != nil {
 		return fmt.Errorf("read the name of the snapshot: %w", err)
 	}
 	if saved {
-		s.confirm(named.ID)
+		s.confirmStored(named.ID)
 	}
 	return nil
 }
 
-// survey walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
-// file has got a second name.
-func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
+// estimateChanges walks the folders of the plan without reading content. size is an estimate of the number of new bytes. linked reports whether a
+// file has got a second name (hard link).
+func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error) {
 	visited := map[string]bool{}
-	w := &walk{
-		ctx: s.ctx, maxFile: s.MaxFile, descend: s.descend,
+	w := &treeWalk{
+		ctx: s.ctx, maxFile: s.MaxFile, descend: s.mustEnterFolder,
 		file: func(_ *os.Root, _ string, e *wire.Entry, info fs.FileInfo) error {
-			k, ok := s.before.get(e.Path)
-			linked = linked || hasLinks(info) && !k.links
+			k, ok := s.before.entryAt(e.Path)
+			linked = linked || hasHardLinks(info) && !k.links
 			switch {
-			case ok && k.kind == wire.File && k.stat == statOf(info):
+			case ok && k.kind == wire.File && k.stat == fileStatOf(info):
 			case ok && k.kind == wire.File && info.Size() >= k.size:
-				size += info.Size() - k.size + min(rewritten, info.Size())
+				size += info.Size() - k.size + min(assumedRewrite, info.Size())
 			default:
 				size += info.Size()
 			}
@@ -90,10 +89,10 @@ func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
 		skip: func(string, wire.Reason) error { return nil },
 		done: func(folder string, _ bool) error { visited[folder] = true; return nil },
 	}
-	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
 		return 0, false, err
 	}
-	for _, path := range s.targets() {
+	for _, path := range s.plannedFolders() {
 		if visited[path] {
 			continue
 		}
@@ -104,14 +103,14 @@ func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
 	return size, linked, nil
 }
 
-// descend reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
-// it with everything below; a folder that the plan names is walked on its own.
-func (s *runningSnapshot) descend(path string, info fs.FileInfo) bool {
+// mustEnterFolder reports whether a walk that finds a folder must enter it. The walk need not if the index has the same folder, unless the plan
+// covers the folder with everything below it. A folder that the plan names is walked on its own.
+func (s *runningSnapshot) mustEnterFolder(path string, info fs.FileInfo) bool {
 	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
 		return true
 	}
-	k, ok := s.before.get(path)
-	if !ok || k.kind != wire.Dir || k.stat.inode != statOf(info).inode || s.plan.folders[path] {
+	k, ok := s.before.entryAt(path)
+	if !ok || k.kind != wire.Dir || k.stat.inode != fileStatOf(info).inode || s.plan.folders[path] {
 		return true
 	}
 	for i := range len(path) {
@@ -122,8 +121,8 @@ func (s *runningSnapshot) descend(path string, info fs.FileInfo) bool {
 	return false
 }
 
-// walkFolder walks one folder of the workspace. exists is false if there is no such folder.
-func (s *runningSnapshot) walkFolder(w *walk, path string) (exists bool, err error) {
+// walkFolder walks the folder path of the workspace with w. exists is false if there is no such folder.
+func (s *runningSnapshot) walkFolder(w *treeWalk, path string) (exists bool, err error) {
 	dir, info, depth, err := s.openFolder(path)
 	if err != nil || dir == nil {
 		return false, err
@@ -136,10 +135,11 @@ func (s *runningSnapshot) walkFolder(w *walk, path string) (exists bool, err err
 			}
 		}
 	}
-	return true, w.tree(dir, path, depth)
+	return true, w.walkTree(dir, path, depth)
 }
 
-// openFolder opens a folder of the workspace step by step, without following links. It returns nil if there is none.
+// openFolder opens the folder path of the workspace element by element, without following links. It returns nil if there is no such folder. depth
+// is the number of folders above it.
 func (s *runningSnapshot) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth int, err error) {
 	dir = s.roots.workspace
 	_, rest, below := strings.Cut(path, "/")
@@ -176,19 +176,19 @@ func openSubfolder(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 	return sub, info, nil
 }
 
-// walkPlan walks everything that the plan names, sends what has changed, and sets s.after to the new index.
-func (s *runningSnapshot) walkPlan() error {
+// walkPlannedFolders walks the folders of the plan, sends what has changed, and sets s.after to the new index.
+func (s *runningSnapshot) walkPlannedFolders() error {
 	s.after, s.walked = newIndex(), map[string]int{}
-	w := s.recording()
+	w := s.newRecordingWalk()
 	if s.plan.full {
-		return s.walk(w)
+		return s.walkRoots(w)
 	}
 	s.after.folders = maps.Clone(s.before.folders)
-	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.descend, s.recordFolder
-	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.mustEnterFolder, s.recordFolder
+	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
 		return err
 	}
-	for _, path := range s.targets() {
+	for _, path := range s.plannedFolders() {
 		if _, done := s.walked[path]; done {
 			continue
 		}
@@ -204,43 +204,43 @@ func (s *runningSnapshot) walkPlan() error {
 	return nil
 }
 
-// recording returns a walk that records what it finds in the new index, and sends it to the host.
-func (s *runningSnapshot) recording() *walk {
-	return &walk{
+// newRecordingWalk returns a treeWalk that records the entries that it visits in the new index, and sends the changed ones to the host.
+func (s *runningSnapshot) newRecordingWalk() *treeWalk {
+	return &treeWalk{
 		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
 		skip: func(path string, why wire.Reason) error {
 			if folder, _ := wire.Split(path); folder != "" {
-				s.section(folder).always = true
+				s.sectionOf(folder).always = true
 			}
-			return s.out.JSON(wire.FrameSkip, skipped(path, why))
+			return s.out.JSON(wire.FrameSkip, newSkip(path, why))
 		},
 	}
 }
 
-// section returns the section of a folder in the new index. It creates the section when the walk visits the folder for
-// the first time.
-func (s *runningSnapshot) section(folder string) *section {
+// sectionOf returns the section of a folder in the new index. It creates the section when the walk visits the folder for the first time.
+func (s *runningSnapshot) sectionOf(folder string) *indexSection {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
-		s.after.folders[folder] = &section{entries: map[string]known{}}
+		s.after.folders[folder] = &indexSection{entries: map[string]indexEntry{}}
 	}
 	return s.after.folders[folder]
 }
 
-// recordEntry records an entry in the new index, and sends it if the host may not have it. info is the entry's own, with which a file was opened.
+// recordEntry records an entry in the new index, and sends the entry if the host may not have it. info is the metadata of the entry, taken when the
+// file was opened.
 func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
-	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
+	k := indexEntry{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
 	case wire.File:
 		k.stat, k.trusted, k.size, k.blocks = s.lastRead.stat, s.lastRead.trusted, e.Size, e.Blocks
-		k.links, k.unsettled = hasLinks(info), e.Unsettled
+		k.links, k.unsettled = hasHardLinks(info), e.Unsettled
 		s.end.Files++
 		s.end.Bytes += uint64(e.Size) //nolint:gosec // a size
 	case wire.Dir:
-		k.stat = statOf(info)
+		k.stat = fileStatOf(info)
 	}
 	folder, name := wire.Split(e.Path)
-	sec := s.section(folder)
+	sec := s.sectionOf(folder)
 	sec.entries[name] = k
 	sec.always = sec.always || e.Kind == wire.File && (!k.trusted || k.links)
 	if s.version1 != nil {
@@ -253,9 +253,9 @@ func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	return s.sendEdit(e, k, folder)
 }
 
-// sendEdit sends an entry of a folder if it differs from the index, which has the base. k is the entry's form in the index.
-func (s *runningSnapshot) sendEdit(e *wire.Entry, k known, folder string) error {
-	old, had := s.before.get(e.Path)
+// sendEdit sends an entry of a folder if it differs from the entry in the index of the base. k is the entry in the form of the index.
+func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) error {
+	old, had := s.before.entryAt(e.Path)
 	same := s.plan.base != "" && had && old.hasEqualEntry(k)
 	if same && !s.plan.full {
 		return nil
@@ -268,7 +268,7 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k known, folder string) error 
 		return err
 	}
 	if s.plan.full {
-		s.lines = append(s.lines, lineHash{e.Path, wire.Sum(line), len(line)})
+		s.lines = append(s.lines, entryHash{e.Path, wire.Sum(line), len(line)})
 	}
 	if same {
 		return nil
@@ -277,24 +277,24 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k known, folder string) error 
 		s.walked[folder]++
 	}
 	if had && old.kind == wire.Dir && k.kind != wire.Dir && !s.plan.full {
-		s.after.removeBelow(e.Path)
+		s.after.removeSectionsBelow(e.Path)
 	}
 	return s.out.Frame(wire.FrameEntry, line)
 }
 
-// recordFolder records the properties of a folder that is walked although its parent is not, and sends them if they have changed.
+// recordFolder records the properties of a folder that is walked although its parent is not, and sends the properties if they have changed.
 func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	parent, name := wire.Split(path)
 	if _, done := s.walked[parent]; done {
 		return nil
 	}
-	k := known{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: statOf(info)}
-	old, _ := s.before.get(path)
+	k := indexEntry{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: fileStatOf(info)}
+	old, _ := s.before.entryAt(path)
 	if old.equals(k) {
 		return nil
 	}
 	sec := s.after.folders[parent]
-	next := &section{always: sec.always, entries: maps.Clone(sec.list())}
+	next := &indexSection{always: sec.always, entries: maps.Clone(sec.parsedEntries())}
 	next.entries[name] = k
 	s.after.folders[parent] = next
 	if old.hasEqualEntry(k) {
@@ -304,20 +304,20 @@ func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	return s.out.Entry(e)
 }
 
-// finishFolder is called after the entries of a folder were recorded: it sends which entries of the base are gone. If listed is false, the
-// folder cannot be read, and all of its entries are gone.
+// finishFolder sends which entries of a folder in the base no longer exist. It is called after the entries of the folder were recorded. If listed
+// is false, the folder cannot be read, and all of its entries count as gone.
 func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
-	sec := s.section(folder)
+	sec := s.sectionOf(folder)
 	old := s.before.folders[folder]
 	if old != nil && s.plan.base != "" {
-		for name, k := range old.list() {
+		for name, k := range old.parsedEntries() {
 			if _, ok := sec.entries[name]; ok && listed {
 				continue
 			}
 			s.walked[folder]++
 			path := folder + "/" + name
 			if k.kind == wire.Dir && !s.plan.full {
-				s.after.removeBelow(path)
+				s.after.removeSectionsBelow(path)
 			}
 			if err := s.out.Frame(wire.FrameGone, []byte(path)); err != nil {
 				return err
@@ -325,21 +325,21 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 		}
 	}
 	if !listed {
-		s.after.removeBelow(folder)
+		s.after.removeSectionsBelow(folder)
 	}
 	return nil
 }
 
-// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
-type lineHash struct {
+// entryHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
+type entryHash struct {
 	path string
 	hash wire.Hash
 	size int
 }
 
-// treeID returns the id of the tree that a full walk found, by which the host checks the result of the edits.
+// treeID returns the id of the tree that a full walk found. The host compares it with the id of the tree that the edits yield.
 func (s *runningSnapshot) treeID() string {
-	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
+	slices.SortFunc(s.lines, func(a, b entryHash) int { return wire.ComparePart(a.path, b.path) })
 	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
 	end := func() {
 		if open {
@@ -362,29 +362,29 @@ func (s *runningSnapshot) treeID() string {
 	return id.ID()
 }
 
-// countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
+// countMissedFolders returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
 // before the walk nor since. It returns 0 if that is not known.
-func (s *runningSnapshot) countMissed() (n uint32) {
+func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	if !s.plan.usable {
 		return 0
 	}
 	var missed []string
 	for folder, changes := range s.walked {
-		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.covers(folder) {
+		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.coversFolder(folder) {
 			missed = append(missed, folder)
 		}
 	}
 	if len(missed) == 0 {
 		return 0
 	}
-	since, err := s.query.Again()
+	since, err := s.query.QueryAgain()
 	if err != nil || since.All {
 		return 0 // it does not know any more
 	}
 	for _, f := range since.Folders {
-		s.plan.folders[inWorkspace(f.Path)] = f.Deep || s.plan.folders[inWorkspace(f.Path)]
+		s.plan.folders[workspacePath(f.Path)] = f.Deep || s.plan.folders[workspacePath(f.Path)]
 	}
-	missed = slices.DeleteFunc(missed, s.plan.covers)
+	missed = slices.DeleteFunc(missed, s.plan.coversFolder)
 	if len(missed) > 0 {
 		slices.Sort(missed)
 		s.Log.Warn("the watcher had not reported all changes: a full walk found them", "folders", len(missed), "first", missed[0])
@@ -392,21 +392,22 @@ func (s *runningSnapshot) countMissed() (n uint32) {
 	return uint32(len(missed)) //nolint:gosec // bounded by wire.MaxEntries
 }
 
-// saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
-func (s *runningSnapshot) saveEdits() bool {
+// saveUnconfirmedIndex saves the new index without the id of the snapshot, which the host has not stored yet. It reports whether the index on disk
+// is the new one.
+func (s *runningSnapshot) saveUnconfirmedIndex() bool {
 	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
 	}
-	if s.isSaved() {
+	if s.isIndexUnchanged() {
 		s.after.file = s.before.file
 		return true
 	}
 	return s.saveIndex()
 }
 
-// isSaved reports whether the new index has the same sections as the one on disk, so that it need not be written.
-func (s *runningSnapshot) isSaved() bool {
+// isIndexUnchanged reports whether the new index has the same sections as the one on disk, so that it need not be written.
+func (s *runningSnapshot) isIndexUnchanged() bool {
 	if s.plan.base == "" || len(s.after.folders) != len(s.before.folders) {
 		return false
 	}
@@ -415,16 +416,16 @@ func (s *runningSnapshot) isSaved() bool {
 		if sec == old {
 			continue
 		}
-		if old == nil || old.always != sec.always || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
+		if old == nil || old.always != sec.always || !maps.EqualFunc(old.parsedEntries(), sec.parsedEntries(), indexEntry.equals) {
 			return false
 		}
 	}
 	return true
 }
 
-// confirm records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
-// snapshot. Errors are only logged: the next snapshot then walks more.
-func (s *runningSnapshot) confirm(id string) {
+// confirmStored records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that the snapshot contains the
+// changes of its answer. Errors are only logged: the next snapshot then walks more folders.
+func (s *runningSnapshot) confirmStored(id string) {
 	s.after.ID = id
 	if s.query != nil && !s.plan.doubt {
 		s.after.Token = s.query.Token

@@ -34,7 +34,7 @@ func (b *box) watched(t testing.TB, processes ...int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ran, served := make(chan error, 1), make(chan error, 1)
 	go func() { ran <- w.Run(ctx) }()
-	go func() { served <- w.Serve(ctx, b.state, func() []int { return processes }) }()
+	go func() { served <- w.ServeQueries(ctx, b.state, func() []int { return processes }) }()
 	stop = func() {
 		cancel()
 		if err := errors.Join(<-ran, <-served); err != nil {
@@ -42,7 +42,7 @@ func (b *box) watched(t testing.TB, processes ...int) (stop func()) {
 		}
 	}
 	for { // until it answers
-		if q, err := watch.Ask(t.Context(), b.state, ""); err == nil {
+		if q, err := watch.QueryChanges(t.Context(), b.state, ""); err == nil {
 			q.Close()
 			return stop
 		}
@@ -300,7 +300,7 @@ func TestEdits_ForgetNothingThatIsNotStored(t *testing.T) {
 	}
 	settled(t, b, store, &previous)
 	put(t, b.workspace, "b/f", "changed too")
-	q, err := watch.Ask(t.Context(), b.state, "")
+	q, err := watch.QueryChanges(t.Context(), b.state, "")
 	if err != nil || q.Confirm() != nil {
 		t.Fatal(err)
 	}

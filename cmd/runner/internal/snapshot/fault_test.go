@@ -436,7 +436,7 @@ func TestRestoreRefuses(t *testing.T) {
 			if err = errors.Join(err, w.JSON(wire.FrameEnd, wire.End{}), w.Flush()); err != nil {
 				t.Fatal(err)
 			}
-			a := snapshot.Apply{Roots: snapshot.Roots{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
+			a := snapshot.Restorer{Roots: snapshot.RootPaths{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
 			if err := a.Run(t.Context(), &in, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}

@@ -27,7 +27,7 @@ func converse(t *testing.T, b *box) *conversation {
 	hostIn, runnerOut := io.Pipe()
 	runnerIn, hostOut := io.Pipe()
 	c := &conversation{hostOut, wire.NewReader(hostIn), wire.NewWriter(hostOut), make(chan error, 1)}
-	take := snapshot.Take{Roots: snapshot.Roots{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
+	take := snapshot.Snapshotter{Roots: snapshot.RootPaths{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
 	go func() { c.end <- errors.Join(take.Run(t.Context(), runnerIn, runnerOut), runnerOut.Close()) }()
 	return c
 }

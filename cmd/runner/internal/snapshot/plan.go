@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// fullEvery and fullAfter limit the number of snapshots, and the time, between two full walks.
-	fullEvery = 20
-	fullAfter = 10 * time.Minute
+	// fullWalkEvery and fullWalkAfter limit the number of snapshots, and the time, between two full walks.
+	fullWalkEvery = 20
+	fullWalkAfter = 10 * time.Minute
 )
 
-// plan is the set of folders that a snapshot with edits has to look into.
-type plan struct {
+// walkPlan is the set of folders that a snapshot with edits walks.
+type walkPlan struct {
 	base    string          // the snapshot that the edits change; "" for the whole tree
 	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders
 	folders map[string]bool // folders of the workspace in which something may have changed; true: or in any folder below
@@ -26,15 +26,15 @@ type plan struct {
 }
 
 // addFolder adds a folder to the plan, without the folders below it.
-func (p *plan) addFolder(folder string) {
+func (p *walkPlan) addFolder(folder string) {
 	if _, ok := p.folders[folder]; !ok {
 		p.folders[folder] = false
 	}
 }
 
-// covers reports whether the plan contains a folder, by itself or because it contains a folder above with everything
+// coversFolder reports whether the plan contains a folder, by itself or because it contains a folder above it with everything
 // below.
-func (p *plan) covers(folder string) bool {
+func (p *walkPlan) coversFolder(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
 		return true
 	}
@@ -46,8 +46,8 @@ func (p *plan) covers(folder string) bool {
 	return false
 }
 
-// makePlan sets s.plan to what the snapshot walks: everything, or the folders in which something may have changed according to the watcher.
-// Without an answer of the watcher everything is walked.
+// makePlan sets s.plan to the folders that the snapshot walks: all folders, or those in which something may have
+// changed according to the watcher. Without an answer of the watcher all folders are walked.
 func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	p := &s.plan
 	if hello.Base != "" && hello.Base == s.before.ID {
@@ -58,7 +58,7 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 		return nil
 	}
 	var err error
-	if s.query, err = watch.Ask(s.ctx, s.Roots.State, s.before.Token); err != nil {
+	if s.query, err = watch.QueryChanges(s.ctx, s.Roots.State, s.before.Token); err != nil {
 		if s.ctx.Err() != nil {
 			return s.ctx.Err()
 		}
@@ -67,7 +67,7 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	}
 	p.mapped = map[string]bool{}
 	for _, rel := range s.query.Mapped {
-		p.mapped[inWorkspace(rel)] = true
+		p.mapped[workspacePath(rel)] = true
 	}
 	if p.base == "" || s.query.All {
 		s.Log.Debug("all files are looked at", "base", p.base, "reason", s.query.Reason)
@@ -75,10 +75,10 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	}
 	p.usable = true
 	age := time.Since(s.before.FullAt)
-	p.full = hello.Full || s.before.Since >= fullEvery || age > fullAfter || age < 0
+	p.full = hello.Full || s.before.Since >= fullWalkEvery || age > fullWalkAfter || age < 0
 	p.folders = map[string]bool{}
 	for _, f := range s.query.Folders {
-		p.folders[inWorkspace(f.Path)] = f.Deep
+		p.folders[workspacePath(f.Path)] = f.Deep
 	}
 	for path := range p.mapped {
 		folder, _ := wire.Split(path)
@@ -92,21 +92,21 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	return nil
 }
 
-// inWorkspace returns the path in a snapshot of a path relative to the workspace.
-func inWorkspace(rel string) string {
+// workspacePath converts rel, a path relative to the workspace, to a path in a snapshot.
+func workspacePath(rel string) string {
 	if rel == "" {
 		return wire.Workspace
 	}
 	return wire.Workspace + "/" + rel
 }
 
-// targets returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
-// index has: walking that finds the new folder.
-func (s *runningSnapshot) targets() []string {
+// plannedFolders returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns
+// the nearest parent that the index has: a walk of that parent finds the new folder.
+func (s *runningSnapshot) plannedFolders() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {
 		for path != wire.Workspace {
-			if k, ok := s.before.get(path); ok && k.kind == wire.Dir {
+			if k, ok := s.before.entryAt(path); ok && k.kind == wire.Dir {
 				break
 			}
 			path, _ = wire.Split(path)

@@ -9,24 +9,24 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// sharedLimits limits the size of a snapshot of a workspace that is a folder of the host. Files that exceed the limits
-// are left out; they are still in the folder.
-var sharedLimits = struct {
+// sharedFolderLimits limits the size of a snapshot of a workspace that is a folder of a person. Files beyond the limits are not in the snapshot;
+// they are still in the folder.
+var sharedFolderLimits = struct {
 	files       int
 	bytes, file int64
 }{files: 20_000, bytes: 1 << 30, file: 64 << 20}
 
-// sharing applies ignore rules and sharedLimits to the walk of a workspace that is a folder of the host. A nil sharing
-// includes everything.
-type sharing struct {
+// sharedFolderFilter applies ignore rules and sharedFolderLimits to the walk of a workspace that is a folder of a person. A nil filter includes
+// everything.
+type sharedFolderFilter struct {
 	rules ignore.Tree
 	files int
 	bytes int64
 	over  bool // a limit was reached and reported
 }
 
-// enter adds the ignore rules of a folder until leave is called.
-func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
+// enterFolder adds the ignore rules of a folder until leave is called.
+func (s *sharedFolderFilter) enterFolder(dir *os.Root, path string) (leave func(), err error) {
 	if s == nil {
 		return func() {}, nil
 	}
@@ -39,20 +39,20 @@ func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	return func() { s.rules = before }, err
 }
 
-// ignores reports whether an ignore rule excludes a file or folder.
-func (s *sharing) ignores(path string, info fs.FileInfo) bool {
+// isIgnored reports whether an ignore rule excludes a file or folder.
+func (s *sharedFolderFilter) isIgnored(path string, info fs.FileInfo) bool {
 	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
 }
 
-// admit counts a file, and reports whether it is within sharedLimits together with all files that were admitted before.
-func (s *sharing) admit(info fs.FileInfo) bool {
+// admitFile counts a file, and reports whether the file is within sharedFolderLimits together with all files that were admitted before.
+func (s *sharedFolderFilter) admitFile(info fs.FileInfo) bool {
 	if s == nil {
 		return true
 	}
-	if info.Size() > sharedLimits.file {
+	if info.Size() > sharedFolderLimits.file {
 		return false
 	}
-	if s.files++; s.files > sharedLimits.files || s.bytes+info.Size() > sharedLimits.bytes {
+	if s.files++; s.files > sharedFolderLimits.files || s.bytes+info.Size() > sharedFolderLimits.bytes {
 		s.over = true
 		return false
 	}
@@ -60,5 +60,5 @@ func (s *sharing) admit(info fs.FileInfo) bool {
 	return true
 }
 
-// full reports whether admit has refused a file because of the limits of all files together.
-func (s *sharing) full() bool { return s != nil && s.over }
+// isFull reports whether admitFile has refused a file because of the limits of all files together.
+func (s *sharedFolderFilter) isFull() bool { return s != nil && s.over }

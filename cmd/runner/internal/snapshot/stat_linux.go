@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// identity returns the change time and inode of a file, one of which changes when its content or its path does, and the
-// number of its names.
-func identity(info fs.FileInfo) (ctime int64, inode, links uint64) {
+// fileIdentity returns the change time and the inode of a file, one of which changes when the content or the path does,
+// and the number of names of the file.
+func fileIdentity(info fs.FileInfo) (ctime int64, inode, links uint64) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return 0, 0, 1

@@ -4,5 +4,5 @@ package snapshot
 
 import "io/fs"
 
-// identity returns constants: a file is identified by its size and modification time alone.
-func identity(fs.FileInfo) (ctime int64, inode, links uint64) { return 0, 0, 1 }
+// fileIdentity returns constants: a file is identified by its size and modification time alone.
+func fileIdentity(fs.FileInfo) (ctime int64, inode, links uint64) { return 0, 0, 1 }

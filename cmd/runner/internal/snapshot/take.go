@@ -20,32 +20,32 @@ import (
 )
 
 var (
-	errUnreadable = errors.New("the file cannot be read")
-	errGrown      = errors.New("the file is larger than the limit of a snapshot")
+	errFileUnreadable = errors.New("the file cannot be read")
+	errFileTooLarge   = errors.New("the file is larger than the limit of a snapshot")
 )
 
-// maxReads is the maximum number of times that a file is read if it changes while it is read.
-const maxReads = 3
+// maxReadAttempts is the maximum number of times that a snapshot reads a file that changes while it is read.
+const maxReadAttempts = 3
 
-// Roots are the paths of the two folders that a snapshot contains.
-type Roots struct {
+// RootPaths holds the paths of the two folders that a snapshot contains.
+type RootPaths struct {
 	Workspace string
 	State     string // also the folder of the index
 }
 
-// Take is the runner's side of a snapshot over the protocol of package wire.
-type Take struct {
-	Roots   Roots
+// Snapshotter runs the runner's side of a snapshot over the protocol of package wire.
+type Snapshotter struct {
+	Roots   RootPaths
 	MaxFile int64 // bytes; 0 for wire.MaxFileSize
 	// Shared is set for a workspace that is a person's folder: the rules of .gitignore and .spoolignore, and
-	// sharedLimits, apply.
+	// sharedFolderLimits, apply.
 	Shared bool
 	Log    *slog.Logger
 }
 
 // Run takes a snapshot: it reads the host's frames from in and writes the runner's to out, until the host has the snapshot. The end of ctx ends the
 // walk; blocked reads of in and writes to out end only when the caller closes them.
-func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
+func (t Snapshotter) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := t.Roots.open()
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if t.MaxFile == 0 {
 		t.MaxFile = wire.MaxFileSize
 	}
-	s := &runningSnapshot{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out), host: map[wire.Hash]struct{}{}, buf: make([]byte, wire.BlockSize)}
+	s := &runningSnapshot{ctx: ctx, Snapshotter: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out), host: map[wire.Hash]struct{}{}, buf: make([]byte, wire.BlockSize)}
 	if s.before, err = loadIndex(open.state); err != nil {
 		t.Log.Warn("the index of files is not used; all are read", "err", err)
 	}
@@ -66,7 +66,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}); err != nil {
 		return err
 	}
-	switch whole, err := record.Await(ctx, open.state); {
+	switch whole, err := record.AwaitComplete(ctx, open.state); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil || !whole:
@@ -78,11 +78,11 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.sendEdits(hello)
 }
 
-// openRoots holds the two folders of Roots, opened so that no path outside of them can be reached.
+// openRoots holds the two folders of RootPaths, opened so that no path outside of them can be reached.
 type openRoots struct{ workspace, state *os.Root }
 
-// open opens both roots. It creates the state folder if that does not exist.
-func (r Roots) open() (openRoots, error) {
+// open opens both folders. It creates the state folder if that does not exist.
+func (r RootPaths) open() (openRoots, error) {
 	ws, err := os.OpenRoot(r.Workspace)
 	if err != nil {
 		return openRoots{}, fmt.Errorf("workspace: %w", err)
@@ -97,6 +97,7 @@ func (r Roots) open() (openRoots, error) {
 	return openRoots{ws, st}, nil
 }
 
+// close closes both folders.
 func (o openRoots) close() {
 	_ = o.workspace.Close() // nothing is buffered
 	_ = o.state.Close()
@@ -104,7 +105,7 @@ func (o openRoots) close() {
 
 // runningSnapshot is the state of a snapshot that is being taken.
 type runningSnapshot struct {
-	Take
+	Snapshotter
 	ctx    context.Context
 	roots  openRoots
 	in     *wire.Reader
@@ -115,37 +116,37 @@ type runningSnapshot struct {
 	buf    []byte
 	read   uint64 // number of bytes that were read
 
-	lastRead known          // the file whose content was read last
-	version1 *wire.Tree     // of a snapshot of version 1; nil with edits
-	end      wire.End       // the totals for the frame End
-	query    *watch.Query   // the watcher's answer; nil if there is none
-	plan     plan           // with edits
-	lines    []lineHash     // of all entries, in a full walk with edits
-	walked   map[string]int // folders that were walked, with the number of changes in each
+	lastRead indexEntry         // the file whose content was read last
+	version1 *wire.Tree         // of a snapshot of version 1; nil with edits
+	end      wire.End           // the totals for the frame End
+	query    *watch.ChangeQuery // the watcher's answer; nil if there is none
+	plan     walkPlan           // with edits
+	lines    []entryHash        // of all entries, in a full walk with edits
+	walked   map[string]int     // folders that were walked, with the number of changes in each
 }
 
-// walk walks both trees with w, the state folder first.
-func (s *runningSnapshot) walk(w *walk) error {
+// walkRoots walks both folders of the snapshot with w, the state folder first.
+func (s *runningSnapshot) walkRoots(w *treeWalk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
-	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
 		return err
 	}
 	if s.Shared {
-		w.sharing = &sharing{}
+		w.sharing = &sharedFolderFilter{}
 	}
-	return w.tree(s.roots.workspace, wire.Workspace, 0)
+	return w.walkTree(s.roots.workspace, wire.Workspace, 0)
 }
 
-// skipped returns the report that a file is not in the snapshot.
-func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
+// newSkip returns the frame that reports that a file is not in the snapshot.
+func newSkip(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until Go or Stop. more is
-// false after Stop: the host has the snapshot already.
+// readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until the frame Go or Stop. more is false after Stop:
+// the host has the snapshot already.
 func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	for {
 		t, content, err := s.in.Next()
 		if err != nil {
-			return false, fmt.Errorf("read what the host has: %w", err)
+			return false, fmt.Errorf("read the hashes of the blocks that the host has: %w", err)
 		}
 		switch t {
 		case wire.FrameStop:
@@ -165,8 +166,8 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	}
 }
 
-// sendTree runs the runner's side of a snapshot without edits, for a host of an earlier build: it sends every entry, and the content that the host
-// does not have.
+// sendTree runs the runner's side of a snapshot without edits, for an older host: it sends every entry, and the content that the host does not
+// have.
 func (s *runningSnapshot) sendTree() error {
 	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
 		return err
@@ -176,7 +177,7 @@ func (s *runningSnapshot) sendTree() error {
 		return err
 	}
 	s.version1, s.after, s.walked = wire.NewTree(), newIndex(), map[string]int{}
-	if err := s.walk(s.recording()); err != nil {
+	if err := s.walkRoots(s.newRecordingWalk()); err != nil {
 		return err
 	}
 	s.saveIndex()
@@ -195,42 +196,42 @@ func (s *runningSnapshot) saveIndex() bool {
 }
 
 // readFile sets the size and the blocks of a file's entry, and sends the content that the host does not have. It does not read a file that is
-// unchanged since the index. A file that changes during every attempt is marked as unsettled.
+// unchanged since the index was written. A file that changes during every attempt is marked as unsettled.
 func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
-	if k, ok := s.trusted(e.Path); ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
+	if k, ok := s.trustedEntry(e.Path); ok && k.stat == fileStatOf(info) && s.hostHasBlocks(k.blocks) {
 		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
 	}
 	for try := 1; ; try++ {
-		settled, err := s.readContent(dir, name, e, try == maxReads)
+		settled, err := s.readContent(dir, name, e, try == maxReadAttempts)
 		switch {
-		case errors.Is(err, errUnreadable) && s.useIndex(e, info):
+		case errors.Is(err, errFileUnreadable) && s.useIndexEntry(e, info):
 			return nil
 		case err != nil:
 			return err
 		case settled:
 			return nil
-		case try == maxReads:
+		case try == maxReadAttempts:
 			e.Unsettled = true
 			return nil
 		}
 	}
 }
 
-// trusted returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not
-// changed, for example because a process has mapped the file.
-func (s *runningSnapshot) trusted(path string) (known, bool) {
-	k, ok := s.before.get(path)
+// trustedEntry returns the entry of a file in the index. The bool is false if the file must be read even if its fileStat has not changed, for
+// example because a process has mapped the file.
+func (s *runningSnapshot) trustedEntry(path string) (indexEntry, bool) {
+	k, ok := s.before.entryAt(path)
 	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
 }
 
-// useIndex sets a file's entry from the index if the file has become unreadable and its size and modification time are unchanged. It
+// useIndexEntry sets the entry of a file that has become unreadable to the entry in the index, if size and modification time are unchanged. It
 // reports whether it did.
-func (s *runningSnapshot) useIndex(e *wire.Entry, info fs.FileInfo) bool {
-	k, ok := s.trusted(e.Path)
-	now := statOf(info)
+func (s *runningSnapshot) useIndexEntry(e *wire.Entry, info fs.FileInfo) bool {
+	k, ok := s.trustedEntry(e.Path)
+	now := fileStatOf(info)
 	k.stat.ctime = now.ctime
-	if !ok || k.stat != now || !s.hostHas(k.blocks) {
+	if !ok || k.stat != now || !s.hostHasBlocks(k.blocks) {
 		return false
 	}
 	e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
@@ -238,8 +239,9 @@ func (s *runningSnapshot) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	return true
 }
 
-// hostHas reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
-func (s *runningSnapshot) hostHas(blocks []wire.Hash) bool {
+// hostHasBlocks reports whether the host has the blocks of a file in the index. If there is a base, the host has the blocks of all files in the
+// index.
+func (s *runningSnapshot) hostHasBlocks(blocks []wire.Hash) bool {
 	if s.plan.base != "" {
 		return true
 	}
@@ -251,32 +253,32 @@ func (s *runningSnapshot) hostHas(blocks []wire.Hash) bool {
 	return true
 }
 
-// readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file
-// changed meanwhile. The block of a small file is not sent then, unless last is set, which means the last attempt. The error is errGone,
-// errUnreadable, errGrown, or a failure of the stream.
+// readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file changed
+// meanwhile; the block of a small file is not sent then, unless last is set, which means the last attempt. The error is errFileGone,
+// errFileUnreadable, errFileTooLarge, or a failure of the stream.
 func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, errGone
+		return false, errFileGone
 	}
 	if err != nil {
-		return false, errUnreadable
+		return false, errFileUnreadable
 	}
 	defer f.Close() //nolint:errcheck // only read
 	began := time.Now()
 	first, err := f.Stat()
 	if err != nil {
-		return false, errUnreadable
+		return false, errFileUnreadable
 	}
 	if !first.Mode().IsRegular() {
-		return false, errGone
+		return false, errFileGone
 	}
 	if first.Size() > s.MaxFile {
-		return false, errGrown
+		return false, errFileTooLarge
 	}
 	var own map[wire.Hash]bool // blocks that the file had in the base
 	if s.plan.base != "" {
-		own = s.ownBlocks(e.Path)
+		own = s.indexedBlocks(e.Path)
 	}
 	e.Mode, e.ModTime, e.Size = uint32(first.Mode().Perm()), first.ModTime(), 0
 	e.Blocks = make([]wire.Hash, 0, wire.Blocks(first.Size()))
@@ -287,7 +289,7 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 		}
 		n, err := io.ReadFull(from, s.buf)
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return false, errUnreadable
+			return false, errFileUnreadable
 		}
 		if n == 0 {
 			break
@@ -297,7 +299,7 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 		e.Size += int64(n)
 		e.Blocks = append(e.Blocks, wire.Sum(s.buf[:n]))
 		if h := e.Blocks[len(e.Blocks)-1]; first.Size() > wire.BlockSize && !own[h] {
-			if err := s.sendBlock(h, s.buf[:n]); err != nil {
+			if err := s.sendMissingBlock(h, s.buf[:n]); err != nil {
 				return false, err
 			}
 		}
@@ -307,23 +309,23 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 	}
 	then, err := f.Stat()
 	if err != nil {
-		return false, errUnreadable
+		return false, errFileUnreadable
 	}
-	stat := statOf(then)
-	settled = stat == statOf(first) && e.Size == first.Size()
+	stat := fileStatOf(then)
+	settled = stat == fileStatOf(first) && e.Size == first.Size()
 	if first.Size() <= wire.BlockSize && e.Size > 0 && (settled || last) && !own[e.Blocks[0]] {
-		if err := s.sendBlock(e.Blocks[0], s.buf[:e.Size]); err != nil {
+		if err := s.sendMissingBlock(e.Blocks[0], s.buf[:e.Size]); err != nil {
 			return false, err
 		}
 	}
 	stat.mtime = first.ModTime().UnixNano()
-	s.lastRead = known{stat: stat, trusted: settled && stat.isSettled(began) && !s.plan.mapped[e.Path]}
+	s.lastRead = indexEntry{stat: stat, trusted: settled && stat.isSettled(began) && !s.plan.mapped[e.Path]}
 	return settled, nil
 }
 
-// ownBlocks returns the blocks that a file has in the index.
-func (s *runningSnapshot) ownBlocks(path string) map[wire.Hash]bool {
-	k, _ := s.before.get(path)
+// indexedBlocks returns the hashes of the blocks that a file has in the index.
+func (s *runningSnapshot) indexedBlocks(path string) map[wire.Hash]bool {
+	k, _ := s.before.entryAt(path)
 	own := make(map[wire.Hash]bool, len(k.blocks))
 	for _, h := range k.blocks {
 		own[h] = true
@@ -331,8 +333,8 @@ func (s *runningSnapshot) ownBlocks(path string) map[wire.Hash]bool {
 	return own
 }
 
-// sendBlock sends a block unless the host has it.
-func (s *runningSnapshot) sendBlock(h wire.Hash, content []byte) error {
+// sendMissingBlock sends a block unless the host has it.
+func (s *runningSnapshot) sendMissingBlock(h wire.Hash, content []byte) error {
 	if _, ok := s.host[h]; ok {
 		return nil
 	}

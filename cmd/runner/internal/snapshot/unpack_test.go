@@ -179,7 +179,7 @@ func FuzzUnpack(f *testing.F) {
 		if err := os.MkdirAll(inside, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		u := snapshot.Unpack{Workspace: inside, Dir: ".", MaxEntries: 100, MaxBytes: 1 << 20}
+		u := snapshot.Unpacker{Workspace: inside, Dir: ".", MaxEntries: 100, MaxBytes: 1 << 20}
 		_, _ = u.Run(t.Context(), &out) // refused or not
 		if got := tree(t, dir); len(got) != 2+len(tree(t, inside)) {
 			t.Errorf("%q: %v", lines, got)

@@ -15,17 +15,18 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// maxDepth is the largest number of nested folders. Each is an open file descriptor.
-const maxDepth = 256
+// maxFolderDepth is the maximum depth of nested folders. Each folder on the path is an open file descriptor.
+const maxFolderDepth = 256
 
-// errGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
-var errGone = errors.New("the file is gone")
+// errFileGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
+var errFileGone = errors.New("the file is gone")
 
-// walk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare.
-type walk struct {
+// treeWalk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare, and calls
+// its functions for each.
+type treeWalk struct {
 	ctx     context.Context
 	maxFile int64
-	// file reads a regular file's content into the entry. When it returns errGone, the file is left out.
+	// file reads a regular file's content into the entry. When it returns errFileGone, the file is left out.
 	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
 	// add is called with each entry; a file's content was read before.
 	add func(e *wire.Entry, info fs.FileInfo) error
@@ -39,45 +40,45 @@ type walk struct {
 	// refresh is called before a folder is walked whose parent is not, with the folder's own properties. It may be nil.
 	refresh func(path string, info fs.FileInfo) error
 
-	sharing *sharing // for a workspace that is a person's folder; nil otherwise
+	sharing *sharedFolderFilter // for a workspace that is a person's folder; nil otherwise
 }
 
-// tree walks the folder root and everything below it. prefix is the path of root in the snapshot, depth the number of folders above it in its tree.
-// An unreadable folder is skipped, unless it is the root of a tree, which is an error.
-func (w *walk) tree(root *os.Root, prefix string, depth int) error {
-	names, err := list(root)
+// walkTree walks the folder root and everything below it. prefix is the path of root in the snapshot, depth the number
+// of folders above it in its tree. An unreadable folder is skipped; it is an error if root itself is the top of a tree.
+func (w *treeWalk) walkTree(root *os.Root, prefix string, depth int) error {
+	names, err := listNames(root)
 	if err != nil && depth == 0 { // an empty snapshot would be wrong
 		return fmt.Errorf("read %s: %w", prefix, err)
 	}
 	if err != nil {
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
+		return errors.Join(w.skip(prefix, wire.Unreadable), w.finishFolder(prefix, false))
 	}
-	leave, err := w.sharing.enter(root, prefix)
+	leave, err := w.sharing.enterFolder(root, prefix)
 	if err != nil { // without its rules, no file of the folder is included
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
+		return errors.Join(w.skip(prefix, wire.Unreadable), w.finishFolder(prefix, false))
 	}
 	defer leave()
-	if err := w.entries(root, prefix, names, depth); err != nil {
+	if err := w.visitEntries(root, prefix, names, depth); err != nil {
 		return err
 	}
-	return w.end(prefix, true)
+	return w.finishFolder(prefix, true)
 }
 
-// end calls w.done, if that is set, for a folder that was walked.
-func (w *walk) end(folder string, listed bool) error {
+// finishFolder calls w.done, if that is set, for a folder that was walked.
+func (w *treeWalk) finishFolder(folder string, listed bool) error {
 	if w.done == nil {
 		return nil
 	}
 	return w.done(folder, listed)
 }
 
-// unkeptNames lists the files and folders in the state folder that snapshots do not contain.
-var unkeptNames = []string{indexName, indexName + ".new", record.NoteName, record.NoteName + ".new", watch.SocketName, agent.Unkept}
+// excludedNames lists the names of files and folders in the state folder that snapshots do not contain.
+var excludedNames = []string{indexFileName, indexFileName + ".new", record.NoteFileName, record.NoteFileName + ".new", watch.SocketName, agent.UnsavedFolder}
 
-// entries visits the entries of a folder.
-func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {
+// visitEntries visits the entries with the given names in a folder.
+func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && slices.Contains(unkeptNames, name) {
+		if prefix == wire.State && slices.Contains(excludedNames, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {
@@ -88,10 +89,10 @@ func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) 
 			continue
 		}
 		path := prefix + "/" + name
-		if err == nil && w.sharing.ignores(path, info) {
+		if err == nil && w.sharing.isIgnored(path, info) {
 			continue
 		}
-		if w.sharing.full() {
+		if w.sharing.isFull() {
 			return nil
 		}
 		switch {
@@ -100,7 +101,7 @@ func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) 
 		case len(path) > wire.MaxPath:
 			err = w.skip(path, wire.PathTooLong)
 		default:
-			err = w.entry(root, name, path, info, depth)
+			err = w.visitEntry(root, name, path, info, depth)
 		}
 		if err != nil {
 			return err
@@ -109,8 +110,8 @@ func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) 
 	return nil
 }
 
-// list returns the names in a folder, sorted by bytes.
-func list(root *os.Root) ([]string, error) {
+// listNames returns the names of the entries of a folder, sorted by bytes.
+func listNames(root *os.Root) ([]string, error) {
 	f, err := root.Open(".")
 	if err != nil {
 		return nil, err
@@ -123,12 +124,12 @@ func list(root *os.Root) ([]string, error) {
 	return names, nil
 }
 
-// entry visits one entry of a folder by its type.
-func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth int) error {
+// visitEntry visits one entry of a folder by its type.
+func (w *treeWalk) visitEntry(dir *os.Root, name, path string, info fs.FileInfo, depth int) error {
 	e := &wire.Entry{Path: path, Mode: uint32(info.Mode().Perm()), ModTime: info.ModTime()}
 	switch info.Mode().Type() {
 	case 0:
-		return w.regular(dir, name, e, info)
+		return w.visitRegularFile(dir, name, e, info)
 	case fs.ModeSymlink:
 		target, err := dir.Readlink(name)
 		switch {
@@ -141,27 +142,27 @@ func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth in
 		}
 		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target}, info)
 	case fs.ModeDir:
-		return w.folder(dir, name, e, info, depth)
+		return w.visitFolder(dir, name, e, info, depth)
 	}
 	return w.skip(path, wire.Special)
 }
 
-// regular reads a regular file and adds its entry, or skips it.
-func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
+// visitRegularFile reads a regular file and adds its entry to the snapshot, or skips the file.
+func (w *treeWalk) visitRegularFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
 		return w.skip(e.Path, wire.TooLarge)
 	}
-	if !w.sharing.admit(info) {
+	if !w.sharing.admitFile(info) {
 		return w.skip(e.Path, wire.OverLimit)
 	}
 	e.Kind = wire.File
 	err := w.file(dir, name, e, info)
 	switch {
-	case errors.Is(err, errGone):
+	case errors.Is(err, errFileGone):
 		return nil
-	case errors.Is(err, errUnreadable):
+	case errors.Is(err, errFileUnreadable):
 		return w.skip(e.Path, wire.Unreadable)
-	case errors.Is(err, errGrown):
+	case errors.Is(err, errFileTooLarge):
 		return w.skip(e.Path, wire.TooLarge)
 	case err != nil:
 		return err
@@ -169,10 +170,10 @@ func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInf
 	return w.add(e, info)
 }
 
-// folder adds the entry of a folder, and walks the folder if descend allows it.
-func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
+// visitFolder adds the entry of a folder to the snapshot, and walks the folder if w.descend allows it.
+func (w *treeWalk) visitFolder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
 	e.Kind = wire.Dir
-	if depth == maxDepth {
+	if depth == maxFolderDepth {
 		return w.skip(e.Path, wire.TooDeep)
 	}
 	if err := w.add(e, info); err != nil {
@@ -186,12 +187,12 @@ func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 		return nil
 	}
 	if err != nil {
-		return errors.Join(w.skip(e.Path, wire.Unreadable), w.end(e.Path, false))
+		return errors.Join(w.skip(e.Path, wire.Unreadable), w.finishFolder(e.Path, false))
 	}
 	defer sub.Close() //nolint:errcheck // only read
 	// A link may have replaced it meanwhile.
 	if now, err := sub.Lstat("."); err != nil || !os.SameFile(now, info) {
 		return nil
 	}
-	return w.tree(sub, e.Path, depth+1)
+	return w.walkTree(sub, e.Path, depth+1)
 }

@@ -30,11 +30,13 @@ type shell struct{ in agent.Stdin }
 func (shell) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: "/bin/sh", Args: []string{"-c", `while read -r line; do eval "$(printf %s "$line" | tr -d '"')"; done`}, Env: l.Environment(nil)}, nil
 }
-func (shell) Open(_ agent.Launch, in agent.Stdin) agent.Session { return shell{in} }
-func (shell) Transcript(agent.Folders, string) (string, error)  { return "", errors.New("none is kept") }
-func (s shell) Begin(q runner.Query, _ *agent.Turn) error       { return s.in.Send(q.Content) }
-func (s shell) Interrupt() error                                { return nil }
-func (s shell) Line(_ []byte, t *agent.Turn) error {
+func (shell) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session { return shell{in} }
+func (shell) TranscriptPath(agent.Folders, string) (string, error) {
+	return "", errors.New("none is kept")
+}
+func (s shell) BeginTurn(q runner.Query, _ *agent.Turn) error { return s.in.Send(q.Content) }
+func (s shell) Interrupt() error                              { return nil }
+func (s shell) HandleLine(_ []byte, t *agent.Turn) error {
 	t.End(runner.Ended{Outcome: runner.Completed})
 	return nil
 }
@@ -45,8 +47,8 @@ type group struct {
 	own   bool
 }
 
-func (g *group) Kills() (uint64, bool) { return g.kills.Load(), true }
-func (g *group) IsExclusive() bool     { return g.own }
+func (g *group) OOMKills() (uint64, bool) { return g.kills.Load(), true }
+func (g *group) IsExclusive() bool        { return g.own }
 
 // scene is a supervisor and its journal.
 type scene struct {
@@ -95,7 +97,7 @@ func (s *scene) until(typ events.Type) runner.Line {
 	limit := time.NewTimer(30 * time.Second)
 	defer limit.Stop()
 	for {
-		lines, changed := s.j.After(s.at, 1)
+		lines, changed := s.j.LinesAfter(s.at, 1)
 		for _, raw := range lines {
 			var l runner.Line
 			if err := json.Unmarshal(raw, &l); err != nil {

@@ -19,7 +19,8 @@ type agentSessions struct {
 	ids  map[string]string // by architecture and session
 }
 
-func loadResumes(state string, log *slog.Logger) *agentSessions {
+// loadAgentSessions reads the stored ids from the state folder. It only logs an error, and then returns none.
+func loadAgentSessions(state string, log *slog.Logger) *agentSessions {
 	r := &agentSessions{path: filepath.Join(state, "agent-sessions.json"), log: log, ids: map[string]string{}}
 	raw, err := os.ReadFile(r.path)
 	if err == nil {
@@ -31,9 +32,13 @@ func loadResumes(state string, log *slog.Logger) *agentSessions {
 	return r
 }
 
-func (r *agentSessions) get(q runner.Query) string { return r.ids[q.Architecture+"/"+q.SessionID] }
+// agentSessionOf returns the agent's own session id for the session of a query, "" if none is stored.
+func (r *agentSessions) agentSessionOf(q runner.Query) string {
+	return r.ids[q.Architecture+"/"+q.SessionID]
+}
 
-func (r *agentSessions) set(q runner.Query, id string) {
+// setAgentSession stores the agent's own session id for the session of a query. It only logs an error.
+func (r *agentSessions) setAgentSession(q runner.Query, id string) {
 	key := q.Architecture + "/" + q.SessionID
 	if r.ids[key] == id {
 		return

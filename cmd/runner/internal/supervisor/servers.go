@@ -10,18 +10,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// join replaces the MCP servers of type docker in a query by commands that connect to them, which the agent starts like
-// MCP servers of type stdio. So adapters need not support containers.
-func join(q *runner.Query, executable string) *runner.Error {
+// replaceDockerServers replaces the MCP servers of type docker in a query by commands that connect to their containers.
+// The agent starts these commands like MCP servers of type stdio, so that adapters need not support containers.
+func replaceDockerServers(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
 		if s.Type != events.MCPTypeDocker {
 			continue
 		}
 		if !filepath.IsAbs(s.Socket) {
-			return invalid(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
+			return invalidQueryError(fmt.Sprintf("query.mcpServers[%d].socket: %q is not an absolute path: a server of type docker is joined there", i, s.Socket))
 		}
-		s.Type, s.Command, s.Socket = events.MCPTypeStdio, mcpsidecar.Command(executable, s), ""
+		s.Type, s.Command, s.Socket = events.MCPTypeStdio, mcpsidecar.JoinCommand(executable, s), ""
 		q.MCPServers[i] = s
 	}
 	return nil

@@ -16,7 +16,7 @@ func TestServersInContainers_BecomeCommands(t *testing.T) {
 		{Name: "box", Type: "docker", Socket: "/spool/mcp/0/server.sock", Command: []string{"--root", "-"}, Env: map[string]string{"TOKEN": "secret", "A": "1"}, TimeoutMs: 5, Tools: []string{"t"}},
 	}
 	q := runner.Query{MCPServers: given}
-	if err := join(&q, "/spool/bin/runner"); err != nil {
+	if err := replaceDockerServers(&q, "/spool/bin/runner"); err != nil {
 		t.Fatal(err)
 	}
 	box := q.MCPServers[1]
@@ -28,7 +28,7 @@ func TestServersInContainers_BecomeCommands(t *testing.T) {
 		t.Errorf("another one was changed, or what was given: %+v, %+v", q.MCPServers[0], given[1])
 	}
 	q = runner.Query{MCPServers: []runner.MCPServer{{Name: "box", Type: "docker"}}}
-	if err := join(&q, "/runner"); err == nil || err.Code != "INVALID_COMMAND" || !strings.Contains(err.Message, "query.mcpServers[0].socket") {
+	if err := replaceDockerServers(&q, "/runner"); err == nil || err.Code != "INVALID_COMMAND" || !strings.Contains(err.Message, "query.mcpServers[0].socket") {
 		t.Errorf("without a socket: %v", err)
 	}
 }

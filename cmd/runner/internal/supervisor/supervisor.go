@@ -35,9 +35,9 @@ type Config struct {
 	Executable   string   // the runner's own binary
 	Log          *slog.Logger
 	Now          func() time.Time // nil for time.Now
-	Watch        Watch            // nil for none
-	Disk         Disk             // nil for none
-	OOM          OOM              // nil for none
+	Watch        WorkspaceWatcher // nil for none
+	Disk         DiskMeter        // nil for none
+	OOM          OOMCounter       // nil for none
 
 	Limits
 }
@@ -51,6 +51,7 @@ type Limits struct {
 	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
+// validate returns an error if a field of the configuration is missing or wrong, and sets defaults.
 func (c *Config) validate() error {
 	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
 		return errors.New("supervisor: journal, process group, log and adapters are required")
@@ -74,30 +75,31 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Supervisor runs queries one after the other on the process of an agent, which stays warm between them.
+// Supervisor runs queries one after the other in the process of an agent, which stays alive between them.
 type Supervisor struct {
 	cfg    Config
-	starts chan *run
-	warms  chan warmUp
+	starts chan *acceptedQuery
+	warms  chan warmUpRequest
 	evict  chan *warmProcess // requests the end of an idle process
 
 	mu        sync.Mutex
 	closed    bool
-	active    *run
+	active    *acceptedQuery
 	recording string                    // the execution whose lines have begun and not ended
 	seen      map[startedExecution]bool // executions of this journal
 	warm      *warmProcess              // owned by Run; stored here for Status
 	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
-// hide sets the secret values that the supervisor redacts from all further journal lines.
-func (s *Supervisor) hide(set *redact.Set) {
+// setRedaction sets the secret values that the supervisor removes from all later journal lines.
+func (s *Supervisor) setRedaction(set *redact.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hides = set
 }
 
-func (s *Supervisor) hiddenValues() *redact.Set {
+// redactedValues returns the secret values that the supervisor removes from journal lines.
+func (s *Supervisor) redactedValues() *redact.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hides
@@ -109,13 +111,13 @@ type startedExecution struct {
 	attempt   uint32
 }
 
-// run is the state of a query that was accepted, until its turn has ended.
-type run struct {
+// acceptedQuery is a query that the supervisor has accepted, with the state of its turn until the turn has ended.
+type acceptedQuery struct {
 	query   runner.Query
 	adapter agent.Adapter
 	launch  agent.Launch
-	command agent.Command // without Resume; it is compared with the command of a warm process
-	trusted []agent.File  // the file of certificate authorities, if the query has one
+	command agent.Command      // without Resume; it is compared with the command of a warm process
+	trusted []agent.LaunchFile // the file of certificate authorities, if the query has one
 	kill    context.CancelFunc
 	killed  context.Context
 	done    chan struct{}
@@ -136,15 +138,15 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
+	return &Supervisor{cfg: cfg, starts: make(chan *acceptedQuery, 1), warms: make(chan warmUpRequest, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
 }
 
-// Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
-// ended.
+// Start accepts a query, whose turn Run then runs. If the same execution and attempt was started before, Start does
+// nothing, also after its end.
 func (s *Supervisor) Start(q runner.Query) *runner.Error {
-	r, refusal := s.prepareStart(q)
+	r, refusal := s.prepareExecution(q)
 	if refusal != nil {
-		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
+		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,35 +167,36 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepareStart validates a query with which an execution begins, and prepares its run.
-func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
+// prepareExecution validates a query with which an execution begins, and prepares its turn.
+func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
-		return nil, invalid("query.executionId is empty")
+		return nil, invalidQueryError("query.executionId is empty")
 	case q.SessionID == "":
-		return nil, invalid("query.sessionId is empty")
+		return nil, invalidQueryError("query.sessionId is empty")
 	case q.Content == "" && len(q.Parts) == 0:
-		return nil, invalid("query.content is empty")
+		return nil, invalidQueryError("query.content is empty")
 	}
 	if s.cfg.Disk != nil {
-		if message, over := s.cfg.Disk.Over(); over {
+		if message, over := s.cfg.Disk.CheckLimit(); over {
 			return nil, &runner.Error{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
 		}
 	}
-	return s.prepare(q)
+	return s.prepareQuery(q)
 }
 
-// prepare fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
-func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+// prepareQuery fills a query from the profile, asks the adapter for the command of the agent's process, and returns the
+// acceptedQuery.
+func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error) {
 	if q.Fork != nil && q.Resume == "" {
-		return nil, invalid("query.fork: query.resume is empty")
+		return nil, invalidQueryError("query.fork: query.resume is empty")
 	}
 	switch q.Policy {
 	case "":
 		q.Policy = runner.PolicyWorkspace
 	case runner.PolicyWorkspace:
 	default:
-		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
+		return nil, invalidQueryError(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
 	q.Policy = cmp.Or(q.Permissions.Preset, q.Policy) // execution_started names it
 	if name, ok := architecture.Canonical(q.Architecture); ok {
@@ -201,14 +204,14 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
 	if !ok {
-		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
+		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, adapterNames(s.cfg.Adapters))}
 	}
 	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
-	p.Fill(&q)
-	if refusal := join(&q, s.cfg.Executable); refusal != nil {
+	p.FillEmptyFields(&q)
+	if refusal := replaceDockerServers(&q, s.cfg.Executable); refusal != nil {
 		return nil, refusal
 	}
 	launch := agent.Launch{
@@ -217,13 +220,13 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
-	var trusted []agent.File
+	var trusted []agent.LaunchFile
 	if q.Authority != "" {
-		with, file, err := trust.Launch(launch, q.Authority)
+		with, file, err := trust.AddAuthority(launch, q.Authority)
 		if err != nil {
-			return nil, invalid("query.authority: " + err.Error())
+			return nil, invalidQueryError("query.authority: " + err.Error())
 		}
-		launch, trusted = with, []agent.File{file}
+		launch, trusted = with, []agent.LaunchFile{file}
 	}
 	command, err := adapter.Command(launch)
 	command.Files = slices.Concat(command.Files, trusted)
@@ -236,14 +239,14 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
-		return nil, invalid("query.permissions: " + err.Error())
+		return nil, invalidQueryError("query.permissions: " + err.Error())
 	}
-	r := &run{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, policy: policy, done: make(chan struct{}), decided: make(chan struct{}, 1)}
+	r := &acceptedQuery{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, policy: policy, done: make(chan struct{}), decided: make(chan struct{}, 1)}
 	r.killed, r.kill = context.WithCancel(context.Background())
 	return r, nil
 }
 
-// Interrupt asks the agent to stop the turn. It does nothing if no turn is running.
+// Interrupt asks the agent to stop the running turn. It does nothing if no turn runs.
 func (s *Supervisor) Interrupt() {
 	s.mu.Lock()
 	r := s.active
@@ -256,13 +259,13 @@ func (s *Supervisor) Interrupt() {
 	r.interrupted = true
 	r.mu.Unlock()
 	if first && session != nil {
-		s.interrupt(session)
+		s.interruptSession(session)
 	}
 }
 
-// Decide passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
-// decision may arrive several times.
-func (s *Supervisor) Decide(v runner.Verdict) {
+// ApplyVerdict passes a person's decision on an approval request to the running turn. It does nothing if no turn runs.
+// The same decision may arrive several times.
+func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
 	s.mu.Lock()
 	r := s.active
 	s.mu.Unlock()
@@ -278,8 +281,8 @@ func (s *Supervisor) Decide(v runner.Verdict) {
 	}
 }
 
-// takeVerdicts returns the decisions that have arrived.
-func (r *run) takeVerdicts() []runner.Verdict {
+// takeVerdicts returns the decisions that have arrived since the last call.
+func (r *acceptedQuery) takeVerdicts() []runner.Verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.verdicts
@@ -287,13 +290,15 @@ func (r *run) takeVerdicts() []runner.Verdict {
 	return list
 }
 
-func (s *Supervisor) interrupt(session agent.Session) {
+// interruptSession asks the session of the agent's process to stop the turn, and logs an error.
+func (s *Supervisor) interruptSession(session agent.Session) {
 	if err := session.Interrupt(); err != nil {
 		s.cfg.Log.Error("ask the agent to stop", "err", err)
 	}
 }
 
-// Kill ends the agent's processes and the turn, if one is running. It returns when they have ended or when ctx ends.
+// Kill ends the agent's processes and the running turn, if there is one. It returns when they have ended or when ctx
+// ends.
 func (s *Supervisor) Kill(ctx context.Context) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
@@ -318,14 +323,14 @@ func (s *Supervisor) Kill(ctx context.Context) {
 	}
 }
 
-// Busy reports whether a query is running, and whether an agent's process is alive.
+// Busy reports whether a turn is running, and whether a process of the agent is alive (warm).
 func (s *Supervisor) Busy() (running, warm bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.active != nil, s.warm != nil
 }
 
-// Status returns the running execution, the agent's process, and their use of memory and disk.
+// Status returns the running execution, the agent's process, and the memory and disk usage.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
 	var st runner.Status
@@ -337,14 +342,15 @@ func (s *Supervisor) Status() runner.Status {
 	}
 	s.mu.Unlock()
 	if st.AgentPID != 0 {
-		st.MemoryBytes = s.cfg.ProcessGroup.Memory()
+		st.MemoryBytes = s.cfg.ProcessGroup.MemoryUsage()
 	}
 	if s.cfg.Disk != nil {
-		st.DiskBytes = uint64(max(0, s.cfg.Disk.Used())) //nolint:gosec // not negative
+		st.DiskBytes = uint64(max(0, s.cfg.Disk.UsedBytes())) //nolint:gosec // not negative
 	}
 	return st
 }
 
-func invalid(message string) *runner.Error {
+// invalidQueryError returns the error for a query with an invalid field.
+func invalidQueryError(message string) *runner.Error {
 	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQuoted is the maximum number of bytes of an agent's line that an error quotes.
-const maxQuoted = 256
+// maxQuotedLine is the maximum number of bytes of an agent's line that an error message quotes.
+const maxQuotedLine = 256
 
-// warmProcess is the process of an agent, during a turn and between turns.
+// warmProcess is the process of an agent, which stays alive between turns.
 type warmProcess struct {
 	architecture string
 	sessionID    string
@@ -39,9 +39,9 @@ type warmProcess struct {
 	urgent       atomic.Bool  // it must be ended without grace
 }
 
-// takes reports whether the process can do the turn of r: it has the same command, and it has the same session or has
-// not run a query yet.
-func (w *warmProcess) takes(r *run) bool {
+// canTake reports whether the process can run the turn of r: it has the same command, and it has the same session or
+// has not run a query yet.
+func (w *warmProcess) canTake(r *acceptedQuery) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
 	}
@@ -51,13 +51,13 @@ func (w *warmProcess) takes(r *run) bool {
 	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
 }
 
-// Run runs queries until ctx ends, and then ends the agent with all of its processes. A turn that is still running
-// ends as killed.
+// Run runs the turns of accepted queries until ctx ends, and then ends the agent with all of its processes. A turn that
+// is still running ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
 	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
-	resume := loadResumes(s.cfg.Folders.State, s.cfg.Log)
+	resume := loadAgentSessions(s.cfg.Folders.State, s.cfg.Log)
 	for {
-		w := s.current()
+		w := s.currentProcess()
 		var lines <-chan process.Line
 		if w != nil {
 			lines = w.proc.Lines()
@@ -67,7 +67,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.mu.Lock()
 			s.closed = true
 			s.mu.Unlock()
-			s.dropWarmUp()
+			s.answerWarmUp()
 			select {
 			case r := <-s.starts:
 				s.runTurn(ctx, r, resume)
@@ -77,7 +77,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		case r := <-s.starts:
 			s.runTurn(ctx, r, resume)
 		case m := <-s.warms:
-			m.answer <- s.warmUp(m.run, resume)
+			m.answer <- s.startWarmProcess(m.run, resume)
 		case old := <-s.evict:
 			if old != w {
 				continue // the process was ended meanwhile
@@ -86,33 +86,35 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			if w.urgent.Load() {
 				grace = 0
 			}
-			if err := s.endWarmWithin(grace); err != nil {
+			if err := s.endWarmProcessWithin(grace); err != nil {
 				s.cfg.Log.Error("end the agent", "err", err)
 			}
 		case line, ok := <-lines:
 			if !ok {
-				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
+				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.ExitState(), "stderr", w.redact.RedactString(w.proc.StderrTail()))
 				if err := s.endWarmProcess(); err != nil {
-					s.cfg.Log.Error("end what the agent left", "err", err)
+					s.cfg.Log.Error("end the processes that the agent left", "err", err)
 				}
 				continue
 			}
-			s.feed(w, idle, line)
+			s.passLineToSession(w, idle, line)
 		}
 	}
 }
 
-func (s *Supervisor) current() *warmProcess {
+// currentProcess returns the agent's process, or nil if there is none.
+func (s *Supervisor) currentProcess() *warmProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.warm
 }
 
 // endWarmProcess ends the agent's process, if there is one, with the usual grace time.
-func (s *Supervisor) endWarmProcess() error { return s.endWarmWithin(s.cfg.TermGrace) }
+func (s *Supervisor) endWarmProcess() error { return s.endWarmProcessWithin(s.cfg.TermGrace) }
 
-func (s *Supervisor) endWarmWithin(grace time.Duration) error {
-	w := s.current()
+// endWarmProcessWithin ends the agent's process, if there is one. The process may run for grace after SIGTERM.
+func (s *Supervisor) endWarmProcessWithin(grace time.Duration) error {
+	w := s.currentProcess()
 	if w == nil {
 		return nil
 	}
@@ -124,84 +126,84 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	return err
 }
 
-// runTurn does the turn of one execution, from its first journal line to its last.
-func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions) {
+// runTurn runs the turn of one execution, from its first journal line to its last.
+func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
-	s.dropWarmUp()
+	s.answerWarmUp()
 	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" {
-		r.launch.Resume = resume.get(r.query)
+		r.launch.Resume = resume.agentSessionOf(r.query)
 	}
-	s.flush() // earlier changes do not belong to this turn
+	s.flushWatcher() // earlier changes do not belong to this turn
 	s.cfg.Journal.SetPace(r.query.Pace)
 	defer s.cfg.Journal.SetPace(runner.Pace{})
-	s.countKilled(r)
-	t := s.converse(r)
+	s.storeOOMKills(r)
+	t := s.runOnProcess(r)
 	if id := t.AgentSession(); id != "" {
-		resume.set(r.query, id)
+		resume.setAgentSession(r.query, id)
 	}
 	r.kill() // releases its context
 	close(r.done)
 }
 
-// newTurn returns the agent.Turn of a run, which holds all lines until its Start is called.
-func (s *Supervisor) newTurn(r *run) *agent.Turn {
+// newTurn returns the agent.Turn that journals the turn of r. It holds all lines until its Start is called.
+func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
-		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hiddenValues(),
+		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
 		Policy: r.policy, Approved: r.query.Approved,
-		BeforeEnd: func() { s.beforeEnd(r) },
+		BeforeEnd: func() { s.journalLastEvents(r) },
 	})
 }
 
-// start journals the first line of the run.
-func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
+// journalStart journals the first line of the execution, and the lines that the turn has held.
+func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.Started) {
 	t.Start(begun)
-	s.record(r)
+	s.startJournalingEvents(r)
 }
 
-// converse sends the query to the warm process or to a new one, and returns when the turn has ended.
-func (s *Supervisor) converse(r *run) *agent.Turn {
-	was := warmNone
-	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
-		w.redact = w.redact.With(r.query.Redact)
-		s.hide(w.redact)
+// runOnProcess sends the query to the warm process or to a new one, and returns when the turn has ended.
+func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
+	was := warmResultNoProcess
+	if w := s.currentProcess(); w.canTake(r) && r.killed.Err() == nil {
+		w.redact = w.redact.WithValues(r.query.Redact)
+		s.setRedaction(w.redact)
 		t := s.newTurn(r)
 		var first process.Line
-		if first, was = s.tryWarmProcess(r, w, t); was == warmTaken {
-			s.follow(r, w, t, &first)
+		if first, was = s.tryWarmProcess(r, w, t); was == warmResultTaken {
+			s.passLinesUntilEnd(r, w, t, &first)
 			return t
 		}
 	}
 	if err := s.endWarmProcess(); err != nil {
-		s.cfg.Log.Error("end the agent before", "err", err)
+		s.cfg.Log.Error("end the previous process of the agent", "err", err)
 	}
-	s.hide(redact.New(r.query.Redact...))
+	s.setRedaction(redact.New(r.query.Redact...))
 	t := s.newTurn(r)
 	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
-		s.start(r, t, begun)
-		s.endKilled(r, t, "ended before the agent was started")
+		s.journalStart(r, t, begun)
+		s.endKilledTurn(r, t, "ended before the agent was started")
 		return t
 	}
-	w, err := s.launch(r)
+	w, err := s.launchProcess(r)
 	if err != nil {
-		s.start(r, t, begun)
-		t.End(cannotStart(err))
+		s.journalStart(r, t, begun)
+		t.End(startFailureOutcome(err))
 		return t
 	}
 	begun.PID = w.proc.PID()
-	s.start(r, t, begun)
-	if was == warmMute {
-		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
+	s.journalStart(r, t, begun)
+	if was == warmResultHangs {
+		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: milliseconds(s.cfg.MuteKill), Action: "killed"})
 	}
-	if s.begin(r, w, t) {
-		s.follow(r, w, t, nil)
+	if s.sendFirstQuery(r, w, t) {
+		s.passLinesUntilEnd(r, w, t, nil)
 	}
 	return t
 }
 
-// launch starts a process for the run, which resumes the agent's own session.
-func (s *Supervisor) launch(r *run) (*warmProcess, error) {
+// launchProcess starts a process of the agent for the query, which resumes the agent's own session if there is one.
+func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	command := r.command
 	if r.launch.Resume != "" {
 		var err error
@@ -221,9 +223,9 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
 		redact: redact.New(r.query.Redact...),
 	}
-	w.session = r.adapter.Open(r.launch, proc)
+	w.session = r.adapter.OpenSession(r.launch, proc)
 	if s.cfg.Disk != nil {
-		s.cfg.Disk.Wake()
+		s.cfg.Disk.CheckNow()
 	}
 	s.mu.Lock()
 	s.warm = w
@@ -231,122 +233,122 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 	return w, nil
 }
 
-// cannotStart returns the end of a turn whose process could not be started.
-func cannotStart(err error) runner.Ended {
+// startFailureOutcome returns the outcome of a turn whose process could not be started.
+func startFailureOutcome(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
 	case errors.As(err, &refusal):
-		return failedEnd(refusal.Code, refusal.Message)
+		return failedOutcome(refusal.Code, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return failedEnd("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+		return failedOutcome("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
 	}
-	return failedEnd("INTERNAL", err.Error())
+	return failedOutcome("INTERNAL", err.Error())
 }
 
-// warmResult is what a warm process did with a query.
+// warmResult is the outcome of an attempt to run a query in a warm process.
 type warmResult int
 
 const (
-	warmNone  warmResult = iota // there is no warm process
-	warmTaken                   // the process runs the query
-	warmGone                    // the process had ended
-	warmMute                    // the process hangs
+	warmResultNoProcess warmResult = iota // there is no warm process
+	warmResultTaken                       // the process runs the query
+	warmResultExited                      // the process had ended
+	warmResultHangs                       // the process hangs
 )
 
 // tryWarmProcess sends the query to a warm process and waits for the first line that the process prints. If the process
-// hangs or has ended instead, it has not used the query, and the caller sends the query to another process.
-func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
+// hangs or has ended instead, it has not used the query, and the caller sends the query to a new process.
+func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
-	if err := w.session.Begin(r.query, t); err != nil {
-		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
-		return first, warmGone
+	if err := w.session.BeginTurn(r.query, t); err != nil {
+		s.cfg.Log.Warn("send a query to the warm agent", "err", err)
+		return first, warmResultExited
 	}
 	timer := time.NewTimer(s.cfg.MuteKill)
 	defer timer.Stop()
 	select {
 	case line, ok := <-w.proc.Lines():
 		if !ok {
-			return first, warmGone
+			return first, warmResultExited
 		}
 		first = line
 	case <-r.killed.Done():
 	case <-timer.C:
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
-		return first, warmMute
+		return first, warmResultHangs
 	}
-	s.start(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
-	return first, warmTaken
+	s.journalStart(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	return first, warmResultTaken
 }
 
-// begin sends the query to a new process. It returns false if that ended the turn.
-func (s *Supervisor) begin(r *run, w *warmProcess, t *agent.Turn) bool {
+// sendFirstQuery sends the query to a new process. It returns false if that failed and has ended the turn.
+func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
-	if err := w.session.Begin(r.query, t); err != nil {
-		s.abandon(t, failedEnd("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+	if err := w.session.BeginTurn(r.query, t); err != nil {
+		s.abandonTurn(t, failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
 		return false
 	}
 	return true
 }
 
-// follow passes the lines of the process to the session until the turn has ended. It ends the process if it cannot
-// take another turn.
-func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *process.Line) {
+// passLinesUntilEnd passes the lines that the process prints to the agent's session until the turn has ended. It ends
+// the process if the process cannot run another turn. first is a line that was read already, nil for none.
+func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agent.Turn, first *process.Line) {
 	r.mu.Lock()
 	r.session = w.session
 	interrupted := r.interrupted
 	r.mu.Unlock()
 	if interrupted {
-		s.interrupt(w.session)
+		s.interruptSession(w.session)
 	}
 	if first != nil && r.killed.Err() == nil {
-		s.feed(w, t, *first)
+		s.passLineToSession(w, t, *first)
 	}
 	silence := time.NewTimer(s.cfg.SilenceWarn)
 	defer silence.Stop()
 	warned := s.cfg.SilenceWarn == s.cfg.SilenceKill
-	memory := time.NewTicker(memoryEvery)
+	memory := time.NewTicker(memoryCheckInterval)
 	defer memory.Stop()
 	for t.Ended() == nil {
 		select {
 		case <-r.killed.Done():
-			s.endKilled(r, t, "the agent's processes were ended")
+			s.endKilledTurn(r, t, "the agent's processes were ended")
 		case line, ok := <-w.proc.Lines():
 			if !ok {
-				s.endExited(r, w, t)
+				s.endTurnOfExitedProcess(r, w, t)
 				return
 			}
-			s.feed(w, t, line)
-			if s.cfg.Journal.Slowed() {
-				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: slowedMessage(r.query.Pace)})
+			s.passLineToSession(w, t, line)
+			if s.cfg.Journal.TakeSlowed() {
+				t.Emit(events.MainConversation, events.Error{Code: codeOutputSlowed, Message: outputSlowedMessage(r.query.Pace)})
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-memory.C:
-			s.reportKilled(r.killed, r)
+			s.reportOOMKills(r.killed, r)
 		case <-r.decided:
 			for _, v := range r.takeVerdicts() {
 				if len(v.Redact) > 0 {
-					w.redact = w.redact.With(v.Redact)
-					s.hide(w.redact)
-					t.Hide(w.redact)
+					w.redact = w.redact.WithValues(v.Redact)
+					s.setRedaction(w.redact)
+					t.SetRedaction(w.redact)
 				}
-				t.Verdict(v)
+				t.ApplyVerdict(v)
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-silence.C:
-			if t.Waiting() {
+			if t.HasOpenRequest() {
 				silence.Reset(s.cfg.SilenceWarn) // the agent waits for a person
 				continue
 			}
 			if !warned {
 				warned = true
-				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceWarn), Action: "none"})
+				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: milliseconds(s.cfg.SilenceWarn), Action: "none"})
 				silence.Reset(s.cfg.SilenceKill - s.cfg.SilenceWarn)
 				continue
 			}
-			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
-			s.abandon(t, failedEnd("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: milliseconds(s.cfg.SilenceKill), Action: "killed"})
+			s.abandonTurn(t, failedOutcome("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
 }
@@ -354,41 +356,45 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 // codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
-func slowedMessage(p runner.Pace) string {
+// outputSlowedMessage returns the message of the error event OUTPUT_SLOWED for the given pace.
+func outputSlowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
-// endKilled ends the agent's processes and then the turn of a run that was killed, by a request or because of Exhaust.
-func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
+// endKilledTurn ends the agent's processes and then the turn, which was killed by a request or by KillForResource.
+func (s *Supervisor) endKilledTurn(r *acceptedQuery, t *agent.Turn, message string) {
 	r.mu.Lock()
 	exhausted := r.exhausted
 	r.mu.Unlock()
 	if exhausted == nil {
-		s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: message})
+		s.abandonTurn(t, runner.Ended{Outcome: runner.Killed, Message: message})
 		return
 	}
 	t.Emit(events.MainConversation, events.Error{Code: exhausted.Code, Message: exhausted.Message})
-	s.abandonWithin(0, t, *exhausted)
+	s.abandonTurnWithin(0, t, *exhausted)
 }
 
-// abandon ends the agent's process and then the turn, so that no process of the turn runs when its end is in the
+// abandonTurn ends the agent's process and then the turn, so that no process of the turn runs when its end is in the
 // journal.
-func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
+func (s *Supervisor) abandonTurn(t *agent.Turn, e runner.Ended) {
+	s.abandonTurnWithin(s.cfg.TermGrace, t, e)
+}
 
-func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
-	if t.Waiting() {
+// abandonTurnWithin is abandonTurn with a grace time for the agent's process.
+func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
+	if t.HasOpenRequest() {
 		grace = 0 // the end of its stdin would be a denial for the agent
 	}
-	if err := s.endWarmWithin(grace); err != nil {
+	if err := s.endWarmProcessWithin(grace); err != nil {
 		s.cfg.Log.Error("end the agent", "err", err)
 		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
 	t.End(e)
 }
 
-// endExited ends the turn of a process that has ended before it completed the turn.
-func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
-	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
+// endTurnOfExitedProcess ends the turn of a process that has exited before it completed the turn.
+func (s *Supervisor) endTurnOfExitedProcess(r *acceptedQuery, w *warmProcess, t *agent.Turn) {
+	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.ExitState())
 	if tail := w.proc.StderrTail(); tail != "" {
 		message += "; it last said: " + tail
 	}
@@ -397,29 +403,29 @@ func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	r.mu.Unlock()
 	switch {
 	case r.killed.Err() != nil:
-		s.endKilled(r, t, message)
-	case w.proc.KilledBySystem() && s.killedForMemory(r):
-		s.abandon(t, failedEnd(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
+		s.endKilledTurn(r, t, message)
+	case w.proc.KilledBySystem() && s.wasKilledForMemory(r):
+		s.abandonTurn(t, failedOutcome(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
-		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
+		s.abandonTurn(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:
-		s.abandon(t, failedEnd("AGENT_EXITED", message))
+		s.abandonTurn(t, failedOutcome("AGENT_EXITED", message))
 	}
 }
 
-// feed passes a line that the process has printed to the agent's session. A line that is not a message of the agent's
-// protocol is journaled as an event.
-func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
+// passLineToSession passes a line that the process has printed to the agent's session. If the line is not a message of the
+// agent's protocol, passLineToSession journals it as an event.
+func (s *Supervisor) passLineToSession(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
-			s.abandon(t, failedEnd("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+			s.abandonTurn(t, failedOutcome("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
-	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
+	quoted := func() string { return agent.Truncate(w.redact.RedactString(string(line.Data)), maxQuotedLine) }
 	switch {
-	case line.Cut():
+	case line.IsCut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
 			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, quoted()),
@@ -430,16 +436,19 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	case !json.Valid(line.Data):
 		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: string(process.Stdout), Message: string(line.Data)})
 	default:
-		if err := w.session.Line(line.Data, t); err != nil {
+		if err := w.session.HandleLine(line.Data, t); err != nil {
 			t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: err.Error() + ": " + quoted()})
 		}
 	}
 }
 
-func failedEnd(code, message string) runner.Ended {
+// failedOutcome returns the outcome of a turn that has failed with an error code and a message.
+func failedOutcome(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 
-func millis(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
+// milliseconds returns a duration in milliseconds.
+func milliseconds(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes
 
-func names(m map[string]agent.Adapter) []string { return slices.Sorted(maps.Keys(m)) }
+// adapterNames returns the names of the architectures that have an adapter, sorted.
+func adapterNames(m map[string]agent.Adapter) []string { return slices.Sorted(maps.Keys(m)) }

@@ -8,22 +8,22 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// warmUp is a request to Supervisor.Run to start the process of an agent without a query.
-type warmUp struct {
-	run    *run
+// warmUpRequest is a request to Supervisor.Run to start the process of an agent without a query.
+type warmUpRequest struct {
+	run    *acceptedQuery
 	answer chan *runner.Error
 }
 
-// Warm starts the agent's process for queries like q, so that the next query finds it running. q needs no execution and
-// no content and, in a sandbox of the warm pool, no session. Warm returns when the process was started and the agent's
-// session was opened. It does nothing if the agent's process is alive.
-func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
-	r, refusal := s.prepare(q)
+// WarmUp starts the agent's process for queries like q, so that the next query finds it running. q needs no execution
+// and no content and, in a sandbox of the warm pool, no session. WarmUp returns when the process was started and the
+// agent's session was opened. It does nothing if a process of the agent is alive.
+func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
+	r, refusal := s.prepareQuery(q)
 	if refusal != nil {
-		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
+		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
 		return refusal
 	}
-	m := warmUp{r, make(chan *runner.Error, 1)}
+	m := warmUpRequest{r, make(chan *runner.Error, 1)}
 	if !s.requestWarmUp(m) {
 		r.kill()
 		return nil
@@ -32,12 +32,13 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	case refusal := <-m.answer:
 		return refusal
 	case <-ctx.Done():
-		return &runner.Error{Code: "INTERNAL", Message: "the runner did not finish it: " + ctx.Err().Error()}
+		return &runner.Error{Code: "INTERNAL", Message: "the process of the agent was not started: " + ctx.Err().Error()}
 	}
 }
 
-// requestWarmUp passes a request to Run. It returns false if a process of the agent runs, or another request waits.
-func (s *Supervisor) requestWarmUp(m warmUp) bool {
+// requestWarmUp passes a request of WarmUp to Run. It returns false if a process of the agent runs, or another request
+// waits.
+func (s *Supervisor) requestWarmUp(m warmUpRequest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.active != nil || s.warm != nil {
@@ -51,8 +52,8 @@ func (s *Supervisor) requestWarmUp(m warmUp) bool {
 	}
 }
 
-// dropWarmUp answers a waiting request of Warm without starting a process, because a turn starts one.
-func (s *Supervisor) dropWarmUp() {
+// answerWarmUp answers a waiting request of WarmUp without starting a process, because the turn that begins starts one.
+func (s *Supervisor) answerWarmUp() {
 	select {
 	case m := <-s.warms:
 		m.run.kill()
@@ -61,21 +62,23 @@ func (s *Supervisor) dropWarmUp() {
 	}
 }
 
-func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.Error {
+// startWarmProcess starts the agent's process without a query, unless one is alive. resume holds the agent's own
+// session ids.
+func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *runner.Error {
 	defer r.kill() // releases its context
-	if s.current() != nil {
+	if s.currentProcess() != nil {
 		return nil
 	}
 	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" && r.query.SessionID != "" {
-		r.launch.Resume = resume.get(r.query)
+		r.launch.Resume = resume.agentSessionOf(r.query)
 	}
-	s.hide(redact.New(r.query.Redact...))
-	if _, err := s.launch(r); err != nil {
+	s.setRedaction(redact.New(r.query.Redact...))
+	if _, err := s.launchProcess(r); err != nil {
 		var refusal *runner.Error
 		if errors.As(err, &refusal) {
 			return refusal
 		}
-		e := cannotStart(err)
+		e := startFailureOutcome(err)
 		return &runner.Error{Code: e.Code, Message: e.Message}
 	}
 	return nil

@@ -2,8 +2,9 @@ package transcript
 
 import "encoding/json"
 
-// Members returns the members of a JSON object by their exact names, as the CLIs read them; nil for anything else.
-func Members(raw []byte) map[string]json.RawMessage {
+// ParseMembers returns the members of the JSON object raw by their exact names, as the CLIs read them, or nil if raw is
+// not an object.
+func ParseMembers(raw []byte) map[string]json.RawMessage {
 	var m map[string]json.RawMessage
 	if json.Unmarshal(raw, &m) != nil {
 		return nil
@@ -11,8 +12,8 @@ func Members(raw []byte) map[string]json.RawMessage {
 	return m
 }
 
-// Text returns the value of a JSON string; "" for anything else.
-func Text(raw json.RawMessage) string {
+// ParseString returns the value of the JSON string raw, or "" if raw is not a string.
+func ParseString(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -20,8 +21,8 @@ func Text(raw json.RawMessage) string {
 	return s
 }
 
-// JSON returns a text, or members, as JSON.
-func JSON[T string | map[string]json.RawMessage](v T) json.RawMessage {
+// EncodeJSON returns a text, or the members of an object, as JSON.
+func EncodeJSON[T string | map[string]json.RawMessage](v T) json.RawMessage {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		panic("transcript: " + err.Error()) // members are JSON already

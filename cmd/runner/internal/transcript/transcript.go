@@ -17,33 +17,35 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// ErrNoAnchor is returned when a record does not have the position at which it is to be cut.
+// ErrNoAnchor is returned by Copy when the transcript does not have the anchor at which the copy ends.
 var ErrNoAnchor = errors.New("the record does not have the anchor")
 
-// maxLine is the longest line in bytes of a record that is copied.
-const maxLine = 64 << 20
+// maxLineBytes is the maximum length in bytes of a line of a transcript that is copied.
+const maxLineBytes = 64 << 20
 
-// Line is a whole line of a record: valid JSON, without the newline.
+// Line is a whole line of a transcript: valid JSON, without the newline.
 type Line = []byte
 
-// Verdict is what Copy does with a line of a transcript.
-type Verdict int
+// LineAction determines whether Copy keeps or drops a line of a transcript.
+type LineAction int
 
 // The verdicts.
 const (
-	Keep Verdict = iota
-	Drop
-	Last // keep it, and end the copy: the line is the anchor's
+	KeepLine LineAction = iota
+	DropLine
+	KeepLineAndStop // keep it, and end the copy: the line is the anchor's
 )
 
-// Edit is called by Copy for each line of a transcript. It returns the line to write in its place, and the verdict.
-type Edit func(Line) (Line, Verdict)
+// EditLine is a function that Copy calls for each line of a transcript. It returns the line to write in place of the
+// given one, and the action.
+type EditLine func(Line) (Line, LineAction)
 
-// Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
-// verdict Last, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
-// line that is incomplete after a crash. The file to is replaced when the copy is complete, and removed when it fails.
-func Copy(from, to, anchor string, edit Edit) error {
-	if err := replace(from, to, anchor, edit); err != nil {
+// Copy copies the transcript from to the file to, line by line, as changed by edit. With an anchor the copy ends at the
+// first action KeepLineAndStop, and Copy returns ErrNoAnchor if there is none. Without an anchor it copies the whole
+// transcript, except for a last line that is incomplete after a crash. The file to is replaced when the copy is
+// complete, and removed when it fails.
+func Copy(from, to, anchor string, edit EditLine) error {
+	if err := writeCopy(from, to, anchor, edit); err != nil {
 		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -52,7 +54,8 @@ func Copy(from, to, anchor string, edit Edit) error {
 	return nil
 }
 
-func replace(from, to, anchor string, edit Edit) error {
+// writeCopy is Copy without the removal of the file to after a failure.
+func writeCopy(from, to, anchor string, edit EditLine) error {
 	in, err := openRegular(from)
 	if err != nil {
 		return err
@@ -77,7 +80,7 @@ func replace(from, to, anchor string, edit Edit) error {
 	return nil
 }
 
-// openRegular opens a regular file: an agent could have left a pipe or a link in its place.
+// openRegular opens a regular file. It refuses a pipe or a link, which an agent could have left in its place.
 func openRegular(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -89,7 +92,8 @@ func openRegular(path string) (*os.File, error) {
 	return os.Open(path) //nolint:gosec // in the state folder, by an id that was checked
 }
 
-func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) error {
+// copyLines writes the lines of in to w, as changed by edit, up to the anchor.
+func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit EditLine) error {
 	copied := 0
 	for n := 1; ; n++ {
 		line, err := readLine(in)
@@ -99,14 +103,14 @@ func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) erro
 			return fmt.Errorf("line %d: %w", n, err)
 		case json.Valid(line):
 			line, verdict := edit(line)
-			if verdict == Drop {
+			if verdict == DropLine {
 				break
 			}
 			if _, err := w.Write(append(line, '\n')); err != nil {
 				return err
 			}
 			copied++
-			if verdict == Last {
+			if verdict == KeepLineAndStop {
 				return nil
 			}
 		case !ended && len(bytes.TrimSpace(line)) > 0:
@@ -124,15 +128,15 @@ func copyLines(w *bufio.Writer, in *bufio.Reader, anchor string, edit Edit) erro
 	}
 }
 
-// readLine returns the next line without its newline; with io.EOF, what follows the last newline.
+// readLine returns the next line without its newline. With io.EOF it returns the text after the last newline.
 func readLine(in *bufio.Reader) (Line, error) {
 	var line Line
 	for {
 		piece, err := in.ReadSlice('\n')
 		line = append(line, piece...)
 		switch {
-		case len(line) > maxLine:
-			return nil, fmt.Errorf("longer than %d bytes", maxLine)
+		case len(line) > maxLineBytes:
+			return nil, fmt.Errorf("longer than %d bytes", maxLineBytes)
 		case errors.Is(err, bufio.ErrBufferFull):
 		case err != nil:
 			return line, err
@@ -142,8 +146,8 @@ func readLine(in *bufio.Reader) (Line, error) {
 	}
 }
 
-// ForkID returns the id, a UUID, of the agent session that a launch with a Fork goes on with. It is the same for the
-// same session, Resume and Fork.
+// ForkID returns the id, a UUID, of the new agent session of a launch with a Fork. The id is the same for the same
+// session, Resume and Fork.
 func ForkID(l agent.Launch) string {
 	sum := sha256.Sum256([]byte("spool fork\x00" + l.SessionID + "\x00" + l.Resume + "\x00" + l.Fork.Anchor))
 	id := sum[:16]

@@ -34,7 +34,7 @@ func TestCopy_CutsAfterTheAnchor(t *testing.T) {
 		"an anchor in half a line":          {"{\"a\":1}\n{\"b\":", "b", "", ErrNoAnchor.Error()},
 		"a broken line before the anchor":   {"{\"a\":1}\nnot JSON\n{\"b\":2}\n", "b", "", "line 2 is not JSON"},
 		"a line longer than the buffer":     {"{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", "", "{\"a\":\"" + strings.Repeat("x", 200<<10) + "\"}\n", ""},
-		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLine) + "\"}\n", "", "", "line 1: longer than"},
+		"a line longer than any record has": {"{\"a\":\"" + strings.Repeat("x", maxLineBytes) + "\"}\n", "", "", "line 1: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -45,14 +45,14 @@ func TestCopy_CutsAfterTheAnchor(t *testing.T) {
 				t.Fatal(err)
 			}
 			write(t, to, "of an earlier attempt")
-			err := Copy(from, to, c.anchor, func(line Line) (Line, Verdict) {
+			err := Copy(from, to, c.anchor, func(line Line) (Line, LineAction) {
 				switch {
 				case bytes.Contains(line, []byte("dropped")):
-					return line, Drop
+					return line, DropLine
 				case c.anchor != "" && bytes.Contains(line, []byte(c.anchor)):
-					return line, Last
+					return line, KeepLineAndStop
 				}
-				return bytes.ReplaceAll(line, []byte("old"), []byte("new")), Keep
+				return bytes.ReplaceAll(line, []byte("old"), []byte("new")), KeepLine
 			})
 			got, readErr := os.ReadFile(to) //nolint:gosec // a test's
 			switch {
@@ -83,7 +83,7 @@ func TestCopyReadsRegularFilesOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, from := range []string{"pipe", "link", ".", "missing"} {
-		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), "", func(line Line) (Line, Verdict) { return line, Keep }); err == nil {
+		if err := Copy(filepath.Join(dir, from), filepath.Join(dir, "to"), "", func(line Line) (Line, LineAction) { return line, KeepLine }); err == nil {
 			t.Errorf("%s was copied", from)
 		}
 	}

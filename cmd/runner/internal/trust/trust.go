@@ -19,15 +19,15 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// bundleFile is the path, below the state folder, of the certificate bundle that the runner writes for agents.
+// bundlePath is the path, below the state folder, of the certificate bundle that the runner writes for agents.
 // Snapshots do not contain it.
-const bundleFile = agent.Unkept + "/authorities.pem"
+const bundlePath = agent.UnsavedFolder + "/authorities.pem"
 
 // certificateStart is the first line of a certificate in PEM.
 var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
 
-// maxBundle is the maximum number of bytes that are read of one certificate bundle.
-const maxBundle = 4 << 20
+// maxBundleBytes is the maximum number of bytes that are read of one certificate bundle.
+const maxBundleBytes = 4 << 20
 
 // bundleVariables are the environment variables in which programs look for a certificate bundle: OpenSSL and programs
 // based on it, Go and Rust, Node.js, Python's requests, pip, curl, git, AWS's tools, cargo and Deno.
@@ -42,12 +42,12 @@ var systemBundles = []string{
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// Launch returns l with variables that make the agent's process trust authority, and the certificate bundle that they
-// name. authority is one or more certificates in PEM; any other text in it is an error. The bundle also has the
-// system's certificates, and those of bundles that l.Env names.
-func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
-	if err := check(authority); err != nil {
-		return l, agent.File{}, err
+// AddAuthority returns l with environment variables that make the agent's process trust authority, and the certificate
+// bundle that the variables name. authority is one or more certificates in PEM; any other text in it is an error. The
+// bundle also has the system's certificates, and those of bundles that l.Env names.
+func AddAuthority(l agent.Launch, authority string) (agent.Launch, agent.LaunchFile, error) {
+	if err := checkCertificates(authority); err != nil {
+		return l, agent.LaunchFile{}, err
 	}
 	var files []string
 	for _, path := range systemBundles {
@@ -56,21 +56,21 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 			break
 		}
 	}
-	own := environment(l)
+	own := bundleEnvironment(l)
 	for _, v := range bundleVariables {
 		if path := own[v]; filepath.IsAbs(path) && !slices.Contains(files, path) {
 			files = append(files, path)
 		}
 	}
-	bundle := filepath.Join(l.State, filepath.FromSlash(bundleFile))
+	bundle := filepath.Join(l.State, filepath.FromSlash(bundlePath))
 	var b strings.Builder
 	for _, path := range files {
 		if path == bundle {
 			continue
 		}
-		text, err := read(path)
+		text, err := readBundle(path)
 		if err != nil {
-			return l, agent.File{}, err
+			return l, agent.LaunchFile{}, err
 		}
 		b.WriteString(text)
 	}
@@ -83,11 +83,11 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		env[v] = bundle
 	}
 	l.Env = env
-	return l, agent.File{Path: bundleFile, Content: b.String()}, nil
+	return l, agent.LaunchFile{Path: bundlePath, Content: b.String()}, nil
 }
 
-// check returns an error unless text consists of certificates in PEM.
-func check(text string) error {
+// checkCertificates returns an error unless text consists of certificates in PEM.
+func checkCertificates(text string) error {
 	rest := []byte(strings.TrimSpace(text))
 	if len(rest) == 0 {
 		return errors.New("no certificate in PEM")
@@ -103,9 +103,9 @@ func check(text string) error {
 	return nil
 }
 
-// environment returns the environment of the agent's process before the bundle is set: the runner's variables, and
-// bundleVariables with their values in l.Env.
-func environment(l agent.Launch) map[string]string {
+// bundleEnvironment returns the environment of the agent's process before the bundle is added: the runner's variables,
+// and bundleVariables with their values in l.Env.
+func bundleEnvironment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
 		k, v, _ := strings.Cut(kv, "=")
@@ -117,8 +117,8 @@ func environment(l agent.Launch) map[string]string {
 	return out
 }
 
-// read returns the text of a file, "" if a variable names a file that does not exist.
-func read(path string) (string, error) {
+// readBundle returns the text of a certificate bundle, or "" if the file does not exist.
+func readBundle(path string) (string, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return "", nil
@@ -130,12 +130,12 @@ func read(path string) (string, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", err
 	}
-	raw, err := io.ReadAll(io.LimitReader(f, maxBundle+1))
+	raw, err := io.ReadAll(io.LimitReader(f, maxBundleBytes+1))
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("certificate authorities: %w", err)
-	case len(raw) > maxBundle:
-		return "", fmt.Errorf("certificate authorities: %s has more than %d bytes", path, maxBundle)
+	case len(raw) > maxBundleBytes:
+		return "", fmt.Errorf("certificate authorities: %s has more than %d bytes", path, maxBundleBytes)
 	case len(raw) == 0:
 		return "", nil
 	}

@@ -23,14 +23,14 @@ func TestLaunch_AddsTheAuthority(t *testing.T) {
 		}
 	}
 	before := map[string]string{"A": "1", "NODE_EXTRA_CA_CERTS": corporate, "CURL_CA_BUNDLE": filepath.Join(dir, "none.pem"), "PIP_CERT": "relative.pem"}
-	l, file, err := trust.Launch(agent.Launch{
+	l, file, err := trust.AddAuthority(agent.Launch{
 		Folders: agent.Folders{State: dir}, Env: before, Environ: []string{"GIT_SSL_CAINFO=" + inherited, "NODE_EXTRA_CA_CERTS=" + filepath.Join(dir, "other.pem"), "B=2"},
 	}, certificate)
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := filepath.Join(dir, "launch", "authorities.pem")
-	if filepath.Join(dir, filepath.FromSlash(file.Path)) != at || !strings.HasPrefix(file.Path, agent.Unkept+"/") {
+	if filepath.Join(dir, filepath.FromSlash(file.Path)) != at || !strings.HasPrefix(file.Path, agent.UnsavedFolder+"/") {
 		t.Errorf("it is laid down at %s", file.Path)
 	}
 	if !strings.HasSuffix(file.Content, "of the company\nof the image\n"+certificate) {
@@ -50,7 +50,7 @@ func TestLaunch_AddsTheAuthority(t *testing.T) {
 	}
 	// The next turn has the same text; otherwise the process would be replaced each time.
 	l.Env = before
-	_, again, err := trust.Launch(l, certificate)
+	_, again, err := trust.AddAuthority(l, certificate)
 	if err != nil || again != file {
 		t.Errorf("another time it is another file, %v", err)
 	}
@@ -59,7 +59,7 @@ func TestLaunch_AddsTheAuthority(t *testing.T) {
 func TestLaunch_TakesSeveralCertificates(t *testing.T) {
 	t.Parallel()
 	bundle := certificate + "\n" + certificate
-	_, file, err := trust.Launch(agent.Launch{Folders: agent.Folders{State: t.TempDir()}}, bundle)
+	_, file, err := trust.AddAuthority(agent.Launch{Folders: agent.Folders{State: t.TempDir()}}, bundle)
 	if err != nil || !strings.HasSuffix(file.Content, bundle) {
 		t.Errorf("%v; it ends with %q", err, file.Content[max(0, len(file.Content)-200):])
 	}
@@ -74,7 +74,7 @@ func TestLaunch_RefusesTextThatIsNotPEM(t *testing.T) {
 		"text behind": {certificate + certificate + "x", "part 3"}, "text between": {certificate + "x\n" + certificate, "part 2"}, "a key behind": {certificate + key, "part 2"},
 		"half a certificate": {certificate + certificate[:40], "part 2"}, "a broken one first": {certificate[:40] + "\n" + certificate, "part 1"},
 	} {
-		if _, _, err := trust.Launch(agent.Launch{Folders: agent.Folders{State: dir}}, c.authority); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := trust.AddAuthority(agent.Launch{Folders: agent.Folders{State: dir}}, c.authority); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -82,10 +82,10 @@ func TestLaunch_RefusesTextThatIsNotPEM(t *testing.T) {
 	if err := os.WriteFile(large, make([]byte, 4<<20+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := trust.Launch(agent.Launch{Folders: agent.Folders{State: dir}, Env: map[string]string{"PIP_CERT": large}}, certificate); err == nil || !strings.Contains(err.Error(), large) {
+	if _, _, err := trust.AddAuthority(agent.Launch{Folders: agent.Folders{State: dir}, Env: map[string]string{"PIP_CERT": large}}, certificate); err == nil || !strings.Contains(err.Error(), large) {
 		t.Errorf("a file of any size: %v", err)
 	}
-	if _, _, err := trust.Launch(agent.Launch{Folders: agent.Folders{State: dir}, Env: map[string]string{"PIP_CERT": dir}}, certificate); err != nil {
+	if _, _, err := trust.AddAuthority(agent.Launch{Folders: agent.Folders{State: dir}, Env: map[string]string{"PIP_CERT": dir}}, certificate); err != nil {
 		t.Errorf("a folder, which is no file of authorities: %v", err)
 	}
 }

@@ -28,16 +28,16 @@ func newVolume(t *testing.T) Volume {
 	}
 	v := Volume{Name: "spool-test-" + strings.ToLower(rand.Text()), Dir: t.TempDir()}
 	t.Cleanup(func() {
-		if err := os.Remove(v.file()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(v.imagePath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Error(err)
 		}
-		if _, err := Sweep(); err != nil {
+		if _, err := DetachUnusedDevices(); err != nil {
 			t.Error(err)
 		}
 		if d := deviceOf(t, v); d != nil {
-			t.Errorf("%s stays attached", d.path())
+			t.Errorf("%s stays attached", d.devicePath())
 		}
-		if _, err := os.Lstat(filepath.Join(Nodes, v.Name)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(filepath.Join(NodesFolder, v.Name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the node stays: %v", err)
 		}
 	})
@@ -45,14 +45,14 @@ func newVolume(t *testing.T) Volume {
 }
 
 // deviceOf returns the loop device with the volume's name.
-func deviceOf(t *testing.T, v Volume) *device {
+func deviceOf(t *testing.T, v Volume) *loopDevice {
 	t.Helper()
 	list, err := attachedDevices()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range list {
-		if d.name == devicePrefix+v.Name {
+		if d.name == loopNamePrefix+v.Name {
 			return &d
 		}
 	}
@@ -63,7 +63,7 @@ func deviceOf(t *testing.T, v Volume) *device {
 func mounted(t *testing.T, v Volume, f func(dir string)) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := unix.Mount(filepath.Join(Nodes, v.Name), dir, "ext4", unix.MS_NOSUID|unix.MS_NODEV, "discard"); err != nil {
+	if err := unix.Mount(filepath.Join(NodesFolder, v.Name), dir, "ext4", unix.MS_NOSUID|unix.MS_NODEV, "discard"); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -74,14 +74,14 @@ func mounted(t *testing.T, v Volume, f func(dir string)) {
 	f(dir)
 }
 
-// Make finds an existing volume, and creates an incomplete one again.
+// MakeFileSystems finds an existing volume, and creates an incomplete one again.
 func TestMake_FindsWhatIsThere(t *testing.T) {
 	v := newVolume(t)
-	if err := os.WriteFile(v.file()+".part", []byte("of somebody who was killed"), 0o600); err != nil {
+	if err := os.WriteFile(v.imagePath()+".part", []byte("of somebody who was killed"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	limits := Limits{16 << 20, 1024}
-	if err := Make(limits, []Volume{v}); err != nil {
+	if err := MakeFileSystems(limits, []Volume{v}); err != nil {
 		t.Fatal(err)
 	}
 	mounted(t, v, func(dir string) {
@@ -93,7 +93,7 @@ func TestMake_FindsWhatIsThere(t *testing.T) {
 		}
 	})
 	before := deviceOf(t, v)
-	if err := errors.Join(Make(limits, []Volume{v}), Attach([]Volume{v})); err != nil {
+	if err := errors.Join(MakeFileSystems(limits, []Volume{v}), AttachFileSystems([]Volume{v})); err != nil {
 		t.Fatal(err)
 	}
 	if after := deviceOf(t, v); before == nil || after == nil || *before != *after {
@@ -103,7 +103,7 @@ func TestMake_FindsWhatIsThere(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(dir, "mark")); err != nil {
 			t.Error(err)
 		}
-		if err := Exceed(dir, limits); err != nil {
+		if err := CheckLimits(dir, limits); err != nil {
 			t.Error(err)
 		}
 	})
@@ -114,7 +114,7 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 	for name, limits := range map[string]Limits{"without a journal": {16 << 20, 1024}, "with a journal": {256 << 20, 1024}} {
 		t.Run(name, func(t *testing.T) {
 			v := newVolume(t)
-			if err := Make(limits, []Volume{v}); err != nil {
+			if err := MakeFileSystems(limits, []Volume{v}); err != nil {
 				t.Fatal(err)
 			}
 			mounted(t, v, func(dir string) {
@@ -128,17 +128,17 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 					t.Fatal(err)
 				}
 				// The present content of the disk is what a power failure would leave.
-				if out, err := exec.Command("cp", "--sparse=always", v.file(), v.file()+".cut").CombinedOutput(); err != nil {
+				if out, err := exec.Command("cp", "--sparse=always", v.imagePath(), v.imagePath()+".cut").CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
 			})
-			if err := os.Rename(v.file()+".cut", v.file()); err != nil {
+			if err := os.Rename(v.imagePath()+".cut", v.imagePath()); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Sweep(); err != nil || deviceOf(t, v) != nil {
+			if _, err := DetachUnusedDevices(); err != nil || deviceOf(t, v) != nil {
 				t.Fatalf("the device of a file that was replaced: %+v, %v", deviceOf(t, v), err)
 			}
-			if err := Attach([]Volume{v}); err != nil {
+			if err := AttachFileSystems([]Volume{v}); err != nil {
 				t.Fatal(err)
 			}
 			mounted(t, v, func(dir string) {
@@ -149,7 +149,7 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 					t.Errorf("the volume holds %v, %v", list, err)
 				}
 			})
-			if out, err := exec.Command("e2fsck", "-f", "-n", v.file()).CombinedOutput(); err != nil {
+			if out, err := exec.Command("e2fsck", "-f", "-n", v.imagePath()).CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
@@ -159,7 +159,7 @@ func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 // The sweep leaves existing volumes, and loop devices of other programs.
 func TestSweep_TouchesNothingElse(t *testing.T) {
 	v := newVolume(t)
-	if err := Make(Limits{16 << 20, 1024}, []Volume{v}); err != nil {
+	if err := MakeFileSystems(Limits{16 << 20, 1024}, []Volume{v}); err != nil {
 		t.Fatal(err)
 	}
 	foreign, err := os.OpenFile(filepath.Join(t.TempDir(), "foreign"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -169,25 +169,25 @@ func TestSweep_TouchesNothingElse(t *testing.T) {
 	if err := errors.Join(foreign.Truncate(1<<20), os.Remove(foreign.Name())); err != nil {
 		t.Fatal(err)
 	}
-	number, err := attachFree("not-ours", foreign)
+	number, err := attachFreeDevice("not-ours", foreign)
 	if err := errors.Join(err, foreign.Close()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := (device{number: number}).detach(); err != nil {
+		if err := (loopDevice{number: number}).detachFile(); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := Sweep(); err != nil {
+	if _, err := DetachUnusedDevices(); err != nil {
 		t.Fatal(err)
 	}
 	if deviceOf(t, v) == nil {
 		t.Error("a volume that is there was detached")
 	}
-	if _, err := os.Lstat(filepath.Join(Nodes, v.Name)); err != nil {
+	if _, err := os.Lstat(filepath.Join(NodesFolder, v.Name)); err != nil {
 		t.Error(err)
 	}
-	d := device{number: number}
+	d := loopDevice{number: number}
 	if err := d.readStatus(); err != nil || d.name != "not-ours" {
 		t.Errorf("a device of others is %+v, %v", d, err)
 	}

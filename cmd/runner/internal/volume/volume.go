@@ -3,7 +3,7 @@
 // sees /dev and the folder of the volume and that has one capability, CAP_MKNOD.
 //
 // The file lies in the folder of its volume: the engine removes both together. The loop device then has a file without
-// a name, by which Sweep recognises it.
+// a name, by which DetachUnusedDevices recognises it.
 package volume
 
 import (
@@ -17,28 +17,29 @@ import (
 )
 
 const (
-	// Nodes is the folder of the device nodes, one for each volume. It is in /dev, which is empty after a reboot: no
-	// node then names a device of another volume.
-	Nodes = "/dev/spool"
-	// imageFile is the file with the file system, in the volume's folder.
-	imageFile = "disk.img"
-	// devicePrefix is the prefix of the names of Spool's loop devices.
-	devicePrefix = "spool:"
+	// NodesFolder is the folder with the device nodes of volumes, one for each volume. It is in /dev, which is empty
+	// after a reboot, so that no node names a device of another volume then.
+	NodesFolder = "/dev/spool"
+	// imageFileName is the name of the file in a volume's folder that holds the volume's file system.
+	imageFileName = "disk.img"
+	// loopNamePrefix is the prefix of the names of the loop devices that Spool attaches.
+	loopNamePrefix = "spool:"
 
 	blockSize = 4096
 	inodeSize = 256
-	// journalBytes is the size of the journal of a file system that is not small.
+	// journalBytes is the size in bytes of the journal of a file system that is not small.
 	journalBytes = 16 << 20
-	// spareBytes is the constant part of the space beyond the limit, and 1/spareShare of the limit is the other part. It
-	// holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that the limit is reached.
-	spareBytes = 8 << 20
-	spareShare = 32
+	// minSpareBytes and spareLimitDivisor determine the space of a file system beyond its limit: minSpareBytes and 1/spareLimitDivisor of
+	// the limit. The space holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that
+	// the limit is reached.
+	minSpareBytes     = 8 << 20
+	spareLimitDivisor = 32
 )
 
-// Volume is a volume of the Docker engine, and its folder on the engine's machine.
+// Volume names a volume of the Docker engine, and its folder on the engine's machine.
 type Volume struct{ Name, Dir string }
 
-// UnmarshalText parses name=folder.
+// UnmarshalText parses a volume in the form name=folder.
 func (v *Volume) UnmarshalText(raw []byte) error {
 	name, dir, ok := strings.Cut(string(raw), "=")
 	if !ok || name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") || !filepath.IsAbs(dir) {
@@ -48,35 +49,36 @@ func (v *Volume) UnmarshalText(raw []byte) error {
 	return nil
 }
 
-// Limits are the limits of a workspace's file system.
+// Limits are the limits of a volume's file system.
 type Limits struct {
 	Bytes int64 // size of all files; the file system is a little larger
 	Files int64 // files and folders
 }
 
-func (l Limits) check() error {
+// validate returns an error if a limit is out of range.
+func (l Limits) validate() error {
 	if l.Bytes < 1<<20 || l.Files < 1 {
 		return fmt.Errorf("limits: %d bytes and %d files, want 1 MiB and 1 file at least", l.Bytes, l.Files)
 	}
 	return nil
 }
 
-// size returns the size of the whole file system, in bytes.
-func (l Limits) size() int64 {
-	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spareBytes
-	if l.journal() {
+// totalSize returns the size in bytes of a file system with these limits.
+func (l Limits) totalSize() int64 {
+	size := l.Bytes + l.Bytes/spareLimitDivisor + l.Files*inodeSize + minSpareBytes
+	if l.hasJournal() {
 		size += journalBytes
 	}
 	return (size + blockSize - 1) / blockSize * blockSize
 }
 
-// journal reports whether the file system has a journal: a small one has no space for it.
-func (l Limits) journal() bool { return l.Bytes >= 8*journalBytes }
+// hasJournal reports whether a file system with these limits has a journal: a small one has no space for it.
+func (l Limits) hasJournal() bool { return l.Bytes >= 8*journalBytes }
 
-// options returns options of mkfs.ext4. Nothing is reserved for root, and unused blocks take no space.
-func (l Limits) options() []string {
+// mkfsOptions returns options of mkfs.ext4. With them nothing is reserved for root, and unused blocks take no space.
+func (l Limits) mkfsOptions() []string {
 	journal := []string{"-O", "^has_journal"}
-	if l.journal() {
+	if l.hasJournal() {
 		journal = []string{"-J", "size=" + strconv.Itoa(journalBytes>>20)}
 	}
 	return append([]string{
@@ -85,27 +87,27 @@ func (l Limits) options() []string {
 	}, journal...)
 }
 
-// Exceed tries to write three times the limits into a folder. It returns an error if that succeeds, because then
-// nothing enforces the limits. Files may be 0 for no limit.
-func Exceed(dir string, l Limits) error {
+// CheckLimits tries to write three times the limits into the folder dir. It returns an error if that succeeds, because
+// then nothing enforces the limits. l.Files may be 0 for no limit.
+func CheckLimits(dir string, l Limits) error {
 	path := filepath.Join(dir, "exceed")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.CopyN(f, zeros{}, 3*l.Bytes)
+	_, err = io.CopyN(f, zeroReader{}, 3*l.Bytes)
 	if err == nil {
 		err = f.Sync()
 	}
-	if cerr := errors.Join(f.Close(), os.Remove(path)); cerr != nil && !isFull(cerr) {
+	if cerr := errors.Join(f.Close(), os.Remove(path)); cerr != nil && !isNoSpace(cerr) {
 		return cerr
 	}
-	if !isFull(err) {
-		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, orNone(err))
+	if !isNoSpace(err) {
+		return fmt.Errorf("%d bytes could be written, the limit is %d: %w", 3*l.Bytes, l.Bytes, errorOrUnexpectedSuccess(err))
 	}
 	for n := range 3 * l.Files {
 		f, err := os.OpenFile(path+strconv.FormatInt(n, 10), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o600)
-		if isFull(err) {
+		if isNoSpace(err) {
 			return nil
 		}
 		if err == nil {
@@ -121,19 +123,21 @@ func Exceed(dir string, l Limits) error {
 	return nil
 }
 
-var errUnexpectedSuccess = errors.New("no error came")
+// errUnexpectedSuccess is reported where an operation had to fail, or a program reported a failure only by its output.
+var errUnexpectedSuccess = errors.New("no error was returned")
 
-func orNone(err error) error {
+// errorOrUnexpectedSuccess returns err, or errUnexpectedSuccess if err is nil.
+func errorOrUnexpectedSuccess(err error) error {
 	if err == nil {
 		return errUnexpectedSuccess
 	}
 	return err
 }
 
-// zeros is a reader that returns zero bytes and never ends.
-type zeros struct{}
+// zeroReader is an io.Reader that returns zero bytes and never ends.
+type zeroReader struct{}
 
-func (zeros) Read(b []byte) (int, error) {
+func (zeroReader) Read(b []byte) (int, error) {
 	clear(b)
 	return len(b), nil
 }

@@ -36,18 +36,18 @@ func TestVolume_UnmarshalText(t *testing.T) {
 func TestLimits_Size(t *testing.T) {
 	t.Parallel()
 	for _, l := range []Limits{{1 << 20, 1024}, {16 << 20, 1024}, {128 << 20, 32_768}, {10 << 30, 1_000_000}, {1 << 40, 1_000_000}} {
-		if got := l.size(); got%blockSize != 0 || got < l.Bytes+l.Files*inodeSize || got > l.Bytes+l.Bytes/16+l.Files*inodeSize+64<<20 {
+		if got := l.totalSize(); got%blockSize != 0 || got < l.Bytes+l.Files*inodeSize || got > l.Bytes+l.Bytes/16+l.Files*inodeSize+64<<20 {
 			t.Errorf("%+v: %d bytes", l, got)
 		}
 	}
 	for _, l := range []Limits{{}, {1 << 20, 0}, {1 << 19, 10}, {-1, -1}} {
-		if err := Make(l, nil); err == nil {
+		if err := MakeFileSystems(l, nil); err == nil {
 			t.Errorf("%+v is taken", l)
 		}
 	}
 }
 
-// Exceed returns nil only if both limits are enforced.
+// CheckLimits returns nil only if both limits are enforced.
 func TestExceed(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -71,7 +71,7 @@ func TestExceed(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		err := Exceed(dir, Limits{bytes, files})
+		err := CheckLimits(dir, Limits{bytes, files})
 		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", options, err)
 		}

@@ -4,13 +4,14 @@ package volume
 
 import "errors"
 
-// Make returns errors.ErrUnsupported: volumes of a fixed size need the loop devices of Linux.
-func Make(Limits, []Volume) error { return errors.ErrUnsupported }
+// MakeFileSystems returns errors.ErrUnsupported: volumes of a fixed size need the loop devices of Linux.
+func MakeFileSystems(Limits, []Volume) error { return errors.ErrUnsupported }
 
-// Attach returns errors.ErrUnsupported, as Make does.
-func Attach([]Volume) error { return errors.ErrUnsupported }
+// AttachFileSystems returns errors.ErrUnsupported, as MakeFileSystems does.
+func AttachFileSystems([]Volume) error { return errors.ErrUnsupported }
 
-// Sweep returns errors.ErrUnsupported, as Make does.
-func Sweep() (int, error) { return 0, errors.ErrUnsupported }
+// DetachUnusedDevices returns errors.ErrUnsupported, as MakeFileSystems does.
+func DetachUnusedDevices() (int, error) { return 0, errors.ErrUnsupported }
 
-func isFull(error) bool { return false }
+// isNoSpace returns false on this system, where no volume is created.
+func isNoSpace(error) bool { return false }

@@ -14,22 +14,22 @@ import (
 )
 
 // answer returns what the tracker has, after all earlier changes.
-func (s *scene) answer(since string) Answer {
+func (s *scene) answer(since string) ChangeAnswer {
 	s.t.Helper()
-	s.w.sync(s.t.Context())
-	return s.w.tracker.answer(since)
+	s.w.awaitTracked(s.t.Context())
+	return s.w.tracker.takeAnswer(since)
 }
 
 // confirmed returns the token of an answer that has everything so far.
 func (s *scene) confirmed() string {
 	s.t.Helper()
 	a := s.answer("")
-	s.must(s.w.tracker.confirm(a.Token))
+	s.must(s.w.tracker.confirmAnswer(a.Token))
 	return a.Token
 }
 
 // wantFolders compares an answer; the path of a folder with everything below it ends with a slash.
-func (s *scene) wantFolders(a Answer, want ...string) {
+func (s *scene) wantFolders(a ChangeAnswer, want ...string) {
 	s.t.Helper()
 	var got []string
 	for _, f := range a.Folders {
@@ -49,7 +49,7 @@ func TestChanges_NameTheFolders(t *testing.T) {
 		t.Helper()
 		a := s.answer(token)
 		s.wantFolders(a, want...)
-		s.must(s.w.tracker.confirm(a.Token))
+		s.must(s.w.tracker.confirmAnswer(a.Token))
 		token = a.Token
 	}
 	next()
@@ -87,13 +87,13 @@ func TestChanges_NameTheFolders(t *testing.T) {
 	next("d/modules/r")
 	s.remove("d")
 	a := s.answer(token)
-	if !slices.Contains(a.Folders, Folder{}) || a.All {
+	if !slices.Contains(a.Folders, ChangedFolder{}) || a.All {
 		t.Errorf("after a removal: %+v", a)
 	}
-	s.must(s.w.tracker.confirm(a.Token))
+	s.must(s.w.tracker.confirmAnswer(a.Token))
 	token = a.Token
 	next()
-	if s.w.sync(t.Context()); len(s.w.ignored) != 1 {
+	if s.w.awaitTracked(t.Context()); len(s.w.ignored) != 1 {
 		t.Errorf("watched ignored folders: %v", s.w.ignored)
 	}
 }
@@ -101,9 +101,9 @@ func TestChanges_NameTheFolders(t *testing.T) {
 // Ignored folders are watched only as long as the others do not need the watches.
 func TestChanges_IgnoredFoldersYieldTheirWatches(t *testing.T) {
 	t.Parallel()
-	s := watch(t, func(s *scene) { s.mkdir("a"); s.mkdir("node_modules/p/q") }, Config{Quiet: never, Latest: never, open: func() (kernel, error) {
-		n, err := newNotifier()
-		return &counted{notifier: n, most: 6, have: map[int]bool{}}, err
+	s := watch(t, func(s *scene) { s.mkdir("a"); s.mkdir("node_modules/p/q") }, Config{Quiet: never, Latest: never, open: func() (changeSource, error) {
+		n, err := newInotifyReader()
+		return &counted{inotifyReader: n, most: 6, have: map[int]bool{}}, err
 	}})
 	token := s.confirmed()
 	s.write("node_modules/p/q/f", "1")
@@ -112,7 +112,7 @@ func TestChanges_IgnoredFoldersYieldTheirWatches(t *testing.T) {
 	s.mkdir("b/c") // with the workspace, a and node_modules these are seven
 	a := s.answer(token)
 	for _, want := range []string{"b", "node_modules", "node_modules/p", "node_modules/p/q"} {
-		if a.All || !slices.Contains(a.Folders, Folder{want, true}) {
+		if a.All || !slices.Contains(a.Folders, ChangedFolder{want, true}) {
 			t.Errorf("%s is not in %+v", want, a)
 		}
 	}
@@ -120,29 +120,29 @@ func TestChanges_IgnoredFoldersYieldTheirWatches(t *testing.T) {
 	s.want("+b/c/f 1")
 }
 
-// counted is a kernel with a number of watches.
+// counted is a changeSource with a limited number of watches.
 type counted struct {
-	*notifier
+	*inotifyReader
 	most int
 	have map[int]bool
 }
 
-func (c *counted) add(dir string) (int, error) {
-	wd, err := c.notifier.add(dir)
+func (c *counted) addWatch(dir string) (int, error) {
+	wd, err := c.inotifyReader.addWatch(dir)
 	if err != nil || c.have[wd] {
 		return wd, err
 	}
 	if len(c.have) == c.most {
-		c.notifier.remove(wd)
+		c.inotifyReader.removeWatch(wd)
 		return 0, fmt.Errorf("watch %s: %w", dir, syscall.ENOSPC)
 	}
 	c.have[wd] = true
 	return wd, nil
 }
 
-func (c *counted) remove(wd int) {
+func (c *counted) removeWatch(wd int) {
 	delete(c.have, wd)
-	c.notifier.remove(wd)
+	c.inotifyReader.removeWatch(wd)
 }
 
 // An answer stays until a snapshot has confirmed it, and another token than the last confirmed one gets everything.
@@ -160,12 +160,12 @@ func TestChanges_StayUntilConfirmed(t *testing.T) {
 	s.write("b/f", "2")
 	both := s.answer(token)
 	s.wantFolders(both, "a", "b")
-	if err := s.w.tracker.confirm(lost.Token); !errors.Is(err, errUnconfirmed) {
+	if err := s.w.tracker.confirmAnswer(lost.Token); !errors.Is(err, errAnswerOutdated) {
 		t.Errorf("a confirmation of an answer that was given back: %v", err)
 	}
 	again := s.answer(token) // both was not confirmed
 	s.wantFolders(again, "a", "b")
-	s.must(s.w.tracker.confirm(again.Token))
+	s.must(s.w.tracker.confirmAnswer(again.Token))
 	if a := s.answer(token); !a.All {
 		t.Errorf("an earlier token: %+v", a)
 	}
@@ -199,8 +199,8 @@ func TestChanges_InDoubtEverything(t *testing.T) {
 		token := s.confirmed()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		s.w.sync(ctx)
-		if a := s.w.tracker.answer(token); !a.All {
+		s.w.awaitTracked(ctx)
+		if a := s.w.tracker.takeAnswer(token); !a.All {
 			t.Errorf("answer %+v", a)
 		}
 	})
@@ -208,8 +208,8 @@ func TestChanges_InDoubtEverything(t *testing.T) {
 		t.Parallel()
 		s := watch(t, nil, Config{Quiet: never, Latest: never})
 		token := s.confirmed()
-		for i := range maxFolders + 1 {
-			s.w.tracker.mark(fmt.Sprint(i), false)
+		for i := range maxTrackedFolders + 1 {
+			s.w.tracker.markFolder(fmt.Sprint(i), false)
 		}
 		all(t, s, token, "more than")
 	})
@@ -233,17 +233,17 @@ func TestChanges_InDoubtEverything(t *testing.T) {
 	})
 	t.Run("too many watches", func(t *testing.T) {
 		t.Parallel()
-		s := watch(t, func(s *scene) { s.mkdir("a/b") }, Config{Quiet: never, Latest: never, open: func() (kernel, error) {
-			n, err := newNotifier()
-			return &refusing{notifier: n, dir: "b", why: syscall.ENOSPC}, err
+		s := watch(t, func(s *scene) { s.mkdir("a/b") }, Config{Quiet: never, Latest: never, open: func() (changeSource, error) {
+			n, err := newInotifyReader()
+			return &refusing{inotifyReader: n, dir: "b", why: syscall.ENOSPC}, err
 		}})
 		all(t, s, s.confirmed(), "does not watch")
 	})
 	t.Run("a folder that cannot be watched", func(t *testing.T) {
 		t.Parallel()
-		s := watch(t, func(s *scene) { s.write("a/b/f", "1") }, Config{Quiet: never, Latest: never, open: func() (kernel, error) {
-			n, err := newNotifier()
-			return &refusing{notifier: n, dir: "b", why: syscall.EACCES}, err
+		s := watch(t, func(s *scene) { s.write("a/b/f", "1") }, Config{Quiet: never, Latest: never, open: func() (changeSource, error) {
+			n, err := newInotifyReader()
+			return &refusing{inotifyReader: n, dir: "b", why: syscall.EACCES}, err
 		}})
 		s.wantFolders(s.answer(s.confirmed()), "a/b/")
 		s.move("a", "c")
@@ -252,18 +252,18 @@ func TestChanges_InDoubtEverything(t *testing.T) {
 	})
 }
 
-// refusing is a kernel that does not watch folders of one name.
+// refusing is a changeSource that does not watch folders of one name.
 type refusing struct {
-	*notifier
+	*inotifyReader
 	dir string
 	why error
 }
 
-func (r *refusing) add(dir string) (int, error) {
+func (r *refusing) addWatch(dir string) (int, error) {
 	if filepath.Base(dir) == r.dir {
 		return 0, fmt.Errorf("watch %s: %w", dir, r.why)
 	}
-	return r.notifier.add(dir)
+	return r.inotifyReader.addWatch(dir)
 }
 
 func TestServe_AnswersQueries(t *testing.T) {
@@ -272,17 +272,17 @@ func TestServe_AnswersQueries(t *testing.T) {
 	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Ask(t.Context(), state, ""); err == nil {
+	if _, err := QueryChanges(t.Context(), state, ""); err == nil {
 		t.Error("nobody serves, but somebody answers")
 	}
 	s := watch(t, func(s *scene) { s.write("d\xff/f", "1") }, Config{Quiet: never, Latest: never})
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- s.w.Serve(ctx, state, nil) }()
-	ask := func(since string) *Query {
+	go func() { served <- s.w.ServeQueries(ctx, state, nil) }()
+	ask := func(since string) *ChangeQuery {
 		t.Helper()
 		for {
-			q, err := Ask(t.Context(), state, since)
+			q, err := QueryChanges(t.Context(), state, since)
 			if err == nil {
 				return q
 			}
@@ -294,20 +294,20 @@ func TestServe_AnswersQueries(t *testing.T) {
 	}
 	first := ask("")
 	if !first.All {
-		t.Errorf("answer %+v", first.Answer)
+		t.Errorf("answer %+v", first.ChangeAnswer)
 	}
 	s.must(first.Confirm())
 	s.write("d\xff/f", "2")
 	second := ask(first.Token)
-	s.wantFolders(second.Answer, "d\xff")
+	s.wantFolders(second.ChangeAnswer, "d\xff")
 	s.write("n", "1")
-	again, err := second.Again()
+	again, err := second.QueryAgain()
 	s.must(err)
 	s.wantFolders(again, "")
 	second.Close() // without Confirm
 	first.Close()
 	third := ask(first.Token)
-	s.wantFolders(third.Answer, "", "d\xff")
+	s.wantFolders(third.ChangeAnswer, "", "d\xff")
 	info, err := os.Stat(filepath.Join(state, SocketName))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket %v %v", info, err)

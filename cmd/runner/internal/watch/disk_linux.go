@@ -9,29 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look returns the metadata of a file without following symbolic links, and false if there is none.
-func look(path string) (stat, bool) {
+// statFile returns the metadata of a file without following symbolic links, and false if there is no such file.
+func statFile(path string) (fileStat, bool) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
-		return stat{}, false
+		return fileStat{}, false
 	}
-	return convert(st), true
+	return newFileStat(st), true
 }
 
-// convert returns the stat for the result of a system call.
-func convert(st unix.Stat_t) stat {
+// newFileStat converts the result of the system call stat to a fileStat.
+func newFileStat(st unix.Stat_t) fileStat {
 	kind := st.Mode & unix.S_IFMT
-	return stat{
-		inode: inode{st.Dev, st.Ino}, bytes: st.Blocks * blockSize, links: uint64(st.Nlink), //nolint:unconvert // 32 bits elsewhere
+	return fileStat{
+		inodeID: inodeID{st.Dev, st.Ino}, bytes: st.Blocks * blockSize, links: uint64(st.Nlink), //nolint:unconvert // 32 bits elsewhere
 		folder: kind == unix.S_IFDIR, regular: kind == unix.S_IFREG,
 	}
 }
 
-// freeSpace returns the free bytes of the folders' file systems, by device.
+// freeSpace returns the number of free bytes in the file systems of the folders dirs, by device number.
 func freeSpace(dirs []string) map[uint64]int64 {
 	out := map[uint64]int64{}
 	for _, dir := range dirs {
-		st, ok := look(dir)
+		st, ok := statFile(dir)
 		if _, known := out[st.device]; !ok || known {
 			continue
 		}
@@ -43,8 +43,9 @@ func freeSpace(dirs []string) map[uint64]int64 {
 	return out
 }
 
-// addUnnamed adds the files of the folders dirs that the processes pids have open and that have no name any more: they still take space.
-func (m *meter) addUnnamed(dirs []string, pids []int) {
+// addUnnamed adds the files below the folders dirs that the processes pids have open and that have no name any more:
+// they still take space.
+func (m *usageMeter) addUnnamed(dirs []string, pids []int) {
 	for _, pid := range pids {
 		fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
 		if err != nil {
@@ -52,15 +53,15 @@ func (m *meter) addUnnamed(dirs []string, pids []int) {
 		}
 		for _, fd := range fds {
 			target, err := os.Readlink(fd)
-			if err != nil || !strings.HasSuffix(target, " (deleted)") || !isBelow(dirs, target) {
+			if err != nil || !strings.HasSuffix(target, " (deleted)") || !isBelowAny(dirs, target) {
 				continue
 			}
 			var st unix.Stat_t
 			if err := unix.Stat(fd, &st); err != nil || st.Nlink != 0 {
 				continue
 			}
-			if s := convert(st); s.regular && !m.seen[s.inode] {
-				m.seen[s.inode] = true
+			if s := newFileStat(st); s.regular && !m.seen[s.inodeID] {
+				m.seen[s.inodeID] = true
 				m.bytes += s.bytes
 			}
 		}

@@ -14,13 +14,13 @@ import (
 const kilobyte = 1 << 10
 
 // measured returns a disk watch after its first measurement.
-func measured(t *testing.T, cfg DiskConfig) *Disk {
+func measured(t *testing.T, cfg DiskConfig) *DiskWatch {
 	t.Helper()
-	d, err := NewDisk(cfg)
+	d, err := NewDiskWatch(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.measure()
+	d.measureUsage()
 	return d
 }
 
@@ -37,7 +37,7 @@ func fill(t *testing.T, path string, bytes int) {
 func TestMeasure_CountsFoldersOnce(t *testing.T) {
 	t.Parallel()
 	one, two := t.TempDir(), t.TempDir()
-	empty := measured(t, DiskConfig{Dirs: []string{one, two}}).Used()
+	empty := measured(t, DiskConfig{Dirs: []string{one, two}}).UsedBytes()
 	fill(t, filepath.Join(one, "a/b/f"), 400*kilobyte)
 	fill(t, filepath.Join(two, "g"), 100*kilobyte)
 	fill(t, filepath.Join(one, ".git/ignored"), 50*kilobyte)
@@ -60,7 +60,7 @@ func TestMeasure_CountsFoldersOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A folder inside another counts once.
-	got := measured(t, DiskConfig{Dirs: []string{one, two, filepath.Join(one, "a")}}).Used() - empty
+	got := measured(t, DiskConfig{Dirs: []string{one, two, filepath.Join(one, "a")}}).UsedBytes() - empty
 	if want := int64(550 * kilobyte); got < want || got > want+64*kilobyte {
 		t.Errorf("%d bytes more, want %d and a little for folders", got, want)
 	}
@@ -80,8 +80,8 @@ func TestFilesWithoutANameCount(t *testing.T) {
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
-	without := measured(t, DiskConfig{Dirs: []string{dir}}).Used()
-	with := measured(t, DiskConfig{Dirs: []string{dir}, Processes: func() []int { return []int{os.Getpid()} }}).Used()
+	without := measured(t, DiskConfig{Dirs: []string{dir}}).UsedBytes()
+	with := measured(t, DiskConfig{Dirs: []string{dir}, Processes: func() []int { return []int{os.Getpid()} }}).UsedBytes()
 	if with-without != 300*kilobyte {
 		t.Errorf("%d without it, %d with it", without, with)
 	}
@@ -94,27 +94,27 @@ func TestEstimate_AddsTheGrowthOfTouchedFiles(t *testing.T) {
 	old, fresh := filepath.Join(dir, "old"), filepath.Join(dir, "fresh")
 	fill(t, old, 100*kilobyte)
 	d := measured(t, DiskConfig{Dirs: []string{dir}})
-	before := d.Used()
-	d.Touched(old, 100*kilobyte)
+	before := d.UsedBytes()
+	d.RecordTouched(old, 100*kilobyte)
 	fill(t, old, 150*kilobyte)
-	d.Touched(fresh, 0)
+	d.RecordTouched(fresh, 0)
 	fill(t, fresh, 20*kilobyte)
-	d.estimate()
-	if got := d.Used() - before; got != 72*kilobyte && got != 70*kilobyte { // whole blocks
+	d.estimateUsage()
+	if got := d.UsedBytes() - before; got != 72*kilobyte && got != 70*kilobyte { // whole blocks
 		t.Errorf("%d bytes more, want 70 KiB", got)
 	}
-	d.measure()
-	all := d.Used()
+	d.measureUsage()
+	all := d.UsedBytes()
 	fill(t, fresh, 120*kilobyte) // it is still examined, because it has grown
-	d.estimate()
-	if got := d.Used() - all; got != 100*kilobyte {
+	d.estimateUsage()
+	if got := d.UsedBytes() - all; got != 100*kilobyte {
 		t.Errorf("%d bytes more after a measurement, want 100 KiB", got)
 	}
 	if err := os.Remove(fresh); err != nil {
 		t.Fatal(err)
 	}
-	d.estimate()
-	if got := d.Used() - all; got >= 0 {
+	d.estimateUsage()
+	if got := d.UsedBytes() - all; got >= 0 {
 		t.Errorf("%d bytes more after a removal", got)
 	}
 }
@@ -124,27 +124,27 @@ func TestOver_ReportsTheLimitUntilThereIsRoom(t *testing.T) {
 	dir := t.TempDir()
 	big := filepath.Join(dir, "big")
 	said := make(chan string, 100)
-	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Limit: 1 << 20, Estimate: 5 * time.Millisecond, Exceeded: func(m string) { said <- m }})
+	d, err := NewDiskWatch(DiskConfig{Dirs: []string{dir}, Limit: 1 << 20, Estimate: 5 * time.Millisecond, Exceeded: func(m string) { said <- m }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
-	if m, over := d.Over(); over {
+	if m, over := d.CheckLimit(); over {
 		t.Errorf("at the beginning: %s", m)
 	}
 	fill(t, big, 2<<20)
 	if m := <-said; !strings.Contains(m, "the limit is 1048576") {
 		t.Errorf("said %q", m)
 	}
-	if m, over := d.Over(); !over || m == "" {
+	if m, over := d.CheckLimit(); !over || m == "" {
 		t.Errorf("over: %q, %v", m, over)
 	}
 	if err := os.Remove(big); err != nil {
 		t.Fatal(err)
 	}
-	if m, over := d.Over(); over {
+	if m, over := d.CheckLimit(); over {
 		t.Errorf("with room again: %s", m)
 	}
 	cancel()
@@ -162,19 +162,19 @@ func TestIdleDiskSleeps(t *testing.T) {
 		touch    bool
 		want     time.Duration // 0: until something happens
 	}{
-		"idle":                  {Idle, 1, false, 0},
-		"idle, changed":         {Idle, 1, true, DefaultMeasure},
-		"resting":               {Resting, 1, false, restFactor * DefaultEstimate},
-		"resting, changed":      {Resting, 1, true, DefaultEstimate},
-		"working":               {Working, 1, false, DefaultEstimate},
-		"working without limit": {Working, 0, true, DefaultMeasure},
-		"idle without limit":    {Idle, 0, false, 0},
+		"idle":                  {ActivityIdle, 1, false, 0},
+		"idle, changed":         {ActivityIdle, 1, true, DefaultMeasureInterval},
+		"resting":               {ActivityResting, 1, false, restingIntervalFactor * DefaultEstimateInterval},
+		"resting, changed":      {ActivityResting, 1, true, DefaultEstimateInterval},
+		"working":               {ActivityWorking, 1, false, DefaultEstimateInterval},
+		"working without limit": {ActivityWorking, 0, true, DefaultMeasureInterval},
+		"idle without limit":    {ActivityIdle, 0, false, 0},
 	} {
 		d := measured(t, DiskConfig{Dirs: []string{t.TempDir()}, Limit: tc.limit, Activity: func() Activity { return tc.activity }})
 		if tc.touch {
-			d.Touched("/x", 0)
+			d.RecordTouched("/x", 0)
 		}
-		if got := d.pause(); got > tc.want || got < tc.want-time.Second {
+		if got := d.untilNextCheck(); got > tc.want || got < tc.want-time.Second {
 			t.Errorf("%s: %s, want %s", name, got, tc.want)
 		}
 	}
@@ -184,7 +184,7 @@ func TestWakesForWhatIsTouched(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	var activity atomic.Int32 // Idle
-	d, err := NewDisk(DiskConfig{Dirs: []string{dir}, Estimate: time.Millisecond, Measure: time.Millisecond, Activity: func() Activity { return Activity(activity.Load()) }})
+	d, err := NewDiskWatch(DiskConfig{Dirs: []string{dir}, Estimate: time.Millisecond, Measure: time.Millisecond, Activity: func() Activity { return Activity(activity.Load()) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,12 +192,12 @@ func TestWakesForWhatIsTouched(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
 	fill(t, filepath.Join(dir, "f"), 100*kilobyte)
-	d.Touched(filepath.Join(dir, "f"), 0)
+	d.RecordTouched(filepath.Join(dir, "f"), 0)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(patience); d.Used() < 100*kilobyte; <-tick.C {
+	for deadline := time.Now().Add(patience); d.UsedBytes() < 100*kilobyte; <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d bytes used", d.Used())
+			t.Fatalf("%d bytes used", d.UsedBytes())
 		}
 	}
 	cancel()
@@ -214,7 +214,7 @@ func TestNewDisk_RefusesInvalidConfig(t *testing.T) {
 		"limit":    {Dirs: []string{"/x"}, Limit: -1},
 		"time":     {Dirs: []string{"/x"}, Estimate: -1},
 	} {
-		if _, err := NewDisk(cfg); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := NewDiskWatch(cfg); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}

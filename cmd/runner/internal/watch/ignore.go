@@ -2,12 +2,12 @@ package watch
 
 import "github.com/spoolhq/spool/pkg/ignore"
 
-// IgnoreFile is the file in the workspace's root with rules, in the syntax of gitignore, for files that no events
-// report.
+// IgnoreFile is the name of the file in the root of the workspace with rules, in the syntax of gitignore, for files
+// whose changes are not reported as events.
 const IgnoreFile = ignore.SpoolFile
 
-// maxIgnore is the largest size of the ignore file in bytes.
-const maxIgnore = ignore.MaxFile
+// maxIgnoreFile is the maximum size of the ignore file in bytes.
+const maxIgnoreFile = ignore.MaxFile
 
-// defaultRules come before the rules of IgnoreFile, which may negate them.
-const defaultRules = ignore.Defaults
+// defaultIgnoreRules are the ignore rules that come before the rules of IgnoreFile, which may negate them.
+const defaultIgnoreRules = ignore.Defaults

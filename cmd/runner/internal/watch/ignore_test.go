@@ -9,7 +9,7 @@ import (
 
 func TestIgnoredAnyway(t *testing.T) {
 	t.Parallel()
-	rules, err := ignore.Parse([]byte(defaultRules))
+	rules, err := ignore.Parse([]byte(defaultIgnoreRules))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// maxIgnored is the largest number of ignored folders that are watched. Further ones are in every answer of the tracker.
-const maxIgnored = 4096
+// maxIgnoredFolders is the maximum number of ignored folders that are watched. Further ones are in every answer of the changeTracker.
+const maxIgnoredFolders = 4096
 
-// watchIgnored watches an ignored folder, and everything below it. Changes in these folders are not reported as events; only the tracker
-// records in which folders they were, for the next snapshot. A folder that cannot be watched, or that exceeds maxIgnored, is in every
-// answer of the tracker, so that snapshots always look into it.
-func (w *Watcher) watchIgnored(rel string) {
+// watchIgnoredFolder watches the ignored folder rel and everything below it. Changes in these folders are not reported as events; only the
+// changeTracker records in which folders they were, for the next snapshot. A folder that cannot be watched, or that exceeds maxIgnoredFolders, is
+// in every answer of the changeTracker, so that every snapshot walks it.
+func (w *Watcher) watchIgnoredFolder(rel string) {
 	if w.notifier == nil {
 		return // the tracker is blind
 	}
-	if len(w.ignored) >= maxIgnored {
+	if len(w.ignored) >= maxIgnoredFolders {
 		w.tracker.setWatched(rel, false)
 		return
 	}
-	wd, err := w.notifier.add(w.absolute(rel))
+	wd, err := w.notifier.addWatch(w.absolutePath(rel))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return // which is reported
@@ -34,56 +34,56 @@ func (w *Watcher) watchIgnored(rel string) {
 	}
 	w.ignored[wd] = rel
 	w.tracker.setWatched(rel, true)
-	entries, err := os.ReadDir(w.absolute(rel))
+	entries, err := os.ReadDir(w.absolutePath(rel))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		w.tracker.setWatched(rel, false)
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			w.watchIgnored(rel + "/" + e.Name())
+			w.watchIgnoredFolder(rel + "/" + e.Name())
 		}
 	}
 }
 
-// ignoredChanged records a change in the ignored folder rel in the tracker, and watches ignored folders that have appeared in it.
-func (w *Watcher) ignoredChanged(rel string, c change) {
-	w.tracker.mark(rel, false)
-	child := join(rel, c.name)
+// handleIgnoredChange records a change in the ignored folder rel in the changeTracker, and watches folders that have appeared in it.
+func (w *Watcher) handleIgnoredChange(rel string, c kernelChange) {
+	w.tracker.markFolder(rel, false)
+	child := joinRelative(rel, c.name)
 	switch {
-	case c.kind == ended:
+	case c.kind == changeWatchEnded:
 		delete(w.ignored, c.wd)
 		w.tracker.setWatched(rel, false)
 	case c.name == "" || !c.folder:
-	case c.kind == attributes:
-		w.tracker.mark(child, false)
+	case c.kind == changeAttributes:
+		w.tracker.markFolder(child, false)
 	default:
-		w.forgetIgnored(child)
-		w.tracker.removed(child)
-		if c.kind == appeared {
-			w.tracker.mark(child, true)
-			w.watchIgnored(child)
+		w.unwatchIgnoredBelow(child)
+		w.tracker.markRemoved(child)
+		if c.kind == changeAppeared {
+			w.tracker.markFolder(child, true)
+			w.watchIgnoredFolder(child)
 		}
 	}
 }
 
-// forgetIgnored ends the watches of ignored folders at a path and below it.
-func (w *Watcher) forgetIgnored(rel string) {
+// unwatchIgnoredBelow ends the watches of ignored folders at the path rel and below it.
+func (w *Watcher) unwatchIgnoredBelow(rel string) {
 	for wd, path := range w.ignored {
 		if rel == "" || path == rel || strings.HasPrefix(path, rel+"/") {
 			delete(w.ignored, wd)
-			w.notifier.remove(wd)
+			w.notifier.removeWatch(wd)
 		}
 	}
 }
 
-// yieldIgnored ends the watches of all ignored folders, so that others can be watched. It reports whether there were any.
-func (w *Watcher) yieldIgnored() bool {
+// unwatchAllIgnored ends the watches of all ignored folders, so that other folders can be watched. It reports whether there were any.
+func (w *Watcher) unwatchAllIgnored() bool {
 	if len(w.ignored) == 0 {
 		return false
 	}
 	for _, path := range w.ignored {
 		w.tracker.setWatched(path, false)
 	}
-	w.forgetIgnored("")
+	w.unwatchIgnoredBelow("")
 	return true
 }

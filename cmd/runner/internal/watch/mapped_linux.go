@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// mappedFiles returns the files below a folder that processes have mapped into their memory, shared and for writing, by
-// their paths relative to the folder. The kernel does not report such changes until the mapping ends. Processes that
-// cannot be examined are left out.
+// mappedFiles returns the files below the folder dir that the processes pids have mapped into their memory, shared and
+// for writing, by their paths relative to dir. The kernel does not report changes through such a mapping until the
+// mapping ends. Processes that cannot be examined are left out.
 func mappedFiles(dir string, pids []int) (out []string) {
 	found := map[string]bool{}
 	for _, pid := range pids {

@@ -2,5 +2,5 @@
 
 package watch
 
-// mappedFiles returns nil: there is no tracker on this system, and snapshots look at all files.
+// mappedFiles returns nil on this system, which has no changeTracker: snapshots read all files.
 func mappedFiles(string, []int) []string { return nil }

@@ -8,34 +8,35 @@ import (
 	"path/filepath"
 )
 
-// inode identifies a file by its device and inode number, which all names (hard links) of the file share.
-type inode struct{ device, number uint64 }
+// inodeID identifies a file by its device and inode number, which all names (hard links) of the file share.
+type inodeID struct{ device, number uint64 }
 
-// stat is the metadata of a file from which the meter computes the disk usage.
-type stat struct {
-	inode
+// fileStat is the metadata of a file from which the disk usage is computed.
+type fileStat struct {
+	inodeID
 	bytes   int64 // on disk
 	links   uint64
 	folder  bool
 	regular bool
 }
 
-// meter adds up the disk usage of files. A file with several names counts once.
-type meter struct {
+// usageMeter adds up the disk usage of files. A file with several names counts once.
+type usageMeter struct {
 	log   *slog.Logger
-	seen  map[inode]bool   // files with several names that were counted
+	seen  map[inodeID]bool // files with several names that were counted
 	named map[string]int64 // paths of files whose sizes go into found
 	found map[string]int64 // size on disk in bytes of the files of named that exist
 	bytes int64            // sum of the sizes on disk
 }
 
-// addTree adds a file, or a folder with everything below it. It logs folders that it cannot read, and leaves them out.
-func (m *meter) addTree(path string) {
-	st, ok := look(path)
+// addTree adds the file path, or the folder path with everything below it. It logs folders that it cannot read, and
+// leaves them out.
+func (m *usageMeter) addTree(path string) {
+	st, ok := statFile(path)
 	if !ok {
 		return // gone meanwhile
 	}
-	m.add(path, st)
+	m.addFile(path, st)
 	if !st.folder {
 		return
 	}
@@ -55,13 +56,13 @@ func (m *meter) addTree(path string) {
 	}
 }
 
-// add adds a file or folder to the disk usage. A file with several names is added once.
-func (m *meter) add(path string, st stat) {
+// addFile adds a file or folder to the disk usage. A file with several names is added once.
+func (m *usageMeter) addFile(path string, st fileStat) {
 	if st.links > 1 && !st.folder {
-		if m.seen[st.inode] {
+		if m.seen[st.inodeID] {
 			return
 		}
-		m.seen[st.inode] = true
+		m.seen[st.inodeID] = true
 	}
 	m.bytes += st.bytes
 	if _, asked := m.named[path]; asked {

@@ -11,27 +11,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mask has the events of a folder that are watched. Changes of permissions and times are only tracked for snapshots.
+// inotifyMask is the set of inotify events that are reported for a watched folder. Changes of permissions and times
+// only matter to snapshots.
 const inotifyMask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// notifier reads changes of the workspace from the kernel's inotify.
-type notifier struct {
+// inotifyReader reads changes of watched folders from the kernel's inotify. It implements changeSource.
+type inotifyReader struct {
 	fd   int
 	file *os.File // the same, for reads that Close interrupts
 }
 
-func newNotifier() (*notifier, error) {
+// newInotifyReader returns an inotifyReader that watches no folder yet.
+func newInotifyReader() (*inotifyReader, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("inotify: %w", err)
 	}
-	return &notifier{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil //nolint:gosec // a descriptor
+	return &inotifyReader{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}, nil //nolint:gosec // a descriptor
 }
 
-func (n *notifier) close() error { return n.file.Close() }
+func (n *inotifyReader) close() error { return n.file.Close() }
 
-func (n *notifier) add(dir string) (int, error) {
+// addWatch implements changeSource.
+func (n *inotifyReader) addWatch(dir string) (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, dir, inotifyMask)
 	if err != nil {
 		return 0, fmt.Errorf("watch %s: %w", dir, err)
@@ -39,31 +42,34 @@ func (n *notifier) add(dir string) (int, error) {
 	return wd, nil
 }
 
-func (n *notifier) remove(wd int) {
+// removeWatch implements changeSource.
+func (n *inotifyReader) removeWatch(wd int) {
 	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // from the kernel
 }
 
-// mark adds a watch and removes it at once. The kernel reports the end of that watch after all earlier changes; mark returns its number.
-func (n *notifier) mark() (int, error) {
+// addMark adds a watch and removes it at once. The kernel reports the end of that watch after all earlier changes;
+// addMark returns the number of the watch.
+func (n *inotifyReader) addMark() (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, "/", unix.IN_DELETE_SELF)
 	if err != nil {
 		return 0, fmt.Errorf("inotify: %w", err)
 	}
-	n.remove(wd)
+	n.removeWatch(wd)
 	return wd, nil
 }
 
-// isExhausted reports whether an error means that the kernel has no more watches.
-func isExhausted(err error) bool {
+// isWatchLimitError reports whether an error means that the kernel allows no further watches.
+func isWatchLimitError(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOSYS)
 }
 
-func (n *notifier) read(buf []byte) ([]change, error) {
+// readChanges implements changeSource.
+func (n *inotifyReader) readChanges(buf []byte) ([]kernelChange, error) {
 	k, err := n.file.Read(buf)
 	if err != nil {
 		return nil, err
 	}
-	var out []change
+	var out []kernelChange
 	for buf = buf[:k]; len(buf) >= unix.SizeofInotifyEvent; {
 		var e unix.InotifyEvent
 		e.Wd = int32(binary.NativeEndian.Uint32(buf[unsafe.Offsetof(e.Wd):])) //nolint:gosec // same bits
@@ -75,22 +81,22 @@ func (n *notifier) read(buf []byte) ([]change, error) {
 		}
 		name, _, _ := bytes.Cut(buf[unix.SizeofInotifyEvent:end], []byte{0})
 		buf = buf[end:]
-		c := change{wd: int(e.Wd), name: string(name), folder: e.Mask&unix.IN_ISDIR != 0}
+		c := kernelChange{wd: int(e.Wd), name: string(name), folder: e.Mask&unix.IN_ISDIR != 0}
 		switch {
 		case e.Mask&unix.IN_Q_OVERFLOW != 0:
-			c.kind = overflowed
+			c.kind = changeOverflow
 		case e.Mask&unix.IN_IGNORED != 0:
-			c.kind = ended
+			c.kind = changeWatchEnded
 		case e.Mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
-			c.kind = appeared
+			c.kind = changeAppeared
 		case e.Mask&(unix.IN_DELETE|unix.IN_MOVED_FROM) != 0:
-			c.kind = vanished
+			c.kind = changeVanished
 		case e.Mask&unix.IN_MODIFY != 0:
-			c.kind = written
+			c.kind = changeWritten
 		case e.Mask&unix.IN_CLOSE_WRITE != 0:
-			c.kind = closed
+			c.kind = changeClosed
 		case e.Mask&unix.IN_ATTRIB != 0:
-			c.kind = attributes
+			c.kind = changeAttributes
 		default:
 			continue
 		}

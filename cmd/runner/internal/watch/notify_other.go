@@ -4,15 +4,19 @@ package watch
 
 import "errors"
 
-var errNoNotifier = errors.New("this system has no inotify")
+// errNoInotify is returned because only Linux has inotify.
+var errNoInotify = errors.New("this system has no inotify")
 
-// notifier is not implemented for this system: the watcher polls the workspace instead.
-type notifier struct{}
+// inotifyReader is not implemented for this system: the watcher polls the workspace instead.
+type inotifyReader struct{}
 
-func newNotifier() (*notifier, error)           { return nil, errNoNotifier }
-func (*notifier) close() error                  { return nil }
-func (*notifier) add(string) (int, error)       { return 0, errNoNotifier }
-func (*notifier) remove(int)                    {}
-func (*notifier) mark() (int, error)            { return 0, errNoNotifier }
-func (*notifier) read([]byte) ([]change, error) { return nil, errNoNotifier }
-func isExhausted(error) bool                    { return true }
+// newInotifyReader returns errNoInotify.
+func newInotifyReader() (*inotifyReader, error)                   { return nil, errNoInotify }
+func (*inotifyReader) close() error                               { return nil }
+func (*inotifyReader) addWatch(string) (int, error)               { return 0, errNoInotify }
+func (*inotifyReader) removeWatch(int)                            {}
+func (*inotifyReader) addMark() (int, error)                      { return 0, errNoInotify }
+func (*inotifyReader) readChanges([]byte) ([]kernelChange, error) { return nil, errNoInotify }
+
+// isWatchLimitError returns true on this system, so that the watcher polls the workspace.
+func isWatchLimitError(error) bool { return true }

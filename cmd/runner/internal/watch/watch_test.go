@@ -451,17 +451,17 @@ func (s *scene) drain(n int, sign byte) {
 	}
 }
 
-// poor is a kernel that has few watches.
+// poor is a changeSource that has few watches.
 type poor struct {
-	kernel
+	changeSource
 	left int
 }
 
-func (p *poor) add(dir string) (int, error) {
+func (p *poor) addWatch(dir string) (int, error) {
 	if p.left--; p.left < 0 {
 		return 0, fmt.Errorf("watch %s: %w", dir, syscall.ENOSPC)
 	}
-	return p.kernel.add(dir)
+	return p.changeSource.addWatch(dir)
 }
 
 func TestFallsBackToPolling(t *testing.T) {
@@ -469,8 +469,8 @@ func TestFallsBackToPolling(t *testing.T) {
 	for name, left := range map[string]int{"at once": 1, "later": 4} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := watch(t, func(s *scene) { s.mkdir("a/b") }, Config{Quiet: never, Latest: never, Poll: time.Millisecond, open: func() (kernel, error) {
-				n, err := newNotifier()
+			s := watch(t, func(s *scene) { s.mkdir("a/b") }, Config{Quiet: never, Latest: never, Poll: time.Millisecond, open: func() (changeSource, error) {
+				n, err := newInotifyReader()
 				return &poor{n, left}, err
 			}})
 			s.write("a/b/f", "1")
@@ -488,7 +488,7 @@ func TestFallsBackToPolling(t *testing.T) {
 	}
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
-		s := watch(t, nil, Config{Quiet: never, Latest: never, Poll: never, open: func() (kernel, error) { return nil, errors.New("no such thing here") }})
+		s := watch(t, nil, Config{Quiet: never, Latest: never, Poll: never, open: func() (changeSource, error) { return nil, errors.New("no such thing here") }})
 		s.write("f", "1")
 		s.want("+f 1")
 	})

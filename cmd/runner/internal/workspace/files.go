@@ -15,10 +15,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Unfinished is the prefix of the names of files that are being written. They are left out of listings.
-const Unfinished = ".spool-put-"
+// UnfinishedPrefix is the prefix of the names of temporary files whose content is still being written. Listings leave
+// these files out.
+const UnfinishedPrefix = ".spool-put-"
 
-// Entry is a line in the listing of a workspace folder: a file or a folder.
+// Entry is a file or folder in the listing of a workspace folder.
 type Entry struct {
 	Path    string `json:"path"`    // slash-separated, relative to the workspace
 	Size    int64  `json:"size"`    // bytes
@@ -26,43 +27,46 @@ type Entry struct {
 	Dir     bool   `json:"dir"`
 }
 
-// fault is an error about a path: a message, and the sentinel error that callers distinguish.
-type fault struct {
+// pathError is an error about a path: a message, and a sentinel error such as sandbox.ErrNotFound that callers
+// distinguish.
+type pathError struct {
 	says string
 	kind error
 }
 
-func (f *fault) Error() string { return f.says }
-func (f *fault) Unwrap() error { return f.kind }
+func (f *pathError) Error() string { return f.says }
+func (f *pathError) Unwrap() error { return f.kind }
 
-// local cleans a path from a caller that sees the workspace as its root: any absolute path is outside.
-func local(name string) (string, error) {
+// cleanLocal returns the clean form of a path from a caller that sees the workspace as its root. It refuses an absolute
+// path, which is outside.
+func cleanLocal(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: is empty or has a NUL: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return "", &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
 	}
 	return clean, nil
 }
 
-// wrapError wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
+// wrapError wraps an error of os.Root about the path name in sandbox.ErrNotFound, sandbox.ErrOutside or another error
+// that callers distinguish.
 func wrapError(name string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist):
-		return &fault{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
-	case isEscape(err):
-		return &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return &pathError{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
+	case isEscapeError(err):
+		return &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// Get opens a regular file. A symlink inside the workspace is followed.
-func (w *Workspace) Get(name string) (*os.File, error) {
-	rel, err := local(name)
+// OpenFile opens a regular file of the workspace for reading. It follows a symbolic link inside the workspace.
+func (w *Workspace) OpenFile(name string) (*os.File, error) {
+	rel, err := cleanLocal(name)
 	if err != nil {
 		return nil, err
 	}
@@ -81,9 +85,10 @@ func (w *Workspace) Get(name string) (*os.File, error) {
 	return f, nil
 }
 
-// List returns everything below a folder ("" for all), sorted by path. It does not follow symbolic links.
+// List returns everything below the folder dir ("" for the whole workspace), sorted by path. It does not follow
+// symbolic links.
 func (w *Workspace) List(dir string) ([]Entry, error) {
-	rel, err := local(cmp.Or(dir, "."))
+	rel, err := cleanLocal(cmp.Or(dir, "."))
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +97,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 		if errors.Is(err, fs.ErrNotExist) && name != rel {
 			return nil // removed meanwhile
 		}
-		if err != nil || name == rel || strings.HasPrefix(d.Name(), Unfinished) {
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), UnfinishedPrefix) {
 			return err
 		}
 		info, err := d.Info()
@@ -112,9 +117,9 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 	return out, nil
 }
 
-// Remove removes a file or a symbolic link, or a folder with everything below it.
+// Remove removes a file, a symbolic link, or a folder with everything below it.
 func (w *Workspace) Remove(name string) error {
-	rel, err := local(name)
+	rel, err := cleanLocal(name)
 	if err != nil {
 		return err
 	}
@@ -127,13 +132,13 @@ func (w *Workspace) Remove(name string) error {
 	return wrapError(name, w.root.RemoveAll(rel))
 }
 
-// Write is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,
-// wherever it leads.
-func (w *Workspace) Write(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
-	if rel, err = local(name); err != nil {
+// PutRelative is PutFile for a path that is relative to the workspace. A symbolic link with the file's name is itself
+// replaced, wherever it leads.
+func (w *Workspace) PutRelative(name string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = cleanLocal(name); err != nil {
 		return "", 0, err
 	}
-	if n, err = w.place(name, rel, content, mode); err != nil {
+	if n, err = w.putCleaned(name, rel, content, mode); err != nil {
 		return "", 0, err
 	}
 	return rel, n, nil

@@ -15,18 +15,18 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// names are paths that agents may use for the workspace in addition to its real path.
-var names = []string{"/mnt/workspace", "/workspace"}
+// workspaceAliases are the paths that agents may use for the workspace in addition to its real path.
+var workspaceAliases = []string{"/mnt/workspace", "/workspace"}
 
-// Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
-// /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error that wraps
-// sandbox.ErrOutside.
+// Workspace is an open workspace folder. Paths that its methods get are relative to it, or absolute and begin with the
+// folder's own path, /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error
+// that wraps sandbox.ErrOutside.
 type Workspace struct {
 	root     *os.Root
 	prefixes []string
 }
 
-// Open opens the folder, which has to exist.
+// Open opens the workspace folder dir, which must exist.
 func Open(dir string) (*Workspace, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -36,7 +36,7 @@ func Open(dir string) (*Workspace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open workspace: %w", err)
 	}
-	prefixes := append([]string{abs}, names...)
+	prefixes := append([]string{abs}, workspaceAliases...)
 	if real, err := filepath.EvalSymlinks(abs); err == nil && real != abs {
 		prefixes = append(prefixes, real)
 	}
@@ -46,19 +46,19 @@ func Open(dir string) (*Workspace, error) {
 // Close closes the workspace's folder.
 func (w *Workspace) Close() error { return w.root.Close() }
 
-// Root returns the os.Root. It refuses at every call what the checks of paths could not see, such as a link that was
-// made between check and use.
+// Root returns the os.Root of the workspace. At every call it refuses a path that leaves the workspace, also through a
+// link that was created after a check of the path.
 func (w *Workspace) Root() *os.Root { return w.root }
 
-// Rel returns the path relative to the workspace, "." for the workspace itself.
-func (w *Workspace) Rel(path string) (string, error) {
+// RelativePath converts a path to a path relative to the workspace, "." for the workspace itself.
+func (w *Workspace) RelativePath(path string) (string, error) {
 	if strings.ContainsRune(path, 0) {
 		return "", fmt.Errorf("path %q: has a NUL: %w", path, fs.ErrInvalid)
 	}
 	rel := filepath.Clean(path)
 	if filepath.IsAbs(rel) {
 		var ok bool
-		if rel, ok = w.cutPrefix(rel); !ok {
+		if rel, ok = w.cutWorkspacePrefix(rel); !ok {
 			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 		}
 	}
@@ -75,7 +75,7 @@ func (w *Workspace) Rel(path string) (string, error) {
 			if target, linkErr := w.root.Readlink(at); linkErr == nil && filepath.IsAbs(target) {
 				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 			}
-		case isEscape(err):
+		case isEscapeError(err):
 			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
 		default:
 			return "", fmt.Errorf("path %s: %w", path, err)
@@ -83,9 +83,9 @@ func (w *Workspace) Rel(path string) (string, error) {
 	}
 }
 
-// cutPrefix removes the folder's path. The real path comes first: a workspace whose real path is below /workspace keeps
-// its own paths.
-func (w *Workspace) cutPrefix(abs string) (string, bool) {
+// cutWorkspacePrefix removes the path of the workspace from the absolute path abs. The real path comes first: a
+// workspace whose real path is below /workspace keeps its own paths.
+func (w *Workspace) cutWorkspacePrefix(abs string) (string, bool) {
 	for _, p := range w.prefixes {
 		if abs == p {
 			return ".", true
@@ -97,8 +97,9 @@ func (w *Workspace) cutPrefix(abs string) (string, bool) {
 	return "", false
 }
 
-// isEscape reports whether err is the error of os.Root for a path that escapes. Package os does not export it.
-func isEscape(err error) bool {
+// isEscapeError reports whether err is the error of os.Root for a path that leaves the root. Package os does not export
+// it.
+func isEscapeError(err error) bool {
 	var pe *fs.PathError
 	for errors.As(err, &pe) { // MkdirAll wraps one in another
 		if err = pe.Err; err != nil && err.Error() == "path escapes from parent" {
@@ -108,33 +109,33 @@ func isEscape(err error) bool {
 	return false
 }
 
-// Outside reports whether an operation on Root failed because the path leaves the workspace.
-func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
+// IsOutside reports whether an operation on Root failed because the path leaves the workspace.
+func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscapeError(err) }
 
-// Inside returns the path relative to the workspace dir, as Workspace.Rel does.
-func Inside(dir, path string) (string, error) {
+// RelativePath converts path to a path relative to the workspace dir, as Workspace.RelativePath does.
+func RelativePath(dir, path string) (string, error) {
 	w, err := Open(dir)
 	if err != nil {
 		return "", err
 	}
 	defer w.Close()
-	return w.Rel(path)
+	return w.RelativePath(path)
 }
 
-// Put writes a file, creates its folders as needed, and replaces it atomically: a reader sees the old or the new
-// content. It returns the relative path and the number of bytes written.
-func (w *Workspace) Put(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
-	if rel, err = w.Rel(path); err != nil {
+// PutFile writes a file, creates its folders as needed, and replaces an existing file atomically: a reader sees the old
+// or the new content. It returns the relative path and the number of bytes written.
+func (w *Workspace) PutFile(path string, content io.Reader, mode fs.FileMode) (rel string, n int64, err error) {
+	if rel, err = w.RelativePath(path); err != nil {
 		return "", 0, err
 	}
-	if n, err = w.place(path, rel, content, mode); err != nil {
+	if n, err = w.putCleaned(path, rel, content, mode); err != nil {
 		return "", 0, err
 	}
 	return rel, n, nil
 }
 
-// place writes to a cleaned path. path is the caller's spelling, for errors.
-func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
+// putCleaned writes a file to the cleaned path rel. path is the caller's spelling, for errors.
+func (w *Workspace) putCleaned(path, rel string, content io.Reader, mode fs.FileMode) (n int64, err error) {
 	if rel == "." {
 		return 0, fmt.Errorf("path %q: names the workspace, not a file: %w", path, fs.ErrInvalid)
 	}
@@ -147,17 +148,18 @@ func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode)
 			return 0, fmt.Errorf("make folder: %w", wrapError(path, err))
 		}
 	}
-	tmp := dir + Unfinished + rand.Text()
-	if n, err = w.write(tmp, content, mode); err == nil {
+	tmp := dir + UnfinishedPrefix + rand.Text()
+	if n, err = w.writeTemporary(tmp, content, mode); err == nil {
 		err = w.root.Rename(tmp, dir+base)
 	}
 	if err != nil {
-		return 0, errors.Join(fmt.Errorf("write: %w", wrapError(path, err)), w.discard(tmp))
+		return 0, errors.Join(fmt.Errorf("write: %w", wrapError(path, err)), w.removeTemporary(tmp))
 	}
 	return n, nil
 }
 
-func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
+// writeTemporary creates the temporary file tmp with the content, and returns the number of bytes.
+func (w *Workspace) writeTemporary(tmp string, content io.Reader, mode fs.FileMode) (int64, error) {
 	f, err := w.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return 0, err
@@ -166,7 +168,8 @@ func (w *Workspace) write(tmp string, content io.Reader, mode fs.FileMode) (int6
 	return n, errors.Join(err, f.Close())
 }
 
-func (w *Workspace) discard(tmp string) error {
+// removeTemporary removes the temporary file tmp.
+func (w *Workspace) removeTemporary(tmp string) error {
 	if err := w.root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

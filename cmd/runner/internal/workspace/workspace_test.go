@@ -53,7 +53,7 @@ func TestRel(t *testing.T) {
 		dir: ".", dir + "/x": "x", "/mnt/workspace": ".", "/mnt/workspace/x": "x", "/workspace/sub": "sub",
 	}
 	for path, want := range inside {
-		if got, err := w.Rel(path); err != nil || got != want {
+		if got, err := w.RelativePath(path); err != nil || got != want {
 			t.Errorf("Rel(%q) = %q, %v; want %q", path, got, err, want)
 		}
 	}
@@ -61,11 +61,11 @@ func TestRel(t *testing.T) {
 		"..", "../ws-evil/secret", "sub/../../ws-evil", evil, evil + "/secret", dir + "-evil/secret", dir + "/../ws-evil/secret", "/etc/passwd", "/workspace-evil/x", "/mnt/workspace/../x",
 		"out", "out/secret", "outfile", "up/secret", "dangling", "dangling/x", "danglingup", "out/new/deep",
 	} {
-		if got, err := w.Rel(path); !errors.Is(err, sandbox.ErrOutside) {
+		if got, err := w.RelativePath(path); !errors.Is(err, sandbox.ErrOutside) {
 			t.Errorf("Rel(%q) = %q, %v; want ErrOutside", path, got, err)
 		}
 	}
-	if _, err := w.Rel("a\x00b"); err == nil {
+	if _, err := w.RelativePath("a\x00b"); err == nil {
 		t.Error("a NUL was accepted")
 	}
 }
@@ -79,7 +79,7 @@ func TestPutReplacesAndStaysInside(t *testing.T) {
 	}
 	defer w.Close()
 	for _, content := range []string{"one", "two"} {
-		rel, n, err := w.Put("new/deep/f.txt", strings.NewReader(content), 0o644)
+		rel, n, err := w.PutFile("new/deep/f.txt", strings.NewReader(content), 0o644)
 		if err != nil || rel != "new/deep/f.txt" || n != 3 {
 			t.Fatalf("put: %q %d %v", rel, n, err)
 		}
@@ -88,14 +88,14 @@ func TestPutReplacesAndStaysInside(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"out/secret", "outfile", "../ws-evil/secret", ".", "sub", ""} {
-		if _, _, err := w.Put(path, strings.NewReader("bad"), 0o644); err == nil {
+		if _, _, err := w.PutFile(path, strings.NewReader("bad"), 0o644); err == nil {
 			t.Errorf("put %q was accepted", path)
 		}
 	}
 	if got, err := os.ReadFile(filepath.Join(evil, "secret")); err != nil || string(got) != "secret" {
 		t.Errorf("the sibling's file is %q, %v", got, err)
 	}
-	if _, _, err := w.Put("broken", failing{}, 0o644); err == nil {
+	if _, _, err := w.PutFile("broken", failing{}, 0o644); err == nil {
 		t.Error("a broken source was accepted")
 	}
 	left, err := filepath.Glob(filepath.Join(dir, ".spool-*"))

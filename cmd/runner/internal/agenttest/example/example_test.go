@@ -27,11 +27,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: []string{"--json"}, Env: l.Environment(nil)}, nil
 }
 
-// Open returns a session for a process that has just been started.
-func (Adapter) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &session{in: in} }
+// OpenSession returns a session for a process that has just been started.
+func (Adapter) OpenSession(_ agent.Launch, in agent.Stdin) agent.Session { return &session{in: in} }
 
-// Transcript returns the path of the agent's own record. This agent has none.
-func (Adapter) Transcript(agent.Folders, string) (string, error) {
+// TranscriptPath returns the path of the agent's own record. This agent has none.
+func (Adapter) TranscriptPath(agent.Folders, string) (string, error) {
 	return "", errors.New("exampleagent writes no transcript")
 }
 
@@ -41,12 +41,12 @@ type session struct {
 	block string // the open block of the answer; "" for none
 }
 
-func (s *session) Begin(q runner.Query, _ *agent.Turn) error {
+func (s *session) BeginTurn(q runner.Query, _ *agent.Turn) error {
 	s.block = ""
 	return s.in.Send(map[string]string{"prompt": q.Content})
 }
 
-func (s *session) Line(line []byte, t *agent.Turn) error {
+func (s *session) HandleLine(line []byte, t *agent.Turn) error {
 	var l struct {
 		Text string
 		Done bool
@@ -56,13 +56,13 @@ func (s *session) Line(line []byte, t *agent.Turn) error {
 	}
 	if l.Text != "" {
 		if s.block == "" {
-			s.block = t.Open(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+			s.block = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 		}
-		t.Text(s.block, l.Text)
+		t.AppendText(s.block, l.Text)
 	}
 	if l.Done {
 		if s.block != "" {
-			t.Complete(s.block, nil)
+			t.CompleteBlock(s.block, nil)
 		}
 		t.End(runner.Ended{Outcome: runner.Completed})
 	}
@@ -73,7 +73,7 @@ func (s *session) Interrupt() error { return s.in.Send(map[string]bool{"stop": t
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	agenttest.Exercise(t, agenttest.Subject{
+	agenttest.RunSuite(t, agenttest.AgentUnderTest{
 		Architecture: "exampleagent",
 		Adapter:      Adapter{},
 		Program:      "exampleagent",
@@ -84,7 +84,7 @@ func TestConformance(t *testing.T) {
 	}, agenttest.Capabilities{
 		Goldens: &agenttest.Goldens{
 			Adapter:   Adapter{},
-			Scenarios: map[string]agenttest.Scenario{"one-turn": agenttest.Asks("hello")},
+			Scenarios: map[string]agenttest.Scenario{"one-turn": agenttest.QueryScenario("hello")},
 		},
 	})
 }

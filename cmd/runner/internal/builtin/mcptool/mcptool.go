@@ -29,33 +29,33 @@ import (
 )
 
 const (
-	// connectTimeout is the maximum time that a server may take until its tools are known.
-	connectTimeout = 30 * time.Second
-	// maxOutput is the number of bytes of a result that are kept.
-	maxOutput = 128 << 10
-	// maxName is the longest name of a tool that model APIs accept.
-	maxName = 64
-	// endTimeout is the maximum time that a server may take to end after its stdin is closed.
-	endTimeout = time.Second
+	// serverConnectTimeout is the time limit for connecting to an MCP server and listing its tools.
+	serverConnectTimeout = 30 * time.Second
+	// maxResultBytes is the number of bytes of a tool's result that are kept.
+	maxResultBytes = 128 << 10
+	// maxToolName is the maximum length of a tool's name that model APIs accept.
+	maxToolName = 64
+	// serverEndTimeout is the time within which the process of an MCP server must end after its stdin was closed.
+	serverEndTimeout = time.Second
 )
 
-// Prefix is the prefix of the names of the tools: mcp__server__tool.
-const Prefix = "mcp__"
+// ToolNamePrefix is the prefix of the names of tools of MCP servers: mcp__server__tool.
+const ToolNamePrefix = "mcp__"
 
-// Config configures the servers that run as processes.
+// Config configures the processes that run MCP servers of type stdio.
 type Config struct {
 	Dir     string   // absolute
 	Environ []string // for all servers, KEY=value, without secrets; each server adds its own variables
 }
 
-// Servers holds connections that last from turn to turn. It is not safe for concurrent use.
+// Servers holds the connections to MCP servers, which last from turn to turn. It is not safe for concurrent use.
 type Servers struct {
 	cfg  Config
-	open map[string]*connection // by name
+	open map[string]*serverConnection // by name
 }
 
-// connection is a connection to one server.
-type connection struct {
+// serverConnection is a connection to one MCP server, with the server's tools.
+type serverConnection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
 	tools   []tool.Tool
@@ -63,15 +63,15 @@ type connection struct {
 }
 
 // New returns a Servers without connections.
-func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*connection{}} }
+func New(cfg Config) *Servers { return &Servers{cfg: cfg, open: map[string]*serverConnection{}} }
 
-// Tools connects to the servers that are not connected, and returns the tools of all. The error names the servers that
-// could not be reached; the next call tries them again.
-func (s *Servers) Tools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
+// ConnectAndListTools connects to the MCP servers that are not connected yet, and returns the tools of all. The error
+// names the servers that could not be reached; the next call tries them again.
+func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPServer) ([]tool.Tool, error) {
 	var wg sync.WaitGroup
-	found, failed := make([]*connection, len(servers)), make([]error, len(servers))
+	found, failed := make([]*serverConnection, len(servers)), make([]error, len(servers))
 	for i, server := range servers {
-		if c := s.open[server.Name]; c != nil && c.alive() {
+		if c := s.open[server.Name]; c != nil && c.isAlive() {
 			found[i] = c
 			continue
 		}
@@ -90,7 +90,7 @@ func (s *Servers) Tools(ctx context.Context, servers []runner.MCPServer) ([]tool
 	return all, errors.Join(failed...)
 }
 
-// Close ends the connections, and the servers that were started.
+// Close closes the connections, and ends the MCP servers that were started as processes.
 func (s *Servers) Close() error {
 	var all []error
 	for _, c := range s.open {
@@ -100,8 +100,8 @@ func (s *Servers) Close() error {
 	return errors.Join(all...)
 }
 
-// alive reports whether the connection has not ended.
-func (c *connection) alive() bool {
+// isAlive reports whether the connection to the MCP server is still open.
+func (c *serverConnection) isAlive() bool {
 	select {
 	case <-c.gone:
 		return false
@@ -110,8 +110,9 @@ func (c *connection) alive() bool {
 	}
 }
 
-// connect starts or reaches a server, and lists its tools. The connection outlives ctx; only connecting ends with it.
-func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connection, error) {
+// connect starts an MCP server or connects to it, and lists its tools. The connection outlives ctx, which only limits
+// connecting.
+func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*serverConnection, error) {
 	transport, err := s.transport(server)
 	if err != nil {
 		return nil, err
@@ -119,14 +120,14 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	// The connection outlives the turn, so its context may not end with it.
 	whole, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	late := time.AfterFunc(connectTimeout, cancel)
+	late := time.AfterFunc(serverConnectTimeout, cancel)
 	client := mcp.NewClient(&mcp.Implementation{Name: "spool", Version: "1"}, nil)
 	session, err := client.Connect(whole, transport, nil)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	c := &connection{server: server, session: session, gone: make(chan struct{})}
+	c := &serverConnection{server: server, session: session, gone: make(chan struct{})}
 	go func() { // ends with the connection
 		defer close(c.gone)
 		_ = session.Wait() //nolint:errcheck // the connection has ended, with or without an error
@@ -137,7 +138,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 			return nil, errors.Join(fmt.Errorf("list tools: %w", err), session.Close())
 		}
 		if len(server.Tools) == 0 || slices.Contains(server.Tools, t.Name) {
-			c.tools = append(c.tools, newTool(c, t))
+			c.tools = append(c.tools, newServerTool(c, t))
 		}
 	}
 	if !stop() || !late.Stop() {
@@ -146,7 +147,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	return c, nil
 }
 
-// transport returns the transport to a server: HTTP, or the stdio of a new process.
+// transport returns the transport to an MCP server: HTTP, or the stdio of a process that is started.
 func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	if server.Type == "http" {
 		return &mcp.StreamableClientTransport{
@@ -161,10 +162,10 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	for k, v := range server.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endTimeout}, nil
+	return &mcp.CommandTransport{Command: cmd, TerminateDuration: serverEndTimeout}, nil
 }
 
-// headerTransport adds a server's headers to every request.
+// headerTransport is an http.RoundTripper that adds the headers of an MCP server's definition to every request.
 type headerTransport struct{ set map[string]string }
 
 // RoundTrip implements http.RoundTripper.
@@ -176,23 +177,24 @@ func (h headerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// serverTool is a tool of a server.
+// serverTool is a tool of an MCP server. It implements tool.Tool.
 type serverTool struct {
-	c      *connection
+	c      *serverConnection
 	tool   *mcp.Tool
 	name   string
 	schema json.RawMessage
 }
 
-// notInNames matches the characters that model APIs do not accept in a name.
-var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+// invalidNameCharacters matches the characters that model APIs do not accept in the name of a tool.
+var invalidNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// newTool returns a tool of a server. A name that models would not accept is replaced and shortened.
-func newTool(c *connection, t *mcp.Tool) serverTool {
-	r := serverTool{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
-	if len(r.name) > maxName {
+// newServerTool returns the tool t of the MCP server of c. A name that model APIs would not accept is replaced and
+// shortened.
+func newServerTool(c *serverConnection, t *mcp.Tool) serverTool {
+	r := serverTool{c: c, tool: t, name: ToolNamePrefix + c.server.Name + "__" + invalidNameCharacters.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
+	if len(r.name) > maxToolName {
 		sum := sha256.Sum256([]byte(r.name))
-		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
+		r.name = r.name[:maxToolName-9] + "_" + hex.EncodeToString(sum[:4])
 	}
 	if raw, err := json.Marshal(t.InputSchema); err == nil && strings.HasPrefix(string(raw), "{") {
 		r.schema = raw // other types are not schemas of arguments
@@ -200,22 +202,22 @@ func newTool(c *connection, t *mcp.Tool) serverTool {
 	return r
 }
 
-// Name returns mcp__server__tool.
+// Name returns the name of the tool for the model, mcp__server__tool.
 func (r serverTool) Name() string { return r.name }
 
-// Description returns the server's description.
+// Description returns the description of the tool that the MCP server gave.
 func (r serverTool) Description() string { return r.tool.Description }
 
-// Schema returns the server's schema.
+// Schema returns the JSON schema of the arguments that the MCP server gave.
 func (r serverTool) Schema() json.RawMessage { return r.schema }
 
-// Paths returns none: the sandbox limits the files that a server can use.
+// Paths returns no path, because the sandbox limits the files that an MCP server can use.
 func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 
-// Effect describes a call by the server's annotations. A tool is destructive if its server says so: the protocol's default
-// for a tool without annotations, which is destructive, would apply to nearly every tool.
-func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
-	e := tool.Effect{Kind: permission.Server, Preview: events.ApprovalPreview{Text: string(arguments)}}
+// Effect describes a call by the annotations of the tool. A tool is destructive if its server says so. The protocol's
+// default for a tool without annotations is destructive, but would apply to nearly every tool.
+func (r serverTool) Effect(arguments json.RawMessage) tool.CallEffect {
+	e := tool.CallEffect{Kind: permission.Server, Preview: events.ApprovalPreview{Text: string(arguments)}}
 	var indented bytes.Buffer
 	if err := json.Indent(&indented, arguments, "", "  "); err == nil {
 		e.Preview.Text = indented.String()
@@ -229,11 +231,11 @@ func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
 	return e
 }
 
-// Run calls the tool, with the server's time limit.
+// Run calls the tool on the MCP server, with the time limit of the server's definition.
 func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
-		limit = connectTimeout
+		limit = serverConnectTimeout
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -246,15 +248,15 @@ func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Res
 	case err != nil:
 		return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
 	}
-	result := tool.Result{Output: text(out)}
+	result := tool.Result{Output: resultText(out)}
 	if out.IsError {
 		result.Code = tool.ExecutionError
 	}
 	return result
 }
 
-// text returns the parts of a result that a model can read.
-func text(out *mcp.CallToolResult) string {
+// resultText returns the parts of a tool's result that a model can read, as text.
+func resultText(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {
 		switch c := c.(type) {
@@ -278,8 +280,8 @@ func text(out *mcp.CallToolResult) string {
 		}
 	}
 	all := strings.Join(parts, "\n")
-	if len(all) > maxOutput {
-		all = truncate.Prefix(all, maxOutput) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxOutput)
+	if len(all) > maxResultBytes {
+		all = truncate.Prefix(all, maxResultBytes) + fmt.Sprintf("\n[%d bytes more]", len(all)-maxResultBytes)
 	}
 	return all
 }

@@ -17,35 +17,37 @@ import (
 
 // The defaults of Config.
 const (
-	DefaultRetries = 4
-	DefaultIdle    = 2 * time.Minute
+	DefaultRetries     = 4
+	DefaultIdleTimeout = 2 * time.Minute
 )
 
-// partialNote is appended to an answer in the conversation that was cut short.
-const partialNote = "\n[this answer was cut short before it was finished]"
+// cutShortNote is appended to the text of an earlier answer that was cut short, when the conversation is sent to the
+// model.
+const cutShortNote = "\n[this answer was cut short before it was finished]"
 
-// Config configures a Client. The zero value is OpenAI's own API.
+// Config configures a Client of a model API. The zero value stands for OpenAI's API.
 type Config struct {
 	BaseURL string // with /v1; "" for OpenAI's
 	APIKey  string
 	Retries int           // of a request whose stream has not begun, after 408, 409, 429, 5xx and lost connections; 0 for DefaultRetries, negative for none
-	Idle    time.Duration // maximum time for which the endpoint may be silent; 0 for DefaultIdle
+	Idle    time.Duration // maximum time for which the endpoint may be silent; 0 for DefaultIdleTimeout
 }
 
-// Client is a client of streaming Chat Completions. It is safe for concurrent use.
+// Client requests answers from an OpenAI-compatible model API by streaming Chat Completions. It is safe for concurrent
+// use.
 type Client struct {
 	api  openai.Client
 	cfg  Config
 	none *Error // set if the key is missing and the endpoint needs one
 }
 
-// NewClient returns a client. It retries requests with jittered backoff, or after the endpoint's Retry-After. It does
-// not retry a stream that has begun.
+// NewClient returns a client of a model API. The client retries requests with jittered backoff, or after the endpoint's
+// Retry-After. It does not retry a stream that has begun.
 func NewClient(cfg Config) *Client {
 	if cfg.Retries == 0 {
 		cfg.Retries = DefaultRetries
 	}
-	cfg.Idle = cmp.Or(cfg.Idle, DefaultIdle)
+	cfg.Idle = cmp.Or(cfg.Idle, DefaultIdleTimeout)
 	opts := []option.RequestOption{option.WithMaxRetries(max(cfg.Retries, 0))}
 	if cfg.BaseURL != "" {
 		opts = append(opts, option.WithBaseURL(cfg.BaseURL))
@@ -63,8 +65,8 @@ func NewClient(cfg Config) *Client {
 	return c
 }
 
-// Stream requests an answer and passes its pieces to each as they come. If it returns an error, which is that of ctx or
-// an *Error, the answer holds what came before it.
+// Stream requests an answer of the model, and calls each with every piece as it arrives. If it returns an error, which
+// is that of ctx or an *Error, the answer holds what arrived before.
 func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answer, error) {
 	if c.none != nil {
 		return Answer{}, c.none
@@ -74,15 +76,15 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	silent := &Error{Code: "MODEL_ERROR", Message: fmt.Sprintf("the model sent nothing for %s", c.cfg.Idle)}
 	idle := time.AfterFunc(c.cfg.Idle, func() { cancel(silent) })
 	defer idle.Stop()
-	stream := c.api.Chat.Completions.NewStreaming(ctx, params(r), option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+	stream := c.api.Chat.Completions.NewStreaming(ctx, requestParams(r), option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 		idle.Reset(c.cfg.Idle) // each attempt gets the full time
 		return next(req)
 	}))
 	defer stream.Close() //nolint:errcheck // Err reports failures
-	var a assembly
+	var a answerAssembly
 	for stream.Next() {
 		idle.Reset(c.cfg.Idle)
-		a.add(stream.Current(), each)
+		a.addChunk(stream.Current(), each)
 	}
 	answer := a.answer()
 	err := stream.Err()
@@ -101,8 +103,8 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	return answer, convertError(err, r.Model, a.begun)
 }
 
-// assembly assembles an answer from its chunks.
-type assembly struct {
+// answerAssembly assembles an answer of the model from the chunks of a stream.
+type answerAssembly struct {
 	text     strings.Builder
 	calls    []*Call
 	args     []*strings.Builder
@@ -114,8 +116,8 @@ type assembly struct {
 	filtered bool
 }
 
-// add adds a chunk, and passes its pieces of text, thinking and tool calls to each.
-func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
+// addChunk adds a chunk of the stream to the answer, and calls each with its pieces of text, thinking and tool calls.
+func (a *answerAssembly) addChunk(c openai.ChatCompletionChunk, each func(Delta)) {
 	a.begun = true
 	a.model = cmp.Or(c.Model, a.model)
 	if u := c.Usage; u.PromptTokens > 0 || u.CompletionTokens > 0 {
@@ -125,7 +127,7 @@ func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 		if choice.Index != 0 {
 			continue
 		}
-		if t := reasoning(choice.Delta); t != "" {
+		if t := thinkingText(choice.Delta); t != "" {
 			each(Delta{Thinking: t})
 		}
 		if t := choice.Delta.Content + choice.Delta.Refusal; t != "" {
@@ -147,9 +149,9 @@ func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 	}
 }
 
-// addCallPiece adds a piece of a tool call. Some endpoints leave out the index or the id, and some repeat the name with every
-// piece.
-func (a *assembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
+// addCallPiece adds a piece of a tool call to the answer. Some endpoints leave out the index or the id, and some repeat
+// the name with every piece.
+func (a *answerAssembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
 	i := int(tc.Index)
 	if i < 0 || i > len(a.calls) {
 		i = len(a.calls)
@@ -164,10 +166,10 @@ func (a *assembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaToolCall
 	each(Delta{Call: &d})
 }
 
-// answer returns the answer so far. Arguments of a call that are not JSON are kept as a JSON string, so that the loop
-// can report them to the model.
-func (a *assembly) answer() Answer {
-	m := Message{Role: Assistant, Text: a.text.String(), Partial: !a.finished}
+// answer returns the answer as received so far. Arguments of a call that are not JSON are kept as a JSON string, so
+// that the loop can report them to the model.
+func (a *answerAssembly) answer() Answer {
+	m := Message{Role: RoleAssistant, Text: a.text.String(), Partial: !a.finished}
 	for i, c := range a.calls {
 		raw := json.RawMessage(cmp.Or(strings.TrimSpace(a.args[i].String()), "{}"))
 		if !json.Valid(raw) {
@@ -182,8 +184,9 @@ func (a *assembly) answer() Answer {
 	return Answer{Message: m, Usage: a.usage, Model: a.model, Cut: a.cut}
 }
 
-// reasoning returns the model's thinking, which compatible endpoints send in a field that is not in the standard.
-func reasoning(d openai.ChatCompletionChunkChoiceDelta) string {
+// thinkingText returns the model's thinking in a chunk, which compatible endpoints send in a field that is not in the
+// standard.
+func thinkingText(d openai.ChatCompletionChunkChoiceDelta) string {
 	for _, name := range []string{"reasoning_content", "reasoning"} {
 		var s string
 		if f, ok := d.JSON.ExtraFields[name]; ok && json.Unmarshal([]byte(f.Raw()), &s) == nil && s != "" {
@@ -193,8 +196,8 @@ func reasoning(d openai.ChatCompletionChunkChoiceDelta) string {
 	return ""
 }
 
-// params converts a request to the API's format.
-func params(r Request) openai.ChatCompletionNewParams {
+// requestParams converts a Request to the format of the OpenAI API.
+func requestParams(r Request) openai.ChatCompletionNewParams {
 	p := openai.ChatCompletionNewParams{
 		Model:         r.Model,
 		StreamOptions: openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)},
@@ -203,7 +206,7 @@ func params(r Request) openai.ChatCompletionNewParams {
 		p.Messages = append(p.Messages, openai.SystemMessage(r.System))
 	}
 	for _, m := range r.Messages {
-		p.Messages = append(p.Messages, message(m))
+		p.Messages = append(p.Messages, messageParam(m))
 	}
 	for _, t := range r.Tools {
 		var schema map[string]any
@@ -217,15 +220,15 @@ func params(r Request) openai.ChatCompletionNewParams {
 	return p
 }
 
-// message converts a message to the API's format.
-func message(m Message) openai.ChatCompletionMessageParamUnion {
+// messageParam converts a Message to the format of the OpenAI API.
+func messageParam(m Message) openai.ChatCompletionMessageParamUnion {
 	switch m.Role {
-	case Tool:
+	case RoleTool:
 		return openai.ToolMessage(m.Text, m.CallID)
-	case Assistant:
+	case RoleAssistant:
 		var a openai.ChatCompletionAssistantMessageParam
 		if m.Partial {
-			m.Text += partialNote
+			m.Text += cutShortNote
 		}
 		if m.Text != "" {
 			a.Content.OfString = openai.String(m.Text)
@@ -250,7 +253,7 @@ func message(m Message) openai.ChatCompletionMessageParamUnion {
 	return openai.UserMessage(parts)
 }
 
-// convertError converts an error of the API client to an Error.
+// convertError converts an error of the API client to an Error. begun reports whether a part of the answer has arrived.
 func convertError(err error, model string, begun bool) *Error {
 	var api *openai.Error
 	if !errors.As(err, &api) {

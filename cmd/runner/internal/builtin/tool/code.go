@@ -18,51 +18,54 @@ import (
 )
 
 const (
-	// DefaultCodeLimit is the maximum time that a program may run.
+	// DefaultCodeLimit is the default of the time limit for a program that the model runs.
 	DefaultCodeLimit = 60 * time.Second
-	// maxCode is the longest program in bytes; the kernel accepts no longer argument.
-	maxCode = 100 << 10
-	// keepOutput is the number of bytes that are kept of the beginning and of the end of an output.
-	keepOutput = 32 << 10
+	// maxCodeBytes is the maximum size in bytes of a program that the model runs; the kernel accepts no longer
+	// argument.
+	maxCodeBytes = 100 << 10
+	// keptOutputBytes is the number of bytes that are kept of the beginning, and of the end, of a program's output.
+	keptOutputBytes = 32 << 10
 )
 
-// RunCode runs programs in the workspace.
+// RunCode is the tool run_code, which runs programs in the workspace.
 type RunCode struct {
 	Dir     string        // the workspace, absolute
 	Environ []string      // for the programs
 	Limit   time.Duration // 0 for DefaultCodeLimit
 }
 
+// codeArguments are the arguments of run_code.
 type codeArguments struct {
 	Language string `json:"language"`
 	Code     string `json:"code"`
 }
 
-// interpreters has the program and its flag for code, by language.
+// interpreters maps each language of run_code to the program that runs code and its flag for code.
 var interpreters = map[string][]string{"python": {"python3", "-c"}, "bash": {"bash", "-c"}}
 
 // Name returns run_code.
 func (RunCode) Name() string { return "run_code" }
 
-// Description returns the description for the model.
+// Description returns the description of run_code for the model.
 func (c RunCode) Description() string {
 	return fmt.Sprintf("Runs a Python 3 or bash program with the workspace as its current folder and gives what it prints and its exit code. "+
-		"It may run for %s; processes it leaves in the background are ended with it.", c.limit())
+		"It may run for %s; processes it leaves in the background are ended with it.", c.timeLimit())
 }
 
-// Schema returns the schema of language and code.
+// Schema returns the JSON schema of the arguments of run_code: language and code.
 func (RunCode) Schema() json.RawMessage {
 	return json.RawMessage(`{"type":"object","additionalProperties":false,"required":["language","code"],"properties":{
 		"language":{"type":"string","enum":["python","bash"]},
 		"code":{"type":"string","description":"the whole program"}}}`)
 }
 
-func (c RunCode) limit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
+// timeLimit returns the time limit for a program.
+func (c RunCode) timeLimit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
 
-// arguments decodes and checks the arguments of a call.
+// arguments decodes and checks the arguments of a call of run_code.
 func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	var a codeArguments
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, err
 	}
 	switch {
@@ -70,27 +73,27 @@ func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 		return a, fmt.Errorf("language: %q is not python or bash", a.Language)
 	case a.Code == "":
 		return a, errors.New("code: is empty")
-	case len(a.Code) > maxCode:
-		return a, fmt.Errorf("code: %d bytes, at most %d: write it to a file and run that", len(a.Code), maxCode)
+	case len(a.Code) > maxCodeBytes:
+		return a, fmt.Errorf("code: %d bytes, at most %d: write it to a file and run that", len(a.Code), maxCodeBytes)
 	case strings.ContainsRune(a.Code, 0):
 		return a, errors.New("code: has a NUL")
 	}
 	return a, nil
 }
 
-// Paths returns none: the sandbox limits the files that a program can use.
+// Paths returns no path, because the sandbox limits the files that a program can use.
 func (c RunCode) Paths(raw json.RawMessage) ([]string, error) {
 	_, err := c.arguments(raw)
 	return nil, err
 }
 
-// Effect describes the program. The command of a Python program is the shell command that runs it.
-func (c RunCode) Effect(raw json.RawMessage) Effect {
+// Effect describes the program that a call runs. The command of a Python program is the shell command that runs it.
+func (c RunCode) Effect(raw json.RawMessage) CallEffect {
 	a, err := c.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
-	e := Effect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
+	e := CallEffect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
 	if a.Language != "bash" {
 		run := interpreters[a.Language]
 		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"
@@ -106,7 +109,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	limited, cancel := context.WithTimeout(ctx, c.limit())
+	limited, cancel := context.WithTimeout(ctx, c.timeLimit())
 	defer cancel()
 	run := interpreters[a.Language]
 	cmd := exec.CommandContext(limited, run[0], append(slices.Clone(run[1:]), a.Code)...) //nolint:gosec // running the model's program is the purpose
@@ -114,20 +117,20 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 300 * time.Millisecond // a background process may keep the pipes open
-	var out, errs outputEnds
+	var out, errs outputHeadAndTail
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
 		return Result{Code: ExecutionError, Output: fmt.Sprintf("%s is not in the sandbox: %v", run[0], err)}
 	}
 	err = cmd.Wait()
-	killGroup(cmd.Process.Pid)
-	text := output(out.String(), errs.String())
+	killProcessGroup(cmd.Process.Pid)
+	text := joinOutput(out.String(), errs.String())
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
 		return Result{Code: ExecutionError, Output: text + "[interrupted; the program was ended]"}
 	case limited.Err() != nil:
-		return Result{Code: Timeout, Output: text + fmt.Sprintf("[still running after %s; the program was ended]", c.limit())}
+		return Result{Code: Timeout, Output: text + fmt.Sprintf("[still running after %s; the program was ended]", c.timeLimit())}
 	case errors.As(err, &exit):
 		return Result{Code: ExecutionError, Output: text + fmt.Sprintf("[%s]", exit.ProcessState)}
 	case err != nil && !errors.Is(err, exec.ErrWaitDelay):
@@ -136,11 +139,11 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	return Result{Output: text + "[exit status 0]"}
 }
 
-// killGroup kills the processes that the program left, if there are any.
-func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
+// killProcessGroup kills the processes in the group of pid that the program left behind, if there are any.
+func killProcessGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
-// output joins both streams.
-func output(out, errs string) string {
+// joinOutput joins the standard output and the standard error of a program to one text.
+func joinOutput(out, errs string) string {
 	var b strings.Builder
 	if out != "" {
 		b.WriteString(strings.TrimSuffix(out, "\n") + "\n")
@@ -151,30 +154,30 @@ func output(out, errs string) string {
 	return b.String()
 }
 
-// outputEnds keeps the beginning and the end of the data that is written to it.
-type outputEnds struct {
+// outputHeadAndTail is an io.Writer that keeps only the beginning and the end of the data.
+type outputHeadAndTail struct {
 	mu         sync.Mutex
 	head, tail []byte
 	size       int
 }
 
-func (e *outputEnds) Write(p []byte) (int, error) {
+func (e *outputHeadAndTail) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := len(p)
 	e.size += n
-	if room := keepOutput - len(e.head); room > 0 {
+	if room := keptOutputBytes - len(e.head); room > 0 {
 		room = min(room, n)
 		e.head, p = append(e.head, p[:room]...), p[room:]
 	}
-	p = p[max(0, len(p)-keepOutput):]
+	p = p[max(0, len(p)-keptOutputBytes):]
 	e.tail = append(e.tail, p...)
-	e.tail = e.tail[max(0, len(e.tail)-keepOutput):]
+	e.tail = e.tail[max(0, len(e.tail)-keptOutputBytes):]
 	return n, nil
 }
 
-// String returns valid UTF-8, with a note about the part that was cut.
-func (e *outputEnds) String() string {
+// String returns the kept data as valid UTF-8, with a note about the part that was cut.
+func (e *outputHeadAndTail) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if cut := e.size - len(e.head) - len(e.tail); cut > 0 {

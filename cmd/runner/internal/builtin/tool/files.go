@@ -19,19 +19,23 @@ import (
 )
 
 const (
-	// maxRead is the largest number of bytes of a file that one call returns.
-	maxRead = 128 << 10
-	// maxEntries is the largest number of entries of a folder that one call returns.
-	maxEntries = 1000
-	// maxDiff is the size in bytes up to which a file and its new content are compared for a preview.
-	maxDiff = 256 << 10
+	// maxReadBytes is the maximum number of bytes of a file that one call of the tool for reading returns.
+	maxReadBytes = 128 << 10
+	// maxFolderEntries is the maximum number of entries that one call of the tool for listing a folder returns.
+	maxFolderEntries = 1000
+	// maxDiffBytes is the maximum size in bytes of a file, and of its new content, that are compared for a preview.
+	maxDiffBytes = 256 << 10
 )
 
-// Files returns the tools that work on files.
-func Files(w *workspace.Workspace) []Tool { return []Tool{readFile{w}, writeFile{w}, listDirectory{w}} }
+// FileTools returns the tools that read and write files and list folders of the workspace.
+func FileTools(w *workspace.Workspace) []Tool {
+	return []Tool{readFile{w}, writeFile{w}, listDirectory{w}}
+}
 
+// readFile is the tool that reads a file of the workspace.
 type readFile struct{ w *workspace.Workspace }
 
+// readArguments are the arguments of the tool readFile.
 type readArguments struct {
 	Path     string `json:"path"`
 	Encoding string `json:"encoding"`
@@ -41,7 +45,7 @@ type readArguments struct {
 func (readFile) Name() string { return "read_file" }
 
 func (readFile) Description() string {
-	return fmt.Sprintf("Reads a file of the workspace, at most %d bytes from the offset on.", maxRead)
+	return fmt.Sprintf("Reads a file of the workspace, at most %d bytes from the offset on.", maxReadBytes)
 }
 
 func (readFile) Schema() json.RawMessage {
@@ -53,7 +57,7 @@ func (readFile) Schema() json.RawMessage {
 
 func (readFile) arguments(raw json.RawMessage) (readArguments, error) {
 	a := readArguments{Encoding: "text"}
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, err
 	}
 	switch {
@@ -72,17 +76,17 @@ func (t readFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-func (t readFile) Effect(raw json.RawMessage) Effect {
+func (t readFile) Effect(raw json.RawMessage) CallEffect {
 	a, err := t.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
-	return reading("Read "+a.Path, a.Path)
+	return readEffect("Read "+a.Path, a.Path)
 }
 
-// reading returns the effect of a call that reads a path.
-func reading(title, path string) Effect {
-	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
+// readEffect returns the Effect of a call that reads path.
+func readEffect(title, path string) CallEffect {
+	return CallEffect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
 func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
@@ -90,25 +94,25 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, err := t.w.Rel(a.Path)
+	rel, err := t.w.RelativePath(a.Path)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	info, err := t.w.Root().Stat(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	if !info.Mode().IsRegular() { // a pipe would never end
 		return Result{Code: InvalidPath, Output: a.Path + " is not a file"}
 	}
 	f, err := t.w.Root().Open(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
-	b, err := io.ReadAll(io.NewSectionReader(f, a.Offset, maxRead))
+	b, err := io.ReadAll(io.NewSectionReader(f, a.Offset, maxReadBytes))
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	note := ""
 	if rest := info.Size() - a.Offset - int64(len(b)); rest > 0 && len(b) > 0 {
@@ -117,15 +121,15 @@ func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if a.Encoding == "base64" {
 		return Result{Output: base64.StdEncoding.EncodeToString(b) + note}
 	}
-	b = wholeRunes(b, a.Offset > 0, note != "")
+	b = trimIncompleteRunes(b, a.Offset > 0, note != "")
 	if !utf8.Valid(b) {
 		return Result{Code: ExecutionError, Output: a.Path + " is not text in UTF-8: read it as base64"}
 	}
 	return Result{Output: string(b) + note}
 }
 
-// wholeRunes removes incomplete runes at the ends that were cut.
-func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
+// trimIncompleteRunes returns b without the incomplete runes at those of its ends that were cut.
+func trimIncompleteRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	for n := 0; cutBefore && n < utf8.UTFMax-1 && len(b) > 0 && !utf8.RuneStart(b[0]); n++ {
 		b = b[1:]
 	}
@@ -140,8 +144,10 @@ func wholeRunes(b []byte, cutBefore, cutAfter bool) []byte {
 	return b
 }
 
+// writeFile is the tool that writes a file of the workspace.
 type writeFile struct{ w *workspace.Workspace }
 
+// writeArguments are the arguments of the tool writeFile.
 type writeArguments struct {
 	Path     string `json:"path"`
 	Content  string `json:"content"`
@@ -163,7 +169,7 @@ func (writeFile) Schema() json.RawMessage {
 
 func (writeFile) arguments(raw json.RawMessage) (a writeArguments, content []byte, err error) {
 	a.Encoding = "text"
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return a, nil, err
 	}
 	if a.Path == "" {
@@ -187,18 +193,18 @@ func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-// Effect describes the change of the file.
-func (t writeFile) Effect(raw json.RawMessage) Effect {
+// Effect describes the change that a call would make to the file.
+func (t writeFile) Effect(raw json.RawMessage) CallEffect {
 	a, content, err := t.arguments(raw)
 	if err != nil {
-		return Effect{}
+		return CallEffect{}
 	}
-	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
-	before, size := t.before(a.Path)
+	e := CallEffect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
+	before, size := t.replacedContent(a.Path)
 	switch {
 	case !utf8.Valid(content):
 		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))
-	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiff:
+	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiffBytes:
 		e.Preview.Diff = udiff.Unified("a/"+a.Path, "b/"+a.Path, string(before), string(content))
 	default:
 		e.Preview.Text = string(content)
@@ -206,10 +212,10 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	return e
 }
 
-// before returns the content of the regular file that a call would replace, and its size. A content of more than maxDiff bytes
-// is not read.
-func (t writeFile) before(path string) (content []byte, size int64) {
-	rel, err := t.w.Rel(path)
+// replacedContent returns the content of the regular file that a call would replace, and its size. It does not read a
+// file of more than maxDiffBytes.
+func (t writeFile) replacedContent(path string) (content []byte, size int64) {
+	rel, err := t.w.RelativePath(path)
 	if err != nil {
 		return nil, 0
 	}
@@ -217,7 +223,7 @@ func (t writeFile) before(path string) (content []byte, size int64) {
 	if err != nil || !info.Mode().IsRegular() {
 		return nil, 0
 	}
-	if info.Size() > maxDiff {
+	if info.Size() > maxDiffBytes {
 		return nil, info.Size()
 	}
 	content, err = t.w.Root().ReadFile(rel)
@@ -232,15 +238,17 @@ func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
 	if err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, n, err := t.w.Put(a.Path, strings.NewReader(string(content)), 0o644)
+	rel, n, err := t.w.PutFile(a.Path, strings.NewReader(string(content)), 0o644)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	return Result{Output: fmt.Sprintf("wrote %d bytes to %s", n, rel)}
 }
 
+// listDirectory is the tool that lists a folder of the workspace.
 type listDirectory struct{ w *workspace.Workspace }
 
+// listArguments are the arguments of the tool listDirectory.
 type listArguments struct {
 	Path string `json:"path"`
 }
@@ -258,39 +266,39 @@ func (listDirectory) Schema() json.RawMessage {
 
 func (listDirectory) Paths(raw json.RawMessage) ([]string, error) {
 	var a listArguments
-	err := decode(raw, &a)
+	err := decodeArguments(raw, &a)
 	return []string{a.Path}, err
 }
 
-func (listDirectory) Effect(raw json.RawMessage) Effect {
+func (listDirectory) Effect(raw json.RawMessage) CallEffect {
 	var a listArguments
-	if err := decode(raw, &a); err != nil {
-		return Effect{}
+	if err := decodeArguments(raw, &a); err != nil {
+		return CallEffect{}
 	}
 	path := cmp.Or(a.Path, ".")
-	return reading("List "+path, path)
+	return readEffect("List "+path, path)
 }
 
 func (t listDirectory) Run(_ context.Context, raw json.RawMessage) Result {
 	var a listArguments
-	if err := decode(raw, &a); err != nil {
+	if err := decodeArguments(raw, &a); err != nil {
 		return Result{Code: ExecutionError, Output: err.Error()}
 	}
-	rel, err := t.w.Rel(a.Path)
+	rel, err := t.w.RelativePath(a.Path)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	f, err := t.w.Root().Open(rel)
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	defer f.Close() //nolint:errcheck // nothing was written
 	info, err := f.Stat()
 	if err != nil {
-		return failure(a.Path, err)
+		return fileFailure(a.Path, err)
 	}
 	if !info.IsDir() {
 		return Result{Code: InvalidPath, Output: a.Path + " is not a folder"}
 	}
-	return list(f)
+	return listFolder(f)
 }

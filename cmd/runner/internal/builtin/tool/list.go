@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// list returns the entries of a folder, sorted by name.
-func list(dir *os.File) Result {
+// listFolder returns the entries of a folder, sorted by name, as the result of a call.
+func listFolder(dir *os.File) Result {
 	entries, err := dir.ReadDir(-1)
 	if err != nil {
-		return failure(dir.Name(), err)
+		return fileFailure(dir.Name(), err)
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	var out strings.Builder
 	for i, e := range entries {
-		if i == maxEntries {
+		if i == maxFolderEntries {
 			fmt.Fprintf(&out, "[%d entries more]\n", len(entries)-i)
 			break
 		}

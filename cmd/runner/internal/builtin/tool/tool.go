@@ -15,33 +15,33 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// Code is the kind of a failure.
-type Code string
+// FailureCode is the error code of a tool call that failed.
+type FailureCode string
 
 // The codes.
 const (
-	InvalidPath      Code = "INVALID_PATH"
-	FileNotFound     Code = "FILE_NOT_FOUND"
-	PermissionDenied Code = "PERMISSION_DENIED"
-	Timeout          Code = "TIMEOUT"
-	ExecutionError   Code = "EXECUTION_ERROR"
+	InvalidPath      FailureCode = "INVALID_PATH"
+	FileNotFound     FailureCode = "FILE_NOT_FOUND"
+	PermissionDenied FailureCode = "PERMISSION_DENIED"
+	Timeout          FailureCode = "TIMEOUT"
+	ExecutionError   FailureCode = "EXECUTION_ERROR"
 )
 
 // Result is the result of a tool call.
 type Result struct {
-	Output string // for the model and for observers; limited in length
-	Code   Code   // "" for success
+	Output string      // for the model and for observers; limited in length
+	Code   FailureCode // "" for success
 }
 
-// Text returns the result in the form that the model reads.
-func (r Result) Text() string {
+// ModelText returns the result in the form that the model reads, with the code before the output of a failure.
+func (r Result) ModelText() string {
 	if r.Code == "" {
 		return r.Output
 	}
 	return string(r.Code) + ": " + r.Output
 }
 
-// Tool is a tool that a model can call.
+// Tool is a tool that the model can call. The built-in tools and the tools of MCP servers implement it.
 type Tool interface {
 	// Name returns the name that the model uses.
 	Name() string
@@ -53,14 +53,14 @@ type Tool interface {
 	// invalid.
 	Paths(arguments json.RawMessage) ([]string, error)
 	// Effect describes what a call would do. It is called only if Paths returned no error for the arguments.
-	Effect(arguments json.RawMessage) Effect
+	Effect(arguments json.RawMessage) CallEffect
 	// Run runs the call. It is called only if Paths returned no error.
 	Run(ctx context.Context, arguments json.RawMessage) Result
 }
 
-// Effect describes what a call would do, for the permission policy and for the person who decides. Its texts may have any
-// size.
-type Effect struct {
+// CallEffect describes what a tool call would do, for the permission policy and for the person who decides. Its texts may
+// have any size.
+type CallEffect struct {
 	Kind        permission.Kind
 	Command     string // shell command, for kind shell
 	Destructive bool   // the call would destroy data
@@ -68,8 +68,9 @@ type Effect struct {
 	Preview     events.ApprovalPreview
 }
 
-// decode decodes arguments strictly, so that the model learns about a misspelt field.
-func decode(arguments json.RawMessage, into any) error {
+// decodeArguments decodes the arguments of a call, and refuses unknown fields, so that the model learns about a
+// misspelt one.
+func decodeArguments(arguments json.RawMessage, into any) error {
 	dec := json.NewDecoder(strings.NewReader(string(arguments)))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
@@ -78,10 +79,10 @@ func decode(arguments json.RawMessage, into any) error {
 	return nil
 }
 
-// failure converts an error of the file system to a result.
-func failure(path string, err error) Result {
+// fileFailure converts an error of the file system about path to the result of a call.
+func fileFailure(path string, err error) Result {
 	switch {
-	case workspace.Outside(err):
+	case workspace.IsOutside(err):
 		return Result{Code: PermissionDenied, Output: fmt.Sprintf("%s is outside the workspace", path)}
 	case errors.Is(err, fs.ErrNotExist):
 		return Result{Code: FileNotFound, Output: fmt.Sprintf("there is no %s", path)}

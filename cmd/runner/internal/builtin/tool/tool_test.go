@@ -29,7 +29,7 @@ func tools(t *testing.T, limit time.Duration) (dir string, run func(name, argume
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.Close() })
-	all = append(tool.Files(w), tool.RunCode{Dir: dir, Environ: os.Environ(), Limit: limit})
+	all = append(tool.FileTools(w), tool.RunCode{Dir: dir, Environ: os.Environ(), Limit: limit})
 	return dir, func(name, arguments string) tool.Result {
 		for _, tl := range all {
 			if tl.Name() == name {
@@ -74,7 +74,7 @@ func TestFiles(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		tool, arguments string
-		code            tool.Code
+		code            tool.FailureCode
 		says            string
 	}{
 		"read":           {"read_file", `{"path":"a.txt"}`, "", "alpha"},
@@ -118,7 +118,7 @@ func TestRunCode(t *testing.T) {
 	dir, run, _ := tools(t, 3*time.Second)
 	for name, tc := range map[string]struct {
 		language, code string
-		want           tool.Code
+		want           tool.FailureCode
 		says           []string
 	}{
 		"bash":       {"bash", "pwd; echo hi >&2", "", []string{filepath.Base(dir), "[standard error]\nhi", "[exit status 0]"}},
@@ -206,25 +206,25 @@ func TestEffect(t *testing.T) {
 		t.Fatal(err)
 	}
 	tools := map[string]tool.Tool{"run_code": tool.RunCode{Dir: dir}}
-	for _, tl := range tool.Files(w) {
+	for _, tl := range tool.FileTools(w) {
 		tools[tl.Name()] = tl
 	}
 	paths := func(p string) events.ApprovalPreview { return events.ApprovalPreview{Paths: []string{p}} }
 	for name, tc := range map[string]struct {
 		tool, arguments string
-		want            tool.Effect
+		want            tool.CallEffect
 	}{
-		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.Effect{Kind: permission.Shell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
-		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.Effect{Kind: permission.Shell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
-		"read":      {"read_file", `{"path":"old"}`, tool.Effect{Kind: permission.Read, Title: "Read old", Preview: paths("old")}},
-		"list":      {"list_directory", `{}`, tool.Effect{Kind: permission.Read, Title: "List .", Preview: paths(".")}},
-		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.Effect{Kind: permission.Edit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
-		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.Effect{Kind: permission.Edit, Title: "Write old", Preview: paths("old")}},
-		"replace": {"write_file", `{"path":"old","content":"one\n2\n"}`, tool.Effect{
+		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.CallEffect{Kind: permission.Shell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
+		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.CallEffect{Kind: permission.Shell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
+		"read":      {"read_file", `{"path":"old"}`, tool.CallEffect{Kind: permission.Read, Title: "Read old", Preview: paths("old")}},
+		"list":      {"list_directory", `{}`, tool.CallEffect{Kind: permission.Read, Title: "List .", Preview: paths(".")}},
+		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.CallEffect{Kind: permission.Edit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
+		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.CallEffect{Kind: permission.Edit, Title: "Write old", Preview: paths("old")}},
+		"replace": {"write_file", `{"path":"old","content":"one\n2\n"}`, tool.CallEffect{
 			Kind: permission.Edit, Title: "Write old",
 			Preview: events.ApprovalPreview{Paths: []string{"old"}, Diff: "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
 		}},
-		"not text": {"write_file", `{"path":"old","content":"/w==","encoding":"base64"}`, tool.Effect{
+		"not text": {"write_file", `{"path":"old","content":"/w==","encoding":"base64"}`, tool.CallEffect{
 			Kind: permission.Edit, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
 		}},
 	} {
